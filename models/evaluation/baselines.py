@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import Ranker
+from models.recommender.baseline_model import BOUGHT_BEFORE, EASE_NAME, TRANSITIONS
 from models.recommender.cooccurrence import transition_matrix
 from models.recommender.item_similarity import MAX_EASE_ITEMS, RIDGE, ease_weights
 
@@ -28,9 +29,8 @@ _DAMPING = 0.2  # exponent of the popularity that scores are divided by
 
 _WEEK = 7 * 86_400 * 1_000_000  # microseconds
 
-# By which names the baselines are reported.
-POPULARITY, WEEK, BOUGHT_BEFORE = "popularity", "popularity of 7 days", "bought before"
-EASE_NAME, TRANSITIONS = "EASE", "transition counts"
+# By which names popularity is reported; the others' are those of `baseline_model`.
+POPULARITY, WEEK = "popularity", "popularity of 7 days"
 
 
 def baseline_makers(

@@ -102,29 +102,38 @@ def evaluate(
 
 def ranks_by_weight(
     ranker: Ranker,
-    part: Ranker,
-    weights: Sequence[float],
+    parts: Sequence[Ranker],
+    weights: Sequence[Sequence[float]],
     holdout: Holdout,
     *,
     batch_size: int = 256,
     exclude_seen: bool = True,
     group: DataParallelGroup = SINGLE_PROCESS,
 ) -> NDArray[np.int64]:
-    """Rank each target by the scores of a ranker plus weighted scores of another.
+    """Rank each target by the scores of a ranker plus weighted scores of others.
 
-    Every case is scored once. Other arguments are as in `evaluate`.
+    Every case is scored once. Arguments that are not listed are as in `evaluate`.
+
+    Args:
+        ranker: the model.
+        parts: the other rankers.
+        weights: a weight for each of the parts, W times.
+        holdout: the cases.
 
     Returns:
-        NDArray: ranks [W, M] for W weights, 0 = first.
+        NDArray: ranks [W, M], 0 = first.
     """
     ranks = np.zeros((len(weights), len(holdout)), dtype=np.int64)
     for rows in _batches(holdout, batch_size, group):
-        scores, added = (
-            _scores(each, holdout, rows, use_target_time=False) for each in (ranker, part)
+        scores, *added = (
+            _scores(each, holdout, rows, use_target_time=False) for each in (ranker, *parts)
         )
         candidates = _candidates(holdout, rows, exclude_seen, None)
-        for number, weight in enumerate(weights):
-            total = scores + np.float32(weight) * added
+        for number, chosen in enumerate(weights):
+            total = scores.copy()
+            for weight, part in zip(chosen, added, strict=True):
+                if weight:
+                    total += np.float32(weight) * part
             ranks[number, rows] = _target_ranks(total, holdout.targets[rows], candidates)
     return group.all_reduce_sum(ranks)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from models.data.interactions import Interactions
 from models.data.windows import newest_windows, pad_windows
 from models.encoder.event_types import is_liked
 from models.encoder.history_encoder import NO_REQUEST_TIME
+from models.recommender.item_similarity import ItemSimilarity
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import target_attention
 
@@ -98,12 +100,18 @@ class ModelRanker:
         total = tables.prior.expand(len(users), -1).clone()
         if model.has_transitions:
             counts = [
-                _user_counts(model, items[:length].flip(0), event_types[:length].flip(0))
-                for items, event_types, length in zip(
-                    events, types, every.lengths.tolist(), strict=True
-                )
+                _user_counts(model, items, event_types)
+                for items, event_types in _newest_first(events, types, every.lengths)
             ]
             total += model.transition_scores(user, torch.stack(counts))
+        similarity = model.statistics.similarity
+        if similarity is not None:
+            total += torch.stack(
+                [
+                    user_similarity(similarity, items, event_types, model.config.dislike_type)
+                    for items, event_types in _newest_first(events, types, every.lengths)
+                ]
+            )
         distance = last[:, None] - torch.arange(events.shape[1], device=self._device)  # (B, L)
         bias = model.memory_bias(distance, at[:, None] - times, log_weights, types)
         hidden = (distance < 0) | ~some
@@ -155,17 +163,61 @@ class TransitionRanker:
         self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
     ) -> NDArray[np.float32]:
         """Return the logarithms of the counts, [B, n_items]."""
-        model = self._model
-        out = np.empty((len(users), model.config.n_items), dtype=np.float32)
-        for row, user in enumerate(users):
-            events = slice(history.offsets[user], history.offsets[user + 1])
-            items, types = (
-                torch.from_numpy(part[events][::-1].copy()).to(model.prior.device)
-                for part in (history.items, history.types)
-            )
-            counts = _user_counts(model, items.long(), types)
-            out[row] = torch.log1p(counts[self._count]).cpu().numpy()
-        return out
+
+        def score(items: Tensor, types: Tensor) -> Tensor:
+            return torch.log1p(_user_counts(self._model, items, types)[self._count])
+
+        return _score_each(score, history, users, self._model.prior.device)
+
+
+class SimilarityRanker:
+    """Scores the catalogue by item similarities alone."""
+
+    def __init__(self, similarity: ItemSimilarity, dislike_type: int = -1) -> None:
+        self._similarity, self._dislike_type = similarity, dislike_type
+
+    def scores(
+        self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
+    ) -> NDArray[np.float32]:
+        """Return the sums of the weights, [B, n_items]."""
+
+        def score(items: Tensor, types: Tensor) -> Tensor:
+            return user_similarity(self._similarity, items, types, self._dislike_type)
+
+        return _score_each(score, history, users, self._similarity.weights.device)
+
+
+def _score_each(
+    score: Callable[[Tensor, Tensor], Tensor],
+    history: Interactions,
+    users: NDArray[np.int32],
+    device: torch.device,
+) -> NDArray[np.float32]:
+    """Score each user, [B, n_items], by items and types int64 [n], newest first."""
+    out = np.empty((len(users), history.n_items), dtype=np.float32)
+    for row, user in enumerate(users):
+        events = slice(history.offsets[user], history.offsets[user + 1])
+        items, types = (
+            torch.from_numpy(part[events][::-1].copy()).long().to(device)
+            for part in (history.items, history.types)
+        )
+        out[row] = score(items, types).cpu().numpy()
+    return out
+
+
+def _newest_first(
+    items: Tensor, types: Tensor, lengths: NDArray[np.integer[Any]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Iterate over the rows [L] of padded columns, without the padding and newest first."""
+    for own, own_types, length in zip(items, types, lengths.tolist(), strict=True):
+        yield own[:length].flip(0), own_types[:length].flip(0)
+
+
+def user_similarity(
+    similarity: ItemSimilarity, items: Tensor, types: Tensor, dislike_type: int
+) -> Tensor:
+    """Return the similarity part of one user, [N], from items and types [n], newest first."""
+    return similarity.sums(items, is_liked(types, dislike_type))
 
 
 def _user_counts(model: Recommender, items: Tensor, types: Tensor) -> Tensor:

@@ -32,6 +32,12 @@ class Holdout:
         """Select the cases whose `keep` [M] is True, over the same history."""
         return Holdout(self.users[keep], self.targets[keep], self.timestamps[keep], self.history)
 
+    def targets_seen(self) -> NDArray[np.bool_]:
+        """Return [M] whether the target is among the user's visible events."""
+        n = self.history.n_items
+        seen = user_item_keys(self.history.users, self.history.items, n)
+        return np.isin(user_item_keys(self.users, self.targets, n), seen)
+
     def gaps(self) -> NDArray[np.int64]:
         """Return [M] microseconds from the newest visible event to the target; -1 without any."""
         ends = self.history.offsets[self.users + 1]

@@ -196,7 +196,7 @@ def build_memory(
         values[encoded_rows] += projections.values(encoded.cache.states)
     user_state = _user_state(snapshot.model, encoded, at)
     # One more than count, so that another takes the place of one that is left out.
-    recent = on_items.flip(0)[: snapshot.model.statistics.cooccurrence_window.depth + 1]
+    recent = on_items.flip(0)[: snapshot.model.statistics.recent_events + 1]
     recent_items = snapshot.trained_rows[rows[recent]]
     profile = _profile(snapshot, history)
     if profile is not None:

@@ -19,7 +19,7 @@ from models.data.row_sets import RowIndices, sorted_union
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory
 from models.index.ann_index import CoarseIndex
-from models.ranking.scoring import transition_scores
+from models.ranking.scoring import similarity_scores, transition_scores
 
 _COMPARED = 20_000  # items of one boost, up to which they are compared without an index
 
@@ -49,10 +49,10 @@ def candidates(
 ) -> RowIndices:
     """Return the allowed items of the largest approximate scores, ascending.
 
-    Without an index these are `count` items by r_u, transitions and prior. An index does not
-    contain the transitions: it selects `count` of its items, `count` of the newer items are
-    compared exactly, and `count` items with the largest transition counts are added, and for
-    repeat consumption the user's newest items.
+    Without an index these are `count` items by r_u and the other parts. An index does not contain
+    transitions and similarities: it selects `count` of its items, `count` of the newer items are
+    compared exactly, and `count` items with the largest transition counts are added, as many with
+    the largest similarity, and for repeat consumption the user's newest items.
 
     Boosts are no part of an index either. Items of one boost are in the order of their scores, so
     an index is searched for each boost that many items have; items of the others are compared
@@ -74,6 +74,8 @@ def candidates(
         if not first:
             every = torch.arange(len(near))
             near += transition_scores(snapshot, user, every, again=not options.exclude_self)
+            if snapshot.model.statistics.similarity is not None:
+                near += similarity_scores(snapshot, user, every)
         if boost is not None:
             near += torch.from_numpy(boost[first:])
         near = near.masked_fill_(~torch.from_numpy(allowed[first:]), -torch.inf)
@@ -122,17 +124,19 @@ def _found(
 
 
 def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
-    """Return candidates by transition counts, which an index does not contain.
+    """Return candidates by the parts that an index does not contain.
 
-    The items that most often followed the newest ones; and these themselves if they are repeated.
+    The items that most often followed the newest ones, and these themselves if they are repeated;
+    the items that are most similar to all of the user's.
     """
     trained, model = snapshot.trained, snapshot.model
-    if trained is None or not model.has_transitions or not len(user.recent):
+    if trained is None or not len(user.recent):
         return np.zeros(0, dtype=np.int64)
-    after = model.statistics.transition_counts.top(user.recent_items, count)
-    ids = [trained.item_ids[item] for item in after.tolist()]
-    rows = snapshot.catalogue.rows(ids).astype(np.int64)
-    if not model.counts_repeats:
-        return rows
-    taken, _ = user.taken(model.config.dislike_type)
-    return np.concatenate([rows, taken.numpy()])
+    taken, liked = user.taken(model.config.dislike_type)
+    found: list[int] = []
+    if model.has_transitions:
+        found += model.statistics.transition_counts.top(user.recent_items, count).tolist()
+    if model.statistics.similarity is not None:
+        found += model.statistics.similarity.top(user.recent_items, liked, count).tolist()
+    rows = snapshot.catalogue.rows([trained.item_ids[item] for item in found]).astype(np.int64)
+    return np.concatenate([rows, taken.numpy()]) if model.counts_repeats else rows

@@ -17,7 +17,8 @@ head contributes ḡ.
 The transitions λ log(1 + Σ_j f_j) are a sum over the newest events inside a monotone function of
 one variable: event j contributes the share f_j / Σ f of it. That is its Aumann-Shapley value, the
 gradient along the straight path from no event to all of them. Where there are two such counts, what
-followed and what was taken again, each is shared out by itself.
+followed and what was taken again, each is shared out by itself. The similarity part is a sum over
+the items of the newest events, which the events on one item share equally.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Contributions(NamedTuple):
     targets: Tensor  # int64 [T] item rows
     gains: Tensor  # [H, T, m]
     weights: Tensor  # [H, T, m] of the softmax
-    each: Tensor  # [T, m] the sum over rows is attention + transitions
+    each: Tensor  # [T, m] the sum over rows is the score without the prior
 
 
 @torch.inference_mode()
@@ -88,6 +89,9 @@ def contributions(
         total = shares.sum(1, keepdim=True)
         scaled = shares * (scale * torch.log1p(total) / total.clamp(min=1e-30))
         each.index_add_(1, user.recent[: shares.shape[1]], scaled)
+    if snapshot.model.statistics.similarity is not None:
+        similarity = similarity_shares(snapshot, user, recent, targets)
+        each.index_add_(1, user.recent[: similarity.shape[1]], similarity)
     each += left * _equal_shares(user, each, weights, left)
     return Contributions(user, targets, gain, weights, each)
 
@@ -148,3 +152,18 @@ def transition_shares(
         again = (rows[recent] == targets[:, None]) & liked[recent] & (not options.exclude_self)
         shares.append(again[:, : counts.window.depth].float())
     return torch.stack(shares)
+
+
+def similarity_shares(
+    snapshot: Snapshot, user: UserMemory, recent: Tensor, targets: Tensor
+) -> Tensor:
+    """Return what each of the newest events adds to the similarity part of targets, [T, ≤ depth].
+
+    Arguments as in `transition_shares`. Without the part there are no events.
+    """
+    similarity = snapshot.model.statistics.similarity
+    if similarity is None:
+        return torch.zeros(len(targets), 0)
+    _, liked = user.taken(snapshot.model.config.dislike_type)
+    rows = snapshot.trained_rows[targets]
+    return similarity.shares(user.recent_items[recent], liked[recent], rows)

@@ -1,6 +1,6 @@
 """Effects: what scores lose without a row of the memory, the whole model included.
 
-Without an event, the attention and the transitions lose a row, and older events move one place
+Without an event, attention, transitions and similarity lose a row, and older events move one place
 nearer to the present: that is computed in closed form. Later events would also have had other
 states, and with them other keys, values and queries. To first order that is the derivative of a
 score by a gate on the event: log g is added to the scores of the event in all blocks of the
@@ -25,7 +25,7 @@ from models.catalogue.snapshot import Snapshot
 from models.encoder.recency_bias import FARTHEST
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory, target_queries
-from models.ranking.contributions import Contributions, transition_shares
+from models.ranking.contributions import Contributions, similarity_shares, transition_shares
 from models.ranking.encoder_slopes import encoder_slopes
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import score
@@ -160,7 +160,7 @@ def closed_form(
     rows: NDArray[np.int64],
     options: AttentionOptions,
 ) -> Tensor:
-    """Compute what a target's attention and transitions lose without each of some rows, [J].
+    """Compute what a target's parts but the prior lose without each of some rows, [J].
 
     The states of other events stay as they are.
 
@@ -178,6 +178,7 @@ def closed_form(
     less = [
         _attention_without(snapshot, found, at, block, options)
         + _transitions_without(snapshot, found.user, int(found.targets[at]), block, options)
+        + _similarity_without(snapshot, found.user, int(found.targets[at]), block)
         for block in torch.split(torch.from_numpy(rows), step)
     ]
     return found.each[at].sum() - torch.cat(less)
@@ -226,6 +227,20 @@ def _transitions_without(
     for at in torch.isin(rows, user.recent).nonzero().flatten().tolist():
         counts[at] = count((user.recent != rows[at]).nonzero().flatten())
     return snapshot.model.transition_scores(user.user_state, counts)[:, 0]
+
+
+def _similarity_without(snapshot: Snapshot, user: UserMemory, target: int, rows: Tensor) -> Tensor:
+    """Return the similarity part [J] without each of the rows [J], older events moved up."""
+    if snapshot.model.statistics.similarity is None:
+        return torch.zeros(len(rows))
+
+    def part(recent: Tensor) -> Tensor:
+        return similarity_shares(snapshot, user, recent, torch.tensor([target])).sum()
+
+    parts = part(torch.arange(len(user.recent))).repeat(len(rows))
+    for at in torch.isin(rows, user.recent).nonzero().flatten().tolist():
+        parts[at] = part((user.recent != rows[at]).nonzero().flatten())
+    return parts
 
 
 def _encoded_places(user: UserMemory) -> dict[int, int]:

@@ -27,7 +27,7 @@ class Reason(NamedTuple):
 
     source: int  # event of the history; -1 - i is profile entry i
     weight: float  # mean over heads
-    contribution: float  # signed; all rows' sum to attention + transitions
+    contribution: float  # signed; all rows' sum to the score without the prior
     effect: float | None = None  # what the score loses without the row; None = not computed
     effect_is_exact: bool = False  # False: not computed, or estimated
 
@@ -43,7 +43,7 @@ def explain(
     partial: PartialSoftmax | None = None,
     effects: Effects = "none",
 ) -> list[list[Reason]]:
-    """Return the `top` rows that raise each target's attention and transitions most.
+    """Return the `top` rows that raise each target's score most.
 
     Where fewer rows than that raise them, the rows that lower them most follow. A list is in
     descending order of the signed contributions, so that its head is what a score is due to.

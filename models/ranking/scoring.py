@@ -1,6 +1,7 @@
-"""Score targets as the sum of three parts: attention over the user's memory, transitions, prior.
+"""Score targets as a sum of parts: attention over the user's memory, transitions, prior.
 
-Boosts of rules are a fourth part, which `with_boost` adds.
+A model may have a part for the similarity of the target to the user's items. Boosts of rules are
+one more, which `with_boost` adds.
 
 `models.training.losses` forms the same sum when it trains.
 """
@@ -27,7 +28,7 @@ _TARGETS = 4_096  # at once: what is gathered of more leaves the cache, measured
 
 
 class Scores(NamedTuple):
-    """Scores of T targets: total = attention + transitions + prior + rules."""
+    """Scores of T targets: total = attention + transitions + similarity + prior + rules."""
 
     total: Tensor  # [T]
     attention: Tensor  # [T]
@@ -41,7 +42,20 @@ class Scores(NamedTuple):
     # Rows attended one by one, mean of targets and heads; None = all.
     rows_scanned: float | None = None
     partial: PartialSoftmax | None = None  # long history: attention of all heads and targets
+    similarity: Tensor | None = None  # [T]; None where the model has no such part
     rules: Tensor | None = None  # [T] boosts; None = 0
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """The parts [T] by name, which add up to the total."""
+        parts = {
+            "attention": self.attention,
+            "transitions": self.transitions,
+            "similarity": self.similarity,
+            "prior": self.prior,
+            "rules": self.rules,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
 
     def with_boost(self, boost: NDArray[np.float32]) -> Scores:
         """Return these scores with a boost [T] of each target in the total."""
@@ -88,9 +102,11 @@ def score(
     `user` is from `build_memory` with the same snapshot. `options` say, beside the softmax, when
     clusters stand for the older events of a long history.
     """
+    has_similarity = snapshot.model.statistics.similarity is not None
     if not len(targets):
         none = torch.zeros(0)
-        return Scores(none, none, none, none, none, "exact", len(user))
+        similarity = none if has_similarity else None
+        return Scores(none, none, none, none, none, "exact", len(user), similarity=similarity)
     chosen = torch.from_numpy(np.asarray(targets, dtype=np.int64))
     transitions = transition_scores(snapshot, user, chosen, again=not options.exclude_self)
     prior = snapshot.tables.prior.index_select(0, chosen)
@@ -112,9 +128,23 @@ def score(
         ]
         attention, mass = torch.cat(parts), torch.ones(len(chosen))
     total = attention + transitions + prior
+    similarity = similarity_scores(snapshot, user, chosen) if has_similarity else None
+    if similarity is not None:
+        total = total + similarity
     return Scores(
-        total, attention, transitions, prior, mass, mode, len(user), error, scanned, whole
-    )
+        total, attention, transitions, prior, mass, mode, len(user), error, scanned, whole,
+        similarity,
+    )  # fmt: skip
+
+
+def similarity_scores(snapshot: Snapshot, user: UserMemory, targets: Tensor) -> Tensor:
+    """Return the similarity part [T] of targets, item rows int64 [T]; zero without the part."""
+    similarity = snapshot.model.statistics.similarity
+    if similarity is None or not len(user.recent):
+        return torch.zeros(len(targets))
+    _, liked = user.taken(snapshot.model.config.dislike_type)
+    rows = snapshot.trained_rows.index_select(0, targets)
+    return similarity.sums(user.recent_items, liked)[rows.clamp(min=0)] * (rows >= 0)
 
 
 def transition_scores(

@@ -25,6 +25,7 @@ ARTIFACT_FORMAT = 5
 _ITEM_COUNTS = "item_counts"  # name of the tensor beside the weights
 _INTEGER_BUFFERS = {
     "statistics.transition_items": torch.int32,
+    "statistics.similar_items": torch.int32,
     "statistics.max_request_gap": torch.int64,
 }
 WEIGHTS_FILE, DESCRIPTION_FILE, ITEMS_FILE = "weights.safetensors", "model.json", "items.json"
@@ -63,6 +64,9 @@ class TrainedModel:
             raise ValueError(f"transition items must be in [0, {items}]")
         if (counts < 0).any():
             raise ValueError("transition counts must not be negative")
+        similarity = self.model.statistics.similarity
+        if similarity is not None and ((similarity.items < 0) | (similarity.items > items)).any():
+            raise ValueError(f"similar items must be in [0, {items}]")
         if not 0 <= int(self.model.statistics.max_request_gap) <= MAX_REQUEST_GAP:
             raise ValueError(f"max_request_gap must be in [0, {MAX_REQUEST_GAP}] microseconds")
 
@@ -131,6 +135,11 @@ class TrainedModel:
                 tensors["content_projection.weight"].shape != (config.dim, config.content_dim)
                 or tensors["statistics.transition_items"].shape
                 != (config.n_items, config.transitions_per_item)
+                or (
+                    config.similar_items
+                    and tensors["statistics.similar_items"].shape
+                    != (config.n_items, config.similar_items)
+                )
                 or tensors["cross_attention.w_q.weight"].shape != (width, config.dim)
                 or (config.blocks and last not in tensors)
             ):

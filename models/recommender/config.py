@@ -8,6 +8,7 @@ from typing import Any
 _MINIMUM = {
     "n_items": 0, "content_dim": 1, "dim": 1, "heads": 1, "blocks": 0, "transitions_per_item": 0,
     "attention_heads": 1, "window": 1, "n_event_types": 1, "dislike_type": -1, "dislike_heads": 0,
+    "similar_items": 0,
 }  # fmt: skip
 
 
@@ -25,6 +26,7 @@ class RecommenderConfig:
     attention_heads: int = 4  # of the target attention
     blocks: int = 3  # of the history encoder; 0: neither states nor a transition part
     transitions_per_item: int = 512  # largest counts kept of each item; 0 disables the part
+    similar_items: int = 0  # largest similarity weights kept of each item; 0: no such part
     window: int = 240  # recent events that the encoder reads, three quarters of them at least
     dropout: float = 0.3
     tied_values: bool = False  # W_V = W_K

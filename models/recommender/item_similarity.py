@@ -1,9 +1,16 @@
-"""EASE, the item-to-item weights that best predict each item from the others a user has.
+"""Item-to-item weights of EASE, which predict each item from the others that a user has.
 
 EASE is the embarrassingly shallow autoencoder of Steck 2019: a ridge regression with zero diagonal.
+The score's similarity part is
+
+    w Σ_i B[i, c]
+
+over the distinct items i of the newest events, with a weight w that held-out cases choose.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,9 +18,70 @@ from torch import Tensor
 
 from models.data.interactions import Interactions
 from models.data.row_sets import user_item_keys
+from models.recommender.item_rows import row_products, row_sums, top_items
 
 MAX_EASE_ITEMS = 20_000
 RIDGE = 200.0  # the penalty on squared weights
+SIMILARITY_DEPTH = 512  # newest events that count, no more than a long history attends one by one
+WEIGHTS_PER_ITEM = 256  # largest that are kept of each item
+
+
+class ItemSimilarity(NamedTuple):
+    """The K largest similarity weights of each of N items, in units of the score.
+
+    Wherever `recent` stands below, it is a user's item rows, int64 [n], newest first, of which the
+    first `SIMILARITY_DEPTH` count; -1 is an item outside the table. `liked` is bool [n].
+    """
+
+    items: Tensor  # int32 [N, K], N where fewer than K items have a weight
+    weights: Tensor  # float32 [N, K], 0 there
+
+    def scaled(self, factor: float) -> ItemSimilarity:
+        """Return the weights times a factor."""
+        return self._replace(weights=self.weights * factor)
+
+    def to(self, device: torch.device) -> ItemSimilarity:
+        """Return the table on a device."""
+        return ItemSimilarity(self.items.to(device), self.weights.to(device))
+
+    def sums(self, recent: Tensor, liked: Tensor) -> Tensor:
+        """Return the part of every item, [N]."""
+        recent = recent[:SIMILARITY_DEPTH]
+        return row_sums(self.items, self.weights, recent, event_shares(recent, liked))
+
+    def top(self, recent: Tensor, liked: Tensor, count: int) -> Tensor:
+        """Return the items [≤ count] with the largest part above 0, in descending order."""
+        return top_items(self.items, self.sums(recent, liked), recent[:SIMILARITY_DEPTH], count)
+
+    def shares(self, recent: Tensor, liked: Tensor, targets: Tensor) -> Tensor:
+        """Return what each recent event adds to targets, int64 [T]: [T, min(n, depth)]."""
+        recent = recent[:SIMILARITY_DEPTH]
+        return row_products(self.items, self.weights, recent, event_shares(recent, liked), targets)
+
+
+def event_shares(recent: Tensor, liked: Tensor) -> Tensor:
+    """Return the share of each recent event in its item, [n]: an item counts once.
+
+    The liked events on an item have equal shares; others, and those on row -1, have none.
+    """
+    counts = liked[: len(recent)] & (recent >= 0)
+    _, item, events = torch.unique(
+        torch.where(counts, recent, -1), return_inverse=True, return_counts=True
+    )
+    shares: Tensor = counts / events[item]
+    return shares
+
+
+def ease_similarity(log: Interactions) -> ItemSimilarity:
+    """Compute the weights of EASE and keep the largest of each item, by magnitude.
+
+    Raises ValueError as `ease_weights` does.
+    """
+    weights = ease_weights(log)
+    kept = min(WEIGHTS_PER_ITEM, max(1, log.n_items))
+    items = weights.abs().topk(min(kept, log.n_items), dim=1).indices
+    values = weights.gather(1, items)
+    return ItemSimilarity(torch.where(values != 0, items, log.n_items).int(), values.contiguous())
 
 
 def ease_weights(log: Interactions, *, ridge: float = RIDGE) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from models.recommender.config import RecommenderConfig
+from models.recommender.item_similarity import SIMILARITY_DEPTH, ItemSimilarity
 from models.recommender.recent_popularity import HALF_LIVES
 from models.recommender.transition_counts import (
     BASKET_WINDOW,
@@ -25,6 +26,8 @@ class LogStatistics(nn.Module):
     transition_sums: Tensor
     max_request_gap: Tensor  # microseconds, see `clamp_request_time`
     recent_popularity: Tensor | None  # [half-lives, N + 1]; None unless for the next basket
+    similar_items: Tensor | None  # None without a similarity part
+    similarity_weights: Tensor | None
 
     def __init__(self, config: RecommenderConfig) -> None:
         super().__init__()
@@ -35,6 +38,11 @@ class LogStatistics(nn.Module):
         self.register_buffer("max_request_gap", torch.tensor(MAX_REQUEST_GAP))
         popularity = torch.zeros(len(HALF_LIVES), items + 1) if config.next_basket else None
         self.register_buffer("recent_popularity", popularity)
+        self.register_buffer("similar_items", None)
+        self.register_buffer("similarity_weights", None)
+        if kept := config.similar_items:
+            none = torch.full((items, kept), items, dtype=torch.int32)
+            self.similarity = ItemSimilarity(none, torch.zeros(items, kept))
 
     @property
     def transition_counts(self) -> TransitionCounts:
@@ -49,6 +57,23 @@ class LogStatistics(nn.Module):
         if self._config.next_basket:
             return BASKET_WINDOW
         return SMALL_LOG_WINDOW if self._config.small_log else SEQUENCE_WINDOW
+
+    @property
+    def similarity(self) -> ItemSimilarity | None:
+        """The largest similarity weights of each item, by rows of the id embedding, if any."""
+        if self.similar_items is None or self.similarity_weights is None:
+            return None
+        return ItemSimilarity(self.similar_items, self.similarity_weights)
+
+    @similarity.setter
+    def similarity(self, similarity: ItemSimilarity | None) -> None:
+        self.similar_items, self.similarity_weights = similarity or (None, None)
+
+    @property
+    def recent_events(self) -> int:
+        """Number of newest events that any of the statistics is applied to."""
+        depth = self.cooccurrence_window.depth
+        return depth if self.similar_items is None else max(depth, SIMILARITY_DEPTH)
 
     def load(
         self,

@@ -1,7 +1,7 @@
 """The recommender: item tower, history encoder and target cross-attention as one module.
 
-    s(u, c) = Σ_h Σ_j α^h_cj ⟨v^h_j, o^h_c⟩ + λ(m_u)·log(1 + counts) + prior_c
-                     attention                     transitions          popularity
+    s(u, c) = Σ_h Σ_j α^h_cj ⟨v^h_j, o^h_c⟩ + λ(m_u)·log(1 + counts) + Σ_i S_ic + prior_c
+                     attention                     transitions      similarity  popularity
 
 x is the item vector, h_j the encoder's state of event j, and m_u the user state: the newest event's
 state and the time since. The rows of the attention are events and profile entries:
@@ -13,10 +13,13 @@ state and the time since. The rows of the attention are events and profile entri
 has not read, as an event older than its window or a profile entry, has the terms of its item alone.
 The transition counts are 2 F_u(c), how often c followed the user's last items in other histories;
 a next-basket model with repeat consumption adds how often the user took c, and the prior of a
-next-basket model includes the recent popularity.
+next-basket model includes the recent popularity. S are item similarities, of the distinct items i
+of the user's newest events; only a model whose held-out cases they rank better has them.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +29,7 @@ from models.encoder.event_types import EventEmbedding, EventTypeBias
 from models.encoder.history_encoder import HistoryEncoder
 from models.encoder.recency_bias import RecencyBias
 from models.recommender.config import RecommenderConfig
+from models.recommender.item_similarity import ItemSimilarity
 from models.recommender.log_statistics import LogStatistics
 from models.recommender.recent_popularity import HALF_LIVES
 from models.recommender.state_projections import StateProjections, initialise_readout
@@ -77,6 +81,12 @@ class Recommender(nn.Module):
     def counts_repeats(self) -> bool:
         """Whether the user's own count of an item is a second transition count."""
         return self.config.next_basket and self.config.repeat_consumption
+
+    def set_similarity(self, similarity: ItemSimilarity | None) -> None:
+        """Replace the similarity part, or remove it. The table is of the model's items."""
+        kept = 0 if similarity is None else similarity.items.shape[1]
+        self.config = replace(self.config, similar_items=kept)
+        self.statistics.similarity = similarity
 
     # ------------------------------------------------------------------ item tower
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.data.interactions import Interactions
-from models.data.row_sets import sorted_union
 from models.recommender.cooccurrence import transition_matrix
+from models.recommender.item_rows import row_products, row_sums, top_items
 
 MAX_PAIR_DISTANCE = 20
 _SMOOTHING = 5.0  # events added to each item's
@@ -68,37 +68,17 @@ class TransitionCounts(NamedTuple):
 
     def sums(self, recent: Tensor) -> Tensor:
         """Return F(c) of every item c, [N]."""
-        size = len(self.items)
         recent, decay = self._weighted(recent)
-        rows, weights = recent.clamp(min=0), decay * (recent >= 0)
-        counts = self.counts.index_select(0, rows) * weights[:, None]
-        total = self.counts.new_zeros(size + 1)
-        total.index_add_(0, self.items.index_select(0, rows).flatten(), counts.flatten())
-        return total[:size]
+        return row_sums(self.items, self.counts, recent, decay)
 
     def top(self, recent: Tensor, count: int) -> Tensor:
         """Return the items [≤ count] with the largest F above 0, in descending order."""
-        total = self.sums(recent)
-        near = self.items.index_select(0, recent[: self.window.depth].clamp(min=0)).flatten()
-        if len(near) < len(total):  # in a large catalogue hardly any item followed
-            rows = torch.from_numpy(sorted_union(near[near < len(total)].long().numpy()))
-        else:
-            rows = torch.arange(len(total))
-        best, at = torch.topk(total[rows], min(count, len(rows)))
-        return rows[at[best > 0]]
+        return top_items(self.items, self.sums(recent), recent[: self.window.depth], count)
 
     def shares(self, recent: Tensor, targets: Tensor) -> Tensor:
         """Return what each recent item adds to F of targets, int64 [T]: [T, min(n, depth)]."""
         recent, decay = self._weighted(recent)
-        rows = recent.clamp(min=0)
-        # The column of each item among the targets; the last is of all others. -1, a target outside
-        # the table, shares its entry with the items that fill the table up, whose counts are 0.
-        columns = torch.full((len(self.items) + 1,), len(targets))
-        columns[targets] = torch.arange(len(targets))
-        shares = self.counts.new_zeros(len(rows), len(targets) + 1)
-        items, counts = self.items.index_select(0, rows), self.counts.index_select(0, rows)
-        shares.scatter_add_(1, columns.index_select(0, items.flatten()).view_as(items), counts)
-        return (shares * (decay * (recent >= 0))[:, None]).T[columns[targets]]
+        return row_products(self.items, self.counts, recent, decay, targets)
 
     def _weighted(self, recent: Tensor) -> tuple[Tensor, Tensor]:
         """Return the recent items that count, and their weights."""

@@ -70,9 +70,7 @@ def prediction_task(log: Interactions, cases: Holdout | None = None) -> Predicti
     inside = int(np.count_nonzero(cases.gaps() == 0))
     next_basket = tied >= _BASKET_SHARE and tied * len(cases) >= max(_MIN_EXPECTED, 10 * inside)
     if repeats and repeated * len(cases) >= _MIN_EXPECTED:
-        n, history = log.n_items, cases.history
-        seen = user_item_keys(history.users, history.items, n)
-        repeats = bool(np.isin(user_item_keys(cases.users, cases.targets, n), seen).any())
+        repeats = bool(cases.targets_seen().any())
     return PredictionTask(next_basket, repeats)
 
 

@@ -17,6 +17,7 @@ class TrainConfig:
     patience: int = 3  # validations without a better NDCG before training stops
     validate_every: int = 2  # epochs
     validation_users: int = 3_000  # at most, drawn once under the seed
+    weight_cases: int = 12_000  # at most, likewise: they choose the weights of the score's parts
     learning_rate: float = 1e-3
     warmup_steps: int = 200
     batch_tokens: int = 6_400  # padded positions

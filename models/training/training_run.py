@@ -22,10 +22,14 @@ from models.recommender.config import RecommenderConfig
 from models.recommender.recommender import Recommender
 from models.training.checkpoint import BestEpoch, Checkpoint, CheckpointError, fingerprint
 from models.training.count_statistics import fit_statistics, update_statistics
+from models.training.held_out_weights import (
+    HeldOutWeights,
+    apply_held_out_weights,
+    fit_held_out_weights,
+)
 from models.training.losses import TrainingLosses
 from models.training.stage import Stage, StageTrainer
 from models.training.train_config import TrainConfig
-from models.training.transition_offset import add_transition_offsets, fit_transition_offsets
 
 _VALIDATION_BATCH = 64  # cases, few enough for all ranks to have about as many batches
 
@@ -51,6 +55,7 @@ class TrainingResult:
     validated: Recommender  # with the best epoch's weights; `model` itself without final epochs
     validation: RankingMetrics | None  # of `validated`, on at most `validation_users` cases
     epoch: int  # the best one
+    weights: HeldOutWeights  # of the parts of the score, as the validation cases chose them
     history: list[dict[str, float]]
     seconds: float
 
@@ -88,13 +93,11 @@ class TrainingRun:
             self._model = Recommender(model_config)
             fit_statistics(self._model, log)
         self._model.to(training_device(group.rank))
-        if validation is not None and len(validation) > config.validation_users:
-            chosen = np.zeros(len(validation), dtype=np.bool_)
-            drawn = np.random.default_rng(seed).permutation(len(validation))
-            chosen[drawn[: config.validation_users]] = True
-            validation = validation.where(chosen)
         # Without cases every metric is nan, and no epoch would be the best.
-        self._validation = validation if validation is not None and len(validation) else None
+        cases = validation if validation is not None and len(validation) else None
+        self._validation = cases and _draw(cases, config.validation_users, seed)
+        # The epoch is the best for the cases it was chosen by: more of them judge without favour.
+        self._weight_cases = cases and _draw(cases, config.weight_cases, seed)
         self._losses: TrainingLosses | None = None
         self._best = BestEpoch()
         self._latest: RankingMetrics | None = None
@@ -120,23 +123,26 @@ class TrainingRun:
             self._train(stage, stages, resume)
             resume = None
         validation = self._best.metrics
-        if self._validation is not None and validated.has_transitions:
-            offsets = fit_transition_offsets(
+        weights = HeldOutWeights()
+        if self._validation is not None and self._weight_cases is not None:
+            weights = fit_held_out_weights(
                 validated.eval(),
                 self._content,
-                self._validation,
+                self._weight_cases,
+                self._log,
                 batch_size=_VALIDATION_BATCH,
                 group=self._group,
             )
             if self._model is not validated:
-                add_transition_offsets(self._model, offsets)
-            if any(offsets):
+                apply_held_out_weights(self._model, weights, stages[-1].log, self._group)
+            if weights.similarity or any(weights.offsets):
                 validation = self._validate(validated, self._validation)
         return TrainingResult(
             model=_ready(self._model),
             validated=_ready(validated),
             validation=validation,
             epoch=self._best.epoch,
+            weights=weights,
             history=self._history,
             seconds=self._stopwatch.seconds,
         )
@@ -250,6 +256,13 @@ class TrainingRun:
         trainer.restore(checkpoint.optimiser)
         self._best, self._latest = checkpoint.best, checkpoint.latest
         self._history = list(checkpoint.history)
+
+
+def _draw(cases: Holdout, most: int, seed: int) -> Holdout:
+    """Draw at most so many cases; fewer are among more of the same seed."""
+    chosen = np.zeros(len(cases), dtype=np.bool_)
+    chosen[np.random.default_rng(seed).permutation(len(cases))[:most]] = True
+    return cases.where(chosen)
 
 
 def _ready(model: Recommender) -> Recommender:

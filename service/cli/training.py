@@ -130,6 +130,8 @@ def train(
         f"({best} {baselines[best]['ndcg']:.4f}), HR@10 {metrics['hr']:.4f} "
         f"({best} {baselines[best]['hr']:.4f}), {result['seconds']:.0f} s"
     )
+    if result["served"] != "heed":
+        out.print(f"{result['served']} ranks better than the trained model, and is served.")
     shares = {name: row["user_hr"] for name, row in baselines.items()}
     out.print(sentence(metrics["user_hr"], shares, is_basket=result["next_basket"]))
 

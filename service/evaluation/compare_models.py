@@ -20,10 +20,9 @@ from models.training.log_profile import has_repeat_consumption, hold_out_rule
 from models.training.presets import Preset
 from models.training.training_run import TrainingResult
 from service.domain.errors import ModelRejected
+from service.training.judgement import HEED, judge
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback
-
-HEED = "heed"
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +34,8 @@ class ModelResults:
     test_with_time: list[RankingMetrics] = field(default_factory=list)
     validation: list[RankingMetrics] = field(default_factory=list)  # of trained models alone
     seconds: list[float] = field(default_factory=list)  # of fitting
+    # What a training would serve: Heed, or a baseline that is better; of trained models alone.
+    served: list[str] = field(default_factory=list)
     ranker: Ranker | None = None  # of the first seed
 
 
@@ -116,7 +117,7 @@ def compare(
         _judge(table, name, task, ranker, time.monotonic() - started, times=timed)
     for seed in range(first_seed, first_seed + seeds):
         done = _fit(task, content, preset, seed, progress)
-        _judge_heed(table, HEED, task, content, done)
+        _judge_heed(table, task, content, done)
         if done.validated is not done.model:
             ranker = ModelRanker(done.validated, content)
             _judge(table, f"{HEED} without final epochs", task, ranker, done.seconds)
@@ -127,7 +128,7 @@ def compare(
     if ablate:
         for name, changed, text, other in _ablations(task, content, preset):
             done = _fit(other, text, changed, first_seed, progress)
-            _judge_heed(table, f"{HEED} without {name}", other, text, done)
+            _judge_ablation(table, f"{HEED} without {name}", other, text, done)
     return table
 
 
@@ -183,6 +184,30 @@ def _timeless(task: EvaluationTask) -> EvaluationTask:
 
 def _judge_heed(
     table: Comparison,
+    task: EvaluationTask,
+    content: NDArray[np.float32],
+    done: TrainingResult,
+) -> None:
+    """Add the metrics of what a training would serve, as `heed train` chooses it."""
+    if task.validation is None or not len(task.validation):
+        _judge(table, HEED, task, ModelRanker(done.model, content), done.seconds)
+        return
+    found = judge(
+        done,
+        content,
+        task.train,
+        task.every_event,
+        task.validation,
+        log=task.every_event,
+        exclude_seen=task.exclude_seen,
+    )
+    _judge(table, HEED, task, ModelRanker(found.model, content), done.seconds)
+    table[HEED].validation.append(found.heed)
+    table[HEED].served.append(found.served)
+
+
+def _judge_ablation(
+    table: Comparison,
     name: str,
     task: EvaluationTask,
     content: NDArray[np.float32],
@@ -191,9 +216,8 @@ def _judge_heed(
     """Add the metrics of a trained model; those of validation are without its final epochs."""
     _judge(table, name, task, ModelRanker(done.model, content), done.seconds)
     if task.validation is not None:
-        chosen = evaluate(
-            ModelRanker(done.validated, content), task.validation, exclude_seen=task.exclude_seen
-        )
+        ranker = ModelRanker(done.validated, content)
+        chosen = evaluate(ranker, task.validation, exclude_seen=task.exclude_seen)
         table[name].validation.append(chosen)
 
 

@@ -23,8 +23,9 @@ from models.evaluation.metrics import (
 from models.evaluation.protocols import EvaluationTask
 from models.evaluation.slices import Slice, slice_cases
 from service.domain.timestamps import to_rfc3339
-from service.evaluation.compare_models import HEED, Comparison, ModelResults
+from service.evaluation.compare_models import Comparison, ModelResults
 from service.evaluation.sentence import sentence
+from service.training.judgement import HEED
 
 # HR@10 and NDCG@10 as published in papers and repositories, by data set and protocol.
 PUBLISHED: Mapping[tuple[str, str], Sequence[tuple[str, float, float]]] = {
@@ -94,7 +95,10 @@ def render_table(task: EvaluationTask, table: Comparison, data: str = "") -> Ren
         for label, at_time in (("", False), (" at time", True))
         for other, (hr, ndcg) in differences(table, at_time=at_time).items()
     ]
-    return Group(grid, summarise(task, table), *lines, _slice_table(task, table))
+    said = [summarise(task, table)]
+    if others := sorted(set(table[HEED].served) - {HEED}):
+        said.append(f"{', '.join(others)} ranks better in validation: heed serves it instead.")
+    return Group(grid, *said, *lines, _slice_table(task, table))
 
 
 def summarise(task: EvaluationTask, table: Comparison) -> str:
@@ -290,5 +294,6 @@ def results_json(row: ModelResults) -> dict[str, Any]:
         "test": each(row.test),
         "test_with_time": each(row.test_with_time),
         "validation": each(row.validation),
+        "served": row.served,
         "seconds": row.seconds,
     }

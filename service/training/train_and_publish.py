@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from models.compute.data_parallel import DataParallelGroup
 from models.data.interactions import Interactions
-from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.recommender.artifact import TrainedModel
 from models.training.checkpoint import CheckpointError
@@ -95,10 +94,12 @@ def train(
         return {}
     # Seen items are candidates as in the choice of the epoch.
     found = judge(
-        ModelRanker(fitted.validated, corpus.content),
+        fitted,
+        corpus.content,
         history,
         corpus.log,
         cases,
+        log=corpus.log,
         exclude_seen=not fitted.model.config.repeat_consumption,
         progress=progress,
     )
@@ -113,15 +114,16 @@ def train(
         "epoch": fitted.epoch,
         "seconds": round(fitted.seconds, 1),
         "seed": seed,
-        "model_config": fitted.model.config.as_dict(),
+        "weights": fitted.weights._asdict(),
+        "model_config": found.model.config.as_dict(),
     }
     trained = TrainedModel(
-        fitted.model,
+        found.model,
         corpus.item_ids,
         corpus.log.liked().item_counts(),
         encoder,
         metadata,
-        corpus.types[: fitted.model.config.n_event_types],
+        corpus.types[: found.model.config.n_event_types],
     )
     size = {"items": len(corpus.item_ids), "events": len(corpus.log)}
     version = registry.publish(

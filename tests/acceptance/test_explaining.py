@@ -114,6 +114,9 @@ class Published:
         """What the events add to F(target), newest first."""
         return self.reference.shares([self.row(name) for name in names[::-1]], self.row(target))
 
+    def similarity(self, name: str, target: str) -> float:
+        return self.reference.similarity(self.row(name), self.row(target))
+
     def transitions(self, user_state: Any, names: list[str], target: str) -> float:
         recent = [self.row(name) for name in names[::-1]]
         return self.reference.transitions(user_state, recent, self.row(target))
@@ -133,14 +136,14 @@ def test_parts_and_contributions_add_up(http: httpx.Client, user: str, how: dict
 
 
 def test_score_without_the_only_event_is_the_prior(http: httpx.Client) -> None:
-    """Deleting the only event leaves the prior: its effect is attention and transitions."""
+    """Deleting the only event leaves the prior: its effect is all the rest."""
     post(http, [{"user_id": "once", "event_id": "once", "item_id": TARGETS[0]}])
     before = score(http, "once")
     http.delete("/v1/users/once/history/once").raise_for_status()
     for old, new in zip(before, score(http, "once"), strict=True):
         (reason,) = old["explanation"]
         assert reason["weight"] == pytest.approx(1)
-        gone = old["parts"]["attention"] + old["parts"]["transitions"]
+        gone = sum(old["parts"].values()) - old["parts"]["prior"]
         assert reason["effect"] == pytest.approx(gone, abs=1e-5)
         assert new["score"] == new["parts"]["prior"] == old["parts"]["prior"]
         assert (new["reason"], new["explanation"]) == ("popular", [])
@@ -175,8 +178,12 @@ def test_scores_equal_a_float64_loop_over_the_published_weights(trained: Server)
                 "attention": (weights * gains).sum(),
                 "prior": published.reference.state["prior"][row],
             }
+            similar = [published.similarity(name, item["item_id"]) for name in names]
+            of_event = [each / names.count(name) for each, name in zip(similar, names, strict=True)]
+            if "similarity" in item["parts"]:
+                parts["similarity"] = sum(of_event)
             assert item["parts"] == pytest.approx(parts, abs=1e-4)
-            attributed = np.zeros(len(past))
+            attributed = np.array(of_event)
             shares = published.shares(names, item["item_id"])
             if sum(shares):
                 followed += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -48,6 +49,11 @@ def basket_snapshot() -> Snapshot:
     """The same once more, of baskets that people come back to."""
     model = random_model(11, window=WINDOW, next_basket=True, repeat_consumption=True)
     return small_snapshot(ITEMS, model)
+
+
+def similar_snapshot() -> Snapshot:
+    """The same as the first, with item similarities."""
+    return small_snapshot(ITEMS, random_model(11, window=WINDOW, similar_items=5))
 
 
 @contextmanager
@@ -249,6 +255,24 @@ class Loop:
         return [self.rows[row] == target and not 0 <= self.shape.dislike_type == self.types[row]
                 for row in self.recent]  # fmt: skip
 
+    def similarity(self, target: int) -> float:
+        """The similarity part."""
+        return math.fsum(self._similarity_shares(target))
+
+    def _similarity_shares(self, target: int) -> NDArray[np.float64]:
+        """What each memory row adds to the similarity part, [m]: an item counts once."""
+        out = np.zeros(len(self.rows))
+        liked = [
+            (row, trained)
+            for row, trained in zip(self.recent, self.trained, strict=True)
+            if trained >= 0 and not 0 <= self.shape.dislike_type == self.types[row]
+        ]
+        every = [trained for _, trained in liked]
+        for row, trained in liked:
+            weight = self.reference.similarity(trained, target_row(target))
+            out[row] = weight / every.count(trained)
+        return out
+
     def shares(self, target: int) -> NDArray[np.float64]:
         """What each memory row adds to F(target), [m]."""
         out = np.zeros(len(self.rows))
@@ -269,7 +293,7 @@ class Loop:
         same = [row for row, is_ in zip(self.recent, self._same(target), strict=True) if is_]
         if same and self.shape.next_basket and not options.exclude_self:
             out[same] += self._again(target) / len(same)
-        return out
+        return out + self._similarity_shares(target)
 
     def contributions(
         self, target: int, options: AttentionOptions = DEFAULT_OPTIONS

@@ -165,6 +165,14 @@ class ReferenceModel:
             if column == target
         )
 
+    def similarity(self, item: int, target: int) -> float:
+        """The similarity weight of one item to another, by rows of the id embedding."""
+        if min(item, target) < 0 or "statistics.similar_items" not in self.state:
+            return 0.0
+        columns = self.state["statistics.similar_items"][item]
+        weights = self.state["statistics.similarity_weights"][item]
+        return math.fsum(weights[columns == target].tolist())
+
     def shares(self, recent: Sequence[int], target: int) -> list[float]:
         """What each of the last items, newest first, adds to F(target)."""
         newest = enumerate(recent[: self.depth])

@@ -18,6 +18,7 @@ from models.encoder.event_types import UNKNOWN
 from models.history.user_history import UserHistory
 from models.recommender.artifact import TrainedModel
 from models.recommender.config import RecommenderConfig
+from models.recommender.item_similarity import ItemSimilarity
 from models.recommender.recommender import Recommender
 from models.recommender.transition_counts import TransitionCounts
 
@@ -55,6 +56,8 @@ def random_model(seed: int = 0, **shape: Any) -> Recommender:
             model.statistics.recent_popularity.shape, generator=torch.Generator().manual_seed(seed)
         )
     model.statistics.load(kept, 2 * DAY, lately)
+    if model.config.similar_items:
+        model.set_similarity(random_similarity(seed, model.config.n_items, 5))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         own = model.new_prior  # drawn last: what the others are does not hang on there being one
@@ -81,6 +84,13 @@ def random_followers(seed: int, items: int, most: int) -> TransitionCounts:
         columns[row, :some] = rng.choice(items, some, replace=False)
         counts[row, :some] = np.sort(rng.exponential(2, some))[::-1]
     return TransitionCounts(torch.from_numpy(columns), torch.from_numpy(counts))
+
+
+def random_similarity(seed: int, items: int, most: int) -> ItemSimilarity:
+    """None to `most` distinct items like each item, of weights of both signs."""
+    columns, counts, _ = random_followers(seed + 1, items, most)
+    drawn = torch.randn(counts.shape, generator=torch.Generator().manual_seed(seed))
+    return ItemSimilarity(columns, drawn * (counts > 0))
 
 
 def entries(count: int, first: int = 0) -> list[ItemEntry]:

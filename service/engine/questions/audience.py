@@ -114,9 +114,7 @@ def audience_user(
         "user_id": scored.events.user_id,
         "score": scored.total,
         "parts": {
-            "attention": float(scores.attention[0]),
-            "transitions": float(scores.transitions[0]),
-            "prior": float(scores.prior[0]),
+            **{name: float(part[0]) for name, part in scores.parts.items()},
             "reference": -scored.score.reference,
         },
         "reason": snapshot.memory_reason,

@@ -36,13 +36,12 @@ def score_answer(
     """
     catalogue = snapshot.catalogue
     reason = snapshot.memory_reason if scores.memory_rows else "popular"
+    parts = scores.parts
     columns = zip(
         catalogue.vocabulary.ids_of(rows.tolist()),
         scores.total.tolist(),
         catalogue.titles.take(rows),
-        scores.attention.tolist(),
-        scores.transitions.tolist(),
-        scores.prior.tolist(),
+        zip(*(part.tolist() for part in parts.values()), strict=True),
         scores.mass.tolist(),
         strict=True,
     )
@@ -51,15 +50,12 @@ def score_answer(
             "item_id": item_id,
             "score": total,
             "title": title,
-            "parts": {"attention": attention, "transitions": transitions, "prior": prior},
+            "parts": dict(zip(parts, values, strict=True)),
             "reason": reason,
             "mass": mass,
         }
-        for item_id, total, title, attention, transitions, prior, mass in columns
+        for item_id, total, title, values, mass in columns
     ]
-    if scores.rules is not None:
-        for item, boost in zip(items, scores.rules.tolist(), strict=True):
-            item["parts"]["rules"] = boost
     if requester.explain:
         for item, explanation in zip(items, explanations, strict=True):
             item["explanation"] = explanation

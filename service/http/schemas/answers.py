@@ -29,8 +29,9 @@ class ContributionOut(BaseModel):
     contribution: float = Field(
         description="What the event adds to the score, or takes from it where negative: what the "
         "attention loses where the other events take over its weight, its share of the "
-        "transitions, and an equal share of what all events that raise the score add together. The "
-        "sum over all events and profile entries is the score without `parts.prior`."
+        "transitions and similarities, and an equal share of what all events that raise the score "
+        "add together. The sum over all events and profile entries is the score without "
+        "`parts.prior`."
     )
     effect: float | None = Field(
         None,

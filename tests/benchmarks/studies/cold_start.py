@@ -18,7 +18,8 @@ from models.evaluation.full_ranking import Ranker, evaluate
 from models.evaluation.protocols import EvaluationTask
 from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset
-from service.evaluation.compare_models import HEED, Comparison, ModelResults
+from service.evaluation.compare_models import Comparison, ModelResults
+from service.training.judgement import HEED
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback
 from tests.benchmarks.studies.cold_start_rankers import (

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 
 from models.evaluation.protocols import EvaluationTask
-from service.evaluation.compare_models import HEED, Comparison
+from service.evaluation.compare_models import Comparison
 from service.evaluation.comparison_report import (
     differences,
     differences_json,
@@ -16,6 +16,7 @@ from service.evaluation.comparison_report import (
     metric_cells,
     results_json,
 )
+from service.training.judgement import HEED
 from tests.benchmarks.studies.cold_start import ColdStart
 
 

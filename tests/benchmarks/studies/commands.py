@@ -69,6 +69,44 @@ def cold_start(
     write_json(json_file, {"data": dataset, "tasks": reports})
 
 
+def small_shops(
+    dataset: Annotated[
+        Name, typer.Argument(help="MovieLens is downloaded; the others are read from PATH.")
+    ],
+    path: Annotated[Path | None, typer.Argument(help="Folder of the data set.")] = None,
+    customers: Annotated[
+        list[int], typer.Option(min=0, help="Customers of a sample; 0 takes all. Repeatable.")
+    ] = [1000, 300, 100],  # noqa: B006
+    draws: Annotated[int, typer.Option(min=1, help="Samples of each size.")] = 1,
+    data: Data = DATA,
+    encoder: Encoder = ENCODER,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Train on samples of customers, and compare what would be served with the best baseline.
+
+    The largest sample is drawn from the data set, smaller ones from it. The split and the choice of
+    what is served are those of [bold]heed train[/]; the test is each customer's newest basket, or
+    event, which neither has seen.
+    """
+    use_all_cores()
+    from service.cli import progress_bars
+    from service.training import training_corpus
+    from tests.benchmarks.studies import small_shops as study
+
+    corpus = training_corpus.read_dataset(
+        source(dataset, path, data), open_embeddings(encoder, data)
+    )
+    found = []
+    with progress_bars.stage_bars(out) as told:
+        for number in range(draws):
+            for size in customers:
+                log = study.draw(corpus.log, max(customers), size, seed + number)
+                found += study.study(log, corpus, seed, told)
+    out.print(study.shown(found, dataset))
+    write_json(json_file, {"data": dataset, "samples": study.as_json(found)})
+
+
 def personal_search(
     data: Data = DATA,
     preset: Chosen = None,

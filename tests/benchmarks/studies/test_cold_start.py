@@ -14,11 +14,11 @@ from rich.console import Console
 from models.evaluation.protocols import EvaluationTask, leave_one_out_5_core
 from models.text.static_encoder import StaticEncoder
 from service.evaluation import compare_models
-from service.evaluation.compare_models import HEED
 from service.runtime.data_layout import STORE_FILE
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from service.training import training_corpus
+from service.training.judgement import HEED
 from tests.benchmarks.studies import cold_start, cold_start_report
 from tests.benchmarks.studies.cold_start import ColdStart
 from tests.support.small import events_of, newest_events

@@ -31,7 +31,8 @@ class TestRecommenderRanker(RankerContract):
 
 
 @pytest.mark.parametrize(
-    "shape", [{}, TOLD, TOLD | {"next_basket": True, "repeat_consumption": True}]
+    "shape",
+    [{}, TOLD, TOLD | {"next_basket": True, "repeat_consumption": True, "similar_items": 5}],
 )
 @pytest.mark.parametrize("gap", [None, 0, DAY, 5 * DAY])
 def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> None:

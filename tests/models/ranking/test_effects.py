@@ -29,7 +29,12 @@ from tests.support.small import snapshot as small_snapshot
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
 TARGET = 6
-MODELS: list[dict[str, Any]] = [{}, TOLD, {"next_basket": True, "repeat_consumption": True}]
+MODELS: list[dict[str, Any]] = [
+    {},
+    TOLD,
+    {"next_basket": True, "repeat_consumption": True},
+    {"similar_items": 5},
+]
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +120,7 @@ def gated_score(
     at = min(AT, times[-1] + int(reference.state["statistics.max_request_gap"]))
     loop.user_state = reference.at_request(states[-1], times[-1], at)
     alpha, gain = loop.attention(TARGET, options)
-    return float((alpha * gain).sum()) + loop.transitions(TARGET, options)
+    return float((alpha * gain).sum()) + loop.transitions(TARGET, options) + loop.similarity(TARGET)
 
 
 @few

@@ -34,6 +34,7 @@ from tests.support.pasts import (
     parts_without,
     pasts,
     reasons_of,
+    similar_snapshot,
     ways,
     without_event,
 )
@@ -115,7 +116,7 @@ def test_contribution_is_zero_for_an_orthogonal_value() -> None:
 # ---------------------------------------------------------------------------- reasons
 
 
-@pytest.fixture(scope="module", params=[drawn_snapshot, basket_snapshot])
+@pytest.fixture(scope="module", params=[drawn_snapshot, basket_snapshot, similar_snapshot])
 def snapshot(request: pytest.FixtureRequest) -> Snapshot:
     made: Snapshot = request.param()
     return made
@@ -136,7 +137,7 @@ def without_entry(whole: UserHistory, entry: int) -> UserHistory:
 def test_contributions_add_up_to_the_score(
     snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
 ) -> None:
-    """Σ contributions = attention + transitions, so that with the rest they are the score.
+    """Σ contributions + prior = the score, as the parts add up to it.
 
     To 1e-4, however it was attended.
     """
@@ -144,8 +145,9 @@ def test_contributions_add_up_to_the_score(
     scores = score(snapshot, user, np.array([target]), options)
     reasons = reasons_of(snapshot, user, target, 50, options)
     summed = math.fsum(reason.contribution for reason in reasons)
-    part = float(scores.attention[0]) + float(scores.transitions[0])
-    assert summed == pytest.approx(part, abs=1e-4)
+    assert sum(float(part[0]) for part in scores.parts.values()) == pytest.approx(
+        float(scores.total[0]), abs=1e-4
+    )
     whole = summed + float(scores.prior[0])
     assert whole == pytest.approx(float(scores.total[0]), abs=1e-4)
     sources = [reason.source for reason in reasons]
@@ -212,7 +214,7 @@ def without_row(
     loop = Loop(snapshot, left, AT)
     loop.use_states_of(Loop(snapshot, made, AT), source)
     alpha, gain = loop.attention(target, options)
-    return float((alpha * gain).sum()) + loop.transitions(target, options)
+    return float((alpha * gain).sum()) + loop.transitions(target, options) + loop.similarity(target)
 
 
 @few
@@ -284,7 +286,7 @@ def test_without_the_only_event_nothing_is_attended(snapshot: Snapshot) -> None:
         scores = score(snapshot, user, np.array([target]))
         (reason,) = reasons_of(snapshot, user, target, 5)
         assert reason.weight == pytest.approx(1, abs=1e-6)
-        part = float(scores.attention[0]) + float(scores.transitions[0])
+        part = float(scores.total[0]) - float(scores.prior[0])
         assert reason.contribution == pytest.approx(part, abs=1e-5)
         assert parts_without(snapshot, user, target)[0] == pytest.approx(0, abs=1e-6)
 

@@ -26,6 +26,7 @@ from tests.support.pasts import (
     drawn_snapshot,
     parts_without,
     pasts,
+    similar_snapshot,
     ways,
     without_event,
 )
@@ -36,7 +37,7 @@ few = settings(max_examples=25, deadline=None, derandomize=True)
 TARGETS = (0, 6, 13)
 
 
-@pytest.fixture(scope="module", params=[drawn_snapshot, basket_snapshot])
+@pytest.fixture(scope="module", params=[drawn_snapshot, basket_snapshot, similar_snapshot])
 def snapshot(request: pytest.FixtureRequest) -> Snapshot:
     made: Snapshot = request.param()
     return made
@@ -67,7 +68,12 @@ def expected(
     loop = Loop(snapshot, made, AT)
     alpha, gain = loop.attention(target, options)
     prior = float(snapshot.tables.prior[target])
-    return float((alpha * gain).sum()) + loop.transitions(target, options) + prior
+    return (
+        float((alpha * gain).sum())
+        + loop.transitions(target, options)
+        + loop.similarity(target)
+        + prior
+    )
 
 
 def every(

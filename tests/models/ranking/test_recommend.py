@@ -27,7 +27,13 @@ from models.ranking.recommend import (
 )
 from models.ranking.scoring import score
 from models.recommender.recommender import Recommender
-from tests.support.pasts import Loop, basket_snapshot, drawn_snapshot, told_snapshot
+from tests.support.pasts import (
+    Loop,
+    basket_snapshot,
+    drawn_snapshot,
+    similar_snapshot,
+    told_snapshot,
+)
 from tests.support.small import (
     DAY,
     DIMENSION,
@@ -335,7 +341,7 @@ def test_candidate_count_by_hand(snapshot: Snapshot, large: Snapshot) -> None:
     )  # what is wanted, and some to choose from
 
 
-@pytest.mark.parametrize("make", [drawn_snapshot, told_snapshot, basket_snapshot])
+@pytest.mark.parametrize("make", [drawn_snapshot, told_snapshot, basket_snapshot, similar_snapshot])
 @pytest.mark.parametrize("exclude_self", [False, True])
 def test_without_an_index_candidates_are_the_best_by_the_readout(
     make: Callable[[], Snapshot], exclude_self: bool
@@ -352,6 +358,7 @@ def test_without_an_index_candidates_are_the_best_by_the_readout(
         for target in range(every):
             alpha, gain = loop.attention(target, DEFAULT_OPTIONS, target_in_query=False)
             approximate[target] += (alpha * gain).sum() + loop.transitions(target, options)
+            approximate[target] += loop.similarity(target)
         user = build_memory(snapshot, made, AT)
         allowed = np.ones(every, dtype=np.bool_)
         allowed[seed] = False

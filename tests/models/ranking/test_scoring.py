@@ -25,6 +25,7 @@ from tests.support.pasts import (
     drawn_snapshot,
     long_user,
     pasts,
+    similar_snapshot,
     ways,
 )
 from tests.support.small import DAY, random_model, random_past
@@ -33,7 +34,7 @@ from tests.support.small import snapshot as small_snapshot
 quick = settings(max_examples=25, deadline=None, derandomize=True)
 
 
-@pytest.fixture(scope="module", params=[drawn_snapshot, basket_snapshot])
+@pytest.fixture(scope="module", params=[drawn_snapshot, basket_snapshot, similar_snapshot])
 def snapshot(request: pytest.FixtureRequest) -> Snapshot:
     made: Snapshot = request.param()
     return made
@@ -53,6 +54,10 @@ def test_scores_equal_the_loop(
         transitions = loop.transitions(target, options)
         assert float(scores.transitions[target]) == pytest.approx(transitions, abs=1e-4)
         assert float(scores.attention[target]) == pytest.approx((alpha * gain).sum(), abs=1e-4)
+        if scores.similarity is not None:
+            expected = loop.similarity(target)
+            assert float(scores.similarity[target]) == pytest.approx(expected, abs=1e-5)
+    assert ("similarity" in scores.parts) == bool(snapshot.model.config.similar_items)
     prior = snapshot.model.prior.detach().numpy()
     if (
         snapshot.model.recent_popularity_weight is not None
@@ -68,8 +73,8 @@ def test_scores_equal_the_loop(
             .numpy()[:TRAINED]
         )
     np.testing.assert_allclose(scores.prior[:TRAINED], prior, atol=1e-6)
-    total = scores.attention + scores.transitions + scores.prior
-    np.testing.assert_allclose(scores.total, total, atol=1e-6)
+    total = torch.stack(list(scores.parts.values())).sum(0)
+    np.testing.assert_allclose(scores.total, total, atol=1e-5)
 
 
 @quick

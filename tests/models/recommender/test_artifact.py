@@ -44,6 +44,7 @@ def files(made: TrainedModel) -> Files:
         {"transitions_per_item": 30},
         TOLD,
         {"next_basket": True, "repeat_consumption": True},
+        {"similar_items": 5},
     ],
 )
 def test_round_trip_is_exact(shape: dict[str, Any]) -> None:

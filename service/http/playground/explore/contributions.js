@@ -6,7 +6,7 @@ import { number } from "../lib/format.js";
 import { titleOf } from "../lib/titles.js";
 import { partName } from "./reasons.js";
 
-const OF_EVENTS = new Set(["attention", "transitions"]); // parts that the events share among them
+const OF_EVENTS = new Set(["attention", "transitions", "similarity"]); // parts that the events share among them
 
 // `exact()` answers the score without each event, by its id.
 export function contributions(found, limit, exact) {

@@ -15,6 +15,7 @@ const DONE = {
 const PARTS = {
   attention: "attention to the history",
   transitions: "what follows what they did",
+  similarity: "what goes with what they took",
   prior: "how popular it is",
 };
 

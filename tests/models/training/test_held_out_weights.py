@@ -10,11 +10,13 @@ from models.data.interactions import Interactions
 from models.evaluation.full_ranking import evaluate, ranks_by_weight
 from models.evaluation.model_ranker import ModelRanker, TransitionRanker
 from models.evaluation.splits import leave_one_out
-from models.training.transition_offset import (
-    OFFSETS,
-    add_transition_offsets,
-    choose_offset,
-    fit_transition_offsets,
+from models.training.held_out_weights import (
+    TRANSITION_OFFSETS,
+    HeldOutWeights,
+    apply_held_out_weights,
+    choose_weight,
+    fit_held_out_weights,
+    smallest_weight,
 )
 from tests.support.training import content, counted_model, drawn_log
 
@@ -35,9 +37,13 @@ def test_ranks_by_weight_are_those_of_changed_models(next_basket: bool) -> None:
     cases, texts = split.validation, content(ITEMS)
     for count in range(1 + next_basket):
         found = ranks_by_weight(
-            ModelRanker(model, texts), TransitionRanker(model, count), OFFSETS, cases, batch_size=3
+            ModelRanker(model, texts),
+            [TransitionRanker(model, count)],
+            [(offset,) for offset in TRANSITION_OFFSETS],
+            cases,
+            batch_size=3,
         )
-        for offset, ranks in zip(OFFSETS, found, strict=True):
+        for offset, ranks in zip(TRANSITION_OFFSETS, found, strict=True):
             changed = copy.deepcopy(model)
             with torch.no_grad():
                 changed.transition_scale.bias[count] += offset
@@ -61,7 +67,7 @@ def test_a_model_gets_the_offset_that_ranks_cases_best() -> None:
         model.transition_scale.weight.zero_()
         model.transition_scale.bias.fill_(0.0)
     before = evaluate(ModelRanker(model, content(ITEMS)), split.validation).ndcg
-    (offset,) = fit_transition_offsets(model, content(ITEMS), split.validation)
+    (offset,), _ = fit_held_out_weights(model, content(ITEMS), split.validation, split.train)
     assert offset > 0
     assert float(model.transition_scale.bias.detach()) == offset
     after = evaluate(ModelRanker(model, content(ITEMS)), split.validation).ndcg
@@ -70,22 +76,66 @@ def test_a_model_gets_the_offset_that_ranks_cases_best() -> None:
 
 def test_the_highest_gain_is_chosen() -> None:
     """The offset is the one whose mean gain is the highest, if that is beyond the noise."""
-    gains = np.zeros((len(OFFSETS), 50))
+    gains = np.zeros((len(TRANSITION_OFFSETS), 50))
     gains[3] = 0.4
     gains[5] = 0.5
-    assert choose_offset(gains) == 5
+    assert choose_weight(gains) == 5
 
 
 def test_a_gain_within_the_noise_changes_nothing() -> None:
     """An offset that ranks one case higher and another lower is not kept."""
-    gains = np.full((len(OFFSETS), 50), 0.5)
+    gains = np.full((len(TRANSITION_OFFSETS), 50), 0.5)
     gains[4, :2] = 1.0, 0.01
-    assert choose_offset(gains) == 0
+    assert choose_weight(gains) == 0
 
 
 def test_offsets_are_added_to_another_model() -> None:
     """The final model gets the offsets of the validated one."""
     model = counted_model(1, baskets(), next_basket=True)
     before = model.transition_scale.bias.detach().clone()
-    add_transition_offsets(model, [1.5])
+    apply_held_out_weights(model, HeldOutWeights((1.5, 0.0)), baskets())
     assert torch.equal(model.transition_scale.bias, before + torch.tensor([1.5, 0.0]))
+
+
+def companions() -> Interactions:
+    """Users who take three of the four items of a kind, in any order, and one of any other."""
+    rng = np.random.default_rng(0)
+    kinds = rng.integers(0, 3, 60)
+    taken = [np.append(rng.integers(0, ITEMS), rng.permutation(4)[:3] + 4 * kind) for kind in kinds]
+    return Interactions.from_columns(
+        np.repeat(np.arange(60), 4), np.concatenate(taken), np.arange(240), n_users=60,
+        n_items=ITEMS,
+    )  # fmt: skip
+
+
+def test_similarities_are_added_where_cases_say_so() -> None:
+    """A model that has learned nothing ranks by the similarities of its training events."""
+    split = leave_one_out(companions())
+    model = counted_model(1, split.train)
+    with torch.no_grad():
+        for part in (
+            model.cross_attention.w_o.weight,
+            model.prior,
+            *model.transition_scale.parameters(),
+        ):
+            part.zero_()
+    before = evaluate(ModelRanker(model, content(ITEMS)), split.validation).ndcg
+    other = copy.deepcopy(model)
+    weights = fit_held_out_weights(model, content(ITEMS), split.validation, split.train)
+    assert weights.similarity > 0
+    assert model.config.similar_items == ITEMS
+    after = evaluate(ModelRanker(model, content(ITEMS)), split.validation).ndcg
+    assert after > before
+    apply_held_out_weights(other, weights, split.train)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(other.state_dict()[name], weight)
+
+
+def test_the_smallest_weight_within_the_noise_is_chosen() -> None:
+    """A larger weight has to gain more than a standard error over a smaller one."""
+    rng = np.random.default_rng(0)
+    gains = rng.normal(size=(1, 50)) + np.array([[0.0], [0.5], [0.5], [0.51]])
+    gains[3] += rng.normal(size=50) * 0.1
+    gains[3] += 0.51 - (gains[3] - gains[0]).mean()
+    assert smallest_weight(gains) == 1
+    assert smallest_weight(gains[:, :1]) == 0  # one case tells nothing
