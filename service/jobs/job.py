@@ -34,6 +34,7 @@ class Job:
     started: int | None = None
     finished: int | None = None
     progress: Mapping[str, Any] | None = None  # the last progress message
+    curve: tuple[Mapping[str, Any], ...] = ()  # the last one of each epoch: its loss, validation
     metrics: Mapping[str, Any] | None = None  # of the result; until then, of the last validation
     result: Mapping[str, Any] | None = None  # the published version, its metrics and times
     error: str | None = None
@@ -63,6 +64,7 @@ class Job:
                 return dataclasses.replace(
                     self,
                     progress=message,
+                    curve=_extended(self.curve, rest),
                     metrics=validation if isinstance(validation, dict) else self.metrics,
                 )
         return dataclasses.replace(self, log=_tail(self.log, line))
@@ -101,7 +103,8 @@ class Job:
             job = cls(**orjson.loads(data))
             if job.state not in get_args(JobState) or not isinstance(job.created, int):
                 raise ValueError(f"{job.state!r}, created {job.created!r}")
-            return dataclasses.replace(job, log=tuple(job.log), stderr=tuple(job.stderr))
+            curve, log, stderr = tuple(job.curve), tuple(job.log), tuple(job.stderr)
+            return dataclasses.replace(job, curve=curve, log=log, stderr=stderr)
         except (TypeError, ValueError) as error:
             raise ValueError(f"not a job: {error}") from error
 
@@ -123,6 +126,17 @@ def _message(line: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return message if isinstance(message, dict) else None
+
+
+def _extended(
+    curve: tuple[Mapping[str, Any], ...], progress: Mapping[Any, Any]
+) -> tuple[Mapping[str, Any], ...]:
+    """Return the curve with a message's point, which replaces an earlier one of its epoch."""
+    epoch, loss = progress.get("epoch"), progress.get("loss")
+    if not isinstance(epoch, int) or not isinstance(loss, int | float):
+        return curve
+    point = {"epoch": epoch, "loss": loss, **(progress.get("validation") or {})}
+    return (*(curve[:-1] if curve and curve[-1]["epoch"] == epoch else curve), point)
 
 
 def _tail(lines: tuple[str, ...], line: str) -> tuple[str, ...]:

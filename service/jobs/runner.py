@@ -102,6 +102,11 @@ class JobRunner:
             return self._live[job_id]
         return await asyncio.to_thread(self._read, job_id)
 
+    async def latest(self, limit: int) -> list[Job]:
+        """Return the newest jobs as they are now, newest first."""
+        ids = await asyncio.to_thread(self._store.ids)
+        return [await self.get(job_id) for job_id in reversed(ids[-limit:])]
+
     async def cancel(self, job_id: str) -> Job:
         """Request that a job be stopped, whichever process runs it; return it. Raises NotFound.
 

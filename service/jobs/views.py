@@ -19,6 +19,7 @@ def job_document(job: Job) -> dict[str, Any]:
         "started": None if job.started is None else to_rfc3339(job.started),
         "finished": None if job.finished is None else to_rfc3339(job.finished),
         "progress": job.progress,
+        "curve": list(job.curve),
         "metrics": job.metrics,
         "result": job.result,
         "error": job.error,

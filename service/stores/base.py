@@ -242,9 +242,12 @@ class Store(Protocol):
         ...
 
     async def page_items(
-        self, *, cursor: str | None = None, limit: int = 100
+        self, *, cursor: str | None = None, limit: int = 100, hidden: bool = False
     ) -> tuple[list[Item], str | None]:
-        """Return up to `limit` items by item_id (as bytes), and the next page's cursor or None."""
+        """Return up to `limit` items by item_id (as bytes), and the next page's cursor or None.
+
+        With `hidden`, only items that are hidden.
+        """
         ...
 
     async def page_users(

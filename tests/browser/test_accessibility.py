@@ -22,7 +22,7 @@ from tests.support.driving import (
 )
 from tests.support.server import Server
 
-TABS = ("Explore", "People", "Models")
+TABS = ("Explore", "Catalogue", "People", "Models")
 
 
 def fill(page: Page, tab: str) -> None:
@@ -30,19 +30,23 @@ def fill(page: Page, tab: str) -> None:
     open_tab(page, tab)
     if tab == "Explore":
         choose(page, "u3")
-        for name in ("#pulse", "#past", "#filters"):
-            page.locator(name).evaluate("each => { each.open = true; }")
+        page.get_by_label("recommend in rows").check()
+        expect(page.locator("#rows h3").first).to_be_visible()
+        page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
         attempt(recommended(page).first)
         expect(trials(page)).to_have_count(1)
         expect(page.locator("#growth-line svg")).to_be_visible()
-        page.locator("#recommended details").first.evaluate("each => { each.open = true; }")
         page.evaluate("document.getElementById('key').hidden = false")
+    elif tab == "Catalogue":
+        page.get_by_role("link", name="space-00").click()
+        expect(page.get_by_label(re.compile("^Item as JSON"))).to_be_visible()
     elif tab == "People":
         page.get_by_role("link", name="u3", exact=True).click()
         expect(page.locator("#people-history > li").first).to_be_visible()
         page.get_by_text("Edit the profile").click()
     else:
         expect(page.locator("#version-list > li")).to_have_count(2)
+        page.get_by_text("Trainings before").click()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -104,6 +108,7 @@ def test_tabs_are_walked_with_arrow_keys(page: Page) -> None:
     """Arrow keys, Home and End move between tabs; Tab leaves the list of tabs."""
     page.get_by_role("tab", name="Explore").focus()
     for key, tab in (
+        ("ArrowRight", "Catalogue"),
         ("ArrowRight", "People"),
         ("ArrowRight", "Models"),
         ("ArrowRight", "Explore"),

@@ -131,10 +131,13 @@ class FakeEngine:
     async def delete_item(self, item_id: str) -> bool:
         return self.items.pop(item_id, None) is not None
 
-    async def page_items(self, *, cursor: str | None, limit: int) -> tuple[list[Item], str | None]:
+    async def page_items(
+        self, *, cursor: str | None, limit: int, hidden: bool = False
+    ) -> tuple[list[Item], str | None]:
         start = _offset(cursor)
-        page = list(self.items.values())[start : start + limit]
-        return page, str(start + limit) if start + limit < len(self.items) else None
+        items = [item for item in self.items.values() if item.hidden or not hidden]
+        page = items[start : start + limit]
+        return page, str(start + limit) if start + limit < len(items) else None
 
     async def page_users(self, *, cursor: str | None, limit: int) -> tuple[list[User], str | None]:
         start = _offset(cursor)
@@ -295,6 +298,9 @@ class FakeEngine:
         if job_id != "job-1":
             raise NotFound(f"There is no job {job_id!r}.")
         return Job(job_id, "running", {}, 1, progress={"stage": "training", "step": 1})
+
+    async def latest(self, limit: int) -> list[Job]:
+        return [await self.get("job-1")][:limit]
 
     async def cancel(self, job_id: str) -> Job:
         return await self.get(job_id)

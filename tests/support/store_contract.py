@@ -961,6 +961,16 @@ class CatalogueContract(_Contract):
             await store.delete_item(found[-1])
         assert found == names
 
+    async def test_hidden_items_are_listed_alone(self, store: Store) -> None:
+        """Pages of hidden items hold these alone; an attribute of that name hides nothing."""
+        hidden = [Item(f"hidden-{n}", 'a "hidden":true', hidden=True) for n in range(5)]
+        shown = [Item(f"i{n}", '{"hidden":true}', attributes={"hidden": True}) for n in range(9)]
+        await store.put_items([*shown, *hidden])
+        found, cursor = await store.page_items(limit=3, hidden=True)
+        assert cursor is not None
+        rest, end = await store.page_items(cursor=cursor, limit=3, hidden=True)
+        assert (found + rest, end) == (hidden, None)
+
     async def test_pages_of_users_are_in_byte_order(self, store: Store) -> None:
         """Everybody with events or a profile, with that; who comes meanwhile does no harm."""
         names = sorted(IDS, key=str.encode)

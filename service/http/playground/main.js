@@ -3,6 +3,7 @@
 import * as dialogs from "./lib/dialogs.js";
 import { trouble } from "./lib/dom.js";
 import * as fields from "./lib/fields.js";
+import * as catalogue from "./catalogue/catalogue.js";
 import * as explore from "./explore/explore.js";
 import * as session from "./explore/session.js";
 import * as models from "./models/models.js";
@@ -19,5 +20,5 @@ requests.begin();
 pulse.begin();
 figures.refresh();
 await fields.load().catch(trouble);
-tabs.begin({ explore: explore.open, people: people.open, models: models.open });
+tabs.begin({ explore: explore.open, catalogue: catalogue.open, people: people.open, models: models.open });
 session.onChange(pulse.soon);

@@ -14,7 +14,7 @@ from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
 from service.http.routes.streams import store_stream
 from service.http.schemas.answers import AnswerOut, answer_out
-from service.http.schemas.base import Page
+from service.http.schemas.base import ItemsPage
 from service.http.schemas.questions.similar import SimilarIn, SimilarParams
 from service.http.schemas.rendering import Json
 from service.http.schemas.scalars import PathId
@@ -69,10 +69,12 @@ async def put_items(body: ItemsIn, context: Context) -> Response:
 
 
 @router.get(ITEMS_PATH, responses={200: {"model": ItemsOut}})
-async def page_items(page: Annotated[Page, Query()], context: Context) -> Response:
+async def page_items(page: Annotated[ItemsPage, Query()], context: Context) -> Response:
     """List the items of the catalogue, page by page."""
     with context.stages("store"):
-        items, cursor = await context.engine.store.page_items(cursor=page.cursor, limit=page.limit)
+        items, cursor = await context.engine.store.page_items(
+            cursor=page.cursor, limit=page.limit, hidden=page.hidden
+        )
     return Json({"items": [item_out(item) for item in items], "cursor": cursor})
 
 

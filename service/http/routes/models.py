@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.rendering import Json
-from service.http.schemas.running import ActivatedOut, JobDocument, JobOut, ModelsOut
+from service.http.schemas.running import (
+    ActivatedOut,
+    JobDocument,
+    JobOut,
+    JobsOut,
+    JobsParams,
+    ModelsOut,
+)
 from service.http.schemas.scalars import PathName
 from service.http.schemas.write import EmptyIn, TrainIn
 from service.jobs.views import job_document
@@ -23,6 +32,13 @@ async def train(context: Context, body: TrainIn | None = None) -> Response:
     """Start training in the background; 409 while a training is running."""
     job_id = await context.engine.jobs.start({} if body is None else body.options)
     return Json({"job_id": job_id}, 202, headers={"Location": f"/v1/jobs/{job_id}"})
+
+
+@router.get("/v1/jobs", responses={200: {"model": JobsOut}})
+async def list_jobs(params: Annotated[JobsParams, Query()], context: Context) -> Response:
+    """List the newest trainings, newest first; the service keeps a hundred."""
+    jobs = await context.engine.jobs.latest(params.limit)
+    return Json({"jobs": [job_document(job) for job in jobs]})
 
 
 @router.get("/v1/jobs/{job_id}", responses={200: {"model": JobDocument}, **documented(404)})

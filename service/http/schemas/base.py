@@ -51,3 +51,9 @@ class Page(Params):
         None, description="The `cursor` of the previous page; by default the first page."
     )
     limit: Limit = 100
+
+
+class ItemsPage(Page):
+    """Query parameters of a page of items."""
+
+    hidden: bool = Field(False, description="Only items that are hidden.")

@@ -1,10 +1,12 @@
-"""Answers about training, models and health."""
+"""Answers about training, models and health, and the parameters of jobs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.http.schemas.base import Params
 
 
 class JobOut(BaseModel):
@@ -14,9 +16,25 @@ class JobOut(BaseModel):
 
 
 class JobDocument(BaseModel):
-    """A job: its state, progress and result."""
+    """A job: its state, progress and result.
+
+    `curve` has a point for each epoch that was told of: its `loss`, and the `hr` and `ndcg` on
+    held-out events as last measured.
+    """
 
     model_config = ConfigDict(extra="allow")
+
+
+class JobsParams(Params):
+    """Query parameters of the newest jobs."""
+
+    limit: int = Field(20, ge=1, le=100, description="The most jobs, the newest first.")
+
+
+class JobsOut(BaseModel):
+    """The newest jobs, newest first."""
+
+    jobs: list[JobDocument]
 
 
 class ModelsOut(BaseModel):

@@ -207,11 +207,13 @@ class Reads:
         return [by_id.get(item_id) for item_id in item_ids]
 
     def page_items(
-        self, connection: apsw.Connection, cursor: str | None, limit: int
+        self, connection: apsw.Connection, cursor: str | None, limit: int, hidden: bool
     ) -> tuple[list[Item], str | None]:
         (after,) = ("",) if cursor is None else position_of(cursor, str)
+        only = "AND json_extract(CAST(document AS TEXT), '$.hidden')" if hidden else ""
         rows = connection.execute(
-            f"{SELECT_ITEMS} WHERE item_id > ? AND document IS NOT NULL ORDER BY item_id LIMIT ?",
+            f"{SELECT_ITEMS} WHERE item_id > ? AND document IS NOT NULL {only} "
+            "ORDER BY item_id LIMIT ?",
             (after, limit + 1),
         )
         found = [item_from(*row) for row in rows]

@@ -182,9 +182,11 @@ class SQLiteStore(Store):
         return await self._write(self._item_writes.delete_item, item_id, on_change)
 
     async def page_items(
-        self, *, cursor: str | None = None, limit: int = 100
+        self, *, cursor: str | None = None, limit: int = 100, hidden: bool = False
     ) -> tuple[list[Item], str | None]:
-        return await self._read_rows(10 * check_limit(limit), self._reads.page_items, cursor, limit)
+        # Hidden items are found by looking at all.
+        rows = 10 * check_limit(limit) + hidden * MAX_INLINE_ROWS
+        return await self._read_rows(rows, self._reads.page_items, cursor, limit, hidden)
 
     async def page_users(
         self, *, cursor: str | None = None, limit: int = 100

@@ -14,6 +14,8 @@ import * as why from "./why.js";
 
 const QUIET = 25; // milliseconds without a key: few type so fast, and a search takes about as long
 const LIMIT = 12;
+const ROWS = 6;
+const IN_ROW = 10;
 let filters;
 let running;
 let origin = null; // the item whose like is shown
@@ -32,7 +34,7 @@ async function begin(user) {
     origin = null;
     later();
   });
-  $("personal").addEventListener("change", ask);
+  for (const box of ["personal", "as-rows"]) $(box).addEventListener("change", ask);
   $("search").addEventListener("submit", (event) => {
     event.preventDefault();
     ask();
@@ -48,7 +50,7 @@ export async function ask() {
   const { signal } = running;
   $("personal").disabled = !session.current();
   const query = $("query").value;
-  const kind = origin ? similar : query.trim() ? search : recommend;
+  const kind = origin ? similar : query.trim() ? search : $("as-rows").checked ? rows : recommend;
   try {
     await kind(query, { filter: filters.filter, facets: await fields(), fields: wanted(), limit: LIMIT }, signal);
     if (!signal.aborted) why.again();
@@ -58,14 +60,14 @@ export async function ask() {
 }
 
 function show(list, title, note, answer, cards) {
-  for (const each of ["recommended", "results", "similar"]) {
+  for (const each of ["rows", "recommended", "results", "similar"]) {
     $(each).hidden = each !== list;
     if (each !== list) $(each).replaceChildren();
   }
   $("stage-title").textContent = title;
   const warnings = (answer.warnings ?? []).map(({ detail }) => detail);
   $("search-note").textContent = [note, ...warnings].filter(Boolean).join(" ");
-  $("back").hidden = list === "recommended";
+  $("back").hidden = list === "recommended" || list === "rows";
   $("back").onclick = () => {
     origin = null;
     $("query").value = "";
@@ -86,6 +88,34 @@ async function recommend(_query, asked, signal) {
   const note = answer.items.length ? `The best ${answer.items.length} of ${count(answer.total)}.` : nothing("recommend");
   show("recommended", user ? `Recommended for ${user}` : "Popular now", note, answer, answer.items.map((item) => made(item, [el("p", { class: "reason" }, sentence(item)), figures(item)])));
 }
+
+// A home page: no item is in two rows, and each row has its reason.
+async function rows(_query, { filter, fields: shown, facets }, signal) {
+  const user = session.current();
+  const [answer, counted] = await Promise.all([
+    post("v1/rows", { ...session.requester(), filter, fields: shown, rows: ROWS, limit: IN_ROW }, { signal }),
+    post("v1/search", { filter, facets, limit: 1 }, { signal }),
+  ]);
+  const items = answer.rows.flatMap((row) => row.items);
+  learn(items);
+  await name(items.flatMap((item) => raising(item).map((row) => row.item_id)));
+  if (signal.aborted) return;
+  const note = items.length ? `${answer.rows.length} rows of a home page, each with its reason.` : nothing("recommend");
+  show("rows", user ? `Recommended for ${user}` : "Popular now", note, { ...answer, facets: counted.facets }, answer.rows.map(rowOf));
+}
+
+function rowOf({ reason, items }) {
+  const id = `row-${(rowOf.number = (rowOf.number ?? 0) + 1)}`;
+  return el(
+    "section",
+    { class: "row", "aria-labelledby": id },
+    el("h3", { id, class: "row-reason" }, reason.text),
+    el("ol", { class: "cards", tabindex: "0", "aria-labelledby": id }, items.map((item) => made(item, inRow(item, reason)))),
+  );
+}
+
+// The heading of a row says why; of other rows, what raised the score of an item is its own reason.
+const inRow = (item, { kind }) => [kind !== "because" && raising(item).length ? el("p", { class: "reason" }, sentence(item)) : null, figures(item)];
 
 const nothing = (verb) => (filters.isEmpty ? `There is nothing to ${verb} yet: store some items first.` : "Nothing passes these filters: take one away.");
 

@@ -35,9 +35,9 @@ export function sentence(item) {
   const by = new Map(); // what was done -> titles
   for (const row of events) {
     const verb = row.type ? done(row.type) : "like";
-    by.set(verb, [...(by.get(verb) ?? []), `“${row.title || titleOf(row.item_id)}”`]);
+    by.set(verb, (by.get(verb) ?? new Set()).add(`“${row.title || titleOf(row.item_id)}”`)); // an item may be taken twice
   }
-  const told = [...by].map(([verb, titles]) => `${verb} ${listed(titles)}`);
+  const told = [...by].map(([verb, titles]) => `${verb} ${listed([...titles])}`);
   return `Because you ${listed(told)}.${item.reason === "content" ? " By its text: no model is trained yet." : ""}`;
 }
 

@@ -43,3 +43,29 @@ export function sparkline(values, label, low = 0) {
       : [svg("line", { x1: 0, x2: 100, y1: 29, y2: 29, class: "waiting", "vector-effect": "non-scaling-stroke" })]),
   );
 }
+
+// A line through points [x, y], with the ends of both axes in words.
+export function lineChart(points, label, unit) {
+  const xs = points.map(([x]) => x);
+  const ys = points.map(([, y]) => y);
+  const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  const at = ([x, y]) => `${right > left ? (100 * (x - left)) / (right - left) : 50},${high > low ? 57 - (54 * (y - low)) / (high - low) : 30}`;
+  const told = `${label}: from ${digits(ys[0])} to ${digits(ys.at(-1))}, ${unit} ${left} to ${right}`;
+  const line = svg(
+    "svg",
+    { viewBox: "0 0 100 60", preserveAspectRatio: "none", class: "line", role: "img", "aria-label": told },
+    ...[3, 30, 57].map((y) => svg("line", { x1: 0, x2: 100, y1: y, y2: y, class: "grid", "vector-effect": "non-scaling-stroke" })),
+    svg("polyline", { points: points.map(at).join(" "), "vector-effect": "non-scaling-stroke" }),
+  );
+  return el(
+    "div",
+    { class: "chart" },
+    el("span", { class: "high" }, digits(high)),
+    line,
+    el("span", { class: "low" }, digits(low)),
+    el("span", { class: "left" }, `${unit} ${left}`),
+    el("span", { class: "right" }, `${right}`),
+  );
+}
+
+const digits = (value) => value.toPrecision(3);

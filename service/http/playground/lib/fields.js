@@ -50,6 +50,9 @@ function price(value, currency) {
   }
 }
 
+// The field of a role, if it has one.
+export const mapped = (role) => mapping[role];
+
 export const hasPictures = () => "image" in mapping;
 
 // What is shown of an item: its name, picture, address, price and labelled fields.

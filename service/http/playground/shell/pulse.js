@@ -17,7 +17,7 @@ let busy = false;
 export function begin() {
   for (const place of document.querySelectorAll(".origin")) place.textContent = new URL(".", location).href.replace(/\/$/, "");
   const wide = matchMedia("(min-width: 60rem)"); // on a phone one opens what one wants to see
-  const fold = () => ["pulse", "past", "filters"].forEach((name) => ($(name).open = wide.matches));
+  const fold = () => document.querySelectorAll("details.fold").forEach((each) => (each.open = wide.matches));
   wide.addEventListener("change", fold);
   fold();
   follow();
