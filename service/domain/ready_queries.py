@@ -16,6 +16,7 @@ from service.domain.steering import NO_STEERING, AtMost, Rule, Steering
 _HOUR = 3_600_000_000
 TREND_HALF_LIFE = 6 * _HOUR  # by default
 TREND_WINDOW = 28 * 24 * _HOUR  # by default
+TREND_FLOOR = 1.0  # standard deviations above its past, from which an item is trending
 
 TogetherRelation = Literal["after", "basket"]
 RowKind = Literal["because", "trending", "newest", "again", "recommended", "popular"]

@@ -51,8 +51,12 @@ def test_an_acknowledged_event_counts(http: httpx.Client) -> None:
 @pytest.mark.parametrize("by", KINDS)
 def test_a_batch_answers_as_the_route(http: httpx.Client, by: str) -> None:
     """Each kind of popularity in a batch has the answer of its own request."""
-    at = "2025-11-28T12:00:00Z" if by == "trending" else tiny.AT  # when users were there
-    body = {"by": by, "at": at, "limit": 4}
+    body: dict[str, Any] = {"by": by, "at": tiny.AT, "limit": 4}
+    if by == "trending":
+        event = {"user_id": "surging", "item_id": "space-05", "type": "surge"}
+        surge = [{**event, "timestamp": f"2026-06-01T00:0{n}:00Z"} for n in range(5)]
+        http.post("/v1/events", json={"events": surge}).raise_for_status()
+        body |= {"type": "surge", "at": "2026-06-01T01:00:00Z"}
     question = {"requests": [{"path": "/v1/popular", "body": body}]}
     (found,) = http.post("/v1/batch", json=question).json()["responses"]
     assert found["status"] == 200

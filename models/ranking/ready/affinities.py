@@ -16,7 +16,8 @@ from models.history.user_memory import UserMemory, target_queries
 from models.ranking.scoring import score
 
 TARGETS = 100  # best items, for which the memory is attended
-SCORED = 2_000  # items whose scores are compared, evenly among all
+SCORED = 2_000  # items, evenly among all, whose scores are compared at least
+_EXACT_WORK = 2_000_000  # targets times rows up to which all items are
 _WEIGHTS = 1 << 23  # floats of [H, T, m] held at once: 32 MiB
 
 
@@ -26,7 +27,7 @@ class ValueAffinity:
 
     value: FacetValue
     mass: float  # of the attention, in 0..1
-    score: float | None  # mean of items with the value, above the mean of all; None = no such item
+    score: float | None  # mean of items with the value, above the mean of all; None = of none
     rows: int  # rows of the memory on items with the value
 
 
@@ -42,7 +43,8 @@ def affinities(
 
     The mass of a value is the softmax weight of the events on items with it, the mean over heads
     and over the `TARGETS` servable items with the highest scores. An item with several values
-    counts for each of them. Scores are of all servable items, or of `SCORED` of them.
+    counts for each of them. Scores are of all servable items, or of some of many, at least
+    `SCORED`.
 
     Args:
         snapshot: the model and the catalogue.
@@ -54,7 +56,7 @@ def affinities(
     candidates = np.flatnonzero(snapshot.catalogue.servable & snapshot.has_vector)
     if not len(user) or not len(candidates):
         return []
-    step = -(-len(candidates) // SCORED)
+    step = -(-len(candidates) // max(SCORED, _EXACT_WORK // len(user)))
     sample = candidates[::step]
     totals = score(snapshot, user, sample, options).total.numpy()
     best = sample[np.argsort(-totals, kind="stable")[:TARGETS]]

@@ -22,7 +22,7 @@ from models.ranking.ready.popularity import (
 from models.ranking.steering.ranked_lineup import line_up_ranked
 from service.domain.item_selection import FilterWarning
 from service.domain.queries import Answer, AnswerItem
-from service.domain.ready_queries import TREND_HALF_LIFE, TREND_WINDOW, PopularQuery
+from service.domain.ready_queries import TREND_FLOOR, TREND_HALF_LIFE, TREND_WINDOW, PopularQuery
 from service.domain.timestamps import to_rfc3339
 from service.engine.selection.item_selection import ItemSelection, count_items
 from service.engine.selection.steering import steer_items
@@ -119,7 +119,7 @@ def _ranked(
         ranked = trending(
             events, size, at=at, half_life=half_life, span=min(window or 0, at - began)
         )
-        return ranked, ranked.scores > 0
+        return ranked, ranked.scores > TREND_FLOOR
     if query.by == "rated":
         ranked = rated(events, size)
     else:

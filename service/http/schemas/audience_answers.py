@@ -49,8 +49,8 @@ class AffinityOut(BaseModel):
         "heads and the 100 best items. An item with several values counts for each."
     )
     score: float | None = Field(
-        description="Mean score of items with the value, above that of all items; null where no "
-        "such item may be answered."
+        description="Mean score of items with the value, above that of all items, or of an even "
+        "sample of many; null where none of these has the value."
     )
     events: int = Field(description="Number of events on items with the value.")
 

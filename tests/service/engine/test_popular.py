@@ -110,8 +110,9 @@ def expected(
             now = sum(weight * 0.5 ** (age / half_life) for age, weight in own)
             evenly = half_life / math.log(2)
             past = sum(weight for _, weight in own) * evenly / max(evenly, min(window, at - oldest))
-            if now > past:
-                scores[item.item_id] = (now - past) / math.sqrt(past + 1)
+            score = (now - past) / math.sqrt(past + 1)
+            if score > 1:
+                scores[item.item_id] = score
     return scores
 
 

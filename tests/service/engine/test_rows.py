@@ -50,6 +50,18 @@ async def ask(engine: Engine, user_id: str | None = "u1", **fields: Any) -> Rows
     return await engine.ready_answers.rows(query, StageClock())
 
 
+async def plant_rise(engine: Engine) -> None:
+    """Have some items of all genres taken by many just before the time of the pages."""
+    await engine.store.append(
+        [
+            Event(f"crowd{user}", item_id(genre, number), timestamp=AT - 60 * SECOND)
+            for genre in range(4)
+            for number in (12, 13, 14)
+            for user in range(4)
+        ]
+    )
+
+
 def ids(answer: RowsAnswer) -> list[str]:
     """All items of a page."""
     return [item["item_id"] for row in answer.rows for item in row.items]
@@ -60,6 +72,7 @@ def test_no_item_comes_twice_and_every_row_has_its_reason(data: Path) -> None:
 
     async def story(engine: Engine) -> None:
         kinds = set()
+        await plant_rise(engine)
         for user in range(8):
             events, _ = await engine.store.page(f"u{user}", limit=100)
             by_id = {event.event_id: event for event in events}
@@ -217,6 +230,7 @@ def test_strangers_see_what_everybody_takes(data: Path) -> None:
     """Without events there are popular and trending items; a session is enough for more."""
 
     async def story(engine: Engine) -> None:
+        await plant_rise(engine)
         for user_id in (None, "nobody"):
             answer = await ask(engine, user_id)
             assert [row.reason.kind for row in answer.rows][:2] == ["popular", "trending"]
