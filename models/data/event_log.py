@@ -53,10 +53,12 @@ class EventLog:
         indexed: _IndexedEvents | None = None,
         void: NDArray[np.bool_] | None = None,
         recent: LoggedEvents = NO_EVENTS,
+        sizes: tuple[int, int] | None = None,
     ) -> None:
         self._indexed = _IndexedEvents(NO_EVENTS) if indexed is None else indexed
         self._void = void  # [n] of the indexed events: no longer in the log
         self._recent = recent
+        self._sizes = sizes
 
     def __len__(self) -> int:
         void = 0 if self._void is None else int(np.count_nonzero(self._void))
@@ -64,7 +66,7 @@ class EventLog:
 
     def prepare(self) -> None:
         """Make the indexes, of 8 bytes an event, which the first request would wait for."""
-        _ = self._indexed.by_item, self._indexed.sizes
+        _ = self._indexed.by_item, self._indexed.by_user, self.sizes
 
     def changed(self, rewritten: NDArray[np.integer], events: LoggedEvents) -> EventLog:
         """Return the log without the events of some users, and with new events."""
@@ -74,35 +76,38 @@ class EventLog:
             gone = np.isin(indexed.events.users, rewritten)
             void = gone if void is None else gone | void
         recent = _concat(recent, events)
+        log = EventLog(indexed, void, recent)
+        if self._sizes is not None:
+            # Of the users that changed alone: all would be too many after each event.
+            changed = np.union1d(rewritten, events.users)
+            before, now = log_sizes(self.of_users(changed)), log_sizes(log.of_users(changed))
+            users, baskets = self._sizes
+            log._sizes = users - before[0] + now[0], baskets - before[1] + now[1]
         most = max(_MIN_RECENT, len(indexed.events.users) // _RECENT_SHARE)
         beside = len(recent.users) + (0 if void is None else int(np.count_nonzero(void)))
-        if beside <= most:
-            return EventLog(indexed, void, recent)
-        valid = indexed.events if void is None else indexed.events.take(~void)
-        every = _concat(valid, recent)
+        return log if beside <= most else log._sorted()
+
+    def _sorted(self) -> EventLog:
+        """Return the same log with all of its events sorted and none beside."""
+        every = self.between(None, None)
         order = np.argsort(every.timestamps, kind="stable")
-        return EventLog(_IndexedEvents(every.take(order)))
+        return EventLog(_IndexedEvents(every.take(order)), sizes=self._sizes)
 
     @cached_property
     def span(self) -> tuple[int, int] | None:
         """The times of the oldest and the newest event, microseconds UTC; None without events."""
-        times, void = self._indexed.events.timestamps, self._void
-        valid = np.arange(len(times)) if void is None else np.flatnonzero(~void)
-        ends = np.concatenate([times[valid[:1]], times[valid[-1:]], self._recent.timestamps])
+        times = self._indexed.events.timestamps
+        if self._void is not None:
+            times = times[~self._void]
+        ends = np.concatenate([times[:1], times[-1:], self._recent.timestamps])
         return (int(ends.min()), int(ends.max())) if len(ends) else None
 
-    @cached_property
+    @property
     def sizes(self) -> tuple[int, int]:
         """The number of users with events, and of their baskets: distinct times of a user."""
-        void = self._void
-        gone = self._indexed.events.users[:0] if void is None else self._indexed.events.users[void]
-        changed = np.union1d(gone, self._recent.users)
-        users, baskets = self._indexed.sizes
-        users_before, baskets_before = log_sizes(
-            self._indexed.events.take(self._indexed.by_user.places(changed))
-        )
-        users_now, baskets_now = log_sizes(self.of_users(changed))
-        return users - users_before + users_now, baskets - baskets_before + baskets_now
+        if self._sizes is None:
+            self._sizes = log_sizes(self.between(None, None))
+        return self._sizes
 
     def between(self, since: int | None, until: int | None) -> LoggedEvents:
         """Return the events with since < time <= until, microseconds UTC; None = no bound."""
@@ -169,19 +174,11 @@ class _IndexedEvents:
     def by_user(self) -> _Index:
         return _Index.of(self.events.users)
 
-    @cached_property
-    def sizes(self) -> tuple[int, int]:
-        order = self.by_user.order  # the events of one user stay in the order of their times
-        return _sizes_in_order(self.events.users[order], self.events.timestamps[order])
-
 
 def log_sizes(events: LoggedEvents) -> tuple[int, int]:
     """Count the users of events, and their baskets: distinct times of a user."""
     order = np.lexsort((events.timestamps, events.users))
-    return _sizes_in_order(events.users[order], events.timestamps[order])
-
-
-def _sizes_in_order(users: NDArray[np.int32], timestamps: NDArray[np.int64]) -> tuple[int, int]:
+    users, timestamps = events.users[order], events.timestamps[order]
     if not len(users):
         return 0, 0
     other_user = users[1:] != users[:-1]
