@@ -67,6 +67,7 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
         version=__version__,
         description=openapi.DESCRIPTION,
         openapi_tags=openapi.TAGS,
+        docs_url=None,  # in `routes.page`, without the CDN of FastAPI's own
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,  # names of methods in clients
         redirect_slashes=False,  # a path that ends in a slash has an empty id, which is no id

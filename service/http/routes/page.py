@@ -1,11 +1,13 @@
-"""The page at `/`: files that a browser runs, speaking the public API and nothing else.
+"""The page at `/` and the API's documentation at `/docs`: files that a browser runs.
 
-There is no build step, and scripts, styles and requests are this service's own: the page works
-without a network. Pictures of items come from wherever the catalogue says, if they are mapped.
+They speak the public API and nothing else. There is no build step, and scripts, styles and
+requests are this service's own: both work without a network. Pictures of items come from wherever
+the catalogue says, if they are mapped.
 """
 
 from __future__ import annotations
 
+from importlib.resources import files
 from pathlib import Path
 
 from fastapi import APIRouter, Request
@@ -20,12 +22,14 @@ from service.http.schemas.rendering import Json
 router = APIRouter(route_class=JsonRoute, include_in_schema=False)
 
 _files = StaticFiles(directory=Path(__file__).parents[1] / "playground")
+_swagger = StaticFiles(directory=str(files("fastapi_offline") / "static"))
 # Scripts, styles and requests are this service's own alone: what a title or a description holds
 # can run nothing, whatever it looks like.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; img-src 'self'"
 )
+_SWAGGER_POLICY = f"{_POLICY} data:; style-src-attr 'unsafe-inline'"  # its icons, its layout
 _ELSEWHERE = " https: http:"  # where pictures of a catalogue are
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -54,4 +58,20 @@ async def file(name: str, request: Request) -> Response:
     pictured = page_fields.IMAGE in page_fields.parse(settings.page_fields)
     policy = _POLICY + _ELSEWHERE * pictured
     response.headers.update({**_HEADERS, "Content-Security-Policy": policy})
+    return response
+
+
+@router.get("/docs")
+async def docs(request: Request) -> Response:
+    """Swagger UI, whose files ship in a package: it works without a network, too."""
+    response = await _files.get_response("docs/index.html", request.scope)
+    response.headers.update({**_HEADERS, "Content-Security-Policy": _SWAGGER_POLICY})
+    return response
+
+
+@router.get("/docs/{name}")
+async def docs_file(name: str, request: Request) -> Response:
+    """One of the files of Swagger UI."""
+    response = await _swagger.get_response(name, request.scope)
+    response.headers.update({**_HEADERS, "Content-Security-Policy": _SWAGGER_POLICY})
     return response
