@@ -44,6 +44,7 @@ class Catalogue:
     titles: CowList[str]
     content_rows: CowArray[np.float32]  # [N, D] see `content`
     has_content: NDArray[np.bool_]  # [N] has a content vector
+    is_named: NDArray[np.bool_]  # [N] has a title or another text
     present: NDArray[np.bool_]  # [N] is in the catalogue, hidden or not
     deleted: NDArray[np.bool_]  # [N] was removed from the catalogue
     visible: NDArray[np.bool_]  # [N] is present and not hidden
@@ -76,6 +77,7 @@ class Catalogue:
             titles=CowList(),
             content_rows=CowArray(np.zeros((0, dimension), dtype=np.float32)),
             has_content=np.zeros(0, dtype=np.bool_),
+            is_named=np.zeros(0, dtype=np.bool_),
             present=np.zeros(0, dtype=np.bool_),
             deleted=np.zeros(0, dtype=np.bool_),
             visible=np.zeros(0, dtype=np.bool_),
@@ -210,12 +212,15 @@ class Catalogue:
         visible, published = self.visible.copy(), self.published.copy()
         present[rows], deleted[rows] = in_catalogue, ~in_catalogue
         visible[rows] = [not entry.hidden for entry in entries]
+        is_named = self.is_named.copy()
+        is_named[rows] = [entry.is_named for entry in entries]
         published[rows] = [
             NEVER if entry.published_at is None else entry.published_at for entry in entries
         ]
         new_values = item_values(rows.tolist(), entries)
         columns = self.columns.updated(self._rows_with_values(rows), new_values, len(self))
         return {
+            "is_named": is_named,
             "present": present,
             "deleted": deleted,
             "visible": visible,
@@ -245,7 +250,10 @@ class Catalogue:
             return None
         return self.bm25_writer.update(
             Document(
-                row, entry.title, [text for name, text in entry.fields.items() if name != "title"]
+                row,
+                entry.title,
+                [text for name, text in entry.fields.items() if name != "title"],
+                entry.keywords,
             )
             for row, entry in zip(rows.tolist(), entries, strict=True)
         )
@@ -261,6 +269,7 @@ class Catalogue:
             titles=self.titles.extended([""] * more),
             content_rows=self.content_rows.extended(np.zeros((more, self.dimension), np.float32)),
             has_content=np.concatenate([self.has_content, dark]),
+            is_named=np.concatenate([self.is_named, dark]),
             present=np.concatenate([self.present, dark]),
             deleted=np.concatenate([self.deleted, dark]),
             visible=np.concatenate([self.visible, dark]),

@@ -30,6 +30,12 @@ class ItemEntry:
     hidden: bool = False
     published_at: int | None = None  # microseconds UTC
     tags: Sequence[str] = ()
+    keywords: Mapping[str, Sequence[str]] = field(default_factory=dict)  # field name -> identifiers
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the item has a title or another text."""
+        return any(text.strip() for text in (self.title, *self.fields.values()))
 
 
 def keys_of_entries(

@@ -7,13 +7,12 @@ so that an item which matches in two fields gathers both. Two heads read a query
 embedding with each key, one ranks the items by BM25, and their scores add up. A key that m items
 share (a category that is all a field says) is one key with m values: its weight is split among
 them. At μ = 0, b_field - log m is -log of the number of the item's keys, so that words alone rank.
+Keywords that match, such as stock codes, are keys of their own: see `keyword_matches`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -24,21 +23,10 @@ from models.attention.attend import attend
 from models.attention.softmax_mass import mass_from_sample
 from models.catalogue.snapshot import Snapshot
 from models.data.row_sets import RowIndices
-from models.ranking.field_matches import FieldMatches
+from models.ranking.matching.field_matches import FieldMatches
+from models.ranking.matching.keyword_matches import with_keywords
+from models.ranking.matching.search_results import SearchResults
 from models.ranking.scoring import Scores
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SearchResults:
-    """Items that match, best first."""
-
-    rows: RowIndices  # [L] item rows
-    weights: NDArray[np.float32]  # [L] share of the softmax gathered over the item's keys
-    scores: NDArray[np.float32]  # [L] log of the weight before normalising, plus any personal part
-    matched: tuple[dict[str, float], ...]  # [L] each field's share of the item's weight
-    mode: Literal["exact", "coarse"]
-    keys: int  # that were attended
-    mass: float  # share of the softmax over all allowed keys that these hold; may be estimated
 
 
 @torch.inference_mode()
@@ -52,13 +40,16 @@ def nearest(matches: FieldMatches, count: int) -> RowIndices:
 
 @torch.inference_mode()
 def strong_matches(matches: FieldMatches, share: float) -> RowIndices:
-    """Return the items that weigh at least a share of the heaviest, by text alone, ascending."""
+    """Return the items that weigh at least a share of the heaviest by their texts, ascending.
+
+    Items whose keywords match are always among them.
+    """
     temperature = matches.parameters.temperature
     bias = matches.offset + matches.bias(matches.places, None, temperature)
     weights = _softmax(matches, bias, temperature, hard=False)
     gathered = _gathered(matches, weights)
     heavy = np.flatnonzero((gathered > 0) & (gathered >= share * gathered.max(initial=0)))
-    return matches.items.take(heavy)
+    return np.union1d(matches.items.take(heavy), matches.keywords.rows)
 
 
 @torch.inference_mode()
@@ -88,7 +79,7 @@ def search(
     # Over the sum of exponentials, a weight is comparable between queries.
     scores = matches.cosines + bias
     total = np.float32(torch.logsumexp(scores[0] / temperature, 0))
-    return SearchResults(
+    found = SearchResults(
         matches.items[order],
         gathered[order],
         np.log(gathered[order]) + total,
@@ -97,6 +88,7 @@ def search(
         matches.attended,
         _mass(matches, personal, scores, temperature),
     )
+    return with_keywords(found, matches, limit)
 
 
 def personal_bias(

@@ -7,7 +7,8 @@ scores every row that has one of the words, takes 68 ms; both add an item in a f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import tantivy
 from numpy.typing import NDArray
 
 from models.text.index_terms import IndexTerms, analyser, fold_sigma
+from models.text.keywords import KeywordHits, KeywordIndex, keyword_terms
 from models.text.query_parser import ParsedQuery, QueryParser
 
 TITLE_WEIGHT = 3  # times that a title's words count: chosen on judgments
@@ -34,6 +36,7 @@ class Document(NamedTuple):
     row: int
     title: str
     texts: Sequence[str]  # of its other fields
+    keywords: Mapping[str, Sequence[str]] = MappingProxyType({})  # field name -> identifiers
 
 
 class Hits(NamedTuple):
@@ -51,6 +54,8 @@ class BM25Writer:
         schema.add_integer_field("row", indexed=True, fast=True)
         schema.add_text_field("stems", tokenizer_name="stems")
         schema.add_text_field("titles", tokenizer_name="plain", index_option="basic")
+        schema.add_text_field("texts", tokenizer_name="plain", index_option="basic")
+        schema.add_text_field("keywords", tokenizer_name="raw", index_option="basic")
         self._schema = schema.build()
         self._index = tantivy.Index(self._schema)
         self._index.register_tokenizer("stems", analyser(stemmed=True))
@@ -59,12 +64,13 @@ class BM25Writer:
         self._letters: Counter[str] = Counter()  # titles that had each, removed ones included
 
     def update(self, documents: Iterable[Document]) -> BM25Index:
-        """Replace documents by their rows, and commit; one without texts is removed."""
+        """Replace documents by their rows, and commit; one that holds nothing is removed."""
         if self._writer is None:  # its thread and its heap are held while there is work alone
             self._writer = self._index.writer(_HEAP, 1)
-        for count, (row, title, texts) in enumerate(documents, 1):
+        for count, (row, title, texts, keywords) in enumerate(documents, 1):
             self._writer.delete_documents_by_term("row", row)
-            if not any(text.strip() for text in (title, *texts)):
+            terms = keyword_terms(keywords)
+            if not terms and not any(text.strip() for text in (title, *texts)):
                 continue  # an empty document would change every term's weight
             document = tantivy.Document()
             document.add_integer("row", row)
@@ -72,6 +78,10 @@ class BM25Writer:
             for text in [*[title] * TITLE_WEIGHT, *texts]:
                 document.add_text("stems", fold_sigma(text))
             document.add_text("titles", fold_sigma(title))
+            for text in texts:
+                document.add_text("texts", fold_sigma(text))
+            for term in terms:
+                document.add_text("keywords", term)
             self._letters.update(set(title.lower()))
             self._writer.add_document(document)
             if count % _BATCH == 0:
@@ -80,7 +90,7 @@ class BM25Writer:
         self._index.reload()
         letters = [letter for letter, _ in self._letters.most_common(_MAX_LETTERS)]
         searcher = self._index.searcher()
-        return BM25Index(searcher, self._schema, IndexTerms(searcher, letters))
+        return BM25Index(searcher, self._schema, IndexTerms(searcher, self._schema, letters))
 
     def rest(self) -> None:
         """End the writer's threads until the next update."""
@@ -100,7 +110,8 @@ class BM25Index:
         self, searcher: tantivy.Searcher, schema: tantivy.Schema, terms: IndexTerms
     ) -> None:
         self._searcher, self._schema, self._terms = searcher, schema, terms
-        self.parser = QueryParser(terms)
+        self._keywords = KeywordIndex(searcher, schema)
+        self.parser = QueryParser(terms, self._keywords)
 
     def __len__(self) -> int:
         return int(self._searcher.num_docs)
@@ -141,15 +152,19 @@ class BM25Index:
         if not parsed.phrases:
             return None
         query = tantivy.Query.boolean_query(
-            [(_must, self._phrase(phrase)) for phrase in parsed.phrases]
+            [(_must, self._terms.phrase_query(phrase)) for phrase in parsed.phrases]
         )
         return self._run(query, max(1, len(self)))[0]
 
+    def keyword_hits(self, parsed: ParsedQuery) -> KeywordHits:
+        """Return the items that have a keyword of a query."""
+        return self._keywords.find(parsed.keywords)
+
     def match_spans(self, parsed: ParsedQuery, text: str) -> list[tuple[int, int]]:
         """Return where words of a query stand in a text: (start, end) in characters, ascending."""
-        stems = {
-            stem for words in parsed.terms for word in words for stem in self._terms.stems(word)
-        }
+        words = [word for words in parsed.terms for word in words]
+        words += [compound.text for compound in parsed.compounds]
+        stems = {stem for word in words for stem in self._terms.stems(word)}
         return [
             (token.char_offset_from, token.char_offset_to)
             for token in self._terms.stem_tokens(text)
@@ -164,7 +179,7 @@ class BM25Index:
 
     def _query(self, parsed: ParsedQuery) -> tantivy.Query | None:
         """Build one query of all words, None where there are none; a repeated word counts twice."""
-        clauses = [(_must, self._phrase(phrase)) for phrase in parsed.phrases]
+        clauses = [(_must, self._terms.phrase_query(phrase)) for phrase in parsed.phrases]
         counted = Counter(
             tuple(dict.fromkeys(stem for word in words for stem in self._terms.stems(word)))
             for words in parsed.terms
@@ -177,10 +192,7 @@ class BM25Index:
                 one = tantivy.Query.boost_query(one, float(counted[stems]))
             # tantivy skips what cannot be among the best for unions of bare terms only.
             clauses.append((_should, one))
+        for compound in parsed.compounds[:MAX_QUERY_TERMS]:
+            one = self._terms.phrase_query(compound.text)
+            clauses.append((_should, tantivy.Query.boost_query(one, compound.weight)))
         return tantivy.Query.boolean_query(clauses) if clauses else None
-
-    def _phrase(self, phrase: str) -> tantivy.Query:
-        stems = self._terms.stems(phrase)
-        if len(stems) == 1:
-            return tantivy.Query.term_query(self._schema, "stems", stems[0])
-        return tantivy.Query.phrase_query(self._schema, "stems", [*stems])

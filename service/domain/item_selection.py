@@ -70,7 +70,7 @@ class SortField:
 
 @dataclass(frozen=True, slots=True)
 class FilterWarning:
-    """A part of a filter that no item can meet, though it is well formed."""
+    """A part of a question that no item can meet, though it is well formed."""
 
     pointer: str
     detail: str

@@ -267,8 +267,9 @@ class Answer:
     keys_attended: int | None = None  # search: number of field keys attended
     mass: float | None = None  # search: share of the softmax over all field keys that they hold
     rows_scanned: int | None = None  # long history: mean rows attended one by one for each target
-    # search: unknown word of the query -> catalogue words that replaced it
+    # search: word of the query that no item has -> words that are searched for in its place
     corrections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    did_you_mean: str | None = None  # search: the query with spellings that were not applied
     spaces: tuple[Space, ...] | None = None  # similar: in which the item was compared
     total: int | None = None  # items that match, with facets or in a list
     cursor: str | None = None  # of the next page of a list

@@ -20,6 +20,8 @@ from service.domain.errors import Invalid
 
 PREFIX = "HEED_"
 STATIC_ENCODER = "static"  # the text encoder that ships with Heed
+# Attributes that hold identifiers, by the names that shops give them.
+KEYWORD_FIELDS = ("sku", "isbn", "ean", "gtin", "upc", "asin", "mpn", "part_number", "barcode")
 _KiB = 1024
 _MiB = 1024 * _KiB
 
@@ -81,6 +83,12 @@ class Settings(BaseSettings):
         le=4096,
         description="Dimensions of item embeddings and of the keys and values of events; must be "
         "those of the text encoder, 256 for `static`.",
+    )
+    keyword_fields: str = Field(
+        ",".join(KEYWORD_FIELDS),
+        description="Attributes that hold identifiers, separated by commas: search matches them, "
+        "like item ids, as wholes and by their beginnings. Case, spaces, hyphens and underscores "
+        "of the names do not matter; `NAME.MEMBER` names a member of an object.",
     )
     max_exact_rows: int = Field(
         100_000,
@@ -174,6 +182,11 @@ class Settings(BaseSettings):
     def _check_page_fields(cls, text: str) -> str:
         page_fields.parse(text)
         return text
+
+    @property
+    def keyword_names(self) -> tuple[str, ...]:
+        """The names in `keyword_fields`."""
+        return tuple(name.strip() for name in self.keyword_fields.split(",") if name.strip())
 
     @classmethod
     def read(cls, overrides: Mapping[str, Any] | None = None) -> Self:

@@ -178,7 +178,7 @@ class Answers:
         outcome = await self._attend(request, stages, attend, size)
         with stages("explain"):
             named = await name_reasons(self._parts.store, snapshot, request.events, outcome.reasons)
-        answer = search_answer(query.requester, snapshot, outcome, named)
+        answer = search_answer(query, snapshot, outcome, named)
         index, parsed = snapshot.catalogue.bm25_index, outcome.parsed
         if query.highlight and index is not None and parsed is not None:
             with stages("highlight"):

@@ -96,6 +96,7 @@ def compose(
         registry,
         embeddings,
         executor,
+        keyword_fields=settings.keyword_names,
         preloaded=preloaded,
         indexing_lock=settings.data / INDEXING_LOCK if settings.workers > 1 else None,
     )

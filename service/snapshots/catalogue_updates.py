@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from service.domain.records import Item
+from service.domain.settings import KEYWORD_FIELDS
 from service.snapshots.item_entries import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import CatalogueChanges
@@ -32,8 +33,11 @@ class CatalogueUpdates:
     encoded before; their other texts become keys with `apply_encoded`.
     """
 
-    def __init__(self, embeddings: EmbeddingCache) -> None:
+    def __init__(
+        self, embeddings: EmbeddingCache, keyword_fields: Sequence[str] = KEYWORD_FIELDS
+    ) -> None:
         self._embeddings = embeddings
+        self._keyword_fields = keyword_fields
         self._lock = threading.Lock()
         self._deferred: dict[str, ItemEntry] = {}  # by item id, as they were stored last
 
@@ -77,7 +81,7 @@ class CatalogueUpdates:
 
     def _entries(self, items: Sequence[Item]) -> list[ItemEntry]:
         dimension = self._embeddings.encoder.dimension
-        entries = [to_entry(item, dimension) for item in items]
+        entries = [to_entry(item, dimension, self._keyword_fields) for item in items]
         unused = sum(item.embedding is not None and entry.embedding is None
                      for item, entry in zip(items, entries, strict=True))  # fmt: skip
         if unused:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
 from models.catalogue.item_entry import ItemEntry
+from models.text.keywords import normalize_keyword
+from service.domain.item_selection import ATTRIBUTES
 from service.domain.records import Item
+from service.domain.settings import KEYWORD_FIELDS
 
 _FIELDS = ("title", "description", "tags", "categories")
 
 
-def to_entry(item: Item, dimension: int) -> ItemEntry:
+def to_entry(
+    item: Item, dimension: int, keyword_fields: Sequence[str] = KEYWORD_FIELDS
+) -> ItemEntry:
     """Convert an item to an entry of the catalogue.
 
-    An embedding of another dimension belongs to another encoder, and is left out.
+    An embedding of another dimension belongs to another encoder, and is left out. Keywords are the
+    item's id and the attributes named by `keyword_fields`, whatever the case and the separators of
+    their names; `NAME.MEMBER` names a member of an object.
     """
     own = item.embedding
     if own is not None and len(own) != dimension:
         own = None
     texts = (item.title, item.description, ", ".join(item.tags), ", ".join(item.categories))
+    wanted = frozenset(map(normalize_keyword, keyword_fields))
     return ItemEntry(
         item.item_id,
         item.title,
@@ -27,4 +38,26 @@ def to_entry(item: Item, dimension: int) -> ItemEntry:
         item.hidden,
         item.published_at,
         item.tags,
+        {"item_id": [item.item_id], **dict(_keywords(item.attributes, wanted))},
     )
+
+
+def _keywords(
+    members: Mapping[str, Any], wanted: frozenset[str], path: str = ""
+) -> Iterator[tuple[str, list[str]]]:
+    """Iterate over the names of wanted attributes, and their values as strings."""
+    for name, value in members.items():
+        if isinstance(value, Mapping):
+            yield from _keywords(value, wanted, f"{path}{name}.")
+        elif normalize_keyword(path + name) in wanted:
+            values = value if isinstance(value, list | tuple) else [value]
+            yield ATTRIBUTES + path + name, [text for each in values if (text := _written(each))]
+
+
+def _written(value: object) -> str:
+    """Return a string or a number as it is typed; empty for anything else."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return ""
+    return str(value)

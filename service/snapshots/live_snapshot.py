@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +23,7 @@ from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
 from models.text.bm25 import BM25Writer
 from service.domain.errors import HeedError, ModelRejected
+from service.domain.settings import KEYWORD_FIELDS
 from service.snapshots.catalogue_refresh import CatalogueRefresh, UnacknowledgedWrites
 from service.snapshots.catalogue_updates import CatalogueUpdates
 from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
@@ -56,6 +58,7 @@ class LiveSnapshot:
     Args:
         executor: where models are loaded.
         index_from: number of rows from which on an index is built.
+        keyword_fields: attributes that hold identifiers.
         preloaded: state to start from, in a forked process.
         indexing_lock: a file that processes of one catalogue lock while they build indexes.
     """
@@ -68,6 +71,7 @@ class LiveSnapshot:
         executor: Executor,
         *,
         index_from: int = INDEX_FROM,
+        keyword_fields: Sequence[str] = KEYWORD_FIELDS,
         preloaded: PreloadedSnapshot | None = None,
         indexing_lock: Path | None = None,
     ) -> None:
@@ -89,7 +93,7 @@ class LiveSnapshot:
         self.catalogue = CatalogueRefresh(
             store,
             self._served,
-            CatalogueUpdates(embeddings),
+            CatalogueUpdates(embeddings, keyword_fields),
             self.indexes,
             version=state.catalogue_version,
             unacknowledged=state.unacknowledged,

@@ -168,14 +168,14 @@ def test_auto_retrieval_follows_max_exact_rows(world: tiny.World, tmp_path: Path
     [
         ("a", 5),
         ("rocket " * 2_500, 5),
-        ("\U0001f680\U0001f680", 5),
-        ("שלום עולם", 5),
+        ("\U0001f680\U0001f680", 0),
+        ("שלום עולם", 0),
         ('"', 0),
         ("*", 0),
     ],
 )
 def test_any_query_text_is_answered(http: httpx.Client, query: str, found: int) -> None:
-    """A query without letters or symbols to search by returns nothing, any other is answered."""
+    """A query that nothing of the catalogue is near to returns nothing, any other is answered."""
     answer = search(http, query=query, limit=5)
     assert len(answer["items"]) == found
 

@@ -10,13 +10,20 @@ import typer
 
 from service.cli.console import DATA, ENCODER, Data, Encoder, open_store, out, set_threads
 from service.domain.errors import Invalid
-from tests.benchmarks.studies.commands import cold_start, explanations, personal_search, small_shops
+from tests.benchmarks.studies.commands import (
+    cold_start,
+    explanations,
+    finding,
+    personal_search,
+    small_shops,
+)
 
 app = typer.Typer(invoke_without_command=True)
 app.command("cold-start")(cold_start)
 app.command("personal-search")(personal_search)
 app.command("explanations")(explanations)
 app.command("small-shops")(small_shops)
+app.command("finding")(finding)
 
 _FEW = 100  # items, with fewer of which there is nothing to copy
 

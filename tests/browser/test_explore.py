@@ -76,11 +76,17 @@ def test_results_come_while_typing(page: Page) -> None:
 
 
 def test_page_shows_the_correction_of_a_typo(page: Page) -> None:
-    """The correction of a mistyped word is shown above the results."""
+    """The correction of a mistyped word is told above the results, or offered as a button."""
+    note = page.locator("#search-note")
     page.get_by_role("searchbox").fill("catsle ")
-    expect(page.locator("#search-note")).to_contain_text("“catsle” is taken for “castle”")
+    expect(note).to_contain_text("No item has “catsle”; searched for “castle” instead")
     page.get_by_role("searchbox").fill('"no such phrase"')
-    expect(page.locator("#search-note")).to_contain_text("Nothing was found.")
+    expect(note).to_contain_text("Nothing was found: no item matches")
+    page.get_by_role("searchbox").fill('"catsle"')
+    expect(results(page)).to_have_count(0)
+    note.get_by_role("button", name='"castle"').click()
+    expect(page.get_by_role("searchbox")).to_have_value('"castle"')
+    expect(results(page).first).to_contain_text("castle")
 
 
 def test_only_the_latest_text_is_answered(page: Page) -> None:

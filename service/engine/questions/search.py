@@ -15,10 +15,12 @@ from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason
-from models.ranking.field_matches import FieldMatches, match_fields
+from models.ranking.matching.field_matches import FieldMatches, match_fields
+from models.ranking.matching.keyword_matches import allowed_keywords
+from models.ranking.matching.meaning_floor import meaning_floor
+from models.ranking.matching.search_results import SearchResults
 from models.ranking.scoring import Scores, score
 from models.ranking.search import (
-    SearchResults,
     nearest,
     personal_bias,
     search,
@@ -26,8 +28,10 @@ from models.ranking.search import (
 )
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import Hits
+from models.text.keywords import NO_KEYWORDS
 from models.text.query_parser import ParsedQuery
-from service.domain.queries import Answer, AnswerItem, Contribution, Requester, SearchQuery
+from service.domain.item_selection import NO_FILTER, FilterWarning
+from service.domain.queries import Answer, AnswerItem, Contribution, SearchQuery
 from service.engine.explain import explain_items
 from service.engine.selection.item_selection import Counted, ItemSelection, count_items
 from service.engine.selection.listing import list_items
@@ -35,6 +39,8 @@ from service.engine.selection.listing import list_items
 RERANKED = 200  # items matched by text that a user's memory re-ranks
 BM25_HITS = 500  # items at most that BM25 contributes
 MAX_MATCHES = 100_000  # items with words of a query, the best ones, that are counted or sorted
+KNOWN_WORDS = 0.1  # coverage of a query from which on its words are evidence enough
+_SHOWN = 60  # characters of a query in a warning
 MATCH_SHARE = 1e-3  # of the best item's weight, from which an item without these words matches
 
 # BM25 and the nearest keys of many items take milliseconds each, and both release the GIL.
@@ -132,16 +138,16 @@ def list_matches(
     The arguments are those of `search_items`; nobody's memory is attended. Raises `Invalid` for a
     cursor of another order.
     """
-    mask, corrections = selection.allowed, None
+    mask, parsed = selection.allowed, None
     if query.query.strip():
         parsed, matches = match_text(
             query.query, snapshot, encode, allowed=mask, options=options, parameters=parameters
         )
         mask = matched_items(snapshot, parsed, matches, mask)
-        corrections = None if parsed is None else parsed.corrections
     answer = list_items(query, snapshot, mask)
     counted = count_items(snapshot, mask, query.facets)
-    return replace(selection.described(answer, counted), corrections=corrections or {})
+    answer = selection.described(answer, counted)
+    return told_of_query(answer, query, parsed, found=mask.any())
 
 
 def match_text(
@@ -157,11 +163,12 @@ def match_text(
 
     The arguments are those of `search_items`.
     """
-    index, parsed = snapshot.catalogue.bm25_index, None
+    index, parsed, keywords = snapshot.catalogue.bm25_index, None, NO_KEYWORDS
     hits: Callable[[], Hits] | None = None
     if index is not None:
         parsed = index.parser.parse(text)
         text = parsed.text
+        keywords = allowed_keywords(index.keyword_hits(parsed), allowed)
         rows = index.rows_with_phrases(parsed)
         if rows is not None:  # only items with the phrases of the query
             allowed, candidates = np.zeros_like(allowed), allowed
@@ -169,19 +176,59 @@ def match_text(
         hits = partial(index.search, parsed, BM25_HITS, allowed)
         if snapshot.key_index is not None:
             hits = _BM25.submit(hits).result
-    vector = encode(text.strip())
-    return parsed, match_fields(
-        snapshot, vector, allowed=allowed, options=options, hits=hits, parameters=parameters
+    text = text.strip()
+    vector = encode(text) if text else np.zeros(snapshot.catalogue.dimension, np.float32)
+    matches = match_fields(
+        snapshot,
+        vector,
+        allowed=allowed,
+        options=options,
+        hits=hits,
+        parameters=parameters,
+        keywords=keywords,
     )
+    if parsed is not None and _is_nonsense(parsed, matches, encode):
+        nothing = np.zeros_like(allowed)
+        matches = match_fields(snapshot, vector, allowed=nothing, parameters=parameters)
+        parsed = parsed._replace(terms=(), phrases=(), compounds=())
+    return parsed, matches
+
+
+def _is_nonsense(
+    parsed: ParsedQuery, matches: FieldMatches, encode: Callable[[str], NDArray[np.float32]]
+) -> bool:
+    """Whether a query has no known word, nor comes nearer to any key than nonsense does.
+
+    A few common words among unknown ones are none. Where words do not count, nothing is nonsense.
+    """
+    if parsed.keywords or parsed.coverage >= KNOWN_WORDS or not matches.parameters.lexical:
+        return False
+    return matches.best_cosine < meaning_floor(matches.catalogue.keys, encode)
+
+
+def told_of_query(
+    answer: Answer, query: SearchQuery, parsed: ParsedQuery | None, *, found: bool | np.bool_
+) -> Answer:
+    """Return an answer that says how its query was understood, and when nothing was found."""
+    if parsed is not None:
+        answer = replace(answer, corrections=parsed.corrections, did_you_mean=parsed.did_you_mean)
+    if found or not query.query.strip():
+        return answer
+    among = "no item" if query.filter == NO_FILTER else "no item that passes the filter"
+    written = query.query.strip()
+    shown = written if len(written) <= _SHOWN else written[:_SHOWN] + "…"
+    warning = FilterWarning("/query", f"{among} matches {shown!r}")
+    return replace(answer, warnings=(warning, *(answer.warnings or ())))
 
 
 def search_answer(
-    requester: Requester,
+    query: SearchQuery,
     snapshot: Snapshot,
     outcome: SearchOutcome,
     explanations: Sequence[tuple[Contribution, ...]],
 ) -> Answer:
     """Make the answer to a search; without a user or a history there is nobody to explain by."""
+    requester = query.requester
     found, scores, catalogue = outcome.found, outcome.scores, snapshot.catalogue
     masses = scores.mass.tolist()
     items: list[AnswerItem] = [
@@ -208,11 +255,11 @@ def search_answer(
         for item, explanation in zip(items, explanations, strict=True):
             item["explanation"] = explanation
     coarse = "coarse" in {found.mode, scores.mode}
-    return Answer(
+    answer = Answer(
         items,
         snapshot.version,
         "coarse" if coarse else "exact",
         keys_attended=found.keys,
         mass=found.mass,
-        corrections={} if outcome.parsed is None else outcome.parsed.corrections,
     )
+    return told_of_query(answer, query, outcome.parsed, found=bool(items))

@@ -40,7 +40,7 @@ class ItemSelection:
     def described(self, answer: Answer, counted: Counted | None = None) -> Answer:
         """Return an answer with the warnings, and with counts where there are any."""
         if self.warnings:
-            answer = replace(answer, warnings=self.warnings)
+            answer = replace(answer, warnings=(*(answer.warnings or ()), *self.warnings))
         if counted is not None:
             answer = replace(answer, total=counted.total, facets=counted.facets)
         return answer

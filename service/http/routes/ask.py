@@ -39,7 +39,9 @@ async def search(body: SearchIn, context: Context) -> Response:
     """Search the catalogue by words and by meaning, best first, with the fields that matched.
 
     A quoted part is a phrase that every result has; a word that ends with a star is a prefix. A
-    word that no item has is replaced by one of a title, which `corrections` reports.
+    word that no item has stands for one of a title, which `corrections` reports; other spellings
+    are offered in `did_you_mean`. Item ids and the attributes in HEED_KEYWORD_FIELDS match as
+    wholes and by their beginnings, before anything else. Where nothing matches, `warnings` says so.
     With a user, results are re-ranked by their scores; `explain` names the events behind these.
 
     Without a query, or with a `sort`, items are listed in the order of their fields instead, page

@@ -189,7 +189,14 @@ class AnswerOut(BaseModel):
         "a target. Events on one item are one row.",
     )
     corrections: dict[str, list[str]] | None = Field(
-        None, description="Words of the query, and the words that stand for them in the search."
+        None,
+        description="Words of the query that no item has, and the words that are searched for in "
+        "their place. Left out where all was searched for as it was typed.",
+    )
+    did_you_mean: str | None = Field(
+        None,
+        description="The query in another spelling, which was not searched for: an offer.",
+        examples=["python for beginners"],
     )
     spaces: list[Literal["content", "trained"]] | None = Field(
         None,

@@ -171,3 +171,22 @@ def explanations(
         )
     out.print(study.shown(found, data))
     write_json(json_file, found.as_dict())
+
+
+def finding(
+    data: Data = DATA, encoder: Encoder = ENCODER, seed: Seed = 0, json_file: JsonFile = None
+) -> None:
+    """Search the items in --data by ids, compounds, nonsense and titles made of themselves.
+
+    Ids must come first, compounds and titles find an item that has them, and nonsense nothing.
+    """
+    set_threads(1)
+    from service.evaluation.search_quality import build_snapshot
+    from tests.benchmarks.studies import finding as study
+
+    with open_store(data) as store:
+        items = list(store.scan_items())
+    vectors = open_embeddings(encoder, data)
+    found = study.measure(build_snapshot(items, vectors), items, vectors.query, seed=seed)
+    out.print(study.shown(found))
+    write_json(json_file, found.as_dict())

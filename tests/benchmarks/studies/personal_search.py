@@ -19,7 +19,7 @@ from models.catalogue.snapshot import Snapshot
 from models.evaluation.metrics import PairedDifference, bootstrap, reciprocal_ranks
 from models.evaluation.protocols import EvaluationTask
 from models.evaluation.splits import Holdout
-from models.ranking.field_matches import FieldMatches
+from models.ranking.matching.field_matches import FieldMatches
 from models.ranking.scoring import score
 from models.ranking.search import nearest, personal_bias, search
 from models.ranking.search_parameters import DEFAULTS, SearchParameters

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rapidfuzz.distance import OSA
 
 from models.text.bm25 import MAX_QUERY_TERMS, TITLE_WEIGHT, BM25Index, BM25Writer, Document, Hits
-from models.text.query_parser import single_edits
+from models.text.spelling import single_edits
 from tests.support.reference import bm25
 
 LETTERS = ["ant", "bee", "cat", "dog", "elk", "fox"]  # each its own stem
@@ -197,30 +197,47 @@ def test_corrections_use_the_script_of_the_titles() -> None:
     )  # rather than knave: few mistake the first letter
 
 
-def test_words_in_a_phrase_are_corrected() -> None:
-    """A mistyped word within a phrase is corrected, in the phrase and in the text."""
+def test_words_in_a_phrase_are_searched_for_as_they_are() -> None:
+    """A mistyped word within a phrase is not replaced; its correction is offered."""
     words = indexed(["big pandas rule", "pandas big", "rule"])
     parsed = words.parser.parse('the "big Panads" rule')
-    assert parsed.phrases == ("big Pandas",)
-    assert parsed.corrections == {"panads": ("pandas",)}
-    assert parsed.text == "the big Pandas rule"
+    assert parsed.phrases == ("big Panads",)
+    assert parsed.corrections == {}
+    assert parsed.text == "the  big Panads  rule"
+    assert parsed.did_you_mean == 'the "big Pandas" rule'
     rows = words.rows_with_phrases(parsed)
     assert rows is not None
-    assert rows.tolist() == [0]
+    assert rows.tolist() == []
     assert words.parser.parse('"big pand"').phrases == (
         "big pand",
     )  # what is quoted is not still typed
 
 
-def test_rare_misspelling_in_a_title_also_matches_the_frequent_word() -> None:
-    """A rare indexed misspelling also matches the frequent word, and its own item comes first."""
+def test_frequent_word_is_offered_for_a_rare_misspelling() -> None:
+    """A rare word that items have is searched for alone, and a far more frequent one is offered."""
     words = indexed(["pyhton"] + [f"python {n}" for n in range(150)] + ["dask", "dusk"])
     parsed = words.parser.parse("pyhton")
-    assert parsed.corrections == {"pyhton": ("pyhton", "python")}
-    found = words.search(parsed, 200, every(153))
-    assert found.rows[0] == 0
-    assert len(found.rows) == 151
-    assert words.parser.parse("dusk").corrections == {}
+    assert parsed.corrections == {}
+    assert parsed.did_you_mean == "python"
+    assert search(words, "pyhton", 153).rows.tolist() == [0]
+    assert words.parser.parse("dusk").did_you_mean is None
+
+
+def test_short_word_is_not_replaced() -> None:
+    """A correction of a short unknown word is offered, and nothing else is searched for."""
+    words = indexed(["a lamp", "a lantern"])
+    parsed = words.parser.parse("lmap lanetrn")
+    assert parsed.corrections == {"lanetrn": ("lantern",)}
+    assert (parsed.text, parsed.did_you_mean) == ("lmap lantern", "lamp lantern")
+    assert search(words, "lmap", 2).rows.tolist() == []
+
+
+def test_coverage_is_the_weight_of_the_known_words() -> None:
+    """Coverage is 1 with known words alone, 0 with none, and little with common ones alone."""
+    words = indexed([f"the word{n}" for n in range(100)])
+    assert words.parser.parse("the word7").coverage == 1
+    assert words.parser.parse("xyzzyx qwrtzp").coverage == 0
+    assert 0 < words.parser.parse("the xyzzyx").coverage < 0.01
 
 
 @pytest.mark.parametrize("query", ["", "   ", '"', '""', "*", "🙂🙂", "?!", "שלום", "ß" * 50])

@@ -39,7 +39,7 @@ def answer(found: SearchOutcome, requester: Requester) -> Answer:
         tuple(Contribution(MemoryRow(None, None, "", "", None), *reason[1:]) for reason in each)
         for each in found.reasons
     ]
-    return search_answer(requester, SERVED, found, named)
+    return search_answer(SearchQuery(requester, "about"), SERVED, found, named)
 
 
 @pytest.mark.parametrize("least", [1, 2])

@@ -124,10 +124,20 @@ async function search(query, asked, signal) {
   const answer = await post("v1/search", { query, ...asked, highlight: true, ...(personal ? session.requester() : {}) }, { signal });
   learn(answer.items);
   if (signal.aborted) return;
-  const corrections = Object.entries(answer.corrections ?? {}).map(([word, words]) => `“${word}” is taken for “${words.join("”, “")}”.`);
+  const corrections = Object.entries(answer.corrections ?? {}).map(([word, words]) => `No item has “${word}”; searched for “${words.join("”, “")}” instead.`);
   const compared = `${count(answer.keys_attended)} titles, descriptions and tags were compared${answer.retrieval === "exact" ? "" : `, which hold ${percent(answer.mass)}`}.`;
-  const note = answer.items.length ? `${count(answer.total)} match. ${compared}` : "Nothing was found.";
+  const note = answer.items.length ? `${count(answer.total)} match. ${compared}` : "Nothing was found:";
   show("results", `Results for “${query.trim()}”`, [...corrections, note].join(" "), answer, answer.items.map(result));
+  if (answer.did_you_mean) $("search-note").append(" Did you mean ", offered(answer.did_you_mean), "?");
+}
+
+// Another spelling, which is searched for if it is what was meant.
+function offered(spelling) {
+  const onclick = () => {
+    $("query").value = spelling;
+    $("search").requestSubmit();
+  };
+  return el("button", { type: "button", onclick }, spelling);
 }
 
 function result(item) {

@@ -18,6 +18,7 @@ from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.index.unit_vectors import normalize_rows
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import Hits
+from models.text.keywords import NO_KEYWORDS, KeywordHits
 
 COARSE_KEYS = 1_000  # field keys that the coarse step retrieves without a `k`
 _WIDE = 0.25  # share of allowed keys from which comparing all is faster than copying those out
@@ -40,6 +41,12 @@ class FieldMatches:
     options: AttentionOptions
     mode: Literal["exact", "coarse"]
     parameters: SearchParameters
+    keywords: KeywordHits  # of items that may be returned
+
+    @property
+    def best_cosine(self) -> float:
+        """The largest cosine of a key that is attended; -1 without one."""
+        return float(self.cosines[0].numpy().max(where=self.allowed_keys[self.places], initial=-1))
 
     @property
     def attended(self) -> int:
@@ -104,6 +111,7 @@ def match_fields(
     options: AttentionOptions = DEFAULT_OPTIONS,
     hits: Callable[[], Hits] | None = None,
     parameters: SearchParameters = DEFAULTS,
+    keywords: KeywordHits = NO_KEYWORDS,
 ) -> FieldMatches:
     """Compare a query vector with the field keys that may matter.
 
@@ -121,6 +129,7 @@ def match_fields(
         hits: returns allowed items by BM25; called once the nearest keys are known, so that a
             function that waits for them lets both be searched for at the same time.
         parameters: the weights of a match.
+        keywords: of allowed items, which match whatever their fields say.
     """
     catalogue, fields = snapshot.catalogue, snapshot.catalogue.keys
     unit = torch.from_numpy(normalize_rows(query[None]))
@@ -162,6 +171,7 @@ def match_fields(
         options,
         mode,
         parameters,
+        keywords,
     )
 
 
