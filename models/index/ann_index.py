@@ -52,7 +52,14 @@ class CoarseIndex:
         return len(self.points)
 
     def search(
-        self, queries: Floats, k: int, *, allow: Mask | None = None, probes: int | None = None
+        self,
+        queries: Floats,
+        k: int,
+        *,
+        allow: Mask | None = None,
+        probes: int | None = None,
+        boost: Floats | None = None,
+        least: int | None = None,
     ) -> RowArray:
         """Find the k best rows for each query, [Q, k], best first; -1 where fewer were found.
 
@@ -64,10 +71,15 @@ class CoarseIndex:
             allow: bool [n], True = may be found; None = all.
             probes: search effort: clusters scanned (ivf), codes re-ranked exactly (pq); flat
                 ignores it. None = a default that grows as `allow` narrows.
+            boost: float32 [n], added to the scores; of a pq with a bias alone.
+            least: the fewest allowed rows that share a boost, for as much effort as if these alone
+                were allowed; None = all of them do.
 
         Raises:
             ValueError: naming the argument that is out of range, misshapen or not finite.
         """
+        if boost is not None and self.bias_column is None:
+            raise ValueError("boost: needs an index of kind 'pq' with a bias")
         if k < 1:
             raise ValueError(f"k: must be at least 1, got {k}")
         if probes is not None and probes < 1:
@@ -92,27 +104,37 @@ class CoarseIndex:
             return found
         narrow = allowed is not None and count <= max(_NARROW_ROWS, n * _NARROW_SHARE)
         if self.kind == "flat" or narrow or k >= count:
-            rows = self._scan(points, min(k, count), allowed)
+            rows = self._scan(points, min(k, count), allowed, boost)
         elif self.kind == "pq":
-            rows = self._search_codes(points, k, allowed, probes, n / count)
+            rows = self._search_codes(points, k, allowed, probes, n / (least or count), boost)
         else:
             rows = self._search_lists(points, k, allowed, probes, n / count)
         found[:, : rows.shape[1]] = rows
         return found
 
-    def _scan(self, queries: Floats, k: int, allowed: Mask | None) -> RowArray:
+    def _scan(
+        self, queries: Floats, k: int, allowed: Mask | None, boost: Floats | None
+    ) -> RowArray:
         """Compare every row that is allowed."""
         chosen = slice(None) if allowed is None else np.flatnonzero(allowed)
         points = self.points[chosen]
         if self.bias_column is not None:
-            points = np.column_stack([points, self.bias_column[chosen]])
+            bias = self.bias_column[chosen]
+            bias = bias if boost is None else bias + boost[chosen]
+            points = np.column_stack([points, bias])
         _, rows = faiss.knn(queries, points, k, metric=faiss.METRIC_INNER_PRODUCT)
         return rows if isinstance(chosen, slice) else chosen[rows]
 
     # Below, `widen` is how many rows there are for each one allowed.
 
     def _search_codes(
-        self, queries: Floats, k: int, allowed: Mask | None, probes: int | None, widen: float
+        self,
+        queries: Floats,
+        k: int,
+        allowed: Mask | None,
+        probes: int | None,
+        widen: float,
+        boost: Floats | None,
     ) -> RowArray:
         """Re-rank the rows of the best codes by their points."""
         wanted = max(k, probes or max(_RERANKED * k, _MIN_RERANKED))
@@ -127,7 +149,12 @@ class CoarseIndex:
             scores[part] = (self.points[rows[part]] @ queries[part, : self.dim, None])[..., 0]
             if self.bias_column is not None:
                 scores[part] += self.bias_column[rows[part]]
+            if boost is not None:
+                scores[part] += boost[rows[part]]
         scores[rows < 0] = -np.inf
+        if scores.shape[1] > 4 * k:  # to sort all of them would take longer than to compare them
+            best = np.sort(np.argpartition(-scores, k - 1, axis=1)[:, :k], axis=1)
+            rows, scores = (np.take_along_axis(each, best, 1) for each in (rows, scores))
         best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         return np.take_along_axis(rows, best, 1)
 

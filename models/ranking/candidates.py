@@ -21,7 +21,8 @@ from models.history.user_memory import UserMemory
 from models.index.ann_index import CoarseIndex
 from models.ranking.scoring import similarity_scores, transition_scores
 
-_COMPARED = 20_000  # items of one boost, up to which they are compared without an index
+# So many items of one boost, or such a share of all, are compared without an index.
+_FEW, _RARE = 2_048, 1 / 20
 
 
 def user_readout(snapshot: Snapshot, user: UserMemory) -> Tensor:
@@ -55,8 +56,8 @@ def candidates(
     the largest similarity, and for repeat consumption the user's newest items.
 
     Boosts are no part of an index either. Items of one boost are in the order of their scores, so
-    an index is searched for each boost that many items have; items of the others are compared
-    exactly.
+    an index is searched as widely as the rarest of the boosts that many items have asks for; items
+    of the other boosts are compared exactly.
 
     Args:
         snapshot: the model and the catalogue.
@@ -98,29 +99,43 @@ def _indexed(
     """Return the `count` best of the indexed items that are allowed, of each boost."""
     query = readout[None].numpy()
     if boost is None:
-        return _found(index, query, count, allowed)
+        rows: RowIndices = index.search(query, count, allow=allowed)[0]
+        return rows[rows >= 0]
     own = boost[: len(allowed)]
-    parts = [_found(index, query, count, allowed & (own == 0))]
-    moved = np.flatnonzero(allowed & (own != 0))
-    if len(moved) > _COMPARED:  # an index for what many items share
-        for level, many in zip(*np.unique(own[moved], return_counts=True), strict=True):
-            if many > _COMPARED:
-                parts.append(_found(index, query, count, allowed & (own == level)))
-                moved = moved[own[moved] != level]
-    if len(moved) > count:
-        at = torch.from_numpy(moved)
-        near = snapshot.tables.vectors[at] @ readout + snapshot.tables.prior[at]
-        near += torch.from_numpy(own[moved])
-        moved = moved[torch.topk(near, count).indices.numpy()]
-    return np.concatenate([*parts, moved])
+    rare, least = _rare_boosts(own, allowed)
+    # The candidates are shared by several boosts, of each of which fewer are needed.
+    found = index.search(query, count, allow=allowed, boost=own, least=least, probes=2 * count)[0]
+    rows = sorted_union(found[found >= 0], rare)
+    if len(rows) <= count:
+        return rows
+    at = torch.from_numpy(rows)
+    near = snapshot.tables.vectors[at] @ readout + snapshot.tables.prior[at]
+    near += torch.from_numpy(own[rows])
+    best: RowIndices = rows[torch.topk(near, count).indices.numpy()]
+    return best
 
 
-def _found(
-    index: CoarseIndex, query: NDArray[np.float32], count: int, allowed: NDArray[np.bool_]
-) -> RowIndices:
-    """Return the `count` best of the allowed items of an index."""
-    found: RowIndices = index.search(query, count, allow=allowed)[0]
-    return found[found >= 0]
+def _rare_boosts(boost: NDArray[np.float32], allowed: NDArray[np.bool_]) -> tuple[RowIndices, int]:
+    """Return the allowed items whose boost few others share.
+
+    Returns also the fewest items [n] that share one of the other boosts.
+    """
+    few, parts = max(_FEW, int(len(boost) * _RARE)), list[RowIndices]()
+    moved = np.flatnonzero(allowed & (boost != 0))
+    least = int(np.count_nonzero(allowed)) - len(moved)
+    if least <= few:
+        parts.append(np.flatnonzero(allowed & (boost == 0)))
+        least = len(boost)
+    levels = boost[moved]
+    while len(moved) > few:
+        same = levels == levels[0]
+        many = int(np.count_nonzero(same))
+        if many > few:
+            least = min(least, many)
+        else:
+            parts.append(moved[same])
+        moved, levels = moved[~same], levels[~same]
+    return np.concatenate([*parts, moved]), least
 
 
 def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:

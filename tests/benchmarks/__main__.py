@@ -42,8 +42,8 @@ def bench(
 ) -> None:
     """Measure kernels, ingestion and HTTP against their references, as ratios taken in one run.
 
-    attention, recommend, search, filters, service and workers measure more of one thing each: see
-    their --help.
+    attention, recommend, search, filters, rules, service and workers measure more of one thing
+    each: see their --help.
     """
     if context.invoked_subcommand is not None:
         return
@@ -174,6 +174,29 @@ def bench_filters(
         found = filtering.measure(items, rounds, progress=progress)
     out.print(filtering.shown(found))
     _write(json_file, found.as_dict())
+
+
+@app.command("rules")
+def bench_rules(
+    items: Annotated[list[int] | None, typer.Option(min=1_000, help="Of the catalogue.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each timing, in turns.")] = 31,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure recommending with a filter, three rules and a quota, beside the same without.
+
+    Over drawn catalogues with a drawn model, in one process and without HTTP: by default of 4,000
+    items, which are compared one by one, and of 60,000, which are indexed.
+    """
+    set_threads(1)
+    from tests.benchmarks.catalogue import ruling
+    from tests.benchmarks.harness.tables import stage
+
+    results = []
+    for count in items or (4_000, 60_000):
+        with stage(out, "rules") as progress:
+            results.append(ruling.measure(count, rounds, progress=progress))
+        out.print(ruling.shown(results[-1]))
+    _write(json_file, [found.as_dict() for found in results])
 
 
 @app.command("service")

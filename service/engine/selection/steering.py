@@ -75,7 +75,7 @@ def apply_rules(snapshot: Snapshot, rules: Sequence[Rule]) -> AppliedRules:
         else:
             if boost is None:
                 boost = np.zeros(fields.size, np.float32)
-            boost[mask] += rule.boost
+            boost += mask * np.float32(rule.boost)
             applied.append((AppliedRule(name=rule.name, boost=rule.boost), mask))
     warnings = tuple(w for rule in rules for w in filter_warnings(fields, rule.when))
     return AppliedRules(tuple(applied), boost, buried, warnings)

@@ -115,7 +115,7 @@ def measure(items: int, rounds: int, *, progress: ProgressCallback = no_progress
     Raises ValueError where the two do not agree.
     """
     values = Values.drawn(items)
-    catalogue, build = _catalogue(values, progress)
+    catalogue, build = drawn_catalogue(values, progress)
     questions = _questions(catalogue, values)
     for name, (ours, reference) in questions.items():
         if (answer := ours()) != (expected := reference()):
@@ -260,7 +260,8 @@ def _page_of_arrays(mask: NDArray[np.bool_], given: NDArray[Any]) -> int:
     return round(100 * float(given[rows].sum()))
 
 
-def _catalogue(values: Values, progress: ProgressCallback) -> tuple[Catalogue, float]:
+def drawn_catalogue(values: Values, progress: ProgressCallback) -> tuple[Catalogue, float]:
+    """Return a catalogue of these items, and the seconds that adding them took."""
     catalogue, items, taken = Catalogue.empty(_DIMENSION), len(values.prices), 0.0
     for begin in range(0, items, _BATCH):
         progress(begin, items)
