@@ -108,11 +108,17 @@ def similar(
 def comparable(
     snapshot: Snapshot, row: int, allowed: NDArray[np.bool_], spaces: Sequence[Space]
 ) -> NDArray[np.bool_]:
-    """Mark the allowed items [N] that have a key in one of the spaces, but for the one at `row`."""
+    """Mark the allowed items [N] that have a key in one of the spaces, but for the one at `row`.
+
+    Items without a title and any text are left out, unless the catalogue names none.
+    """
     found = np.zeros(len(allowed), np.bool_)
     for space in spaces:
         found |= _there(snapshot, space)
     found &= allowed & snapshot.catalogue.servable
+    named = snapshot.catalogue.is_named & snapshot.catalogue.servable
+    if named.any():
+        found &= named
     found[row] = False
     return found
 
