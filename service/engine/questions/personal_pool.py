@@ -18,6 +18,7 @@ from service.domain.records import DISLIKE
 from service.histories.event_columns import EventColumns
 
 REASONS = 5  # of each recommended item
+MOST_OF_LONG = 80  # new items of a long history, which is explained item by item, in some ms each
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +51,7 @@ def personal_pool(
         options: as the memory is attended.
         allowed: bool [N], items that may be answered.
         excluded: item rows that may not.
-        size: the most new items.
+        size: the most new items; of a long history at most `MOST_OF_LONG`.
         limit: the most items that come back.
         steering: boosts of the same catalogue.
     """
@@ -58,7 +59,7 @@ def personal_pool(
     fresh = recommend(
         snapshot,
         user,
-        limit=size,
+        limit=size if user.collapsed is None else min(size, MOST_OF_LONG),
         allowed=allowed,
         excluded=np.concatenate([excluded, seen]),
         options=options,

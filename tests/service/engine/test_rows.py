@@ -258,3 +258,26 @@ def test_a_page_without_items_is_empty(tmp_path: Path) -> None:
         assert [row.reason.kind for row in answer.rows] == ["because"]
 
     run(tmp_path, story)
+
+
+def test_a_long_history_has_rows_too(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A history whose older events are collapsed has the same kinds of rows, with reasons."""
+    monkeypatch.setattr("service.histories.memory_provider.LONG", 50)
+    monkeypatch.setattr("service.engine.questions.personal_pool.MOST_OF_LONG", 20)
+
+    async def story(engine: Engine) -> None:
+        events = [
+            Event("long", item_id(n % 2, n * n), timestamp=AT - (300 - n) * 60 * SECOND)
+            for n in range(300)
+        ]
+        await engine.store.append(events)
+        answer = await ask(engine, "long")
+        assert len(ids(answer)) == len(set(ids(answer)))
+        seen = {event.item_id for event in events}
+        for row in answer.rows:
+            if row.reason.kind == "because":
+                assert row.reason.item_id in seen
+                assert seen.isdisjoint(item["item_id"] for item in row.items)
+        assert {"because", "again"} <= {row.reason.kind for row in answer.rows}
+
+    run(data, story)
