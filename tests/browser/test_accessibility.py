@@ -22,7 +22,7 @@ from tests.support.driving import (
 )
 from tests.support.server import Server
 
-TABS = ("Explore", "Catalogue", "People", "Models")
+TABS = ("Explore", "Catalogue", "People", "Models", "Scenarios")
 
 
 def fill(page: Page, tab: str) -> None:
@@ -44,6 +44,11 @@ def fill(page: Page, tab: str) -> None:
         page.get_by_role("link", name="u3", exact=True).click()
         expect(page.locator("#people-history > li").first).to_be_visible()
         page.get_by_text("Edit the profile").click()
+    elif tab == "Scenarios":
+        page.get_by_label("Open or begin a scenario").fill("home")
+        page.locator("#new-scenario button").click()
+        page.get_by_role("button", name="Preview both").click()
+        expect(page.locator(".answer li").last).to_be_visible()
     else:
         expect(page.locator("#version-list > li")).to_have_count(2)
         page.get_by_text("Trainings before").click()
@@ -111,10 +116,11 @@ def test_tabs_are_walked_with_arrow_keys(page: Page) -> None:
         ("ArrowRight", "Catalogue"),
         ("ArrowRight", "People"),
         ("ArrowRight", "Models"),
+        ("ArrowRight", "Scenarios"),
         ("ArrowRight", "Explore"),
-        ("ArrowLeft", "Models"),
+        ("ArrowLeft", "Scenarios"),
         ("Home", "Explore"),
-        ("End", "Models"),
+        ("End", "Scenarios"),
     ):
         page.keyboard.press(key)
         expect(page.get_by_role("tab", name=tab)).to_be_focused()

@@ -23,7 +23,7 @@ const isPlain = (value) => value !== null && (typeof value !== "object" || (Arra
 const isRange = ({ min, values, other }) => typeof min === "number" && (other > 0 || values.length >= VALUES);
 const isCommon = ({ values, other }, total) => values.length > 0 && (values.length < VALUES || values[1].count >= total / 500) && values.some(({ count: of }) => of < total || other);
 
-// Chips beneath `place`; `changed` is called when one is pressed.
+// Chips in `place`, whose parent is hidden while there are none; `changed` is called when one is pressed.
 export class Filters {
   constructor(place, changed) {
     this.place = place;
@@ -46,7 +46,9 @@ export class Filters {
     const focused = this.place.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     const groups = (facets ?? []).map((facet) => (isRange(facet) ? this.range(facet) : this.group(facet)));
     const clear = el("button", { type: "button", class: "clear", "data-key": "clear", onclick: () => this.clear() }, "Clear filters");
-    this.place.replaceChildren(...groups.filter(Boolean), ...(this.isEmpty ? [] : [clear]));
+    const shown = [...groups.filter(Boolean), ...(this.isEmpty ? [] : [clear])];
+    this.place.replaceChildren(...shown);
+    this.place.parentElement.hidden = !shown.length;
     if (focused) [...this.place.querySelectorAll("[data-key]")].find((one) => one.dataset.key === focused)?.focus();
   }
 
