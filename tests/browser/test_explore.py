@@ -116,6 +116,7 @@ def test_facets_filter_what_is_recommended_and_found(page: Page) -> None:
     """A pressed chip restricts recommendations and results; filters can be cleared."""
     choose(page, "u3")
     every = recommended(page).count()
+    page.locator("#filters > summary").click()
     chips = page.get_by_role("group", name="categories")
     chips.get_by_role("button", name=re.compile("^cooking")).click()
     expect(chips.get_by_role("button", name=re.compile("^cooking"))).to_have_attribute(

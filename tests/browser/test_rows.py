@@ -38,6 +38,7 @@ def test_a_trial_and_a_filter_change_the_rows(page: Page) -> None:
     tried = page.locator(f"#rows li[data-item='{item}']")
     expect(page.locator("#rows h3").first).to_be_visible()
     expect(tried).to_have_count(0)
+    page.locator("#filters > summary").click()
     page.get_by_role("group", name="categories").get_by_role("button", name="music").click()
     expect(page.locator("#rows li:not([data-item^='music-'])")).to_have_count(0)
     expect(recommended(page).first).to_be_visible()

@@ -9,12 +9,12 @@ import { name, titleOf } from "../lib/titles.js";
 import { go, link } from "../shell/tabs.js";
 
 const PAGE = 50;
-let current = "";
+let current = null; // the view that is shown; what comes in for another is dropped
 let cursor = null;
 
 // `changed` is called when the list of people is another.
 export async function showPerson(user, changed) {
-  current = user;
+  const view = (current = { user });
   cursor = null;
   const place = $("people-one");
   place.replaceChildren(
@@ -30,22 +30,23 @@ export async function showPerson(user, changed) {
     el("div", { id: "people-profile" }),
     el("h3", {}, "History"),
     el("ol", { id: "people-history", class: "timeline" }),
-    button("Show earlier events", () => older(user).catch(trouble), { id: "older", hidden: true }),
+    button("Show earlier events", () => older(view).catch(trouble), { id: "older", hidden: true }),
   );
-  await Promise.all([profile(user), older(user)]);
+  await Promise.all([profile(view), older(view)]);
 }
 
-async function profile(user) {
+async function profile(view) {
+  const { user } = view;
   const { attributes, interests } = await get(userPath(user)).catch((error) => {
     if (error.status === 404) return { attributes: {}, interests: [] };
     throw error;
   });
-  if (user !== current) return;
+  if (view !== current) return;
   const known = Object.entries(attributes).map(([key, value]) => [key, typeof value === "string" ? value : JSON.stringify(value)]);
   const save = async (value) => {
     await ask("PUT", userPath(user), value);
     say("The profile is saved.");
-    await profile(user);
+    await profile(view);
   };
   $("people-profile").replaceChildren(
     el("h3", {}, "Profile"),
@@ -56,10 +57,11 @@ async function profile(user) {
   );
 }
 
-async function older(user) {
+async function older(view) {
+  const { user } = view;
   const page = await get(`${userPath(user)}/history?limit=${PAGE}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`);
   await name(page.events.map((event) => event.item_id));
-  if (user !== current) return;
+  if (view !== current) return;
   ({ cursor } = page);
   $("people-history").append(...page.events.map((event) => row(user, event)));
   $("older").hidden = !cursor;

@@ -6,7 +6,7 @@ import { $, el, trouble } from "../lib/dom.js";
 import { number } from "../lib/format.js";
 
 export const NAMES = { hr: "HR@10", ndcg: "NDCG@10" };
-const RIVALS = 3; // rows beside the live figures
+const RIVALS = 2; // rows beside the live figures
 
 // Rows of {name, hr, ndcg}: the model first, then every rival that it was measured against, best first.
 function rivals({ metrics, metadata }) {
@@ -38,7 +38,7 @@ export async function refresh() {
     const served = ready.checks?.model ?? "";
     const model = models.find(({ version }) => version === served);
     $("version").textContent = served;
-    $("model-note").textContent = model ? sentence(model) || "HR@10: the next item is among ten." : "None is trained: answers come from content and popularity.";
+    $("model-note").textContent = model ? "HR@10: the next item is among ten." : "None is trained: answers come from content and popularity.";
     $("model-bars").replaceChildren(...(model ? bars(model, "hr").slice(0, RIVALS) : []));
   } catch (error) {
     trouble(error);
