@@ -1,11 +1,16 @@
 """Similar items by attention: the item is the query, every other item has a key in each space.
 
-    logit(item, key) = (cos(item, key) - mean) / std        of its space, over the servable items
+    logit(item, key) = e (cos(item, key) - mean) / std      of its space, over the servable items
     weight(other) = Σ over its keys of softmax(logit)        score(other) = log Σ exp(logit)
 
 so that an item that is near in both spaces gathers both. Cosines of different spaces have different
 scales; in standard deviations above the mean of its space, a key of one competes with the keys of
-the other on equal terms, without a parameter to fit.
+the other on equal terms.
+
+A trained vector says no more than the events that it was learned from. Where content is compared
+too, the trained space counts by the evidence of both items, e = √(r_a r_b) with r = n / (n + 20)
+for an item of n training events: the reliability of a mean of n observations whose noise has 20
+times the variance of what they tell. e is 1 in the content space.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from models.catalogue.snapshot import Snapshot
 
 Space = Literal["content", "trained"]
 SPACES: tuple[Space, ...] = ("content", "trained")
+_PRIOR_EVENTS = 20  # training events at which a trained vector counts half
 _TINY = 1e-12  # least length of a vector that is divided by it
 _ALIKE = 1e-6  # standard deviation of cosines below which a space tells no item from another
 
@@ -71,6 +77,7 @@ def similar(
     Spaces in which the item has no key are skipped.
     """
     used = [space for space in spaces_of(snapshot, row) if space in spaces]
+    mixed = len(used) > 1
     others = snapshot.catalogue.servable.copy()
     others[row] = False
     cosines, levels = [], []
@@ -78,6 +85,8 @@ def similar(
         there = _there(snapshot, space)
         cosines.append(_cosines(snapshot, space, row))
         level = _standard(cosines[-1], torch.from_numpy(there & others))
+        if mixed and space == "trained":
+            level = level * _evidence(snapshot, row)
         levels.append(level.masked_fill(torch.from_numpy(~there), -torch.inf))
     rows = np.flatnonzero(comparable(snapshot, row, allowed, used))
     if not len(rows):
@@ -128,6 +137,17 @@ def _there(snapshot: Snapshot, space: Space) -> NDArray[np.bool_]:
     if space == "content":
         return snapshot.catalogue.has_content
     return (snapshot.trained_rows >= 0).numpy()
+
+
+def _evidence(snapshot: Snapshot, row: int) -> Tensor:
+    """Return how much the trained vectors of an item and of each other one say, in [0, 1], [N]."""
+    events = torch.zeros(len(snapshot.trained_rows), dtype=torch.float64)
+    if snapshot.trained is not None:
+        known = snapshot.trained_rows >= 0
+        counts = torch.from_numpy(snapshot.trained.item_counts).double()
+        events[known] = counts[snapshot.trained_rows[known]]
+    reliability = events / (events + _PRIOR_EVENTS)
+    return (reliability * reliability[row]).sqrt().float()
 
 
 def _cosines(snapshot: Snapshot, space: Space, row: int) -> Tensor:

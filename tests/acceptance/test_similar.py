@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.support import tiny
 from tests.support.server import Server
 from tests.support.tiny import item_id
 
@@ -31,6 +33,7 @@ def near(http: httpx.Client, name: str, **asked: Any) -> dict[str, Any]:
 def test_similar_items_report_cosine_and_share_per_space(http: httpx.Client) -> None:
     """Each similar item has a cosine and share per space; one space alone ranks by its cosine."""
     seed = item_id(0, 1)
+    events = Counter(event.item_id for event in tiny.events())  # of the training
     both = near(http, seed)
     alone = {space: near(http, seed, space=space) for space in ("content", "trained")}
     assert both["spaces"] == ["content", "trained"]
@@ -48,8 +51,10 @@ def test_similar_items_report_cosine_and_share_per_space(http: httpx.Client) -> 
             assert own["spaces"] == {space: {"cosine": item["spaces"][space]["cosine"], "share": 1}}
     scores = {space: {i["item_id"]: i["score"] for i in a["items"]} for space, a in alone.items()}
     for item in both["items"]:
-        levels = [scores[space][item["item_id"]] for space in scores]
-        assert item["score"] == pytest.approx(np.logaddexp(*levels), abs=1e-4)
+        by_text, by_training = (scores[space][item["item_id"]] for space in scores)
+        known = [events[name] / (events[name] + 20) for name in (seed, item["item_id"])]
+        expected = np.logaddexp(by_text, by_training * np.sqrt(np.prod(known)))
+        assert item["score"] == pytest.approx(expected, abs=1e-4)
 
 
 def put(http: httpx.Client, item: dict[str, Any]) -> None:

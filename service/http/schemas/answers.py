@@ -125,7 +125,8 @@ class AnsweredItemOut(BaseModel):
         None,
         description="Of a similar item: how it is, in each space where both items are. The score "
         "is log Σ exp(z) over them, z being the cosine in standard deviations above the mean of "
-        "all offered items in that space.",
+        "all offered items in that space. Where both spaces are compared, z of `trained` is "
+        "multiplied by √(r r'), r = n / (n + 20) for an item of n training events.",
     )
     fields: dict[str, Any] | None = Field(
         None, description="The fields that were asked for, as far as the item has them."

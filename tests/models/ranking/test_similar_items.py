@@ -36,6 +36,12 @@ def loop(
         "content": (snapshot.catalogue.content, snapshot.catalogue.has_content),
         "trained": (snapshot.tables.vectors.numpy(), snapshot.trained_rows.numpy() >= 0),
     }
+    assert snapshot.trained is not None
+    events = [0] * len(snapshot.trained_rows)
+    for other, place in enumerate(snapshot.trained_rows.tolist()):
+        if place >= 0:
+            events[other] = int(snapshot.trained.item_counts[place])
+    mixed = all(space in spaces and there[row] for space, (_, there) in tables.items())
     logits: dict[tuple[int, str], float] = {}
     cosines: dict[tuple[int, str], float] = {}
     for space in spaces:
@@ -53,6 +59,9 @@ def loop(
             if allowed[other] and snapshot.catalogue.is_named[other]:
                 cosines[other, space] = value
                 logits[other, space] = (value - mean) / std
+                if mixed and space == "trained":
+                    known = events[row] / (events[row] + 20) * events[other] / (events[other] + 20)
+                    logits[other, space] *= math.sqrt(known)
     weights = dict(zip(logits, softmax(list(logits.values())), strict=True))
     found = {}
     for other in {other for other, _ in logits}:
@@ -125,6 +134,28 @@ def test_an_item_is_compared_where_it_has_a_key(snapshot: Snapshot) -> None:
     assert set(by_row[0][29]) == {"content"}
     assert mute not in by_row[0]
     assert set(by_row[0][1]) == {"content", "trained"}
+
+
+def test_trained_vectors_count_by_their_events(model: Recommender) -> None:
+    """The share of the trained space grows with the events of both items, from none at none."""
+    made = catalogue(ITEMS)
+    shares = []
+    for events in (0, 5, 50, 5_000_000):
+        counts = np.full(TRAINED, events)
+        snapshot = Snapshot.build("v", trained(model, counts), made, np.zeros(ITEMS, np.int64))
+        found = similar(snapshot, 0, limit=100, allowed=made.visible)
+        levels = dict(zip(found.rows.tolist(), found.scores.tolist(), strict=True))
+        by_text = similar(snapshot, 0, limit=100, allowed=made.visible, spaces=("content",))
+        text = dict(zip(by_text.rows.tolist(), by_text.scores.tolist(), strict=True))
+        by_model = similar(snapshot, 0, limit=100, allowed=made.visible, spaces=("trained",))
+        own = dict(zip(by_model.rows.tolist(), by_model.scores.tolist(), strict=True))
+        known = events / (events + 20)
+        for row, score in own.items():
+            assert levels[row] == pytest.approx(np.logaddexp(text[row], known * score), abs=1e-4)
+        best = max(own, key=own.__getitem__)
+        shares.append(found.spaces[found.rows.tolist().index(best)]["trained"].share)
+    assert shares == sorted(shares)
+    assert shares[0] < shares[-1]
 
 
 def test_similar_leaves_out_what_has_no_key(model: Recommender) -> None:
