@@ -253,7 +253,8 @@ class Catalogue:
                 row,
                 entry.title,
                 [text for name, text in entry.fields.items() if name != "title"],
-                entry.keywords,
+                # A hidden item is found by nothing: without text it is no document.
+                {} if entry.hidden else entry.keywords,
             )
             for row, entry in zip(rows.tolist(), entries, strict=True)
         )

@@ -80,13 +80,21 @@ def build_snapshot(
     progress: StageProgressCallback | None = None,
     *,
     index_from: int = INDEX_FROM,
+    keywords: bool = True,
 ) -> Snapshot:
     """Build a snapshot of items as the service would search them; their embeddings are saved.
 
-    `index_from` is the number of items from which on an index of their keys is built.
+    Args:
+        items: the catalogue.
+        embeddings: of texts.
+        progress: called as items are embedded.
+        index_from: number of items from which on an index of their keys is built.
+        keywords: whether items are found by their ids and other keywords.
     """
     empty = Catalogue.empty(embeddings.encoder.dimension, bm25_writer=BM25Writer())
     entries = [to_entry(item, embeddings.encoder.dimension) for item in items]
+    if not keywords:
+        entries = [replace(entry, keywords={}) for entry in entries]
     catalogue = empty.updated(entries, [], encode_with_progress(embeddings, progress))
     embeddings.save()
     counts = np.zeros(0, dtype=np.int64)

@@ -170,7 +170,7 @@ def test_gains_equal_a_loop_over_the_rankings() -> None:
     gained = []
     for hold_out in (hold_out_titles, hold_out_sentences):
         held = hold_out(items, rng)
-        index = build_snapshot(held.items, embeddings).catalogue.bm25_index
+        index = build_snapshot(held.items, embeddings, keywords=False).catalogue.bm25_index
         assert index is not None
         for text, item_id in held.queries:
             hits = index.search(index.parser.parse(text), 100, np.ones(len(items), np.bool_))
