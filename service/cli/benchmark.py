@@ -90,7 +90,7 @@ def benchmark(
     reports = []
     for task in tasks(dataset, protocol, corpus.log, date):
         chosen = choose_preset(len(task.train), task.train.n_items, preset, epochs=epochs)
-        out.print(f"The {task.name}, preset {chosen}.")
+        out.print(f"{task.name}: preset {chosen}.")
         with progress_bars.stage_bars(out) as progress:
             table = compare_models.compare(
                 task,
