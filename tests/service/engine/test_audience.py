@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,11 @@ from service.domain.errors import NotFound
 from service.domain.queries import AttendQuery, Requester, ScoreQuery, StoredUserMemory
 from service.domain.ready_queries import AffinitiesQuery, AudienceAnswer, AudienceQuery
 from service.domain.records import Event, Item, User
-from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
-from service.engine.engine import Engine, open_engine
+from service.engine.engine import Engine
 from service.engine.questions import audience
 from tests.support import tiny
+from tests.support.engine_story import run
 from tests.support.tiny import NOON, item_id
 
 
@@ -28,19 +26,6 @@ from tests.support.tiny import NOON, item_id
 def data(request: pytest.FixtureRequest, world: tiny.World, tmp_path: Path) -> Path:
     """The small world, with a model or without."""
     return world.copy(tmp_path / "data", trained=request.param)
-
-
-def run(data: Path, story: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
-    """Run a story on an engine over a data directory."""
-
-    async def main() -> None:
-        engine = await open_engine(Settings(data=data))
-        try:
-            await story(engine)
-        finally:
-            await engine.close()
-
-    asyncio.run(main())
 
 
 async def ask(engine: Engine, item: str, **fields: Any) -> AudienceAnswer:

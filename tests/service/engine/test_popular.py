@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +18,12 @@ from service.domain.stage_clock import StageClock
 from service.domain.steering import AtMost, PinnedItem, Rule, Steering
 from service.engine.engine import Engine, open_engine
 from service.stores.base import Store
+from tests.support.engine_story import run
 
 HOUR = 3_600_000_000
 DAY = 24 * HOUR
 NOW = 1_767_268_800_000_000
 KINDS: tuple[PopularityKind, ...] = ("popular", "trending", "newest", "rated")
-
-
-def run(tmp_path: Path, story: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
-    """Run a story on an engine over a data directory."""
-
-    async def main() -> None:
-        engine = await open_engine(Settings(data=tmp_path))
-        try:
-            await story(engine)
-        finally:
-            await engine.close()
-
-    asyncio.run(main())
 
 
 async def ask(engine: Engine, **fields: Any) -> Answer:

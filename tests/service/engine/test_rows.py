@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,11 @@ from service.domain.item_selection import FieldCondition
 from service.domain.queries import AnswerItem, InlineEvent, Requester, ScoreQuery
 from service.domain.ready_queries import RowsAnswer, RowsQuery
 from service.domain.records import Event, Item, User
-from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.domain.steering import AtMost, Rule
-from service.engine.engine import Engine, open_engine
+from service.engine.engine import Engine
 from tests.support import tiny
+from tests.support.engine_story import run
 from tests.support.tiny import DAY, NOON, SECOND, item_id
 
 AT = NOON - 33 * DAY  # some days into the history of the small world
@@ -28,19 +26,6 @@ AT = NOON - 33 * DAY  # some days into the history of the small world
 def data(request: pytest.FixtureRequest, world: tiny.World, tmp_path: Path) -> Path:
     """The small world, with a model or without."""
     return world.copy(tmp_path / "data", trained=request.param)
-
-
-def run(data: Path, story: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
-    """Run a story on an engine over a data directory."""
-
-    async def main() -> None:
-        engine = await open_engine(Settings(data=data))
-        try:
-            await story(engine)
-        finally:
-            await engine.close()
-
-    asyncio.run(main())
 
 
 async def ask(engine: Engine, user_id: str | None = "u1", **fields: Any) -> RowsAnswer:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +17,16 @@ from service.domain.item_selection import FieldCondition
 from service.domain.queries import Answer
 from service.domain.ready_queries import TogetherQuery, TogetherRelation
 from service.domain.records import Event, Item
-from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
-from service.engine.engine import Engine, open_engine
+from service.engine.engine import Engine
 from service.snapshots.registry import Registry
 from service.stores.base import Store
 from tests.support import tiny
+from tests.support.engine_story import run
 
 HOUR = 3_600_000_000
 NOW = 1_767_268_800_000_000
 RELATIONS: tuple[TogetherRelation, ...] = ("after", "basket")
-
-
-def run(data: Path, story: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
-    """Run a story on an engine over a data directory."""
-
-    async def main() -> None:
-        engine = await open_engine(Settings(data=data))
-        try:
-            await story(engine)
-        finally:
-            await engine.close()
-
-    asyncio.run(main())
 
 
 async def ask(engine: Engine, item_id: str, **fields: Any) -> Answer:
