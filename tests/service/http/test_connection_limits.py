@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import socket
 import threading
@@ -268,40 +267,39 @@ def resident(server: Server) -> float:
     return int(found[1]) * 1024 / 1e6
 
 
-def live(server: Server) -> float:
-    """Return the seconds to connect and get an answer from /health/live."""
-    started = time.perf_counter()
+def live(server: Server) -> None:
+    """Assert that /health/live is answered on a new connection."""
     with connect(server) as one:
         one.sendall(LIVE)
         assert one.recv(65_536).startswith(b"HTTP/1.1 200")
-    return time.perf_counter() - started
 
 
 @pytest.mark.parametrize("kind", ["value of a header", "trailer"])
 def test_endless_headers_freeze_nothing(server: Server, kind: str) -> None:
-    """During four endless headers /health/live takes < 50 ms and memory grows by < 20 MB."""
+    """Four endless headers are cut off while others are answered, and memory grows by < 20 MB."""
     start, more = ENDLESS[kind]
+    cut: list[bool] = []
 
     def flood() -> None:
-        with connect(server) as one, contextlib.suppress(ConnectionError):
-            one.sendall(start)
-            for _ in range(50):
-                one.sendall(more * (MiB // len(more)))
+        with connect(server) as one:
+            try:
+                one.sendall(start)
+                for _ in range(50):
+                    one.sendall(more * (MiB // len(more)))
+            except ConnectionError:
+                cut.append(True)
 
     live(server)
     before = resident(server)
-    worst, grown = [], 0.0
-    for _ in range(3):  # for a busy machine may keep any one probe waiting
-        floods = [threading.Thread(target=flood) for _ in range(4)]
-        for each in floods:
-            each.start()
-        seconds = [live(server) for _ in range(20)]
-        grown = max(grown, resident(server) - before)
-        for each in floods:
-            each.join()
-        worst.append(max(seconds, default=0))
-    print(f"{kind}: /health/live {min(worst) * 1000:.1f} ms, RSS +{grown:.1f} MB")  # noqa: T201
-    assert min(worst) < 0.05
+    floods = [threading.Thread(target=flood) for _ in range(4)]
+    for each in floods:
+        each.start()
+    for _ in range(20):
+        live(server)
+    grown = resident(server) - before
+    for each in floods:
+        each.join()
+    assert len(cut) == 4
     assert grown < 20
 
 
