@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.support import tiny
+from tests.support.server import Server
 
 KINDS = ("popular", "trending", "newest", "rated")
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["trained", "untrained"])
+def http(
+    request: pytest.FixtureRequest, world: tiny.World, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    """A client of a server of this file's own: events of other tests would count, too."""
+    data = world.copy(tmp_path_factory.mktemp("ready") / "data", trained=request.param)
+    with Server(data) as server, server.client() as client:
+        yield client
+    assert "Traceback" not in server.log()
 
 
 def popular(http: httpx.Client, **body: Any) -> list[dict[str, Any]]:
