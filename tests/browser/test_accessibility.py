@@ -15,6 +15,7 @@ from tests.support.driving import (
     audit,
     choose,
     open_tab,
+    recommend_in_rows,
     recommended,
     results,
     search,
@@ -30,7 +31,7 @@ def fill(page: Page, tab: str) -> None:
     open_tab(page, tab)
     if tab == "Explore":
         choose(page, "u3")
-        page.get_by_label("recommend in rows").check()
+        recommend_in_rows(page, True)
         expect(page.locator("#rows h3").first).to_be_visible()
         page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
         attempt(recommended(page).first)

@@ -12,6 +12,7 @@ from tests.support.driving import (
     ask_why,
     attempt,
     choose,
+    recommend_in_rows,
     recommended,
     results,
     score,
@@ -189,7 +190,7 @@ def test_a_trial_is_recorded_as_an_event_on_request(page: Page, server: Server) 
 
 def test_a_guest_begins_with_nothing(page: Page, server: Server) -> None:
     """A new guest gets popular items, and personal ones after the first trial."""
-    page.get_by_label("recommend in rows").uncheck()
+    recommend_in_rows(page, False)
     page.get_by_role("button", name="New guest").click()
     expect(page.locator("#person-note")).to_contain_text("No event yet")
     expect(recommended(page).first.locator(".reason")).to_have_text("Popular with everyone.")

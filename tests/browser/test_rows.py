@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import Page, expect
 
-from tests.support.driving import attempt, recommended, trials
+from tests.support.driving import attempt, recommend_in_rows, recommended, trials
 from tests.support.server import Server
 
 
@@ -42,6 +42,6 @@ def test_a_trial_and_a_filter_change_the_rows(page: Page) -> None:
     page.get_by_role("group", name="categories").get_by_role("button", name="music").click()
     expect(page.locator("#rows li:not([data-item^='music-'])")).to_have_count(0)
     expect(recommended(page).first).to_be_visible()
-    page.get_by_label("recommend in rows").uncheck()
+    recommend_in_rows(page, False)
     expect(page.locator("#recommended > li").first).to_be_visible()
     expect(page.locator("#rows li")).to_have_count(0)
