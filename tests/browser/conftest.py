@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.support.driving import settled
 from tests.support.server import Server
 from tests.support.tiny import World
 
@@ -52,7 +53,7 @@ def refusals() -> list[int]:
 def page(
     browser: Browser, server: Server, size: tuple[int, int], refusals: list[int]
 ) -> Iterator[Page]:
-    """Yield the opened page; fail on console errors, warnings and requests elsewhere."""
+    """Yield the complete page; fail on console errors, warnings and requests elsewhere."""
     page = browser.new_page(viewport={"width": size[0], "height": size[1]})
     page.set_default_timeout(15_000)
     wrong: list[str] = []
@@ -64,6 +65,7 @@ def page(
     page.on("request", lambda asked: None if asked.url.startswith(server.url) else
             wrong.append(f"asked elsewhere: {asked.url}"))  # fmt: skip
     page.goto(server.url)
+    settled(page)
     yield page
     page.close()
     expected = [f"a status of {status}" for status in refusals]

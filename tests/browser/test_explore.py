@@ -17,6 +17,7 @@ from tests.support.driving import (
     results,
     score,
     search,
+    settled,
     stored_events,
     trials,
 )
@@ -114,6 +115,34 @@ def test_only_the_latest_text_is_answered(page: Page) -> None:
         route.abort() if page.is_closed() else route.continue_()
     expect(page.get_by_role("heading", name="Results for “rocket”")).to_be_visible()
     expect(results(page).first.locator("mark").first).to_have_text("rocket")
+
+
+def test_only_the_latest_temperature_is_explained(page: Page) -> None:
+    """The explanation of an earlier temperature never replaces that of the latest."""
+    choose(page, "u3")
+    ask_why(page)
+    before = score(page)
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        """Answer the question of another temperature last."""
+        if '"temperature":1,' in (route.request.post_data or ""):
+            route.continue_()
+        else:
+            held.append(route)
+
+    page.route("**/v1/score", hold)
+    slider = page.get_by_label("Temperature")
+    with page.expect_request("**/v1/score"):
+        slider.fill("1")
+    with page.expect_response("**/v1/score"):
+        slider.fill("0")
+    for route in held:
+        route.continue_()
+    page.unroute_all(behavior="wait")
+    settled(page)
+    assert held
+    assert score(page) == pytest.approx(before, abs=5e-3)
 
 
 def test_facets_filter_what_is_recommended_and_found(page: Page) -> None:

@@ -16,6 +16,7 @@ from tests.support.driving import (
     recommended,
     results,
     score,
+    settled,
     trials,
 )
 from tests.support.tiny import World
@@ -31,6 +32,7 @@ def test_search_try_ask_why_and_swap_the_model(page: Page, world: World) -> None
     attempt(results(page).first)
     expect(trials(page).first).to_contain_text(found)
     page.get_by_role("button", name="Back to what is recommended").click()
+    settled(page)
     expect(recommended(page).first).to_be_visible()
     assert recommended(page).all_inner_texts() != before
 

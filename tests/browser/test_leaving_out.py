@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.support.driving import amounts, ask_why, choose, recommended, score
+from tests.support.driving import amounts, ask_why, choose, recommended, score, settled
 from tests.support.server import Server
 from tests.support.tiny import AT, EACH, GENRES, item_id
 
@@ -47,6 +47,7 @@ def test_score_without_an_event_equals_the_score_after_deleting_it(
         http.delete(f"/v1/users/u3/history/{event}").raise_for_status()
     page.get_by_label("Temperature").press("ArrowRight")  # asks anew
     page.get_by_label("Temperature").press("ArrowLeft")
+    settled(page)
     expect(page.locator("#contributions .told:not(:empty)")).to_have_count(0)
     expect(page.locator("#temperature-shown")).to_have_text("1.00")
     expect(page.locator("#why-note")).to_contain_text("Score")

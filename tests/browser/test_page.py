@@ -95,7 +95,7 @@ def test_live_figures_are_those_of_the_metrics(page: Page, server: Server) -> No
     )
     texts = iter([first])
     page.route("**/metrics", lambda route: route.fulfill(body=next(texts, second)))
-    page.evaluate("sessionStorage.clear()")
+    page.add_init_script("sessionStorage.clear()")  # before any reading of the page itself
     page.reload()
     expect(page.locator("#stored-events")).to_have_text("1,250")
     expect(page.locator("#growth-note")).to_contain_text("+250 events here")

@@ -10,8 +10,14 @@ from playwright.sync_api import Locator, Page, expect
 
 
 def open_tab(page: Page, name: str) -> None:
-    """Open one of the tabs."""
+    """Open one of the tabs, and wait until everything on it is there."""
     page.get_by_role("tab", name=name, exact=True).click()
+    settled(page)
+
+
+def settled(page: Page) -> None:
+    """Wait until every question that the page has sent is answered and shown."""
+    expect(page.locator("main")).to_have_attribute("aria-busy", "false")
 
 
 def results(page: Page) -> Locator:
@@ -40,6 +46,7 @@ def recommend_in_rows(page: Page, rows: bool) -> None:
     if box.is_checked() != rows:
         box.evaluate("box => box.click()")
     expect(box).to_be_checked(checked=rows)
+    settled(page)
 
 
 def choose(page: Page, user: str) -> None:
@@ -49,6 +56,7 @@ def choose(page: Page, user: str) -> None:
     page.get_by_role("button", name="Show", exact=True).click()
     expect(page.locator("#person")).to_have_attribute("data-shown", user)
     expect(page.get_by_role("heading", name=f"Recommended for {user}", exact=True)).to_be_visible()
+    settled(page)
     expect(page.locator("#recommended > li").first).to_be_visible()
 
 
@@ -56,16 +64,19 @@ def search(page: Page, query: str) -> None:
     """Search, and wait for the results."""
     page.get_by_role("searchbox").fill(query)
     expect(page.get_by_role("heading", name=f"Results for “{query.strip()}”")).to_be_visible()
+    settled(page)
 
 
 def attempt(card: Locator) -> None:
-    """Press the button of a card that tries its item."""
+    """Press the button of a card that tries its item, and wait until the page has taken it in."""
     card.get_by_role("button", name=re.compile("^Try ")).click()
+    settled(card.page)
 
 
 def ask_why(page: Page) -> None:
     """Open what the score of the first recommendation is made of, and where it attends."""
     recommended(page).first.get_by_role("button", name=re.compile("^Why ")).click()
+    settled(page)
     expect(page.locator("#attention td").first).to_be_visible()
 
 

@@ -147,7 +147,7 @@ def list_matches(
     answer = list_items(query, snapshot, mask)
     counted = count_items(snapshot, mask, query.facets)
     answer = selection.described(answer, counted)
-    return told_of_query(answer, query, parsed, found=mask.any())
+    return describe_query(answer, query, parsed, found=mask.any())
 
 
 def match_text(
@@ -206,7 +206,7 @@ def _is_nonsense(
     return matches.best_cosine < meaning_floor(matches.catalogue.keys, encode)
 
 
-def told_of_query(
+def describe_query(
     answer: Answer, query: SearchQuery, parsed: ParsedQuery | None, *, found: bool | np.bool_
 ) -> Answer:
     """Return an answer that says how its query was understood, and when nothing was found."""
@@ -262,4 +262,4 @@ def search_answer(
         keys_attended=found.keys,
         mass=found.mass,
     )
-    return told_of_query(answer, query, outcome.parsed, found=bool(items))
+    return describe_query(answer, query, outcome.parsed, found=bool(items))

@@ -12,6 +12,7 @@ import * as session from "./session.js";
 const EVENTS = 50;
 const SHOWN = 12; // events in each table, unless all are asked for; the others are added up
 let target;
+let running;
 let every = false; // whether all events that were named are shown
 
 export function begin() {
@@ -22,7 +23,10 @@ export function begin() {
   });
   $("temperature").addEventListener("input", () => ($("temperature-shown").value = number(temperature(), 2)));
   $("why-close").addEventListener("click", () => $("why").close());
-  $("why").addEventListener("close", () => (target = null));
+  $("why").addEventListener("close", () => {
+    running?.abort();
+    target = null;
+  });
 }
 
 export function open(item) {
@@ -39,7 +43,11 @@ export const again = () => target && explain(target);
 
 const temperature = () => 10 ** Number($("temperature").value);
 
+// Ask why an item has its score: the latest question is answered, whatever comes in late.
 async function explain(item) {
+  running?.abort();
+  running = new AbortController();
+  const { signal } = running;
   const user = session.current();
   if (!user) {
     $("why-sentence").textContent = "Choose a user first: a score is somebody's.";
@@ -49,12 +57,12 @@ async function explain(item) {
   const how = { ...session.requester(), temperature: temperature(), hard: mode === "hard", retrieval: { mode: mode === "coarse" ? "coarse" : "exact" } };
   try {
     const [scored, map] = await Promise.all([
-      post("v1/score", { ...how, item_ids: [item.item_id], explain: EVENTS }),
-      attention(how, item),
+      post("v1/score", { ...how, item_ids: [item.item_id], explain: EVENTS }, { signal }),
+      attention(how, item, signal),
     ]);
     const [found] = scored.items;
     await name((found.explanation ?? []).map((row) => row.item_id));
-    if (target !== item) return;
+    if (signal.aborted) return;
     $("why-sentence").textContent = sentence({ ...found, reason: found.explanation?.length ? found.reason : item.reason ?? "popular" });
     $("why-note").textContent =
       `Score ${number(found.score)} for ${user}` + (found.mass === undefined ? "." : `; ${percent(found.mass)} of the softmax was attended.`);
@@ -74,9 +82,9 @@ function more(all) {
 }
 
 // The weights of each head over the stored events; null where there is nothing to attend to.
-async function attention(how, item) {
+async function attention(how, item, signal) {
   const { user_id, history, ...rest } = how; // trials are no rows of a stored memory
-  return post("v1/attend", { ...rest, memory: { user_id }, query: { item_id: item.item_id }, limit: EVENTS });
+  return post("v1/attend", { ...rest, memory: { user_id }, query: { item_id: item.item_id }, limit: EVENTS }, { signal });
 }
 
 // The score had an event never happened, by event id, of the first few that moved it.

@@ -5,6 +5,7 @@ import { given, refused } from "../shell/key.js";
 export const timings = []; // the latest first: {path, total, stages: {name: milliseconds}}
 const KEPT = 12;
 const watchers = [];
+let unanswered = 0; // questions
 
 export class Problem extends Error {
   constructor(status, document, wait) {
@@ -26,14 +27,29 @@ export function onTiming(watch) {
 }
 
 export async function ask(method, path, body, { signal } = {}) {
+  busy(1);
+  try {
+    return await answer(method, path, body, signal);
+  } finally {
+    busy(-1);
+  }
+}
+
+// Whether the page shows everything yet, for assistive technology and whatever else reads the page.
+function busy(change) {
+  unanswered += change;
+  document.querySelector("main").setAttribute("aria-busy", unanswered > 0);
+}
+
+async function answer(method, path, body, signal) {
   const headers = { ...given(), ...(method === "GET" ? {} : { "content-type": "application/json" }) };
   const begun = performance.now();
-  const answer = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal }).catch(unreachable);
-  const text = await answer.text();
-  remember(`${method} /${path}`, performance.now() - begun, answer.headers.get("server-timing"));
-  if (answer.ok) return text ? JSON.parse(text) : {};
-  refused(answer.status);
-  throw new Problem(answer.status, problem(answer, text), answer.headers.get("retry-after"));
+  const response = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal }).catch(unreachable);
+  const text = await response.text();
+  remember(`${method} /${path}`, performance.now() - begun, response.headers.get("server-timing"));
+  if (response.ok) return text ? JSON.parse(text) : {};
+  refused(response.status);
+  throw new Problem(response.status, problem(response, text), response.headers.get("retry-after"));
 }
 
 function unreachable(error) {
@@ -41,7 +57,7 @@ function unreachable(error) {
 }
 
 // What stands between may answer with something else than a problem document.
-const problem = (answer, text) => (/\bjson\b/.test(answer.headers.get("content-type") ?? "") ? JSON.parse(text) : {});
+const problem = (response, text) => (/\bjson\b/.test(response.headers.get("content-type") ?? "") ? JSON.parse(text) : {});
 
 export const post = (path, body, more) => ask("POST", path, body, more);
 export const get = (path, more) => ask("GET", path, undefined, more);
