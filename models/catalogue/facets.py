@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,13 @@ from numpy.typing import NDArray
 
 from models.catalogue.fields.item_fields import ItemFields
 from models.catalogue.fields.item_values import Special
-from models.catalogue.fields.keyword_column import KeywordColumn
+from models.catalogue.fields.keyword_column import STRINGS, KeywordColumn
 
 FacetValue = str | int | float | bool | None
 
 _JSON = {Special.NULL: None, Special.FALSE: False, Special.TRUE: True}
 _MAX_SPAN = 1 << 16  # of numbers with a common step, which are counted by their place in it
-_MANY = 1 << 16  # values at a time
+_MANY = 1 << 16  # distinct values
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,26 @@ class FacetCounts:
     maximum: float | None
 
 
-def count_values(
-    fields: ItemFields, name: str, mask: NDArray[np.bool_], rows: NDArray[np.int64], limit: int
-) -> FacetCounts:
+class CountedItems:
+    """Items that facets count, with the rows that several facets share."""
+
+    def __init__(self, mask: NDArray[np.bool_]) -> None:
+        """Take the items as a mask [N]."""
+        self.mask = mask
+        self.count = int(np.count_nonzero(mask))
+
+    @cached_property
+    def rows(self) -> NDArray[np.int64]:
+        """The items' rows, ascending."""
+        return np.flatnonzero(self.mask)
+
+    @cached_property
+    def others(self) -> CountedItems:
+        """All items but these."""
+        return CountedItems(~self.mask)
+
+
+def count_values(fields: ItemFields, name: str, items: CountedItems, limit: int) -> FacetCounts:
     """Count the values of a field over some items.
 
     An item counts once for each of its values. Values of one count are in order: numbers, strings
@@ -41,36 +60,48 @@ def count_values(
     Args:
         fields: of the catalogue.
         name: of a field other than `item_id`.
-        mask: bool [N], the items that are counted.
-        rows: the same as ascending rows, so that several facets share them.
+        items: that are counted, of N.
         limit: the most values.
     """
     columns = fields.columns_of(name)
     counted: list[tuple[FacetValue, int]] = []
     total, minimum, maximum = 0, None, None
     if (keywords := columns.keywords) is not None:
-        counts = np.zeros(len(Special) + 1 + keywords.strings_known, np.int64)
-        blocks = keywords.codes.among(rows, mask)
-        # For many distinct values, one long array is counted faster than many short ones.
-        for codes in blocks if len(counts) < _MANY else [np.concatenate([counts[:0], *blocks])]:
-            counts += np.bincount(codes, minlength=len(counts))
+        counts = _keyword_counts(keywords, items)
         counts[[0, Special.OBJECT.value]] = 0
         total += int(counts.sum())
         best = _largest(counts, limit, keywords)
         counted += zip(_json_values(keywords, best), counts[best].tolist(), strict=True)
     if (numbers := columns.numbers) is not None:
-        given = np.concatenate([np.zeros(0, numbers.dtype), *numbers.among(rows, mask)])
-        if not (filled := numbers.filled(given)).all():
-            given = given[filled]
-        if len(given):
-            minimum, maximum = _plain(given.min()), _plain(given.max())
-            distinct, counts = _counted(given)
-            total += len(given)
+        blocks = [
+            block if (filled := numbers.filled(block)).all() else block[filled]
+            for block in numbers.among(items.rows, items.mask)
+        ]
+        if blocks := [block for block in blocks if len(block)]:
+            low, high = min(block.min() for block in blocks), max(block.max() for block in blocks)
+            minimum, maximum = _plain(low), _plain(high)
+            distinct, counts = _counted(blocks, float(low), float(high))
+            total += int(counts.sum())
             best = _largest(counts, limit)
             counted += zip(map(_plain, distinct[best]), counts[best].tolist(), strict=True)
     listed = heapq.nsmallest(limit, counted, key=lambda pair: (-pair[1], _rank(pair[0])))
     other = total - sum(count for _, count in listed)
     return FacetCounts(tuple(listed), other, minimum, maximum)
+
+
+def _keyword_counts(keywords: KeywordColumn, items: CountedItems) -> NDArray[np.int64]:
+    """Return the number of the items that have each code."""
+    if 2 * items.count > len(items.mask):  # the others are fewer, and all items are counted already
+        every = keywords.counts.array
+        counts = -_keyword_counts(keywords, items.others)
+        counts[: len(every)] += every
+        return counts
+    counts = np.zeros(STRINGS + keywords.strings_known, np.int64)
+    blocks = keywords.codes.among(items.rows, items.mask)
+    # For many distinct values, one long array is counted faster than many short ones.
+    for codes in blocks if len(counts) < _MANY else [np.concatenate([counts[:0], *blocks])]:
+        counts += np.bincount(codes, minlength=len(counts))
+    return counts
 
 
 def values_of_rows(
@@ -113,20 +144,20 @@ def _largest(
     return np.concatenate([larger, tied[: limit - len(larger)]])
 
 
-def _counted(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Return the distinct numbers, ascending, and how often each occurs.
+def _counted(
+    blocks: Sequence[NDArray[Any]], low: float, high: float
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the distinct numbers of some arrays, ascending, and how often each occurs.
 
     Whole numbers and those of two decimals are counted by their place in an array, which takes a
     tenth of the time of sorting them.
     """
-    low, high = float(values.min()), float(values.max())
     for step in (1, 100):
         if (high - low) * step >= _MAX_SPAN:
             break
         first = round(low * step)
         counts = np.zeros(round(high * step) - first + 1, np.int64)
-        for begin in range(0, len(values), _MANY):
-            block = values[begin : begin + _MANY]
+        for block in blocks:
             scaled = np.rint(block * step)
             if not np.array_equal(scaled / step, block):
                 break
@@ -134,7 +165,7 @@ def _counted(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         else:
             at = np.flatnonzero(counts)
             return (at + first) / step, counts[at]
-    distinct, counts = np.unique(values, return_counts=True)
+    distinct, counts = np.unique(np.concatenate(blocks), return_counts=True)
     return distinct, counts
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.facets import FacetCounts, count_values
+from models.catalogue.facets import CountedItems, FacetCounts, count_values
 from models.catalogue.item_filter import Condition, Group, ItemFilter
 from models.catalogue.snapshot import Snapshot
 from service.domain.item_selection import (
@@ -84,12 +84,12 @@ def count_items(
     """Count the values of fields over items [N]; None where no facet is asked for."""
     if not facets:
         return None
-    rows, fields = np.flatnonzero(mask), snapshot.catalogue.fields
+    items, fields = CountedItems(mask), snapshot.catalogue.fields
     counted = [
-        _facet_result(facet, count_values(fields, facet.field, mask, rows, facet.limit))
+        _facet_result(facet, count_values(fields, facet.field, items, facet.limit))
         for facet in facets
     ]
-    return Counted(len(rows), tuple(counted))
+    return Counted(items.count, tuple(counted))
 
 
 def _facet_result(facet: FacetRequest, counts: FacetCounts) -> FacetResult:

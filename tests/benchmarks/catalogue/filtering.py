@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.facets import count_values
+from models.catalogue.facets import CountedItems, count_values
 from models.catalogue.fields.geodesy import distances
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.item_filter import Condition, Group, ItemFilter
@@ -193,10 +193,10 @@ def _questions(
 ) -> dict[str, tuple[Callable[[], int], Callable[[], int]]]:
     """Return each question to the catalogue and to the arrays; both return a number to compare."""
     priced = catalogue.allowed(Condition("attributes.price", {"gte": 20}))
-    rows = np.flatnonzero(priced)
 
     def facets() -> int:
-        counted = [count_values(catalogue.fields, name, priced, rows, 10) for name in FACETS]
+        items = CountedItems(priced)
+        counted = [count_values(catalogue.fields, name, items, 10) for name in FACETS]
         return sum(count for facet in counted for _, count in facet.values)
 
     def facets_of_arrays() -> int:
