@@ -194,7 +194,8 @@ def build_memory(
         # Rows that the encoder did not read keep the keys and values of their items alone.
         keys[encoded_rows] += projections.keys(encoded.cache.states)
         values[encoded_rows] += projections.values(encoded.cache.states)
-    user_state = _user_state(snapshot.model, encoded, at)
+    cache = None if encoded is None else encoded.cache
+    user_state = user_state_at(snapshot.model, cache, at)
     # One more than count, so that another takes the place of one that is left out.
     recent = on_items.flip(0)[: snapshot.model.statistics.recent_events + 1]
     recent_items = snapshot.trained_rows[rows[recent]]
@@ -232,13 +233,13 @@ def build_memory(
     )
 
 
-def _user_state(model: Recommender, encoded: EncodedHistory | None, at: int) -> Tensor:
-    """Return the user state m_u [dim] at a request's time."""
-    if encoded is None or not len(encoded.cache):
+def user_state_at(model: Recommender, cache: EncoderCache | None, at: int) -> Tensor:
+    """Return the user state m_u [dim] at a request's time; zero without events."""
+    if cache is None or not len(cache):
         return torch.zeros(model.config.dim)
-    newest = encoded.cache.timestamps[-1]
+    newest = cache.timestamps[-1]
     request_time = model.statistics.clamp_request_time(torch.tensor(at), newest)
-    return model.user_states(encoded.cache.states[-1], newest, request_time)
+    return model.user_states(cache.states[-1], newest, request_time)
 
 
 def attendable_events(snapshot: Snapshot, history: UserHistory) -> tuple[NDArray[np.int64], Tensor]:

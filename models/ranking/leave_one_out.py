@@ -13,10 +13,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from models.attention.kv_memory import KeyValueMemory
 from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
 from models.encoder.history_encoder import HistoryEncoder
+from models.encoder.recency_bias import FARTHEST
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import (
     EncodedHistory,
@@ -24,6 +27,7 @@ from models.history.user_memory import (
     attendable_events,
     build_memory,
     encoder_inputs,
+    user_state_at,
 )
 from models.ranking.scoring import score
 
@@ -60,6 +64,53 @@ def scores_without(
         totals = score(snapshot, less, np.asarray(rows, dtype=np.int64), options).total.tolist()
         found |= {(source, row): total for row, total in zip(rows, totals, strict=True)}
     return found
+
+
+def without_newest(snapshot: Snapshot, user: UserMemory) -> UserMemory | None:
+    """Return a memory without the newest event that the encoder has read; None if there is none.
+
+    The states of the events before do not depend on that event, so that nothing is encoded anew.
+    The result scores as the history without the event does, unless the encoder's window, which
+    moves in steps, would then begin earlier.
+
+    Args:
+        snapshot: the model and the catalogue.
+        user: from `build_memory` with the same snapshot.
+    """
+    if user.encoded is None or not len(user.encoded.cache):
+        return None
+    model, newest = snapshot.model, int(user.encoded_rows[-1])
+    left = torch.arange(len(user.source)) != newest
+    distance = distance_without(user, newest)[left]
+    age, log_weights, types = user.age[left], user.log_weights[left], user.types[left]
+    bias = model.memory_bias(distance, age, log_weights, types)
+    recent = user.recent[user.recent != newest]
+    events = user.encoded.events[:-1]
+    cache = user.encoded.cache.prefix(len(events))
+    user_state = user_state_at(model, cache, user.at)
+    return replace(
+        user,
+        memory=KeyValueMemory(user.memory.keys[left], user.memory.values[left], bias=bias),
+        bias=bias,
+        rows=user.rows[left],
+        source=user.source[left.numpy()],
+        distance=distance,
+        age=age,
+        log_weights=log_weights,
+        types=types,
+        user_state=user_state,
+        query=model.user_query(user_state),
+        encoded_rows=user.encoded_rows[:-1],
+        recent=recent - (recent > newest).long(),
+        recent_items=user.recent_items[user.recent != newest],
+        encoded=EncodedHistory(user.encoded.first_item, events, cache),
+    )
+
+
+def distance_without(user: UserMemory, row: int) -> Tensor:
+    """Return the distances of a memory's rows without one: older events move a place nearer."""
+    older = (user.distance > user.distance[row]) & (user.distance < FARTHEST)
+    return user.distance - older.long()
 
 
 def _encoded_without(

@@ -75,15 +75,25 @@ class TransitionCounts(NamedTuple):
         """Return the items [≤ count] with the largest F above 0, in descending order."""
         return top_items(self.items, self.sums(recent), recent[: self.window.depth], count)
 
-    def shares(self, recent: Tensor, targets: Tensor) -> Tensor:
-        """Return what each recent item adds to F of targets, int64 [T]: [T, min(n, depth)]."""
-        recent, decay = self._weighted(recent)
+    def shares(self, recent: Tensor, targets: Tensor, beyond: int = 0) -> Tensor:
+        """Return what each recent item adds to F of targets, int64 [T].
+
+        Args:
+            recent: as above.
+            targets: item rows.
+            beyond: further items that would count if the depth were so much larger.
+
+        Returns:
+            Tensor: [T, min(n, depth + beyond)].
+        """
+        recent, decay = self._weighted(recent, beyond)
         return row_products(self.items, self.counts, recent, decay, targets)
 
-    def _weighted(self, recent: Tensor) -> tuple[Tensor, Tensor]:
+    def _weighted(self, recent: Tensor, beyond: int = 0) -> tuple[Tensor, Tensor]:
         """Return the recent items that count, and their weights."""
-        recent = recent[: self.window.depth]
-        weights = self.window.decay ** torch.arange(self.window.depth)
+        depth = self.window.depth + beyond
+        recent = recent[:depth]
+        weights = self.window.decay ** torch.arange(depth)
         return recent, weights.to(recent.device)[: len(recent)]
 
 

@@ -110,12 +110,26 @@ class Published:
         """The states of events and the user state at noon."""
         return self.reference.encode([self.vector(name) for name in names], times, NOON)
 
-    def shares(self, names: list[str], target: str) -> list[float]:
-        """What the events add to F(target), newest first."""
-        return self.reference.shares([self.row(name) for name in names[::-1]], self.row(target))
+    def similarity(self, names: list[str], target: str) -> float:
+        """The similarity part of the target, in which each item counts once."""
+        row = self.row(target)
+        return sum(self.reference.similarity(self.row(name), row) for name in set(names))
 
-    def similarity(self, name: str, target: str) -> float:
-        return self.reference.similarity(self.row(name), self.row(target))
+    def attention(
+        self, names: list[str], times: list[int], target: str, user_state: Any, states: Any
+    ) -> Any:
+        """Weights and gains [H, n] of the attention part at noon."""
+        vectors = [self.vector(name) for name in names]
+        return self.reference.attention(
+            self.vector(target),
+            vectors,
+            vectors,
+            user=user_state,
+            states=states,
+            distances=list(range(len(names)))[::-1],
+            ages=[NOON - time for time in times],
+            weights=[1.0] * len(names),
+        )
 
     def transitions(self, user_state: Any, names: list[str], target: str) -> float:
         recent = [self.row(name) for name in names[::-1]]
@@ -158,38 +172,37 @@ def test_scores_equal_a_float64_loop_over_the_published_weights(trained: Server)
     for user, items in scored.items():
         past = [event for event in events() if event.user_id == user]
         names, times = [e.item_id for e in past], [e.timestamp or 0 for e in past]
-        vectors = [published.vector(name) for name in names]
         states, user_state = published.encode(names, times)
+        previous = published.reference.state_before_newest(states, times, NOON)
         for item in items:
-            target = published.vector(item["item_id"])
-            weights, gains = published.reference.attention(
-                target,
-                vectors,
-                vectors,
-                user=user_state,
-                states=states,
-                distances=list(range(len(past)))[::-1],
-                ages=[NOON - time for time in times],
-                weights=[1.0] * len(past),
-            )
-            row = published.row(item["item_id"])
+            target = item["item_id"]
+            weights, gains = published.attention(names, times, target, user_state, states)
             parts = {
-                "transitions": published.transitions(user_state, names, item["item_id"]),
+                "transitions": published.transitions(user_state, names, target),
                 "attention": (weights * gains).sum(),
-                "prior": published.reference.state["prior"][row],
+                "prior": published.reference.state["prior"][published.row(target)],
             }
-            similar = [published.similarity(name, item["item_id"]) for name in names]
-            of_event = [each / names.count(name) for each, name in zip(similar, names, strict=True)]
             if "similarity" in item["parts"]:
-                parts["similarity"] = sum(of_event)
+                parts["similarity"] = published.similarity(names, target)
             assert item["parts"] == pytest.approx(parts, abs=1e-4)
-            attributed = np.array(of_event)
-            shares = published.shares(names, item["item_id"])
-            if sum(shares):
-                followed += 1
-                for back, share in enumerate(shares, 1):
-                    attributed[-back] += parts["transitions"] * share / sum(shares)
-            each, _ = reference_model.contributions(weights, gains, attributed)
+            followed += parts["transitions"] != 0
+            counted = parts["transitions"] + published.similarity(names, target)
+            lost = []
+            for j in range(len(names)):
+                left = names[:j] + names[j + 1 :]
+                less = published.transitions(user_state, left, target)
+                lost.append(counted - less - published.similarity(left, target))
+            left = names[:-1]
+            left_weights, left_gains = published.attention(
+                left, times[:-1], target, previous, states[:-1]
+            )
+            without = (left_weights * left_gains).sum() + published.transitions(
+                previous, left, target
+            )
+            without += published.similarity(left, target)
+            each, _ = reference_model.contributions(
+                weights, gains, np.array(lost), counted, (len(names) - 1, without)
+            )
             told = {reason["event_id"]: reason for reason in item["explanation"]}
             for j, event in enumerate(past):
                 reason = told[event.event_id]

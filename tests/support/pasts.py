@@ -180,6 +180,7 @@ class Loop:
                       for row in range(ITEMS)]  # fmt: skip
         keys, values, rows, times, weights, known = [], [], [], [], [], []
         types: list[int] = []
+        self.snapshot, self.made, self.at = snapshot, made, at
         self.sources: list[int] = []  # the event of each memory row, -1 - i for profile entry i
         for event, row in enumerate(made.rows.tolist()):
             kind = int(made.types[event])
@@ -202,7 +203,9 @@ class Loop:
             self.sources.append(event)
         seen = [j for j in range(len(rows)) if known[j]]
         read = [self.reference.read(self.items[rows[j]], types[j], weights[j]) for j in seen]
-        encoded, self.user_state = self.reference.encode(read, [times[j] for j in seen], at)
+        read_times = [times[j] for j in seen]
+        encoded, self.user_state = self.reference.encode(read, read_times, at)
+        self.state_before_newest = self.reference.state_before_newest(encoded, read_times, at)
         self.states: list[NDArray[np.float64] | None] = [None] * len(rows)
         for j, state in zip(seen, encoded, strict=True):
             self.states[j] = state
@@ -282,25 +285,40 @@ class Loop:
             out[row] = part
         return out
 
-    def attributed(
-        self, target: int, options: AttentionOptions = DEFAULT_OPTIONS
-    ) -> NDArray[np.float64]:
-        """What each memory row has of the transitions part, [m]: each count by its shares."""
-        out, shares = np.zeros(len(self.rows)), self.shares(target)
-        if shares.any():
-            whole = self.reference.transitions(self.user_state, self.trained, target_row(target))
-            out += whole * shares / shares.sum()
-        same = [row for row, is_ in zip(self.recent, self._same(target), strict=True) if is_]
-        if same and self.shape.next_basket and not options.exclude_self:
-            out[same] += self._again(target) / len(same)
-        return out + self._similarity_shares(target)
+    def lost(self, target: int, options: AttentionOptions = DEFAULT_OPTIONS) -> NDArray[np.float64]:
+        """What transitions and similarity lose without each memory row, [m], by deleting it."""
+        return np.array([
+            self._counted(target, options) - self._without(source)._counted(target, options)
+            for source in self.sources
+        ])  # fmt: skip
+
+    def _counted(self, target: int, options: AttentionOptions) -> float:
+        """The score but attention and prior."""
+        return self.transitions(target, options) + self.similarity(target)
+
+    def _without(self, source: int) -> Loop:
+        """The loop over the past without one event or profile entry, in the states of this one."""
+        if source < 0:
+            return self
+        less = Loop(self.snapshot, without_event(self.made, source), self.at)
+        less.use_states_of(self, source)
+        return less
 
     def contributions(
         self, target: int, options: AttentionOptions = DEFAULT_OPTIONS
     ) -> tuple[NDArray[np.float64], float]:
         """`reference_model.contributions` of the memory rows to a target."""
         alpha, gain = self.attention(target, options)
-        return reference_model.contributions(alpha, gain, self.attributed(target, options))
+        newest = None
+        if self.recent and self.states[self.recent[0]] is not None:
+            row = self.recent[0]
+            less = self._without(self.sources[row])
+            less.user_state = self.state_before_newest
+            weights, gains = less.attention(target, options)
+            newest = row, float((weights * gains).sum()) + less._counted(target, options)
+        return reference_model.contributions(
+            alpha, gain, self.lost(target, options), self._counted(target, options), newest
+        )
 
     def attention(
         self, target: int, options: AttentionOptions, *, target_in_query: bool = True

@@ -153,6 +153,16 @@ class ReferenceModel:
         states = self.states(vectors[start:], times[start:])
         return [*[None] * start, *states], self.at_request(states[-1], times[-1], at)
 
+    def state_before_newest(
+        self, states: Sequence[Array | None], times: Sequence[int], at: int
+    ) -> Array:
+        """The user state without the newest event; zero where no state comes before it."""
+        before = states[-2] if len(states) > 1 else None
+        if before is None:
+            return np.zeros(self.state["content_projection.weight"].shape[0])
+        at = min(at, times[-2] + int(self.state["statistics.max_request_gap"]))
+        return self.at_request(before, times[-2], at)
+
     def follows(self, item: int, target: int) -> float:
         """How often one item followed another, by rows of the id embedding; -1 is no row."""
         if item < 0 or target < 0:
@@ -300,18 +310,24 @@ class ReferenceModel:
         return scaled * self.state[f"{name}.weight"] + self.state[f"{name}.bias"]
 
 
-def contributions(alpha: Array, gain: Array, attributed: Array) -> tuple[Array, float]:
+def contributions(
+    alpha: Array, gain: Array, lost: Array, counted: float, newest: tuple[int, float] | None
+) -> tuple[Array, float]:
     """Compute what rows contribute, [m], and the distance to where another row would share.
 
-    Without a row each head loses its part, and the transitions its share. What all rows together
-    lack is shared by those of its sign, or else by all that are attended.
+    Without a row each head loses its part, and transitions and similarity what they lose. Of the
+    newest event, the whole of it is known. What all rows together lack is shared by those of its
+    sign, or else by all that are attended.
 
     Args:
         alpha: weights [H, m].
         gain: [H, m].
-        attributed: [m] shares of the transitions.
+        lost: [m] of transitions and similarity.
+        counted: these parts of the score.
+        newest: the newest event's row, and the score without it and without the prior.
     """
-    each, margins = attributed.copy(), [1.0]
+    total = float((alpha * gain).sum()) + counted
+    each, margins = lost.copy(), [1.0]
     for weights, gains in zip(alpha, gain, strict=True):
         whole = float(weights @ gains)
         for j, weight in enumerate(weights):
@@ -321,7 +337,9 @@ def contributions(alpha: Array, gain: Array, attributed: Array) -> tuple[Array, 
             else:
                 left = [i for i in range(len(weights)) if i != j]
                 each[j] += whole - float(weights[left] @ gains[left]) / (1 - weight)
-    rest = float((alpha * gain).sum()) + attributed.sum() - each.sum()
+    if newest is not None:
+        each[newest[0]] = total - newest[1]
+    rest = total - each.sum()
     sharing = each * rest > 0
     margins += [abs(one) for one in each if one] + [abs(rest)]
     if not sharing.any():

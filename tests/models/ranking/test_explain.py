@@ -164,7 +164,6 @@ def test_reasons_equal_the_loop(
     user = build_memory(snapshot, made, AT)
     loop = Loop(snapshot, made, AT)
     alpha, _ = loop.attention(target, options)
-    attributed = loop.attributed(target, options)
     each, margin = loop.contributions(target, options)
     assume(margin > 1e-5)  # rounding decides otherwise which rows share
     place = {source: at for at, source in enumerate(user.source.tolist())}
@@ -177,7 +176,7 @@ def test_reasons_equal_the_loop(
     named = [reason.contribution for reason in reasons]
     assert named == sorted(named, reverse=True)
     missing = set(place.values()) - {place[reason.source] for reason in reasons}
-    assert all(alpha[:, at].sum() < 1e-6 and attributed[at] == 0 for at in missing)
+    assert all(alpha[:, at].sum() < 1e-6 and each[at] == 0 for at in missing)
 
 
 @few
@@ -194,10 +193,9 @@ def test_what_raises_the_score_is_named_before_what_lowers_it(
     user = build_memory(snapshot, made, AT)
     loop = Loop(snapshot, made, AT)
     alpha, _ = loop.attention(target, options)
-    attributed = loop.attributed(target, options)
     contributed, margin = loop.contributions(target, options)
     assume(margin > 1e-5)  # rounding decides otherwise which rows share
-    seen = (alpha.sum(0) > 0) | (attributed != 0)
+    seen = (alpha.sum(0) > 0) | (contributed != 0)
     each = contributed[seen].tolist()
     raising = sorted((one for one in each if one > 0), reverse=True)
     lowering = sorted(one for one in each if one <= 0)
