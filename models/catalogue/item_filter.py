@@ -161,8 +161,9 @@ def _compared(
         masks.append(columns.keywords.codes.mask(_all(tests), size, rows))
     if columns.numbers is not None and (tests := _number_tests(comparisons)):
         # Of no number at all, `lt` would hold where it is written as the smallest integer.
-        filled = [] if columns.numbers.has_nan else [columns.numbers.filled]
-        masks.append(columns.numbers.mask(_all([*filled, *tests]), size, rows))
+        if not (columns.numbers.has_nan or _is_above(columns.numbers.missing, comparisons)):
+            tests = [columns.numbers.filled, *tests]
+        masks.append(columns.numbers.mask(_all(tests), size, rows))
     if columns.points is not None and comparisons.keys() == {"within_km"}:
         lat, lon, km = comparisons["within_km"]
         near = partial(within, lat=lat, lon=lon, km=km)
@@ -173,6 +174,11 @@ def _compared(
     for mask in others:
         inside |= mask
     return inside
+
+
+def _is_above(number: int, comparisons: Mapping[str, Any]) -> bool:
+    """Whether comparisons with numbers hold for larger ones than a number alone."""
+    return any(comparisons.get(name, number) > number for name in ("gt", "gte"))
 
 
 def _keyword_tests(column: KeywordColumn, comparisons: Mapping[str, Any]) -> list[_Test]:

@@ -110,11 +110,9 @@ def _indexed(
     rows = np.concatenate([found[found >= 0], rare])
     if len(rows) <= count:
         return rows
-    at = torch.from_numpy(rows)
-    near = snapshot.tables.vectors.index_select(0, at) @ readout
-    near += snapshot.tables.prior.index_select(0, at)
-    near += torch.from_numpy(own.take(rows))
-    best: RowIndices = rows[torch.topk(near, count, sorted=False).indices.numpy()]
+    near = snapshot.tables.vectors.numpy().take(rows, axis=0) @ query[0]
+    near += snapshot.tables.prior.numpy().take(rows) + own.take(rows)
+    best: RowIndices = rows[np.argpartition(near, -count)[-count:]]
     return best
 
 

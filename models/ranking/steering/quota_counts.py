@@ -87,12 +87,12 @@ class QuotaCounts:
     def take(self, place: int) -> None:
         """Take the item at a place, and close the items of the groups that it fills."""
         self.open[place] = False
-        for group in self._groups[self._group_at[place] : self._group_at[place + 1]].tolist():
+        begin, end = self._group_at[place : place + 2].tolist()
+        for group in self._groups[begin:end].tolist():
             self._left[group] -= 1
             if self._left[group] <= 0:
-                self.open[self._members[self._member_at[group] : self._member_at[group + 1]]] = (
-                    False
-                )
+                begin, end = self._member_at[group : group + 2].tolist()
+                self.open[self._members[begin:end]] = False
 
     def copy(self) -> QuotaCounts:
         """Return counts that go on from here by themselves."""
