@@ -141,16 +141,18 @@ class CoarseIndex:
         ranked = min(len(self), math.ceil(wanted * widen))
         _, rows = self.index.search(faiss_structures.pad_to_even(queries), ranked)
         if allowed is not None:  # its scan cannot skip rows
-            rows = np.where(allowed[rows] & (rows >= 0), rows, -1)
+            rows = np.where(allowed.take(rows) & (rows >= 0), rows, -1)
         scores = np.empty(rows.shape, np.float32)
         block = max(1, _RERANK_BLOCK // (rows.shape[1] * queries.shape[1]))
         for at in range(0, len(queries), block):
             part = slice(at, at + block)
-            scores[part] = (self.points[rows[part]] @ queries[part, : self.dim, None])[..., 0]
+            # `take` copies whole rows, in half the time of an index in brackets.
+            points = self.points.take(rows[part], axis=0)
+            scores[part] = (points @ queries[part, : self.dim, None])[..., 0]
             if self.bias_column is not None:
-                scores[part] += self.bias_column[rows[part]]
+                scores[part] += self.bias_column.take(rows[part])
             if boost is not None:
-                scores[part] += boost[rows[part]]
+                scores[part] += boost.take(rows[part])
         scores[rows < 0] = -np.inf
         if scores.shape[1] > 4 * k:  # to sort all of them would take longer than to compare them
             best = np.sort(np.argpartition(-scores, k - 1, axis=1)[:, :k], axis=1)

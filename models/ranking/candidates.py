@@ -22,7 +22,7 @@ from models.index.ann_index import CoarseIndex
 from models.ranking.scoring import similarity_scores, transition_scores
 
 # So many items of one boost, or such a share of all, are compared without an index.
-_FEW, _RARE = 2_048, 1 / 20
+_FEW, _RARE = 4_096, 1 / 20
 
 
 def user_readout(snapshot: Snapshot, user: UserMemory) -> Tensor:
@@ -96,22 +96,23 @@ def _indexed(
     count: int,
     boost: NDArray[np.float32] | None,
 ) -> RowIndices:
-    """Return the `count` best of the indexed items that are allowed, of each boost."""
+    """Return the `count` best of the indexed items that are allowed, unordered."""
     query = readout[None].numpy()
     if boost is None:
         rows: RowIndices = index.search(query, count, allow=allowed)[0]
         return rows[rows >= 0]
     own = boost[: len(allowed)]
     rare, least = _rare_boosts(own, allowed)
+    common = allowed.copy()
+    common[rare] = False
     # The candidates are shared by several boosts, of each of which fewer are needed.
-    found = index.search(query, count, allow=allowed, boost=own, least=least, probes=2 * count)[0]
-    rows = sorted_union(found[found >= 0], rare)
+    found = index.search(query, count, allow=common, boost=own, least=least, probes=2 * count)[0]
+    rows = np.concatenate([found[found >= 0], rare])
     if len(rows) <= count:
         return rows
-    at = torch.from_numpy(rows)
-    near = snapshot.tables.vectors[at] @ readout + snapshot.tables.prior[at]
-    near += torch.from_numpy(own[rows])
-    best: RowIndices = rows[torch.topk(near, count).indices.numpy()]
+    near = snapshot.tables.vectors.numpy().take(rows, axis=0) @ query[0]
+    near += snapshot.tables.prior.numpy().take(rows) + own.take(rows)
+    best: RowIndices = rows[np.argpartition(near, -count)[-count:]]
     return best
 
 
@@ -120,22 +121,21 @@ def _rare_boosts(boost: NDArray[np.float32], allowed: NDArray[np.bool_]) -> tupl
 
     Returns also the fewest items [n] that share one of the other boosts.
     """
-    few, parts = max(_FEW, int(len(boost) * _RARE)), list[RowIndices]()
-    moved = np.flatnonzero(allowed & (boost != 0))
-    least = int(np.count_nonzero(allowed)) - len(moved)
-    if least <= few:
-        parts.append(np.flatnonzero(allowed & (boost == 0)))
-        least = len(boost)
-    levels = boost[moved]
-    while len(moved) > few:
-        same = levels == levels[0]
+    few, left = max(_FEW, int(len(boost) * _RARE)), allowed.copy()
+    least, count = len(boost), int(np.count_nonzero(left))
+    rare = np.zeros(len(boost), np.bool_)
+    level: np.float32 | None = np.float32(0)  # of most items, as a rule
+    while count and (level is not None or count > few):
+        level = boost[left.argmax()] if level is None else level
+        same = left & (boost == level)
         many = int(np.count_nonzero(same))
         if many > few:
             least = min(least, many)
         else:
-            parts.append(moved[same])
-        moved, levels = moved[~same], levels[~same]
-    return np.concatenate([*parts, moved]), least
+            rare |= same
+        left ^= same
+        count, level = count - many, None
+    return np.flatnonzero(rare | left), least
 
 
 def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from models.data.vocabulary import Vocabulary
 
 STRINGS = 5  # code of the first string; before it stand no value, 0, and the specials
 _BEHIND_STRINGS = 2.0**40  # more than the rank of any string
+_SHORT = 1 << 16  # codes that take two bytes each; where there are more, all take four
 _COMPARED = 8  # codes that are compared one after the other; more are looked up in a table
 
 
@@ -40,7 +41,7 @@ class KeywordColumn:
     All versions share the vocabulary, which only grows: a code never changes its meaning.
     """
 
-    codes: ValueColumn[np.int32]
+    codes: ValueColumn[Any]  # uint16, or int32 from `_SHORT` codes on
     vocabulary: Vocabulary
     order: StringOrder
     counts: CowArray[np.int32]  # [≤ codes] items that have each code
@@ -50,7 +51,7 @@ class KeywordColumn:
         """Return a column without values."""
         vocabulary = Vocabulary()
         counts = CowArray(np.zeros(0, np.int32))
-        codes = ValueColumn.empty(np.int32, 0)
+        codes = ValueColumn.empty(np.uint16, 0)
         return cls(codes, vocabulary, StringOrder(vocabulary), counts)
 
     def updated(
@@ -66,9 +67,11 @@ class KeywordColumn:
         """
         add = self.vocabulary.add
         coded = [STRINGS + add(one) if isinstance(one, str) else one.value for one in values]
-        at, won = distinct_pairs(np.array(owners, np.int64), np.array(coded, np.int32))
-        extras = self.codes.extras_of(rows)
-        lost = self.codes.values_of(rows, extras)
+        many = STRINGS + len(self.vocabulary) > _SHORT or self.codes.dtype == np.int32
+        column = self.codes.holding(np.int32 if many else np.uint16)
+        at, won = distinct_pairs(np.array(owners, np.int64), np.array(coded, column.dtype))
+        extras = column.extras_of(rows)
+        lost = column.values_of(rows, extras).astype(np.int64)
         codes, places = np.unique(np.concatenate([lost, won]), return_inverse=True)
         signs = np.repeat([-1.0, 1.0], [len(lost), len(won)])
         change = np.bincount(places, signs, len(codes)).astype(np.int32)
@@ -78,7 +81,7 @@ class KeywordColumn:
         counted = self.counts.array[codes[known]] + change[known]
         return replace(
             self,
-            codes=self.codes.updated(rows, at, won, size, extras),
+            codes=column.updated(rows, at, won, size, extras),
             counts=self.counts.updated(codes[known], counted, more),
         )
 
@@ -105,17 +108,20 @@ class KeywordColumn:
         ids = self.vocabulary.ids
         return [ids[at] for at in np.flatnonzero(self.counts.array[STRINGS:]).tolist()]
 
-    def is_any(self, values: Iterable[Keyword]) -> Callable[[NDArray[np.int32]], NDArray[np.bool_]]:
+    def is_any(self, values: Iterable[Keyword]) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
         """Return the condition of `ValueColumn.mask` that a value is one of these."""
         wanted = sorted({code for value in values if (code := self.code(value))})
         if len(wanted) > _COMPARED:
             table = np.zeros(len(self.counts), np.bool_)
             table[wanted] = True
             return table.take
+        if not wanted:
+            return lambda codes: np.zeros(len(codes), np.bool_)
+        first, *others = wanted
 
-        def holds(codes: NDArray[np.int32]) -> NDArray[np.bool_]:
-            found = np.zeros(len(codes), np.bool_)
-            for code in wanted:
+        def holds(codes: NDArray[Any]) -> NDArray[np.bool_]:
+            found: NDArray[np.bool_] = codes == first
+            for code in others:
                 found |= codes == code
             return found
 
@@ -123,7 +129,7 @@ class KeywordColumn:
 
     def meets(
         self, condition: Callable[[str], bool]
-    ) -> Callable[[NDArray[np.int32]], NDArray[np.bool_]]:
+    ) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
         """Return the condition of `ValueColumn.mask` that a string meets another one.
 
         It is called once for each distinct string, not for each item.

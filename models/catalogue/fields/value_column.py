@@ -17,6 +17,7 @@ _SPARSE = 16  # values that fewer than one in so many rows has are held as pairs
 _MOST_DENSE = 4  # arrays of a value for every row
 _FEW = 16  # rows that are looked for one by one among the extras
 _BLOCK = 1 << 16  # values at a time: larger temporary arrays cost more in new pages than in work
+_GLANCE = 1 << 12  # values at a time where the first ones mostly decide
 _DEAD = 1_000  # extras that are no longer of a row, before they are left out
 
 
@@ -61,12 +62,20 @@ class ValueColumn(Generic[T]):
         present: NDArray[np.bool_] = values != self.missing
         return ~np.isnan(values) if self.has_nan else present
 
+    def holding(self, dtype: type[np.generic]) -> ValueColumn[Any]:
+        """Return this column with values of a wider type."""
+        if self.dtype == dtype:
+            return self
+        dense = tuple(CowArray(own.array.astype(dtype)) for own in self.dense)
+        extra_values = CowArray(self.extra_values.array.astype(dtype))
+        return replace(self, dense=dense, extra_values=extra_values)
+
     def has_values(self) -> bool:
         """Whether any row has a value."""
         return any(
-            bool(self.filled(own.array[begin : begin + _BLOCK]).any())
+            bool(self.filled(own.array[begin : begin + _GLANCE]).any())
             for own in (*self.dense, self.extra_values)
-            for begin in range(0, len(own), _BLOCK)
+            for begin in range(0, len(own), _GLANCE)
         )
 
     def values_of(self, rows: NDArray[np.int64], extras: NDArray[np.int64]) -> NDArray[T]:

@@ -34,7 +34,7 @@ class QuotaCounts:
     """
 
     open: NDArray[np.bool_]  # [P] may be taken
-    _left: NDArray[np.int64]  # [G] how many more items each group takes
+    _left: list[int]  # [G] how many more items each group takes
     _groups: NDArray[np.int64]  # of item p: _groups[_group_at[p]:_group_at[p + 1]]
     _group_at: NDArray[np.int64]  # [P + 1]
     _members: NDArray[np.int64]  # of group g: _members[_member_at[g]:_member_at[g + 1]]
@@ -46,30 +46,36 @@ class QuotaCounts:
         cls, fields: ItemFields, quotas: Sequence[Quota], rows: NDArray[np.int64]
     ) -> QuotaCounts:
         """Return the counts of a pool of distinct item rows [P], none of which is taken yet."""
-        owners, groups = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-        left, columns = [np.zeros(0, np.int64)], list[_Column]()
-        first, by_row = 0, np.argsort(rows)
+        owners, groups, begins = (list[NDArray[np.int64]]() for _ in range(3))
+        left, columns, pairs = list[int](), list[_Column](), 0
+        by_row = np.argsort(rows) if quotas else rows
         for quota in quotas:
             for column, ignored in _columns_of(fields, quota.field):
                 place, value = column.pairs_of(rows[by_row])
                 owner = by_row[place]
                 if ignored is not None:
                     owner, value = owner[value != ignored], value[value != ignored]
-                values, group = np.unique(value, return_inverse=True)
+                order = np.argsort(value)
+                owner, value = owner[order], value[order]
+                is_first = np.ones(len(value), np.bool_)
+                is_first[1:] = value[1:] != value[:-1]
+                first = np.flatnonzero(is_first)
                 owners.append(owner)
-                groups.append(group + first)
-                left.append(np.full(len(values), quota.most))
-                columns.append(_Column(column, values, first))
-                first += len(values)
-        owner, group = np.concatenate(owners), np.concatenate(groups)
-        by_owner, by_group = np.argsort(owner, kind="stable"), np.argsort(group, kind="stable")
+                groups.append(np.cumsum(is_first) + (len(left) - 1))
+                begins.append(first + pairs)
+                columns.append(_Column(column, value[first], len(left)))
+                left += [quota.most] * len(first)
+                pairs += len(owner)
+        none = np.zeros(0, np.int64)
+        owner = np.concatenate([*owners, none])
+        by_owner = np.argsort(owner)
         return cls(
             np.ones(len(rows), np.bool_),
-            np.concatenate(left),
-            group[by_owner],
-            np.searchsorted(owner[by_owner], np.arange(len(rows) + 1)),
-            owner[by_group],
-            np.searchsorted(group[by_group], np.arange(first + 1)),
+            left,
+            np.concatenate([*groups, none])[by_owner],
+            np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(rows)))]),
+            owner,
+            np.concatenate([*begins, [pairs]]),
             tuple(columns),
         )
 
@@ -81,12 +87,12 @@ class QuotaCounts:
     def take(self, place: int) -> None:
         """Take the item at a place, and close the items of the groups that it fills."""
         self.open[place] = False
-        for group in self._groups[self._group_at[place] : self._group_at[place + 1]].tolist():
+        begin, end = self._group_at[place : place + 2].tolist()
+        for group in self._groups[begin:end].tolist():
             self._left[group] -= 1
             if self._left[group] <= 0:
-                self.open[self._members[self._member_at[group] : self._member_at[group + 1]]] = (
-                    False
-                )
+                begin, end = self._member_at[group : group + 2].tolist()
+                self.open[self._members[begin:end]] = False
 
     def copy(self) -> QuotaCounts:
         """Return counts that go on from here by themselves."""
@@ -96,7 +102,8 @@ class QuotaCounts:
         """Mark all items of the catalogue that have a value of a full group, bool [size]."""
         closed = np.zeros(size, np.bool_)
         for one in self._columns:
-            full = one.values[self._left[one.first : one.first + len(one.values)] <= 0]
+            left = np.array(self._left[one.first : one.first + len(one.values)], np.int64)
+            full = one.values[left <= 0]
             if len(full):
                 closed |= one.column.mask(partial(np.isin, test_elements=full), size)
         return closed

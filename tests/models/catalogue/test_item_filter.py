@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from models.catalogue import cow_array, item_filter
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.facets import CountedItems, count_values
-from models.catalogue.fields import value_column
+from models.catalogue.fields import keyword_column, value_column
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.item_filter import Condition, Group, ItemFilter
 from models.catalogue.sorting import SortKey, position, sorted_rows
@@ -85,6 +85,8 @@ def _layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(cow_array, "SMALL", 0)
     monkeypatch.setattr(item_filter, "_NARROW", 2)
     monkeypatch.setattr(value_column, "_BLOCK", 3)
+    monkeypatch.setattr(value_column, "_GLANCE", 3)
+    monkeypatch.setattr(keyword_column, "_SHORT", 8)  # in the middle of a series
     monkeypatch.setattr(value_column, "_DEAD", 1)
     monkeypatch.setattr(value_column, "_SPARSE", 1 if request.param == "sparse" else 10**6)
 

@@ -12,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import models.index.ann_index
+import models.ranking.candidates
 import models.ranking.recommend
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
+from models.ranking.candidates import candidates, user_readout
 from models.ranking.recommend import recommend
 from models.ranking.scoring import score
 from models.ranking.steering.item_steering import FEW_EVENTS, ItemSteering, Pin, Quota
@@ -221,6 +224,26 @@ def test_a_few_lifted_items_are_always_candidates(indexed: Snapshot) -> None:
     assert ranked.rows[:5].tolist() == worst[::-1].tolist()
     assert ranked.scores.rules is not None
     assert ranked.scores.rules.tolist() == [100.0] * 5 + [0.0] * 3
+
+
+@pytest.mark.parametrize("few", [8, 60, 10_000])
+def test_candidates_of_an_index_are_the_best_with_their_boosts(indexed: Snapshot, few: int) -> None:
+    """Boosts of few and of many items choose nearly the candidates that all scores choose."""
+    rng = np.random.default_rng(3)
+    boost = np.zeros(ITEMS, np.float32)
+    for share, by in ((0.02, 2.0), (0.1, 1.0), (0.4, 0.5)):
+        boost[rng.random(ITEMS) < share] += by
+    allowed = rng.random(ITEMS) < 0.8
+    user = somebody(indexed)
+    readout = user_readout(indexed, user)
+    near = (indexed.tables.vectors @ readout + indexed.tables.prior).detach().numpy() + boost
+    best = np.argsort(np.where(allowed, -near, np.inf))[:40]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models.ranking.candidates, "_FEW", few)
+        patch.setattr(models.index.ann_index, "_NARROW_ROWS", 8)
+        found = candidates(indexed, user, allowed, 40, boost=boost)
+    assert allowed[found].all()
+    assert np.isin(best, found).mean() >= 0.9
 
 
 def test_a_boost_that_moves_nothing_leaves_the_popular_items(snapshot: Snapshot) -> None:
