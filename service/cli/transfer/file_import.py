@@ -206,7 +206,12 @@ def _on_disk(files: Sequence[Path]) -> Iterator[list[tuple[Path, str | None]]]:
         if Path("-") in files:
             with pipe.open("wb") as file, out.status("reading the pipe"):
                 shutil.copyfileobj(sys.stdin.buffer, file)
-        yield [(pipe, "-") if str(path) == "-" else (path, None) for path in files]
+        try:
+            yield [(pipe, "-") if str(path) == "-" else (path, None) for path in files]
+        except HeedError as error:
+            # The readers name the file that they read, which nobody but them has seen.
+            error.detail = error.detail.replace(str(pipe), "-")
+            raise
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

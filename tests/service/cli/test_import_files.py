@@ -1,9 +1,11 @@
 """Imports of exports as shops have them, through the command line and a real store."""
 
 import gzip
+import io
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -152,6 +154,28 @@ def test_several_files_and_a_pipe_are_one_import(shop: Path) -> None:
         )
         assert b"-: 0 items, 1 events stored" in done.stdout
     assert counts(data)["events"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "problem"),
+    [
+        ("user_id,user_id,item_id\n", (), "-, column user_id: must not occur twice"),
+        ("user,item_id\nu,a\n", (), "-, column user_id: is required"),
+        ("user_id,item_id,timestamp\nu,a,soon\n", (), "-: no known format of times fits 'soon'"),
+        ("user_id,item_id\nu,a\n", ("--map", "type=kind"), "-: --map: there is no column 'kind'"),
+        ("user_id,item_id\n,a\n", (), "-, line 2, user_id: is required"),
+        ("PAR1", (), "- cannot be read as Parquet"),
+    ],
+)
+def test_errors_of_a_pipe_name_the_pipe(
+    heed: Heed, monkeypatch: pytest.MonkeyPatch, text: str, options: tuple[str, ...], problem: str
+) -> None:
+    """What is wrong with standard input is said of -, and of no file."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    said = heed("import", "events", "-", *options)
+    assert said.code == 1
+    assert problem in said.err
+    assert tempfile.gettempdir() not in said.err
 
 
 def test_an_import_that_stops_says_how_to_take_it_back(heed: Heed, shop: Path) -> None:
