@@ -283,6 +283,23 @@ def test_search_request_passes_every_field_to_the_engine(client: Client) -> None
         assert client.post("/v1/search", json={"query": "a"} | wrong).status_code == 422
 
 
+@pytest.mark.parametrize(
+    "condition", [{"visible": {"types": ["like"]}}, {"at": "1970-01-01T00:00:03Z"}]
+)
+def test_a_search_of_nobody_has_no_conditions_on_events(
+    client: Client, condition: dict[str, Any]
+) -> None:
+    """A search refuses `visible` and `at`, unless it has a user or a history."""
+    answer = client.post("/v1/search", json={"query": "a"} | condition)
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["pointer"] == f"/{next(iter(condition))}"
+    assert "needs a `user_id` or a `history`" in error["detail"]
+    askers: list[dict[str, Any]] = [{"user_id": "u"}, {"history": []}]
+    for who in askers:
+        assert client.post("/v1/search", json={"query": "a"} | condition | who).status_code == 200
+
+
 def test_the_number_of_items_with_effects_is_limited(client: Client) -> None:
     """Effects of 100 items may be estimated; without `explain` nothing is, of however many."""
     how = {"explain": 50, "explain_effects": True}
