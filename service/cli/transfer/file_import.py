@@ -183,10 +183,7 @@ class FileImport:
                             events_through=warnings.events,
                         )
                     )
-                text = (
-                    f"{done.items:,} items, {done.events:,} events stored, "
-                    f"{done.duplicates:,} were there already, in {done.seconds:.1f} s"
-                )
+                text = str(done)
             if source.left_out:
                 text += f"; {source.left_out:,} rows left out"
             out.print(f"{source.name}: {text}", markup=False, soft_wrap=True)

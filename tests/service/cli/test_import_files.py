@@ -61,6 +61,7 @@ def test_a_catalogue_is_read_as_it_was_exported(heed: Heed, shop: Path) -> None:
     )  # fmt: skip
     assert said.code == 0, said.err
     assert "products.csv: cp1252, semicolons, decimal commas" in said.out
+    assert "products.csv: 3 items stored, in" in said.out
     assert "attributes: price a number" in said.out
     assert "items without a title: 1: '0007'" in said.err
     assert "categories differ in case alone: 'HOME' and 'Home'" in said.err
@@ -152,7 +153,7 @@ def test_several_files_and_a_pipe_are_one_import(shop: Path) -> None:
             check=True,
             capture_output=True,
         )
-        assert b"-: 0 items, 1 events stored" in done.stdout
+        assert b"-: 1 events stored, 0 were there already" in done.stdout
     assert counts(data)["events"] == 3
 
 
