@@ -113,7 +113,7 @@ class FileImport:
                 first += [to_row(record) for record in islice(records, _SHOWN - len(first))]
                 count += sum(1 for _ in records)
         count += len(first)
-        messages = asyncio.run(warnings.messages(store))
+        messages = _time_warnings(sources) + asyncio.run(warnings.messages(store))
         if show:
             if first:
                 out.print(_table(first))
@@ -147,7 +147,7 @@ class FileImport:
                 soft_wrap=True,
             )
             raise
-        _print_warnings(asyncio.run(warnings.messages(store)))
+        _print_warnings(_time_warnings(sources) + asyncio.run(warnings.messages(store)))
         out.print(f"Import {import_id}; heed import --undo {import_id} takes it back.")
 
     def _store_each(
@@ -223,6 +223,11 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 def _short(value: Any) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _time_warnings(sources: Sequence[Any]) -> list[str]:
+    """Return what is odd about the times of files that were read."""
+    return [f"{source.name}: {text}" for source in sources if (text := source.times.warning())]
 
 
 def _print_warnings(messages: Sequence[str]) -> None:

@@ -120,6 +120,26 @@ def test_a_strict_import_stores_nothing_when_there_is_a_warning(
     assert counts(shop / "data")["events"] == 1
 
 
+def test_times_that_do_not_exist_are_warned_of(heed: Heed, shop: Path) -> None:
+    """A dry run, a strict import and an import name the file, the number and the first time."""
+    (shop / "items.csv").write_text("item_id,title\na,A\n")
+    heed("import", "items", shop / "items.csv")
+    rows = [f"u,a,2011-03-27 01:{minute}\n" for minute in (30, 45)]
+    (shop / "log.csv").write_text(
+        "user_id,item_id,timestamp\nu,a,2011-03-27 03:00\n" + "".join(rows)
+    )
+    events = ("import", "events", shop / "log.csv", "--timezone", "Europe/London")
+    warning = (
+        "warning: log.csv: times that do not exist in Europe/London, as clocks are put forward: 2: "
+        "'2011-03-27 01:30', taken as 2011-03-27T01:30:00Z"
+    )
+    for options, code, count in ((["--dry-run"], 0, 0), (["--strict"], 1, 0), ([], 0, 3)):
+        said = heed(*events, *options)
+        assert said.code == code
+        assert said.err.count(warning) == 1
+        assert counts(shop / "data")["events"] == count
+
+
 def test_two_nights_are_stored_once_and_undone(heed: Heed, shop: Path) -> None:
     """Overlapping exports, one of them packed; undoing the second restores the first."""
     rows = ORDERS.splitlines()
