@@ -94,11 +94,13 @@ def test_a_wrong_patch_names_its_field(client: Client, body: Any, pointer: str) 
 
 
 def test_items_are_updated_in_bulk(client: Client) -> None:
-    """With `update` each item keeps the fields that the request leaves out; new ones are added."""
+    """With `update` items keep the fields that the request leaves out; new ones are named."""
     client.post("/v1/items", json={"items": [ITEM]})
     items = [{"item_id": "a", "attributes": {"stock": 7}}, {"item_id": "b", "title": "B"}]
     answer = client.post("/v1/items", json={"items": items, "update": True})
-    assert answer.json() == {"stored": 2}
+    assert answer.json() == {"stored": 2, "created": ["b"]}
+    again = client.post("/v1/items", json={"items": items, "update": True})
+    assert again.json() == {"stored": 2, "created": []}
     changed: Any = ITEM["attributes"]
     assert client.get("/v1/items/a").json() == ITEM | {"attributes": changed | {"stock": 7}}
     assert client.get("/v1/items/b").json()["title"] == "B"
