@@ -44,7 +44,7 @@ class Catalogue:
     titles: CowList[str]
     content_rows: CowArray[np.float32]  # [N, D] see `content`
     has_content: NDArray[np.bool_]  # [N] has a content vector
-    is_named: NDArray[np.bool_]  # [N] has a title or another text
+    is_named: NDArray[np.bool_]  # [N] has a title or another text of its own
     present: NDArray[np.bool_]  # [N] is in the catalogue, hidden or not
     deleted: NDArray[np.bool_]  # [N] was removed from the catalogue
     visible: NDArray[np.bool_]  # [N] is present and not hidden

@@ -15,6 +15,7 @@ from models.index.unit_vectors import normalize_rows
 Encode = Callable[[Sequence[str]], Vectors]
 
 EMBEDDING = "embedding"  # the field name of a vector that the client brought
+_LABELS = frozenset({"tags", "categories"})  # fields that items share, and that name none
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,9 @@ class ItemEntry:
 
     @property
     def is_named(self) -> bool:
-        """Whether the item has a title or another text."""
-        return any(text.strip() for text in (self.title, *self.fields.values()))
+        """Whether the item has a title or another text of its own, beside tags and categories."""
+        texts = (text for name, text in self.fields.items() if name not in _LABELS)
+        return bool(self.title.strip()) or any(text.strip() for text in texts)
 
 
 def keys_of_entries(

@@ -119,7 +119,8 @@ def comparable(
 ) -> NDArray[np.bool_]:
     """Mark the allowed items [N] that have a key in one of the spaces, but for the one at `row`.
 
-    Items without a title and any text are left out, unless the catalogue names none.
+    Items without a title and any text but tags and categories are left out, unless the catalogue
+    names none.
     """
     found = np.zeros(len(allowed), np.bool_)
     for space in spaces:

@@ -31,6 +31,15 @@ class ImportResult:
     duplicates: int
     seconds: float
 
+    def __str__(self) -> str:
+        """Return the counts of what the source has."""
+        parts = []
+        if self.events or self.duplicates:
+            parts = [f"{self.events:,} events stored", f"{self.duplicates:,} were there already"]
+        if self.items:
+            parts.insert(0, f"{self.items:,} items" if parts else f"{self.items:,} items stored")
+        return f"{', '.join(parts) or 'nothing to store'}, in {self.seconds:.1f} s"
+
 
 async def import_dataset(
     store: Store,

@@ -21,7 +21,7 @@ from service.domain.records import Item
 from service.runtime.daemon_thread import run_in_daemon_thread
 from service.snapshots.catalogue_updates import CatalogueUpdates
 from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
-from service.stores.base import OnCatalogueChange, Store
+from service.stores.base import OnCatalogueChange, PatchResult, Store
 
 _log = logging.getLogger(__name__)
 
@@ -112,7 +112,9 @@ class CatalogueRefresh:
         """
         return await self._write(partial(self._store.put_items, items))
 
-    async def patch_items(self, patches: Sequence[ItemPatch], *, create: bool = True) -> int:
+    async def patch_items(
+        self, patches: Sequence[ItemPatch], *, create: bool = True
+    ) -> PatchResult:
         """`Store.patch_items`, acknowledged as `put_items` is."""
         return await self._write(partial(self._store.patch_items, patches, create=create))
 

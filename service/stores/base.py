@@ -37,6 +37,13 @@ class AppendResult(NamedTuple):
     duplicates: int
 
 
+class PatchResult(NamedTuple):
+    """Items that were patched: their number, and which of them are new."""
+
+    stored: int  # distinct ids
+    created: tuple[str, ...]  # ids that were not in the catalogue, in the order of the patches
+
+
 class ImportRecord(NamedTuple):
     """An import: rows that were stored together, from files or a data set."""
 
@@ -224,8 +231,8 @@ class Store(Protocol):
         create: bool = True,
         on_change: OnCatalogueChange | None = None,
         import_id: int | None = None,
-    ) -> int:
-        """Apply `patches` in their order, all or none; return the number of distinct ids.
+    ) -> PatchResult:
+        """Apply `patches` in their order, all or none.
 
         An item that is not in the catalogue is inserted, or raises `NotFound` without `create`.
         """

@@ -36,7 +36,12 @@ def ids(answer: dict[str, Any]) -> list[str]:
 
 SAVED: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("recommend", "/v1/recommend", {"limit": 7, "filter": SPACE}, {"user_id": "u1", "at": AT}),
-    ("search", "/v1/search", {"limit": 4, "filter": EVEN}, {"query": "moon", "at": AT}),
+    (
+        "search",
+        "/v1/search",
+        {"limit": 4, "filter": EVEN, "visible": {"until": "2025-11-26T00:00:00Z"}},
+        {"query": "moon", "user_id": "u1", "at": AT},
+    ),
     ("popular", "/v1/popular", {"by": "popular", "limit": 5}, {"at": AT}),
     ("rows", "/v1/rows", {"rows": 3, "limit": 4}, {"user_id": "u1", "at": AT}),
 ]

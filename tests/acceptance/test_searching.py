@@ -20,7 +20,7 @@ from tests.support.tiny import AT, item_id
 
 QUERY = "rocket garlic castle"
 FIELDS = ("title", "description", "tags", "categories")
-EVERY = {"query": QUERY, "limit": 1000, "at": AT}
+EVERY = {"query": QUERY, "limit": 1000}
 SESSION = [
     {"item_id": item_id(genre, n), "type": kind, "timestamp": f"2026-01-01T11:{10 * genre + n}:00Z"}
     for genre, n, kind in ((1, 2, "view"), (1, 5, "buy"), (2, 3, "view"), (3, 1, "view"))
@@ -36,8 +36,9 @@ def ask(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:
 
 
 def search(http: httpx.Client, **more: Any) -> dict[str, Any]:
-    """All items that the query finds."""
-    return ask(http, "/v1/search", **EVERY | more)
+    """All items that the query finds, for a user or a history as of `AT`."""
+    when = {"at": AT} if {"user_id", "history"} & more.keys() else {}
+    return ask(http, "/v1/search", **EVERY | when | more)
 
 
 class Keys:

@@ -208,6 +208,7 @@ ATTENDING: list[tuple[str, dict[str, Any]]] = [
 REFUSING: list[tuple[str, dict[str, Any]]] = [
     ("/v1/search", {"user_id": "u2", "sort": [{"field": "title"}]}),
     ("/v1/search", {"user_id": "u2"}),
+    ("/v1/search", {"query": "moon"}),
     ("/v1/items/space-01/similar", {}),
     ("/v1/attend", {"memory": {"catalogue": True}, "query": {"text": "moon"}}),
     ("/v1/attend", {"memory": {"keys": [[1]], "values": [[1]]}, "query": {"vector": [1]}}),

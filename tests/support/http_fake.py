@@ -46,7 +46,7 @@ from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
 from service.http.app import create_app
 from service.jobs.job import Job
-from service.stores.base import AppendResult
+from service.stores.base import AppendResult, PatchResult
 
 
 class FakeEngine:
@@ -117,13 +117,18 @@ class FakeEngine:
         self.items.update({item.item_id: item for item in items})
         return len(items)
 
-    async def patch_items(self, patches: Sequence[ItemPatch], *, create: bool = True) -> int:
+    async def patch_items(
+        self, patches: Sequence[ItemPatch], *, create: bool = True
+    ) -> PatchResult:
+        created = []
         for patch in patches:
             item = self.items.get(patch.item_id)
+            if item is None:
+                created.append(patch.item_id)
             if item is None and not create:
                 raise NotFound(f"no item {patch.item_id!r}")
             self.items[patch.item_id] = patch.apply(item)
-        return len(patches)
+        return PatchResult(len(patches), tuple(created))
 
     async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
         return [self.items.get(item_id) for item_id in item_ids]

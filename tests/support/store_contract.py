@@ -896,7 +896,8 @@ class CatalogueContract(_Contract):
         with pytest.raises(NotFound, match="no item 'b'"):
             await store.patch_items(patches, create=False)
         assert await store.get_items(["a", "b"]) == [old, None]
-        assert await store.patch_items(patches) == 2
+        assert await store.patch_items(patches) == (2, ("b",))
+        assert await store.patch_items(patches[1:2]) == (1, ())
         changed = replace(old, title="", hidden=True, attributes={"o": {"p": 1, "q": 2}})
         assert await store.get_items(["a", "b"]) == [changed, Item("b", "new")]
         with pytest.raises(Invalid) as refused:

@@ -41,8 +41,8 @@ def affinities(
 ) -> list[ValueAffinity]:
     """Return the values of a field that the user's events have, by falling attention.
 
-    The mass of a value is the softmax weight of the events on items with it, the mean over heads
-    and over the `TARGETS` servable items with the highest scores. An item with several values
+    The mass of a value is the softmax weight of the events on servable items with it, the mean over
+    heads and over the `TARGETS` servable items with the highest scores. An item with several values
     counts for each of them. Scores are of all servable items, or of some of many, at least
     `SCORED`.
 
@@ -62,7 +62,9 @@ def affinities(
     best = sample[np.argsort(-totals, kind="stable")[:TARGETS]]
     masses = _attention_mass(snapshot, user, torch.from_numpy(best), options)
     rows, weights = user.rows.numpy(), masses.numpy().astype(np.float64)
-    on_items = np.flatnonzero((rows >= 0) & (weights > 0))
+    # Hidden and deleted items are nowhere: their values would tell of them.
+    shown = np.append(snapshot.catalogue.servable, np.False_)  # the last is that of row -1
+    on_items = np.flatnonzero(shown[rows] & (weights > 0))
     own, place = np.unique(rows[on_items], return_inverse=True)
     mass = np.bincount(place, weights[on_items], minlength=len(own))
     counts = np.bincount(place, minlength=len(own))

@@ -113,7 +113,7 @@ class FileImport:
                 first += [to_row(record) for record in islice(records, _SHOWN - len(first))]
                 count += sum(1 for _ in records)
         count += len(first)
-        messages = asyncio.run(warnings.messages(store))
+        messages = _time_warnings(sources) + asyncio.run(warnings.messages(store))
         if show:
             if first:
                 out.print(_table(first))
@@ -147,7 +147,7 @@ class FileImport:
                 soft_wrap=True,
             )
             raise
-        _print_warnings(asyncio.run(warnings.messages(store)))
+        _print_warnings(_time_warnings(sources) + asyncio.run(warnings.messages(store)))
         out.print(f"Import {import_id}; heed import --undo {import_id} takes it back.")
 
     def _store_each(
@@ -183,10 +183,7 @@ class FileImport:
                             events_through=warnings.events,
                         )
                     )
-                text = (
-                    f"{done.items:,} items, {done.events:,} events stored, "
-                    f"{done.duplicates:,} were there already, in {done.seconds:.1f} s"
-                )
+                text = str(done)
             if source.left_out:
                 text += f"; {source.left_out:,} rows left out"
             out.print(f"{source.name}: {text}", markup=False, soft_wrap=True)
@@ -206,7 +203,12 @@ def _on_disk(files: Sequence[Path]) -> Iterator[list[tuple[Path, str | None]]]:
         if Path("-") in files:
             with pipe.open("wb") as file, out.status("reading the pipe"):
                 shutil.copyfileobj(sys.stdin.buffer, file)
-        yield [(pipe, "-") if str(path) == "-" else (path, None) for path in files]
+        try:
+            yield [(pipe, "-") if str(path) == "-" else (path, None) for path in files]
+        except HeedError as error:
+            # The readers name the file that they read, which nobody but them has seen.
+            error.detail = error.detail.replace(str(pipe), "-")
+            raise
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
@@ -221,6 +223,11 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 def _short(value: Any) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _time_warnings(sources: Sequence[Any]) -> list[str]:
+    """Return what is odd about the times of files that were read."""
+    return [f"{source.name}: {text}" for source in sources if (text := source.times.warning())]
 
 
 def _print_warnings(messages: Sequence[str]) -> None:

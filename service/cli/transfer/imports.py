@@ -103,12 +103,7 @@ def import_dataset(store: Any, source: Any) -> None:
         done = asyncio.run(
             import_into_store.import_dataset(store, source, progress, import_id=import_id)
         )
-    out.print(
-        f"{source.name}: {done.items:,} items, {done.events:,} events stored, "
-        f"{done.duplicates:,} were there already, in {done.seconds:.1f} s",
-        markup=False,
-        soft_wrap=True,
-    )
+    out.print(f"{source.name}: {done}", markup=False, soft_wrap=True)
 
 
 def _import(source: Any, data: Path) -> None:

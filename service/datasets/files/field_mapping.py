@@ -92,18 +92,20 @@ class FieldMapping:
             _check_field(target, allowed)
             if target in columns:
                 raise Invalid("", f"{target} has both a column and a constant")
+        weight = self.weight
+        if weight is not None:
+            weight = weight._replace(column=_find(weight.column, names, "--weight-from"))
         mapped = {name for bound in columns.values() for name in bound}
         for target in allowed:
             if target not in columns and target not in self.constants:
                 name = target if target in names else by_name.get(target)
                 # A column that was given to one field is not another's for its name.
-                if name is not None and name not in mapped:
+                if name is None or name in mapped:
+                    continue
+                if target != "weight" or weight is None or name != weight.column:
                     columns[target] = (name,)
-        weight = self.weight
-        if weight is not None:
-            if "weight" in columns or "weight" in self.constants:
-                raise Invalid("", "weight has both a column and --weight-from")
-            weight = weight._replace(column=_find(weight.column, names, "--weight-from"))
+        if weight is not None and ("weight" in columns or "weight" in self.constants):
+            raise Invalid("", "weight has both a column and --weight-from")
         for target in required:
             if target not in columns and target not in self.constants:
                 listed = ", ".join(names) or "none"

@@ -168,6 +168,8 @@ def _bind(
     required = schema.required
     if form == "jsonl":  # whose sample may lack names that later rows have
         known = {plain_name(name) for name in names}
+        if mapping.weight is not None:
+            known.add("weight")  # which is read from the column of the rule
         names |= dict.fromkeys(name for name in schema.fields if name not in known)
         required = ()
     try:

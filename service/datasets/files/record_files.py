@@ -39,6 +39,7 @@ from service.datasets.files.rows import (
     rated_events,
     to_json_lines,
 )
+from service.datasets.files.time_formats import NonexistentTimes, TimeFormat
 from service.domain.errors import Invalid
 from service.domain.item_patch import ItemPatch
 from service.domain.item_selection import ATTRIBUTES
@@ -102,6 +103,7 @@ class RecordFile(Dataset, Generic[R]):
         self._options = options or ReadOptions()
         self._on_bad = on_bad
         self.left_out = 0  # rows of a negative quantity that the caller wants skipped
+        self.times = TimeFormat()  # of the current stream, with what is odd about them
         vectors = [name for name, kind in self.schema.fields.items() if kind is VECTOR]
         self._vectors = [] if self._options.dims is None else vectors
         if not path.is_file():
@@ -128,6 +130,7 @@ class RecordFile(Dataset, Generic[R]):
         """Iterate over the records with the values that their rows have."""
         self.skipped, self.left_out = SkippedRows(), 0
         known = self.survey
+        times = self.times = replace(known.times, nonexistent=NonexistentTimes())
         rows = open_rows(self._path, self._format, known.dialect, self.progress)
         if self._format != "jsonl":
             next(rows, None)  # the columns
@@ -136,7 +139,7 @@ class RecordFile(Dataset, Generic[R]):
                 if isinstance(row.values, Invalid):
                     raise row.values
                 values = known.read_row(row.values)
-                record = self.schema.record(values, known.times)
+                record = self.schema.record(values, times)
                 self._check_dims(record)
             except Invalid as error:
                 self._skip(row, self._message(row, error))

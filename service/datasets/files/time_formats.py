@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, timezone
 from functools import lru_cache
 from itertools import islice
@@ -12,7 +12,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from service.domain.errors import Invalid
-from service.domain.timestamps import MAX_TIMESTAMP, MIN_TIMESTAMP, from_datetime
+from service.domain.timestamps import MAX_TIMESTAMP, MIN_TIMESTAMP, from_datetime, to_rfc3339
 
 UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}  # nanoseconds
 ISO = "%Y-%m-%d"
@@ -37,6 +37,15 @@ _DAY_END = re.compile(r" |(?<=\d)[Tt](?=\d)")
 _INTEGER = re.compile(r"-?\d+", re.ASCII)
 
 
+@dataclass(slots=True)
+class NonexistentTimes:
+    """Local times that no clock shows, since it is put forward over them: count and an example."""
+
+    count: int = 0
+    first: str = ""  # as it is written
+    first_micros: int = 0  # what it was taken for
+
+
 @dataclass(frozen=True, slots=True)
 class TimeFormat:
     """Format of the times of a file.
@@ -46,10 +55,12 @@ class TimeFormat:
             which a time of day with or without seconds may follow; or another pattern of
             `datetime.strptime`.
         zone: of times that name none. Without it, they are refused.
+        nonexistent: counts the times converted that do not exist in the zone.
     """
 
     pattern: str = ISO
     zone: ZoneInfo | None = None
+    nonexistent: NonexistentTimes = field(default_factory=NonexistentTimes, compare=False)
 
     def __str__(self) -> str:
         if self.pattern in UNITS:
@@ -61,29 +72,46 @@ class TimeFormat:
         """Convert a value to microseconds since the epoch, UTC.
 
         Digits beyond microseconds are truncated. Of a local time that occurs twice as a clock is
-        put back, the first is taken.
+        put back, the first is taken. One that a clock is put forward over is that much later, and
+        is counted.
 
         Raises:
             ValueError: the value is not of this format; the message says what is.
         """
         if isinstance(value, str):
-            return _micros(value.strip(), self.pattern, self.zone)
+            return self._counted(value, *_micros(value.strip(), self.pattern, self.zone))
         if isinstance(value, date):  # from Parquet; a datetime is a date too
-            if not isinstance(value, datetime):
-                value = datetime(value.year, value.month, value.day)  # noqa: DTZ001 (localised)
-            return self._instant(value)
+            if isinstance(value, datetime):
+                return self._counted(value, *_instant(value, self.zone))
+            midnight = datetime(value.year, value.month, value.day)  # noqa: DTZ001 (localised)
+            return _instant(midnight, self.zone)[0]
         if type(value) is int:
             if self.pattern in UNITS:
                 return _in_range(value * UNITS[self.pattern] // 1_000)
             if self.pattern == "%Y%m%d":
-                return _micros(str(value), self.pattern, self.zone)
+                return self._counted(value, *_micros(str(value), self.pattern, self.zone))
             raise ValueError(
                 f"must be a time as {self}; for numbers, give --time-format s, ms or us"
             )
         raise ValueError(f"must be a time, not {type(value).__name__}")
 
-    def _instant(self, moment: datetime) -> int:
-        return _instant(moment, self.zone)
+    def warning(self) -> str:
+        """Return what is odd about the times that were converted; empty without anything."""
+        found = self.nonexistent
+        if self.zone is None or not found.count:
+            return ""
+        return (
+            f"times that do not exist in {self.zone.key}, as clocks are put forward: "
+            f"{found.count:,}: {found.first!r}, taken as {to_rfc3339(found.first_micros)}"
+        )
+
+    def _counted(self, value: object, micros: int, exists: bool) -> int:
+        if not exists:
+            found = self.nonexistent
+            if not found.count:
+                found.first, found.first_micros = str(value).strip(), micros
+            found.count += 1
+        return micros
 
 
 def chosen_format(pattern: str | None, zone: ZoneInfo | None) -> TimeFormat | None:
@@ -161,11 +189,12 @@ def _unit(values: list[Any]) -> str | None:
 
 
 @lru_cache(_CACHED)
-def _micros(text: str, pattern: str, zone: ZoneInfo | None) -> int:
+def _micros(text: str, pattern: str, zone: ZoneInfo | None) -> tuple[int, bool]:
+    """Return a time in microseconds, and whether it exists in its zone, as any date alone does."""
     if pattern in UNITS:
         if not _INTEGER.fullmatch(text):
             raise ValueError(f"must be an integer, a time in {pattern}")
-        return _in_range(int(text) * UNITS[pattern] // 1_000)
+        return _in_range(int(text) * UNITS[pattern] // 1_000), True
     if pattern not in DATES:
         try:
             return _instant(datetime.strptime(text, pattern), zone)  # noqa: DTZ007 (localised)
@@ -188,7 +217,8 @@ def _micros(text: str, pattern: str, zone: ZoneInfo | None) -> int:
             hour=hour, minute=int(clock["minute"]), second=int(clock["second"] or 0),
             microsecond=int(fraction), tzinfo=_offset(clock),
         )  # fmt: skip
-    return _instant(moment, zone)
+    micros, exists = _instant(moment, zone)
+    return micros, exists or clock is None
 
 
 def _offset(clock: re.Match[str]) -> timezone | None:
@@ -200,12 +230,16 @@ def _offset(clock: re.Match[str]) -> timezone | None:
     return timezone(-offset if clock["sign"] == "-" else offset)
 
 
-def _instant(moment: datetime, zone: ZoneInfo | None) -> int:
+def _instant(moment: datetime, zone: ZoneInfo | None) -> tuple[int, bool]:
+    exists = True
     if moment.tzinfo is None:
         if zone is None:
             raise ValueError("must have a zone, or the file be read with --timezone, such as UTC")
         moment = moment.replace(tzinfo=zone)
-    return _in_range(from_datetime(moment))
+        # PEP 495: in a gap the earlier fold has the smaller offset, in a repetition the larger.
+        before, after = moment.utcoffset(), moment.replace(fold=1).utcoffset()
+        exists = before is None or after is None or before >= after
+    return _in_range(from_datetime(moment)), exists
 
 
 def _in_range(micros: int) -> int:

@@ -129,13 +129,14 @@ def _ranked(
 
 def _warnings(query: PopularQuery, log: EventLog, at: int) -> tuple[FilterWarning, ...]:
     """Return what an answer without items says where all events are older than it looks."""
-    if query.by == "newest" or log.span is None:
-        return ()
-    newest = log.span[1]
     window = TREND_WINDOW if query.by == "trending" else query.window
     if query.window is not None:
         window = query.window
-    if window is None or newest > at - window:
+    if query.by == "newest" or window is None:
+        return ()
+    times = log.between(None, at).timestamps  # a later event is not answered either
+    newest = int(times.max(initial=NEVER))
+    if newest == NEVER or newest > at - window:
         return ()
     detail = (
         f"no event is that new: the newest is of {to_rfc3339(newest)}; `at` asks as of another time"

@@ -18,7 +18,14 @@ from service.http.schemas.base import ItemsPage
 from service.http.schemas.questions.similar import SimilarIn, SimilarParams
 from service.http.schemas.rendering import Json
 from service.http.schemas.scalars import PathId
-from service.http.schemas.stored import ItemOut, ItemsOut, Stored, StoredLines, item_out
+from service.http.schemas.stored import (
+    ItemOut,
+    ItemsOut,
+    Stored,
+    StoredLines,
+    StoredUpdates,
+    item_out,
+)
 from service.http.schemas.write import ItemPatchIn, ItemsIn
 
 
@@ -44,7 +51,7 @@ _LINES = '{"item_id": "a", "title": "First"}\n{"item_id": "b", "title": "Second"
 
 @router.post(
     ITEMS_PATH,
-    responses={200: {"model": Stored | StoredLines}, **documented(507)},
+    responses={200: {"model": Stored | StoredUpdates | StoredLines}, **documented(507)},
     openapi_extra={
         "requestBody": {"content": {STREAM_TYPE: {"schema": {"type": "string"}, "example": _LINES}}}
     },
@@ -53,8 +60,9 @@ async def put_items(body: ItemsIn, context: Context) -> Response:
     """Insert or replace items: at most 1,000 as JSON, all of them or none.
 
     With `update`, only the fields that each has are changed: a change of stock sends the stock
-    alone. As `application/x-ndjson`, one item on each line, any number of lines: each is stored or
-    named in `errors`, never a part of it.
+    alone. An item that is not in the catalogue is created with these, and named in `created`. As
+    `application/x-ndjson`, one item on each line, any number of lines: each is stored or named in
+    `errors`, never a part of it.
     """
     dims, catalogue = context.settings.embedding_dim, context.engine.live.catalogue
     patches = [
@@ -62,9 +70,9 @@ async def put_items(body: ItemsIn, context: Context) -> Response:
     ]
     with context.stages("store"):
         if body.update:
-            stored = await catalogue.patch_items(patches)
-        else:
-            stored = await catalogue.put_items([patch.apply(None) for patch in patches])
+            updates = await catalogue.patch_items(patches)
+            return Json({"stored": updates.stored, "created": updates.created})
+        stored = await catalogue.put_items([patch.apply(None) for patch in patches])
     return Json({"stored": stored})
 
 

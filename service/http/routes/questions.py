@@ -40,7 +40,7 @@ class SavableQuestion(NamedTuple):
 
 QUESTIONS: Mapping[str, SavableQuestion] = {
     "recommend": SavableQuestion(RecommendIn, ask.recommend),
-    "search": SavableQuestion(SearchIn, ask.search, brought={"query": "x"}),
+    "search": SavableQuestion(SearchIn, ask.search, brought={"query": "x", "user_id": "x"}),
     "similar": SavableQuestion(SimilarIn, items.filtered_similar_items, "item_id"),
     "popular": SavableQuestion(PopularIn, ready.popular, brought={"user_id": "x"}),
     "together": SavableQuestion(TogetherIn, ready.filtered_items_together, "item_id"),

@@ -17,6 +17,15 @@ class Stored(BaseModel):
     stored: int = Field(examples=[2])
 
 
+class StoredUpdates(Stored):
+    """Number of updated items, and the new ones among them."""
+
+    created: list[str] = Field(
+        description="Items that were not in the catalogue, with the fields of the request alone.",
+        examples=[[]],
+    )
+
+
 class LineError(BaseModel):
     """Error in one line of an NDJSON stream."""
 

@@ -10,7 +10,7 @@ import apsw
 from service.domain.errors import NotFound
 from service.domain.item_patch import ItemPatch
 from service.domain.records import Item
-from service.stores.base import OnCatalogueChange
+from service.stores.base import OnCatalogueChange, PatchResult
 from service.stores.encoding import item_document, item_from, vector_bytes
 from service.stores.sqlite.reads import SELECT_ITEMS
 from service.stores.sqlite.replaced_records import Replacement, keep_replaced
@@ -56,19 +56,21 @@ class ItemWrites:
         create: bool,
         on_change: OnCatalogueChange | None,
         import_no: int | None,
-    ) -> int:
+    ) -> PatchResult:
         ids = tuple({patch.item_id for patch in patches})
         rows: list[tuple[Any, ...]] = transaction.connection.execute(
             f"{SELECT_ITEMS} WHERE item_id IN carray(?) AND document IS NOT NULL",
             (apsw.carray(ids),),
         ).fetchall()
         items = {row[0]: item_from(*row) for row in rows}
+        known = frozenset(items)
         for patch in patches:
             item = items.get(patch.item_id)
             if item is None and not create:
                 raise NotFound(f"no item {patch.item_id!r}")
             items[patch.item_id] = patch.apply(item)
-        return self.put_items(transaction, list(items.values()), on_change, import_no)
+        stored = self.put_items(transaction, list(items.values()), on_change, import_no)
+        return PatchResult(stored, tuple(item_id for item_id in items if item_id not in known))
 
     def delete_item(
         self, transaction: Transaction, item_id: str, on_change: OnCatalogueChange | None

@@ -42,6 +42,7 @@ from service.stores.base import (
     LogChanges,
     LogColumns,
     OnCatalogueChange,
+    PatchResult,
     Store,
     UndoneImport,
 )
@@ -161,10 +162,10 @@ class SQLiteStore(Store):
         create: bool = True,
         on_change: OnCatalogueChange | None = None,
         import_id: int | None = None,
-    ) -> int:
+    ) -> PatchResult:
         check_each([patch.apply(None) for patch in patches], check_item, "/items")
         if not patches:
-            return 0
+            return PatchResult(0, ())
         job = self._item_writes.patch_items
         return await self._write(job, patches, create, on_change, import_id, rows=len(patches))
 

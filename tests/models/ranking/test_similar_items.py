@@ -201,3 +201,18 @@ def test_nameless_items_are_similar_where_no_item_has_a_name(model: Recommender)
     snapshot = Snapshot.build("v", trained(model), made, np.zeros(TRAINED, np.int64))
     found = similar(snapshot, 3, limit=100, allowed=made.visible)
     assert sorted(found.rows.tolist()) == [row for row in range(TRAINED) if row != 3]
+
+
+def test_labels_name_no_item() -> None:
+    """Items with tags and categories alone are answered only in a catalogue that names none."""
+    labels = {"tags": "red, small", "categories": "home"}
+    bare = [ItemEntry(f"i{n}", fields=labels, categories=("home",)) for n in range(3)]
+    for named in (
+        [],
+        [ItemEntry("x", "Cup", {"title": "Cup"})],
+        [ItemEntry("x", fields={"description": "a cup"})],
+    ):
+        made = catalogue(0).updated([*bare, *named], [], encode)
+        snapshot = Snapshot.build("v", None, made, np.zeros(3 + len(named), np.int64))
+        found = similar(snapshot, 0, limit=100, allowed=made.visible)
+        assert found.rows.tolist() == ([3] if named else [1, 2])

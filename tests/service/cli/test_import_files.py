@@ -1,9 +1,11 @@
 """Imports of exports as shops have them, through the command line and a real store."""
 
 import gzip
+import io
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,7 @@ def test_a_catalogue_is_read_as_it_was_exported(heed: Heed, shop: Path) -> None:
     )  # fmt: skip
     assert said.code == 0, said.err
     assert "products.csv: cp1252, semicolons, decimal commas" in said.out
+    assert "products.csv: 3 items stored, in" in said.out
     assert "attributes: price a number" in said.out
     assert "items without a title: 1: '0007'" in said.err
     assert "categories differ in case alone: 'HOME' and 'Home'" in said.err
@@ -117,6 +120,26 @@ def test_a_strict_import_stores_nothing_when_there_is_a_warning(
     assert counts(shop / "data")["events"] == 1
 
 
+def test_times_that_do_not_exist_are_warned_of(heed: Heed, shop: Path) -> None:
+    """A dry run, a strict import and an import name the file, the number and the first time."""
+    (shop / "items.csv").write_text("item_id,title\na,A\n")
+    heed("import", "items", shop / "items.csv")
+    rows = [f"u,a,2011-03-27 01:{minute}\n" for minute in (30, 45)]
+    (shop / "log.csv").write_text(
+        "user_id,item_id,timestamp\nu,a,2011-03-27 03:00\n" + "".join(rows)
+    )
+    events = ("import", "events", shop / "log.csv", "--timezone", "Europe/London")
+    warning = (
+        "warning: log.csv: times that do not exist in Europe/London, as clocks are put forward: 2: "
+        "'2011-03-27 01:30', taken as 2011-03-27T01:30:00Z"
+    )
+    for options, code, count in ((["--dry-run"], 0, 0), (["--strict"], 1, 0), ([], 0, 3)):
+        said = heed(*events, *options)
+        assert said.code == code
+        assert said.err.count(warning) == 1
+        assert counts(shop / "data")["events"] == count
+
+
 def test_two_nights_are_stored_once_and_undone(heed: Heed, shop: Path) -> None:
     """Overlapping exports, one of them packed; undoing the second restores the first."""
     rows = ORDERS.splitlines()
@@ -150,8 +173,30 @@ def test_several_files_and_a_pipe_are_one_import(shop: Path) -> None:
             check=True,
             capture_output=True,
         )
-        assert b"-: 0 items, 1 events stored" in done.stdout
+        assert b"-: 1 events stored, 0 were there already" in done.stdout
     assert counts(data)["events"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "problem"),
+    [
+        ("user_id,user_id,item_id\n", (), "-, column user_id: must not occur twice"),
+        ("user,item_id\nu,a\n", (), "-, column user_id: is required"),
+        ("user_id,item_id,timestamp\nu,a,soon\n", (), "-: no known format of times fits 'soon'"),
+        ("user_id,item_id\nu,a\n", ("--map", "type=kind"), "-: --map: there is no column 'kind'"),
+        ("user_id,item_id\n,a\n", (), "-, line 2, user_id: is required"),
+        ("PAR1", (), "- cannot be read as Parquet"),
+    ],
+)
+def test_errors_of_a_pipe_name_the_pipe(
+    heed: Heed, monkeypatch: pytest.MonkeyPatch, text: str, options: tuple[str, ...], problem: str
+) -> None:
+    """What is wrong with standard input is said of -, and of no file."""
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    said = heed("import", "events", "-", *options)
+    assert said.code == 1
+    assert problem in said.err
+    assert tempfile.gettempdir() not in said.err
 
 
 def test_an_import_that_stops_says_how_to_take_it_back(heed: Heed, shop: Path) -> None:

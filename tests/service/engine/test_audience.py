@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,25 @@ def test_affinities_are_the_attention_by_value(data: Path) -> None:
         order = [each.mass for each in answer.values]
         assert order == sorted(order, reverse=True)
         assert "history" in [each.value for each in answer.values[:3]]  # what u2 walks through
+
+    run(data, story)
+
+
+def test_hidden_items_are_in_no_affinity(data: Path) -> None:
+    """The values of hidden and deleted items are not answered, and their events not counted."""
+    kept, hidden, deleted = item_id(0, 3), item_id(1, 4), item_id(2, 5)
+
+    async def story(engine: Engine) -> None:
+        await engine.store.append(
+            [Event("one", name, timestamp=NOON) for name in (kept, hidden, deleted)]
+        )
+        (item,) = await engine.store.get_items([hidden])
+        assert item is not None
+        await engine.live.catalogue.put_items([replace(item, hidden=True)])
+        await engine.live.catalogue.delete_item(deleted)
+        query = AffinitiesQuery("one", "attributes.number", at=NOON)
+        answer = await engine.ready_answers.affinities(query, StageClock())
+        assert [(each.value, each.events) for each in answer.values] == [(3, 1)]
 
     run(data, story)
 

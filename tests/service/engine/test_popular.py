@@ -270,6 +270,23 @@ def test_a_window_without_events_says_where_they_are(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+def test_an_event_after_the_request_hides_no_warning(tmp_path: Path) -> None:
+    """The warning names the newest event at or before `at`, whatever comes later."""
+
+    async def story(engine: Engine) -> None:
+        await engine.live.catalogue.put_items(items())
+        await engine.store.append([Event("u", "i0", timestamp=NOW + DAY)])
+        assert (await ask(engine, window=DAY)).warnings is None  # there is no event before
+        await engine.store.append([Event("u", "i0", timestamp=NOW - 90 * DAY)])
+        for fields, pointer in (({"window": DAY}, "/window"), ({"by": "trending"}, "/at")):
+            answer = await ask(engine, **fields)
+            (warning,) = answer.warnings or ()
+            assert (warning.pointer, list(answer.items)) == (pointer, [])
+            assert "2025-10-03T12:00:00Z" in warning.detail
+
+    run(tmp_path, story)
+
+
 def test_items_of_events_alone_are_popular_at_once(tmp_path: Path) -> None:
     """Without a catalogue an event makes its item popular as soon as it is acknowledged."""
 

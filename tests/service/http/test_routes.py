@@ -94,11 +94,13 @@ def test_a_wrong_patch_names_its_field(client: Client, body: Any, pointer: str) 
 
 
 def test_items_are_updated_in_bulk(client: Client) -> None:
-    """With `update` each item keeps the fields that the request leaves out; new ones are added."""
+    """With `update` items keep the fields that the request leaves out; new ones are named."""
     client.post("/v1/items", json={"items": [ITEM]})
     items = [{"item_id": "a", "attributes": {"stock": 7}}, {"item_id": "b", "title": "B"}]
     answer = client.post("/v1/items", json={"items": items, "update": True})
-    assert answer.json() == {"stored": 2}
+    assert answer.json() == {"stored": 2, "created": ["b"]}
+    again = client.post("/v1/items", json={"items": items, "update": True})
+    assert again.json() == {"stored": 2, "created": []}
     changed: Any = ITEM["attributes"]
     assert client.get("/v1/items/a").json() == ITEM | {"attributes": changed | {"stock": 7}}
     assert client.get("/v1/items/b").json()["title"] == "B"
@@ -281,6 +283,23 @@ def test_search_request_passes_every_field_to_the_engine(client: Client) -> None
     assert (score.requester.explain_effects, search.requester.explain_effects) == (True, False)
     for wrong in ({"retrieval": {"modes": "exact"}}, {"retrieval": {"k": 0}}, {"explain": 51}):
         assert client.post("/v1/search", json={"query": "a"} | wrong).status_code == 422
+
+
+@pytest.mark.parametrize(
+    "condition", [{"visible": {"types": ["like"]}}, {"at": "1970-01-01T00:00:03Z"}]
+)
+def test_a_search_of_nobody_has_no_conditions_on_events(
+    client: Client, condition: dict[str, Any]
+) -> None:
+    """A search refuses `visible` and `at`, unless it has a user or a history."""
+    answer = client.post("/v1/search", json={"query": "a"} | condition)
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert error["pointer"] == f"/{next(iter(condition))}"
+    assert "needs a `user_id` or a `history`" in error["detail"]
+    askers: list[dict[str, Any]] = [{"user_id": "u"}, {"history": []}]
+    for who in askers:
+        assert client.post("/v1/search", json={"query": "a"} | condition | who).status_code == 200
 
 
 def test_the_number_of_items_with_effects_is_limited(client: Client) -> None:

@@ -254,8 +254,8 @@ class SearchIn(Question):
     def to_query(self) -> SearchQuery:
         """Return the domain's value.
 
-        Raises `Invalid` for too many items to compute effects, a page of what is not a list, or
-        one by offset and cursor.
+        Raises `Invalid` for too many items to compute effects, a page of what is not a list, one by
+        offset and cursor, or a condition on events where none are attended.
         """
         if self.cursor is not None and self.offset:
             raise Invalid("/offset", "must be 0 beside a `cursor`")
@@ -273,11 +273,17 @@ class SearchIn(Question):
             tuple(self.fields),
         )
         if query.is_listing:
-            for name in ("visible", "at"):
-                if name in self.model_fields_set:
-                    raise Invalid(f"/{name}", "must be left out of a list, which attends no events")
+            self._refuse_conditions("must be left out of a list, which attends no events")
             return query
+        if self.user_id is None and self.history is None:
+            self._refuse_conditions("needs a `user_id` or a `history`, whose events it is about")
         for name in ("offset", "cursor"):
             if name in self.model_fields_set:
                 raise Invalid(f"/{name}", "needs a `sort`, or an empty `query`")
         return query
+
+    def _refuse_conditions(self, why: str) -> None:
+        """Raise `Invalid` for a condition on events, where none are attended."""
+        for name in ("visible", "at"):
+            if name in self.model_fields_set:
+                raise Invalid(f"/{name}", why)

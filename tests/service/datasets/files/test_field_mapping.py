@@ -75,6 +75,31 @@ def test_negative_weights_need_a_decision(orders: Path) -> None:
         list(EventsFile(orders, mapped(IDS, weight="Qty")).records())
 
 
+@pytest.mark.parametrize("column", ["weight", "Weight"])
+def test_a_quantity_may_be_called_weight(tmp_path: Path, column: str) -> None:
+    """A rule reads the column named like the field that it sets, with returns and logarithms."""
+    path = tmp_path / "orders.csv"
+    path.write_text(f"user_id,item_id,{column}\nu,a,6\nu,b,-2\n")
+    plain = EventsFile(path, mapped({}, weight="weight", negative="return"))
+    assert list(plain.records()) == [
+        Event("u", "a", weight=6.0),
+        Event("u", "b", type="return", weight=2.0),
+    ]
+    logs = EventsFile(path, mapped({}, weight="weight:log", negative="return"))
+    found = [event.weight for event in logs.records()]
+    assert found == pytest.approx([1 + math.log(6), 1 + math.log(2)])
+
+
+@pytest.mark.parametrize("column", ["weight", "Qty"])
+def test_members_of_json_weigh_events(tmp_path: Path, column: str) -> None:
+    """In JSON lines, whose rows may lack any member, a rule reads its column as in CSV."""
+    path = tmp_path / "orders.jsonl"
+    rows = [{"user_id": "u", "item_id": "a", column: 6}, {"user_id": "u", "item_id": "b"}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    file = EventsFile(path, mapped({}, weight=f"{column}:log", negative="skip"))
+    assert [event.weight for event in file.records()] == pytest.approx([1 + math.log(6), 1])
+
+
 def test_attributes_have_types(tmp_path: Path) -> None:
     """Numbers are found out; codes with zeros in front stay text; a type may be said."""
     path = tmp_path / "items.csv"
@@ -154,6 +179,8 @@ def test_members_of_json_are_columns(tmp_path: Path) -> None:
         (IDS, {"weight": "x"}, {}, "--constant weight=x: must be a number"),
         (IDS, {"user_id": "x"}, {}, "user_id has both a column and a constant"),
         ({**IDS, "weight": "Qty"}, {}, {"weight": "Qty"}, "weight has both a column and"),
+        ({**IDS, "weight": "Qty"}, {}, {"weight": "Invoice"}, "weight has both a column and"),
+        (IDS, {"weight": "2"}, {"weight": "Qty"}, "weight has both a column and"),
         (IDS, {}, {"weight": "Quantity"}, "--weight-from: there is no column 'Quantity'"),
         ({"item_id": "SKU"}, {}, {}, "column user_id: is required; there are Customer No, SKU"),
     ],

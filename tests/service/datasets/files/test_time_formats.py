@@ -1,7 +1,7 @@
 """Formats of times, against times that were written in them."""
 
 import random
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -112,6 +112,40 @@ def test_clocks_that_are_put_back_and_forward() -> None:
     assert read("01/12/2011 12:00") == from_datetime(datetime(2011, 12, 1, 12, tzinfo=UTC))
 
 
+def test_times_that_a_clock_is_put_forward_over_are_counted() -> None:
+    """A local time that does not exist is as long after the change as before; the first is told."""
+    times = TimeFormat("%d/%m/%Y", LONDON)
+    for text in ("27/03/2011 00:59", "27/03/2011 02:00", "30/10/2011 01:30", "27/03/2011 01:30Z"):
+        times.micros(text)
+    assert times.warning() == ""
+    for _ in range(2):  # of which the second is not converted again
+        moment = times.micros("27/03/2011 01:30")
+        assert moment == from_datetime(datetime(2011, 3, 27, 1, 30, tzinfo=UTC))
+        assert moment == times.micros("27/03/2011 02:30")
+    times.micros(datetime(2012, 3, 25, 1))  # noqa: DTZ001 (of Parquet)
+    assert times.warning() == (
+        "times that do not exist in Europe/London, as clocks are put forward: 3: "
+        "'27/03/2011 01:30', taken as 2011-03-27T01:30:00Z"
+    )
+    begins = TimeFormat(ISO, ZoneInfo("America/Sao_Paulo"))  # whose clocks changed at midnight
+    assert begins.micros("2011-10-16") == begins.micros(date(2011, 10, 16))
+    assert begins.warning() == ""  # a day exists though its midnight does not
+
+
+def test_every_minute_of_a_change_is_told_apart() -> None:
+    """Of a day that is put forward, the times that are counted are those of no instant."""
+    midnight = datetime(2011, 3, 26, 23, tzinfo=UTC)
+    shown = {
+        (midnight + timedelta(minutes=n)).astimezone(LONDON).strftime("%Y-%m-%d %H:%M")
+        for n in range(6 * 60)
+    }
+    for minute in range(4 * 60):
+        text = f"2011-03-27 {minute // 60:02}:{minute % 60:02}"
+        times = TimeFormat(ISO, LONDON)
+        times.micros(text)
+        assert (times.warning() == "") == (text in shown)
+
+
 @pytest.mark.parametrize(
     ("pattern", "text"),
     [
@@ -120,7 +154,7 @@ def test_clocks_that_are_put_back_and_forward() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_time_is_refused(pattern: str, text: str) -> None:
-    """Days and hours that do not exist are errors, not other days and hours."""
+    """Days of no month and hours of no day are errors, not other days and hours."""
     with pytest.raises(ValueError, match="must"):
         TimeFormat(pattern, LONDON).micros(text)
 
