@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +27,10 @@ def recommend_all(
     ] = False,
     at: Annotated[
         str | None,
-        typer.Option(help="Request time, such as 2026-01-31T08:00:00Z; default now."),
+        typer.Option(
+            help="Request time, such as 2026-01-31T08:00:00Z, after which events do not count; "
+            "default now."
+        ),
     ] = None,
 ) -> None:
     """Write the answers of [bold]/v1/recommend[/] for every user, for example for a mailing.
@@ -51,14 +53,13 @@ def recommend_all(
     from service.domain.settings import Settings
     from service.engine.questions.recommend_all import write_lists
 
-    asked = time.time_ns() // 1_000 if at is None else _time(at)
+    requester = Requester(at=None if at is None else _time(at))
     with rate_bar(out, "recommending", "users") as progress:
         listed = asyncio.run(
             write_lists(
                 Settings.read({"data": data, "encoder": encoder}),
                 file,
-                RecommendQuery(Requester(), limit, exclude_seen=not include_seen),
-                at=asked,
+                RecommendQuery(requester, limit, exclude_seen=not include_seen),
                 progress=progress,
             )
         )

@@ -157,7 +157,7 @@ class ReadyAnswers:
         )
         with stages("store"):
             names = await self._parts.store.user_ids(found.numbers.tolist())
-            requesters = [Requester(name, at=at) for name in names if name is not None]
+            requesters = [Requester(name, at=query.at) for name in names if name is not None]
             histories = [await memories.load(requester, at) for requester in requesters]
 
         def rank() -> list[ScoredUser]:
@@ -188,7 +188,7 @@ class ReadyAnswers:
     async def affinities(self, query: AffinitiesQuery, stages: StageClock) -> AffinitiesAnswer:
         """Return the values of a field by the attention that a user's events on them have."""
         at, memories = _time(query.at), self._parts.memories
-        requester = Requester(query.user_id, at=at)
+        requester = Requester(query.user_id, at=query.at)
         with stages("store"):
             events = await memories.load(requester, at)
             snapshot = await self._parts.live.current()

@@ -138,6 +138,23 @@ def concat(first: EventColumns, second: EventColumns) -> EventColumns:
     )
 
 
+def up_to(events: EventColumns, at: int) -> EventColumns:
+    """Leave out the events after a time, microseconds UTC, as if they had never happened."""
+    count = int(np.searchsorted(events.timestamps, at, side="right"))
+    if count == len(events):
+        return events  # with its version: what is cached of it serves
+    return replace(
+        events,
+        version=0,
+        rows=events.rows[:count],
+        timestamps=events.timestamps[:count],
+        seqs=events.seqs[:count],
+        types=events.types[:count],
+        weights=None if events.weights is None else events.weights[:count],
+        vectors={event: pair for event, pair in events.vectors.items() if event < count},
+    )
+
+
 def reorder(events: EventColumns, order: NDArray[np.int64]) -> EventColumns:
     """Put events into another order, [n]."""
     place = np.empty(len(events), np.int64)

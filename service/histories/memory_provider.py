@@ -18,7 +18,7 @@ from service.domain.settings import Settings
 from service.histories.cluster_builder import ClusterBuilder
 from service.histories.crossover import measure
 from service.histories.error_audit import ErrorAudit
-from service.histories.event_columns import EMPTY, EventColumns, EventReader
+from service.histories.event_columns import EMPTY, EventColumns, EventReader, up_to
 from service.histories.history_assembler import assemble_history, with_session
 from service.histories.user_cache import DerivedState, UserCache
 from service.snapshots.text_embeddings import EmbeddingCache
@@ -72,12 +72,18 @@ class MemoryProvider:
         )
 
     async def load(self, requester: Requester, at: int) -> EventColumns:
-        """Load the stored events and merge those of the session into them, at microseconds UTC."""
+        """Load the stored events and merge those of the session into them, at microseconds UTC.
+
+        Where the requester names a time, events after it are left out. Without one the time is now,
+        and events count that are later by the clock of another machine.
+        """
         events = EMPTY
         if requester.user_id is not None:
             events = await self._stored(requester.user_id)
         if requester.history:
-            return with_session(events, requester.history, at, self._vocabulary)
+            events = with_session(events, requester.history, at, self._vocabulary)
+        if requester.at is not None:
+            events = up_to(events, requester.at)
         return events if len(events) or events.interests else EMPTY
 
     def history(

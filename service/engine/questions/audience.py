@@ -59,8 +59,11 @@ def candidates(
     if query.exclude_seen:
         excluded = np.unique(own.users[own.timestamps <= at]).astype(np.int64)
     users = log.sizes[0] - len(excluded)
-    if users <= SCORED_USERS:
+    has_later = log.span is not None and log.span[1] > at
+    if has_later or users <= SCORED_USERS:
         every = np.unique(log.between(None, at).users).astype(np.int64)
+        users = len(every) - len(excluded)
+    if users <= SCORED_USERS:
         numbers = every[~np.isin(every, excluded)]
         return Candidates(numbers, len(numbers), is_exact=True)
     numbers = candidate_users(snapshot, log, row, at=at, excluded=excluded, count=SCORED_USERS)

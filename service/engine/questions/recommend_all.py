@@ -57,7 +57,6 @@ async def write_lists(
     path: Path,
     query: RecommendQuery,
     *,
-    at: int,
     progress: ProgressCallback,
 ) -> Listed:
     """Write what the service would recommend to each user of a store, by user id and rank.
@@ -70,8 +69,8 @@ async def write_lists(
     Args:
         settings: of the service.
         path: of the file, whose suffix says its format.
-        query: what to recommend; its requester becomes each user in turn.
-        at: microseconds UTC, the time of all requests.
+        query: what to recommend; its requester becomes each user in turn. All requests have its
+            time, or that of the beginning.
         progress: called with how many users are done, of how many.
 
     Raises what `compose`, `LiveSnapshot.open` and `service.datasets.tables.open_table` raise.
@@ -88,6 +87,8 @@ async def write_lists(
         sample = frozenset(random.Random(0).sample(user_ids, min(_SAMPLE, len(user_ids))))
         recalls: list[float] = []
         snapshot, done, count = parts.live.snapshot, 0, 0
+        asked = query.requester.at
+        at = time.time_ns() // 1_000 if asked is None else asked
         metadata = {"heed.model_version": snapshot.version, "heed.at": to_rfc3339(at)}
         started = time.monotonic()
         with open_table(path, _COLUMNS, metadata) as write:
@@ -99,7 +100,7 @@ async def write_lists(
             lists = partial(
                 _lists, parts.memories, snapshot, query, allowed, steered, at=at, sample=sample
             )
-            async for rows, found in _in_order(parts, user_ids, at, lists):
+            async for rows, found in _in_order(parts, user_ids, query.requester, at, lists):
                 waiting += rows
                 recalls += found
                 if len(waiting) >= _ROWS:
@@ -118,6 +119,7 @@ async def write_lists(
 async def _in_order(
     parts: Parts,
     user_ids: Sequence[str],
+    requester: Requester,
     at: int,
     lists: Callable[[Mapping[str, EventColumns]], _Part],
 ) -> AsyncIterator[_Part]:
@@ -128,7 +130,11 @@ async def _in_order(
     loop = asyncio.get_running_loop()
     begun: deque[asyncio.Future[_Part]] = deque()
     for part in batches(user_ids, _PART):
-        events = {user_id: await parts.memories.load(Requester(user_id), at) for user_id in part}
+        users = [replace(requester, user_id=user_id) for user_id in part]
+        events = {
+            user_id: await parts.memories.load(user, at)
+            for user_id, user in zip(part, users, strict=True)
+        }
         begun.append(loop.run_in_executor(parts.executor, lists, events))
         if len(begun) > 2 * (os.cpu_count() or 1):
             yield await begun.popleft()

@@ -57,8 +57,7 @@ def _heed(ground: PeerData) -> float:
             write_lists(
                 Settings.read({"data": ground.data}),
                 Path(folder) / "lists.jsonl",
-                RecommendQuery(Requester(), LIMIT),
-                at=ASKED,
+                RecommendQuery(Requester(at=ASKED), LIMIT),
                 progress=lambda _done, _total: None,
             )
         )

@@ -26,7 +26,7 @@ from tests.support.tiny import NOON, World, item_id
 
 Row = tuple[str, int, str, float]
 
-ALL = RecommendQuery(Requester())
+ALL = RecommendQuery(Requester(at=NOON))
 ODD = ["all gone", "interested", "new", "stranger"]  # beside the forty of the small world
 
 
@@ -50,7 +50,7 @@ def make(
     told: Callable[[int, int], None] = lambda *_: None,
 ) -> Listed:
     """Write the lists of a data directory, as of noon."""
-    return asyncio.run(write_lists(Settings(data=data), out, query, at=NOON, progress=told))
+    return asyncio.run(write_lists(Settings(data=data), out, query, progress=told))
 
 
 def rows(path: Path) -> list[Row]:
@@ -117,7 +117,9 @@ def data(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("query", [ALL, RecommendQuery(Requester(), limit=7, exclude_seen=False)])
+@pytest.mark.parametrize(
+    "query", [ALL, RecommendQuery(Requester(at=NOON), limit=7, exclude_seen=False)]
+)
 def test_everyone_gets_what_the_service_answers(
     data: Path, tmp_path: Path, query: RecommendQuery
 ) -> None:
@@ -150,7 +152,7 @@ def test_beyond_the_exact_crossover_the_candidates_are_the_same(
     """With coarse retrieval the lists equal the engine's coarse recommendations."""
     monkeypatch.setattr(models.ranking.recommend, "EXACT_WORK", 10)
     monkeypatch.setattr(models.ranking.recommend, "CANDIDATES", 4)
-    query = RecommendQuery(Requester(), limit=3)
+    query = RecommendQuery(Requester(at=NOON), limit=3)
     users = sorted(f"u{n}" for n in range(40))
     assert {answer.retrieval for answer in answers(data, users, query).values()} == {"coarse"}
     make(data, tmp_path / "x.parquet", query)
@@ -163,7 +165,7 @@ def test_recall_of_the_candidates_is_reported(
 ) -> None:
     """The reported recall is the share of the exact lists that the candidates found."""
     data = world.copy(tmp_path / "data")
-    query = RecommendQuery(Requester(), limit=5)
+    query = RecommendQuery(Requester(at=NOON), limit=5)
     whole = make(data, tmp_path / "whole.parquet", query)
     assert whole.sampled == 0
     assert math.isnan(whole.recall)
@@ -200,7 +202,9 @@ def test_metadata_names_the_model_and_the_time(world: World, tmp_path: Path) -> 
 def test_who_saw_everything_has_no_rows(world: World, tmp_path: Path) -> None:
     """A user who has seen every item has no rows; all others have theirs."""
     data = world.copy(tmp_path / "data")
-    everything = [Event("u7", item_id(genre, n)) for genre in range(4) for n in range(15)]
+    everything = [
+        Event("u7", item_id(genre, n), timestamp=NOON) for genre in range(4) for n in range(15)
+    ]
     fill(data, lambda store: store.append(everything))
     assert make(data, tmp_path / "x.parquet").users == 40
     assert {row[0] for row in rows(tmp_path / "x.parquet")} == {

@@ -20,6 +20,7 @@ from service.http.schemas.questions.filters import FilterField, FilterIn
 from service.http.schemas.questions.selection import (
     AnswerFields,
     Facets,
+    RequestTime,
     RetrievalIn,
     SortIn,
     Temperature,
@@ -69,7 +70,7 @@ class Question(Body):
     temperature: Temperature = 1.0
     hard: bool = Field(False, description="Attend the one best row only: a lookup.")
     exclude_self: bool = Field(False, description="Hide a target's own events from it.")
-    at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
+    at: RequestTime = None
     explain: Integer = Field(
         0,
         ge=0,

@@ -18,8 +18,13 @@ from service.domain.queries import (
     VectorMemory,
 )
 from service.http.schemas.base import Body, Limit, example
-from service.http.schemas.questions.selection import RetrievalIn, Temperature, VisibleIn
-from service.http.schemas.scalars import Id, Integer, Matrix, Numbers, Timestamp, Vector
+from service.http.schemas.questions.selection import (
+    RequestTime,
+    RetrievalIn,
+    Temperature,
+    VisibleIn,
+)
+from service.http.schemas.scalars import Id, Integer, Matrix, Numbers, Vector
 
 MAX_HEADS = 64
 
@@ -108,7 +113,7 @@ class AttendIn(Body):
         VisibleIn(), description="Events of a user's memory that may be attended."
     )
     exclude_self: bool = Field(False, description="Hide the query item's own rows from it.")
-    at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
+    at: RequestTime = None
     limit: Limit = 100
 
     def to_query(self) -> AttendQuery:

@@ -8,7 +8,8 @@ from service.domain.ready_queries import AffinitiesQuery, AudienceQuery
 from service.http.schemas.base import Limit, Params
 from service.http.schemas.questions.ask import MAX_EXPLAIN
 from service.http.schemas.questions.item_fields import FacetField
-from service.http.schemas.scalars import Integer, Timestamp
+from service.http.schemas.questions.selection import RequestTime
+from service.http.schemas.scalars import Integer
 
 
 class AudienceParams(Params):
@@ -19,7 +20,7 @@ class AudienceParams(Params):
     explain: Integer = Field(
         3, ge=0, le=MAX_EXPLAIN, description="The most events to name for each user."
     )
-    at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
+    at: RequestTime = None
 
     def to_query(self, item_id: str) -> AudienceQuery:
         """Return the domain's value."""
@@ -31,7 +32,7 @@ class AffinitiesParams(Params):
 
     field: FacetField = Field("categories", description="The field whose values are ranked.")
     limit: Limit = 20
-    at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
+    at: RequestTime = None
 
     def to_query(self, user_id: str) -> AffinitiesQuery:
         """Return the domain's value."""

@@ -17,7 +17,7 @@ from service.domain.ready_queries import (
 from service.domain.steering import Steering
 from service.http.schemas.base import Body, Ids, Limit, example
 from service.http.schemas.questions.filters import FilterField, FilterIn
-from service.http.schemas.questions.selection import AnswerFields, Facets
+from service.http.schemas.questions.selection import AnswerFields, Facets, RequestTime
 from service.http.schemas.questions.steering import (
     AtMosts,
     Pins,
@@ -26,7 +26,7 @@ from service.http.schemas.questions.steering import (
     to_pins,
     to_rules,
 )
-from service.http.schemas.scalars import Duration, EventType, Id, Timestamp
+from service.http.schemas.scalars import Duration, EventType, Id
 
 MAX_TYPES = 100
 
@@ -74,7 +74,7 @@ class PopularIn(Body):
     user_id: Id | None = Field(None, description="A user, for `exclude_seen`.")
     exclude_seen: bool = Field(False, description="Leave out items of the user's history.")
     exclude: Ids = Field([], description="Items to leave out.")
-    at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
+    at: RequestTime = None
     rules: Rules = Field([])
     pin: Pins = Field([])
     at_most: AtMosts = Field([])

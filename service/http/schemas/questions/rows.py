@@ -11,9 +11,9 @@ from service.domain.ready_queries import RowsQuery
 from service.http.schemas.base import Body, Ids, example
 from service.http.schemas.questions.ask import MAX_HISTORY, InlineEventIn
 from service.http.schemas.questions.filters import FilterField, FilterIn
-from service.http.schemas.questions.selection import AnswerFields, VisibleIn
+from service.http.schemas.questions.selection import AnswerFields, RequestTime, VisibleIn
 from service.http.schemas.questions.steering import AtMosts, Rules, to_at_most, to_rules
-from service.http.schemas.scalars import Id, Integer, Timestamp
+from service.http.schemas.scalars import Id, Integer
 
 MAX_ROWS = 20
 MAX_ROW_ITEMS = 50
@@ -51,7 +51,7 @@ class RowsIn(Body):
     at_most: AtMosts = Field(
         [], description="How many items of one row may share a value of a field."
     )
-    at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
+    at: RequestTime = None
     fields: AnswerFields = Field([])
 
     def to_query(self) -> RowsQuery:

@@ -114,6 +114,14 @@ Temperature = Annotated[
     ),
 ]
 
+RequestTime = Annotated[
+    Timestamp | None,
+    Field(
+        description="The time of the request. Events after it do not exist for the question. If it "
+        "is left out, the time is now, and every event of a history counts.",
+    ),
+]
+
 
 def _set(values: Sequence[str] | None) -> frozenset[str] | None:
     return None if values is None else frozenset(values)

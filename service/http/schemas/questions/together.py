@@ -10,8 +10,7 @@ from service.domain.ready_queries import TogetherQuery, TogetherRelation
 from service.http.schemas.base import Body, Limit, Params, example
 from service.http.schemas.questions.filters import FilterField, FilterIn
 from service.http.schemas.questions.popular import CountedTypes, types_of
-from service.http.schemas.questions.selection import AnswerFields
-from service.http.schemas.scalars import Timestamp
+from service.http.schemas.questions.selection import AnswerFields, RequestTime
 
 RelationIn = Annotated[
     TogetherRelation,
@@ -27,7 +26,7 @@ class TogetherParams(Params):
 
     relation: RelationIn = "after"
     limit: Limit = 20
-    at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
+    at: RequestTime = None
 
     def to_query(self, item_id: str) -> TogetherQuery:
         """Return the domain's value."""
@@ -45,7 +44,7 @@ class TogetherIn(Body):
     limit: Limit = 20
     type: CountedTypes = None
     filter: FilterField = FilterIn()
-    at: Timestamp | None = Field(None, description="The time of the request; now if left out.")
+    at: RequestTime = None
     fields: AnswerFields = Field([])
 
     def to_query(self, item_id: str) -> TogetherQuery:

@@ -1,0 +1,261 @@
+"""The time of a request: events after it do not exist for any question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, is_dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.history import collapsed_history
+from service.domain.queries import (
+    AttendQuery,
+    EventFilter,
+    InlineEvent,
+    RecommendQuery,
+    Requester,
+    ScoreQuery,
+    SearchQuery,
+    StoredUserMemory,
+)
+from service.domain.ready_queries import AffinitiesQuery, AudienceQuery, PopularQuery, RowsQuery
+from service.domain.records import Event
+from service.domain.stage_clock import StageClock
+from service.engine.engine import Engine
+from service.histories import memory_provider
+from tests.support import tiny
+from tests.support.engine_story import run
+from tests.support.tiny import DAY, NOON, SECOND, item_id
+
+AT = NOON - 36 * DAY  # in the middle of the history of every user
+EVERY = tuple(item.item_id for item in tiny.items())
+USER = "u1"
+MASKED = EventFilter(since=-(1 << 60))  # everything, event by event
+
+Ask = Callable[[Engine, Requester], Any]
+
+
+@pytest.fixture(params=[True, False], ids=["trained", "untrained"])
+def data(request: pytest.FixtureRequest, world: tiny.World, tmp_path: Path) -> Path:
+    """The small world, with a model or without."""
+    return world.copy(tmp_path / "data", trained=request.param)
+
+
+async def recommend(engine: Engine, requester: Requester, **fields: Any) -> Any:
+    """Items for a requester."""
+    query = RecommendQuery(requester, limit=60, **fields)
+    return await engine.answers.recommend(query, StageClock())
+
+
+async def score(engine: Engine, requester: Requester) -> Any:
+    """The scores of all items, with exact effects."""
+    exact = replace(requester, explain_effects=True, explain_exact=True)
+    return await engine.answers.score(ScoreQuery(exact, EVERY[::9]), StageClock())
+
+
+async def search(engine: Engine, requester: Requester) -> Any:
+    """A search that is re-ranked for a requester."""
+    return await engine.answers.search(SearchQuery(requester, "all about"), StageClock())
+
+
+async def rows(engine: Engine, requester: Requester) -> Any:
+    """The rows of a requester's page."""
+    query = RowsQuery(replace(requester, explain=0))  # rows are always explained
+    return await engine.ready_answers.rows(query, StageClock())
+
+
+async def attend(engine: Engine, requester: Requester) -> Any:
+    """The bare attention over a stored user's memory."""
+    memory = StoredUserMemory(requester.user_id or "")
+    query = AttendQuery(memory, item_id=item_id(0, 1), at=requester.at)
+    return await engine.answers.attend(query, StageClock())
+
+
+async def affinities(engine: Engine, requester: Requester) -> Any:
+    """The categories that a user attends to."""
+    query = AffinitiesQuery(requester.user_id or "", at=requester.at)
+    return await engine.ready_answers.affinities(query, StageClock())
+
+
+async def audience(engine: Engine, requester: Requester) -> Any:
+    """The users for an item."""
+    query = AudienceQuery(item_id(1, 4), limit=1000, at=requester.at)
+    return await engine.ready_answers.audience(query, StageClock())
+
+
+async def popular(engine: Engine, requester: Requester) -> Any:
+    """What everybody takes, without the items of a user."""
+    plain = Requester(requester.user_id, at=requester.at)
+    query = PopularQuery(plain, limit=60, exclude_seen=True)
+    return await engine.ready_answers.popular(query, StageClock())
+
+
+QUESTIONS: dict[str, Ask] = {
+    "recommend": recommend,
+    "recommend seen": partial(recommend, exclude_seen=False),
+    "score": score,
+    "search": search,
+    "rows": rows,
+    "attend": attend,
+    "affinities": affinities,
+    "audience": audience,
+    "popular": popular,
+}
+
+
+def plain(value: Any) -> Any:
+    """Return an answer as nested lists and dicts, its numbers to three digits."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return round(value, 3) + 0.0 if isinstance(value, float) else value
+
+
+async def later_events(engine: Engine) -> list[Event]:
+    """The events of the user after the time, some there are."""
+    events, _ = await engine.store.page(USER, limit=100)
+    later = [event for event in events if (event.timestamp or 0) > AT]
+    assert 0 < len(later) < len(events)
+    return later
+
+
+async def delete_later(engine: Engine) -> None:
+    """Delete the user's events after the time, and have another user take these items then.
+
+    How popular an item is depends on the events of all users.
+    """
+    for event in await later_events(engine):
+        assert await engine.store.delete_event(USER, str(event.event_id))
+        await engine.store.append([replace(event, user_id="heir")])
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_question_of_a_time_is_answered_as_if_later_events_were_deleted(
+    data: Path, name: str
+) -> None:
+    """Items, scores and reasons are those of the same user without the events after the time."""
+
+    async def story(engine: Engine) -> None:
+        ask, requester = QUESTIONS[name], Requester(USER, at=AT, explain=20)
+        unbounded = plain(await ask(engine, replace(requester, at=None)))
+        bounded = plain(await ask(engine, requester))
+        assert bounded != unbounded
+        await delete_later(engine)
+        assert plain(await ask(engine, requester)) == bounded
+
+    run(data, story)
+
+
+@pytest.mark.parametrize("name", [name for name in QUESTIONS if name != "audience"])
+def test_before_the_first_event_a_user_is_a_stranger(data: Path, name: str) -> None:
+    """A user without events until the time is answered as one who is not known."""
+
+    async def story(engine: Engine) -> None:
+        ask, early = QUESTIONS[name], NOON - 41 * DAY
+        await ask(engine, Requester(USER))
+        known = plain(await ask(engine, Requester(USER, at=early, explain=5)))
+        assert known == plain(await ask(engine, Requester("nobody", at=early, explain=5)))
+
+    run(data, story)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_what_is_cached_of_a_user_serves_no_question_of_another_time(data: Path, name: str) -> None:
+    """Questions with and without a time are answered alike, whichever was asked before."""
+
+    async def story(engine: Engine) -> None:
+        ask = QUESTIONS[name]
+        asked = [Requester(USER, at=at, explain=5) for at in (None, AT, NOON)]
+        first = [plain(await ask(engine, each)) for each in asked]
+        assert first[0] != first[1] != first[2]
+        again = [plain(await ask(engine, each)) for each in reversed(asked)]
+        assert again[::-1] == first
+
+    run(data, story)
+
+
+def test_a_time_after_all_events_is_answered_from_the_cache(data: Path) -> None:
+    """A request as of a time at which every event has happened takes the cached memory."""
+
+    async def story(engine: Engine) -> None:
+        newest = max((event.timestamp or 0) for event in await later_events(engine))
+        for at, hits in ((newest, 0), (newest, 1), (newest - 1, 1), (newest, 2)):
+            await recommend(engine, Requester(USER, at=at))
+            assert (await engine.stats())["memory_hits"] == hits
+
+    run(data, story)
+
+
+def test_only_items_taken_until_the_time_are_seen(data: Path) -> None:
+    """`exclude_seen` leaves out items of events until the time, that of the time itself too."""
+
+    async def story(engine: Engine) -> None:
+        await engine.store.append(
+            [Event("watcher", item_id(2, n), timestamp=AT + n * SECOND) for n in range(3)]
+        )
+        for at, seen in ((AT, 1), (AT + SECOND, 2), (AT + 2 * SECOND, 3), (None, 3)):
+            answer = await recommend(engine, Requester("watcher", at=at))
+            left_out = set(EVERY) - {item["item_id"] for item in answer.items}
+            assert left_out == {item_id(2, n) for n in range(seen)}
+
+    run(data, story)
+
+
+def test_events_of_the_session_count_until_the_time(data: Path) -> None:
+    """Of a `history` sent along, events after the time are left out; those without a time count."""
+    counted = (InlineEvent(item_id(0, 1)), InlineEvent(item_id(0, 2), timestamp=AT))
+    late = InlineEvent(item_id(3, 3), timestamp=AT + 1)
+
+    async def story(engine: Engine) -> None:
+        for user in (None, USER):
+            short = Requester(user, counted, at=AT, explain=20)
+            whole = replace(short, history=(late, *counted))
+            for ask in (recommend, score, search, rows):
+                assert plain(await ask(engine, whole)) == plain(await ask(engine, short))
+
+    run(data, story)
+
+
+def test_events_ahead_of_the_clock_count_where_no_time_is_asked_for(data: Path) -> None:
+    """An acknowledged event is in the next answer, though a client's clock is ahead."""
+
+    async def story(engine: Engine) -> None:
+        ahead = Event("hasty", item_id(2, 5), "ahead", timestamp=1 << 52)
+        await engine.store.append([ahead])
+        answer = await recommend(engine, Requester("hasty", explain=1))
+        assert answer.items[0]["explanation"][0].row.event_id == "ahead"
+        assert item_id(2, 5) not in {item["item_id"] for item in answer.items}
+
+    run(data, story)
+
+
+def test_a_collapsed_history_is_bounded_too(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time within a history that is collapsed gives the scores of the events until then."""
+    monkeypatch.setattr(memory_provider, "LONG", 400)
+    monkeypatch.setattr(collapsed_history, "CLUSTERS_FROM", 64)
+    events = [
+        Event("long", EVERY[n * 7 % 40], timestamp=AT + (n - 900) * SECOND) for n in range(1_500)
+    ]
+
+    async def story(engine: Engine) -> None:
+        await engine.store.append(events[:1_000])
+        await engine.store.append(events[1_000:])
+        await engine.store.append([replace(each, user_id="short") for each in events[:901]])
+        whole = plain(await recommend(engine, Requester("long")))
+        stats = await engine.stats()
+        assert stats["long_histories"] == 1
+        for ask in (recommend, search, rows):
+            bounded = await ask(engine, Requester("long", at=AT))
+            wanted = await ask(engine, Requester("short", at=AT, visible=MASKED))
+            assert plain(bounded) == plain(wanted)
+        assert plain(await recommend(engine, Requester("long"))) == whole
+
+    run(data, story)
