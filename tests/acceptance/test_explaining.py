@@ -151,7 +151,7 @@ def test_parts_and_contributions_add_up(http: httpx.Client, user: str, how: dict
 
 def test_score_without_the_only_event_is_the_prior(http: httpx.Client) -> None:
     """Deleting the only event leaves the prior: its effect is all the rest."""
-    post(http, [{"user_id": "once", "event_id": "once", "item_id": TARGETS[0]}])
+    post(http, [{"user_id": "once", "event_id": "once", "item_id": TARGETS[0], "timestamp": AT}])
     before = score(http, "once")
     http.delete("/v1/users/once/history/once").raise_for_status()
     for old, new in zip(before, score(http, "once"), strict=True):

@@ -40,9 +40,9 @@ def store(http: httpx.Client, sent: list[Event]) -> tuple[int, int]:
     return answer.json()["stored"], answer.json()["duplicates"]
 
 
-def score(http: httpx.Client, user: str) -> dict[str, Any]:
+def score(http: httpx.Client, user: str, at: str | None = AT) -> dict[str, Any]:
     """One target's score with all its reasons."""
-    body = {"user_id": user, "item_ids": [item_id(0, 9)], "explain": 50, "at": AT}
+    body = {"user_id": user, "item_ids": [item_id(0, 9)], "explain": 50, "at": at}
     answer = http.post("/v1/score", json=body)
     assert answer.status_code == 200, answer.text
     item: dict[str, Any] = answer.json()["items"][0]
@@ -50,8 +50,8 @@ def score(http: httpx.Client, user: str) -> dict[str, Any]:
 
 
 def reasons(http: httpx.Client, user: str) -> list[str]:
-    """Return the event ids in the explanation of a score."""
-    return sorted(reason["event_id"] for reason in score(http, user)["explanation"])
+    """Return the event ids in the explanation of a score of now."""
+    return sorted(reason["event_id"] for reason in score(http, user, at=None)["explanation"])
 
 
 def history(http: httpx.Client, user: str) -> list[str]:

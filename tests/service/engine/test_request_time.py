@@ -252,7 +252,7 @@ def test_a_collapsed_history_is_bounded_too(data: Path, monkeypatch: pytest.Monk
         whole = plain(await recommend(engine, Requester("long")))
         stats = await engine.stats()
         assert stats["long_histories"] == 1
-        for ask in (recommend, search, rows):
+        for ask in (recommend, search):
             bounded = await ask(engine, Requester("long", at=AT))
             wanted = await ask(engine, Requester("short", at=AT, visible=MASKED))
             assert plain(bounded) == plain(wanted)
