@@ -31,7 +31,7 @@ from tests.support import tiny
 LENGTH = 2_600
 HOUR = 3_600_000_000
 ITEMS = tuple(tiny.item_id(genre, number) for genre in (0, 1) for number in range(6))
-AT = (LENGTH + 100) * HOUR
+AT = (LENGTH + 2_000) * HOUR  # after all events
 EVERYTHING = EventFilter(since=-(1 << 60))  # a mask, which asks for every event one by one
 
 
