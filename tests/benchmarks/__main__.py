@@ -15,6 +15,7 @@ from tests.benchmarks.studies.commands import (
     explanations,
     finding,
     personal_search,
+    reasons,
     small_shops,
 )
 
@@ -22,6 +23,7 @@ app = typer.Typer(invoke_without_command=True)
 app.command("cold-start")(cold_start)
 app.command("personal-search")(personal_search)
 app.command("explanations")(explanations)
+app.command("reasons")(reasons)
 app.command("small-shops")(small_shops)
 app.command("finding")(finding)
 

@@ -173,6 +173,28 @@ def explanations(
     write_json(json_file, found.as_dict())
 
 
+def reasons(
+    data: Data = DATA,
+    answers: Annotated[int, typer.Option(min=1, help="Recommendations of five items.")] = 1_000,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Check the reasons that recommendations name, by leaving each out of the whole model.
+
+    The model is the one that would be served from --data.
+    """
+    set_threads(1)
+    from service.cli import progress_bars
+    from tests.benchmarks.studies import reasons as study
+
+    with progress_bars.stage_bars(out) as told:
+        found = study.measure(
+            data, answers, seed, progress=lambda done: told("recommending", done, answers, None)
+        )
+    out.print(study.shown(found, data))
+    write_json(json_file, found.as_dict())
+
+
 def finding(
     data: Data = DATA, encoder: Encoder = ENCODER, seed: Seed = 0, json_file: JsonFile = None
 ) -> None:
