@@ -77,7 +77,7 @@ class Requester:
     temperature: float = 1.0
     hard: bool = False
     exclude_self: bool = False
-    at: int | None = None  # request time; None = now
+    at: int | None = None  # request time, no later event counts; None = now, all count
     explain: int = 0  # events in each item's explanation
     explain_effects: bool = False  # also what the score loses without each of these events
     explain_exact: bool = False  # the same exactly, by scoring the history without each

@@ -253,6 +253,34 @@ def test_at_means_the_same_in_every_question(http: httpx.Client) -> None:
             assert one["score"] == pytest.approx(other["score"], abs=1e-4)
 
 
+@pytest.mark.parametrize(("path", "body"), ATTENDING)
+def test_events_after_at_are_no_reasons(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    """The reasons of a user are those of another whose later events were deleted."""
+    times = ("2025-12-03T00:00:00Z", "2025-12-05T00:00:00Z")
+    users = [f"{kind}-{path.rsplit('/', 1)[1]}" for kind in ("going-on", "ended")]
+    events = [
+        {"user_id": user, "event_id": f"{user}-{n}", "item_id": item_id(n, 5), "timestamp": time}
+        for user in users
+        for n, time in enumerate(times)
+    ]
+    http.post("/v1/events", json={"events": events}).raise_for_status()
+    http.delete(f"/v1/users/{users[1]}/history/{users[1]}-1").raise_for_status()
+    asked = {"at": "2025-12-04T00:00:00Z", **body}
+    found, wanted = (ask(http, path, user_id=user, **asked) for user in users)
+    (batched,) = ask(
+        http, "/v1/batch", requests=[{"path": path, "body": {"user_id": users[0], **asked}}]
+    )["responses"]
+    assert batched["body"] == found
+    assert found["items"]
+    for one, other in zip(found["items"], wanted["items"], strict=True):
+        assert one["item_id"] == other["item_id"]
+        assert one["score"] == pytest.approx(other["score"], abs=1e-5)
+        (reason,), (same,) = one["explanation"], other["explanation"]
+        assert reason["timestamp"] == same["timestamp"] == times[0]
+
+
 @pytest.mark.parametrize(("path", "body"), REFUSING)
 @pytest.mark.parametrize(("name", "value"), [("visible", EVENTS), ("at", AT)])
 def test_questions_without_events_refuse_visible_and_at(
