@@ -224,6 +224,23 @@ async def test_any_number_of_types(memories: MemoryProvider, store: SQLiteStore)
     assert found.type_names[found.types[-1]] == "type 39999"
 
 
+async def test_a_time_leaves_out_later_events_with_all_that_they_brought(
+    memories: MemoryProvider, store: SQLiteStore
+) -> None:
+    """Events after the time of a request are left out, and what is cached stays whole."""
+    await store.put_user(User("u", {}, ("jazz",)))
+    await store.append([event(n, weight=1 + n, key=vector(n), value=vector(-n)) for n in range(4)])
+    for minute, count in ((2, 3), (-1, 0), (3, 4), (1, 2)):
+        found = await memories.load(Requester("u", at=minute * MINUTE), 0)
+        assert found.timestamps.tolist() == [n * MINUTE for n in range(count)]
+        assert found.filled_weights().tolist() == [1 + n for n in range(count)]
+        assert sorted(found.vectors) == list(range(count))
+        assert len(found.rows) == len(found.types) == len(found.seqs) == count
+        assert found.interests == ("jazz",)
+        assert (found.version == 0) == (count < 4)
+    assert len(await load(memories)) == 4
+
+
 async def test_load_of_a_cancelled_request_is_cached(
     memories: MemoryProvider, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
