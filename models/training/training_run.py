@@ -38,8 +38,8 @@ _VALIDATION_BATCH = 64  # cases, few enough for all ranks to have about as many 
 class TrainingProgress:
     """The state of a running training, passed to the callback after every step."""
 
-    epoch: int  # from 1
-    epochs: int
+    epoch: int  # from 1, of all stages together
+    epochs: int  # that there will be, if no further stage stops early
     step: int  # of the epoch, from 1
     steps: int
     loss: float  # mean of the epoch so far
@@ -188,8 +188,7 @@ class TrainingRun:
             if prior is not None:
                 prior.requires_grad_(stage.trains_prior)
         trainer = StageTrainer(model, stage, config, (self._seed, number), self._group)
-        before = sum(earlier.epochs for earlier in stages[:number])
-        total = sum(each.epochs for each in stages)
+        later = sum(each.epochs for each in stages[number + 1 :])
         first, validations_since_best = 1, 0
         if resume is not None:
             first, validations_since_best = resume.epoch + 1, resume.validations_since_best
@@ -201,21 +200,24 @@ class TrainingRun:
         for epoch in range(first, stage.epochs + 1):
             if validations_since_best >= config.patience:
                 break
+            # An earlier stage may have stopped early, so that the epochs done are counted.
+            count = len(self._history) + 1
+            total = count + stage.epochs - epoch + later
             mean = 0.0
             for step, steps, mean in trainer.epoch(epoch, loss):
-                self._report(before + epoch, total, step, steps, mean)
-            record = {"epoch": float(before + epoch), "loss": mean}
+                self._report(count, total, step, steps, mean)
+            record = {"epoch": float(count), "loss": mean}
             due = epoch % config.validate_every == 0 or epoch == stage.epochs
             if self._validation is not None and not is_final and (due or stage.name == "sampled"):
                 self._latest = metrics = self._validate(trainer.ema, self._validation)
                 record |= {"hr": metrics.hr, "ndcg": metrics.ndcg}
                 if self._best.metrics is None or metrics.ndcg > self._best.metrics.ndcg:
-                    self._best = BestEpoch(_weights(trainer.ema), before + epoch, metrics)
+                    self._best = BestEpoch(_weights(trainer.ema), count, metrics)
                     validations_since_best = 0
                 else:
                     validations_since_best += 1
             elif self._validation is None and not is_final:
-                self._best = BestEpoch(_weights(trainer.ema), before + epoch, None)
+                self._best = BestEpoch(_weights(trainer.ema), count, None)
             self._history.append(record)
             if self._save is not None:
                 self._save(

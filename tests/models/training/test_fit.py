@@ -491,13 +491,17 @@ class Script:
 
 
 def scripted(
-    monkeypatch: pytest.MonkeyPatch, ndcgs: list[float], **config: Any
+    monkeypatch: pytest.MonkeyPatch,
+    ndcgs: list[float],
+    progress: Callable[[TrainingProgress], None] | None = None,
+    **config: Any,
 ) -> tuple[TrainingResult, Script]:
     script = Script(ndcgs)
     monkeypatch.setattr(models.training.training_run, "evaluate", script)
     split = leave_one_out(cycle(users=8, length=6, items=10))
     config = {"epochs": len(ndcgs), "patience": 2, "attention_epochs": 0} | config
-    return train(split.train, replace(QUICK, **config), validation=split.test), script
+    made = train(split.train, replace(QUICK, **config), validation=split.test, progress=progress)
+    return made, script
 
 
 def test_model_ends_with_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,10 +527,15 @@ def test_a_better_epoch_renews_patience(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_stopping_early_still_trains_the_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an early stop the second stage runs, with its own patience and epoch numbers."""
+    """After an early stop the second stage runs with its own patience, and counts on."""
     ndcgs = [0.5, 0.4, 0.3, 0.4, 0.3, 0.9]
-    fitted, script = scripted(monkeypatch, ndcgs, epochs=8, attention_epochs=3)
-    assert [record["epoch"] for record in fitted.history] == [1, 2, 3, 9, 10]
+    told: list[TrainingProgress] = []
+    fitted, script = scripted(monkeypatch, ndcgs, told.append, epochs=8, attention_epochs=3)
+    assert [record["epoch"] for record in fitted.history] == [1, 2, 3, 4, 5]
+    assert list(dict.fromkeys((p.epoch, p.epochs) for p in told)) == [
+        *[(1, 11), (2, 11), (3, 11)],
+        *[(4, 6), (5, 6)],
+    ]
     assert (fitted.epoch, len(script.weights)) == (1, 5)
 
 
