@@ -541,7 +541,7 @@ def test_stopping_early_still_trains_the_attention(monkeypatch: pytest.MonkeyPat
 
 def test_validation_may_be_rarer_than_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation runs every `validate_every` epochs, after the last, and per attention epoch."""
-    config = {"epochs": 5, "validate_every": 2, "attention_epochs": 1}
+    config: dict[str, Any] = {"epochs": 5, "validate_every": 2, "attention_epochs": 1}
     fitted, _ = scripted(monkeypatch, [0.1, 0.2, 0.3, 0.4], **config)
     looked = [("ndcg" in record) for record in fitted.history]
     assert looked == [False, True, False, True, True, True]
