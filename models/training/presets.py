@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from models.data.interactions import Interactions
+from models.evaluation.splits import Holdout
 from models.recommender.config import RecommenderConfig
+from models.training.log_profile import prediction_task
 from models.training.train_config import TrainConfig
 
 PresetName = Literal["quick", "best"]
@@ -50,6 +53,22 @@ class Preset:
             transitions_per_item=self.transitions_per_item,
             small_log=self.small_log,
         )
+
+    def as_trained(self, log: Interactions, cases: Holdout | None) -> Preset:
+        """Return the preset with the hyperparameters that a training on a log ends up with.
+
+        A report shows these. `fit` is given the preset's own, and changes them likewise.
+
+        Args:
+            log: the training events.
+            cases: that choose the epoch; without them nothing is held out to learn at last.
+        """
+        config = self.train_config
+        if prediction_task(log, cases).next_basket:
+            config = config.for_next_basket()
+        if cases is None:
+            config = replace(config, final_epochs=0)
+        return replace(self, train_config=config)
 
     def __str__(self) -> str:
         size = f"{self.dim} dimensions, {self.blocks} blocks"

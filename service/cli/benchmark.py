@@ -90,7 +90,8 @@ def benchmark(
     reports = []
     for task in tasks(dataset, protocol, corpus.log, date):
         chosen = choose_preset(len(task.train), task.train.n_items, preset, epochs=epochs)
-        out.print(f"{task.name}: preset {chosen}.")
+        used = chosen.as_trained(task.train, task.validation)
+        out.print(f"{task.name}: preset {used}.")
         with progress_bars.stage_bars(out) as progress:
             table = compare_models.compare(
                 task,
@@ -101,7 +102,7 @@ def benchmark(
                 progress=progress,
             )
         out.print(comparison_report.render_table(task, table, dataset))
-        reports.append(comparison_report.to_json(task, table, str(chosen)))
+        reports.append(comparison_report.to_json(task, table, str(used)))
         if plot is not None:
             named = plot if len(reports) == 1 else plot.with_stem(f"{plot.stem}-{len(reports)}")
             comparison_report.draw_plot(task, table, named, dataset)

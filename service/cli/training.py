@@ -85,11 +85,14 @@ def train(
     On several machines that share the data: [bold]torchrun … --no-python heed train[/bold].
     """
     use_all_cores()
-    from models.training.presets import choose_preset
+    from models.training.presets import Preset, choose_preset
     from service.cli import progress_bars
     from service.evaluation.sentence import sentence
     from service.snapshots.registry import Registry
     from service.training import process_group, train_and_publish, training_corpus
+
+    def announce(used: Preset) -> None:
+        out.print(f"Training with the preset {used}.")
 
     if not process_group.is_rank_zero():
         out.quiet, json_progress = True, False
@@ -101,8 +104,6 @@ def train(
             vectors = open_embeddings(encoder, data)
             corpus = training_corpus.read_store(store, vectors, progress)
             chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
-            if not json_progress:
-                out.print(f"Training with the preset {chosen}.")
             result = train_and_publish.train(
                 corpus,
                 Registry(data / MODELS_FOLDER),
@@ -113,6 +114,7 @@ def train(
                 progress=progress,
                 checkpoint=data / CHECKPOINT_FILE,
                 processes=processes,
+                announce=None if json_progress else announce,
             )
         except HeedError as error:
             if json_progress:
@@ -190,7 +192,8 @@ def evaluate(
             progress=progress,
         )
     out.print(comparison_report.render_table(task, table))
-    write_json(json_file, comparison_report.to_json(task, table, str(chosen)))
+    used = chosen.as_trained(task.train, task.validation)
+    write_json(json_file, comparison_report.to_json(task, table, str(used)))
 
 
 def require_global_time(date: int | None, protocol: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def train(
     progress: StageProgressCallback | None = None,
     checkpoint: Path | None = None,
     processes: int | None = None,
+    announce: Callable[[Preset], None] | None = None,
 ) -> dict[str, Any]:
     """Fit on all but each user's last events, evaluate on these, publish what beats the baselines.
 
@@ -62,6 +64,7 @@ def train(
         checkpoint: file of the training's state, written after every epoch. An existing one of the
             same events and settings is resumed. It is removed at the end.
         processes: number of processes that share the work; by default the fastest number.
+        announce: called before the training, with the preset as it is for these events.
 
     Returns:
         dict: the version, its metrics and those of the baselines; empty in processes other than
@@ -79,6 +82,9 @@ def train(
     history, cases = hold_out(corpus.log)
     if not len(cases):
         raise ModelRejected("no user has three events: there is no order to learn or to evaluate")
+    used = preset.as_trained(history, cases)
+    if announce is not None:
+        announce(used)
     fitted = fit_model(
         history,
         corpus.content,
@@ -134,7 +140,7 @@ def train(
         "version": version,
         **found.as_dict(),
         "seconds": fitted.seconds,
-        "preset": str(preset),
+        "preset": str(used),
     }
 
 

@@ -3,10 +3,13 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
+from models.data.interactions import Interactions
 from models.recommender.recommender import Recommender
 from models.recommender.transition_counts import SEQUENCE_WINDOW, SMALL_LOG_WINDOW
+from models.training.log_profile import hold_out
 from models.training.presets import PRESET_NAMES, SMALL_LOG, choose_preset
 from models.training.train_config import TrainConfig
 
@@ -55,6 +58,25 @@ def test_epochs_may_be_given(name: str | None, epochs: int) -> None:
     own, given = choose_preset(10**6, 4_000, name), choose_preset(10**6, 4_000, name, epochs=epochs)
     assert given.train_config.epochs == epochs
     assert given == replace(own, train_config=replace(own.train_config, epochs=epochs))
+
+
+@pytest.mark.parametrize(("in_baskets", "epochs"), [(True, 20 + 1 + 2), (False, 40 + 2 + 2)])
+def test_a_report_shows_the_epochs_of_the_training(in_baskets: bool, epochs: int) -> None:
+    """A log of baskets is trained for half of the epochs, and a preset is printed with these."""
+    users, at = np.divmod(np.arange(40 * 12), 12)
+    times = at // 3 * 86_400_000_000 + (0 if in_baskets else at)
+    log = Interactions.from_columns(
+        users, (7 * users + at * at) % 30, times, n_users=40, n_items=30
+    )
+    preset = choose_preset(len(log), log.n_items)
+    assert str(preset).endswith("2 blocks, 44 epochs at most)")
+    history, cases = hold_out(log)
+    used = preset.as_trained(history, cases)
+    assert str(used).endswith(f"2 blocks, {epochs} epochs at most)")
+    # A second report of the same training says the same, as `fit` is given the preset's own.
+    assert (used == preset) is not in_baskets
+    alone = preset.as_trained(log, None)
+    assert alone.train_config.total_epochs == 40 + 2
 
 
 @pytest.mark.parametrize(("name", "items", "events"), SIZES)
