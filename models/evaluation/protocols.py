@@ -112,6 +112,20 @@ def newest(
     return EvaluationTask(name, items, small, train, validation, every_event, test, exclude_seen)
 
 
+def of_new_items(task: EvaluationTask) -> EvaluationTask | None:
+    """Return the same split with seen items excluded, over the cases with a new item as target.
+
+    That is the other question of a log whose users take items again. Returns None for a task that
+    excludes seen items itself, and for one without such cases.
+    """
+    if task.exclude_seen or not len(test := task.test.new_to_user()):
+        return None
+    validation = task.validation and task.validation.new_to_user()
+    return task._replace(
+        name=f"{task.name}, new items", test=test, validation=validation, exclude_seen=True
+    )
+
+
 def global_time(
     log: Interactions, at: int | None = None, *, seed: int = 0, exclude_seen: bool = True
 ) -> EvaluationTask:

@@ -38,6 +38,10 @@ class Holdout:
         seen = user_item_keys(self.history.users, self.history.items, n)
         return np.isin(user_item_keys(self.users, self.targets, n), seen)
 
+    def new_to_user(self) -> Holdout:
+        """Select the cases whose target is not among the user's visible events."""
+        return self.where(~self.targets_seen())
+
     def gaps(self) -> NDArray[np.int64]:
         """Return [M] microseconds from the newest visible event to the target; -1 without any."""
         ends = self.history.offsets[self.users + 1]

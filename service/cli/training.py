@@ -87,7 +87,7 @@ def train(
     use_all_cores()
     from models.training.presets import Preset, choose_preset
     from service.cli import progress_bars
-    from service.evaluation.sentence import sentence
+    from service.evaluation.sentence import metrics_line, training_sentence
     from service.snapshots.registry import Registry
     from service.training import process_group, train_and_publish, training_corpus
 
@@ -126,16 +126,15 @@ def train(
     if json_progress:
         progress_bars.print_message({"result": result})
         return
-    metrics, baselines, best = result["metrics"], result["baselines"], result["best_baseline"]
     out.print(
-        f"[bold]{result['version']}[/]: validation NDCG@10 {metrics['ndcg']:.4f} "
-        f"({best} {baselines[best]['ndcg']:.4f}), HR@10 {metrics['hr']:.4f} "
-        f"({best} {baselines[best]['hr']:.4f}), {result['seconds']:.0f} s"
+        f"[bold]{result['version']}[/]: validation {metrics_line(result)}, "
+        f"{result['seconds']:.0f} s"
     )
+    if "new_items" in result:
+        out.print(f"validation of new items: {metrics_line(result['new_items'])}")
     if result["served"] != "heed":
         out.print(f"{result['served']} ranks better than the trained model, and is served.")
-    shares = {name: row["user_hr"] for name, row in baselines.items()}
-    out.print(sentence(metrics["user_hr"], shares, is_basket=result["next_basket"]))
+    out.print(training_sentence(result))
 
 
 def evaluate(

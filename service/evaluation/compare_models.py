@@ -14,7 +14,7 @@ from models.data.interactions import Interactions
 from models.evaluation.baselines import WeekPopularity, baseline_makers
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
-from models.evaluation.protocols import EvaluationTask, global_time, newest
+from models.evaluation.protocols import EvaluationTask, global_time, newest, of_new_items
 from models.evaluation.splits import Holdout
 from models.training.log_profile import has_repeat_consumption, hold_out_rule
 from models.training.presets import Preset
@@ -37,9 +37,16 @@ class ModelResults:
     # What a training would serve: Heed, or a baseline that is better; of trained models alone.
     served: list[str] = field(default_factory=list)
     ranker: Ranker | None = None  # of the first seed
+    # The same models' metrics for the task `of_new_items`, if there is one.
+    new_items: ModelResults | None = None
 
 
 Comparison = dict[str, ModelResults]
+
+
+def new_items_table(table: Comparison) -> Comparison:
+    """Return the metrics of the same models for the task `of_new_items`; empty if there is none."""
+    return {name: row.new_items for name, row in table.items() if row.new_items is not None}
 
 
 def split(
@@ -202,8 +209,12 @@ def _judge_heed(
         exclude_seen=task.exclude_seen,
     )
     _judge(table, HEED, task, ModelRanker(found.model, content), done.seconds)
-    table[HEED].validation.append(found.heed)
-    table[HEED].served.append(found.served)
+    for (row, _), chosen in zip(
+        _questions(table[HEED], task), (found.next, found.new), strict=False
+    ):
+        row.served.append(found.served)
+        if chosen is not None:
+            row.validation.append(chosen.heed)
 
 
 def _judge_ablation(
@@ -215,10 +226,11 @@ def _judge_ablation(
 ) -> None:
     """Add the metrics of a trained model; those of validation are without its final epochs."""
     _judge(table, name, task, ModelRanker(done.model, content), done.seconds)
-    if task.validation is not None:
-        ranker = ModelRanker(done.validated, content)
-        chosen = evaluate(ranker, task.validation, exclude_seen=task.exclude_seen)
-        table[name].validation.append(chosen)
+    ranker = ModelRanker(done.validated, content)
+    for row, asked in _questions(table[name], task):
+        if asked.validation is not None:
+            chosen = evaluate(ranker, asked.validation, exclude_seen=asked.exclude_seen)
+            row.validation.append(chosen)
 
 
 def _judge(
@@ -231,7 +243,24 @@ def _judge(
     times: bool = True,
 ) -> None:
     """Add the metrics of a model to its row, with and without the target's `times`."""
+    row = table.setdefault(name, ModelResults(ranker=ranker))
+    for each, asked in _questions(row, task):
+        _measure(each, asked, ranker, seconds, times=times)
 
+
+def _questions(
+    row: ModelResults, task: EvaluationTask
+) -> Iterator[tuple[ModelResults, EvaluationTask]]:
+    """Iterate over a task and, if there is one, that of new items, with a model's row of each."""
+    yield row, task
+    if (other := of_new_items(task)) is not None:
+        row.new_items = row.new_items or ModelResults()
+        yield row.new_items, other
+
+
+def _measure(
+    row: ModelResults, task: EvaluationTask, ranker: Ranker, seconds: float, *, times: bool
+) -> None:
     def judged(cases: Holdout, *, use_target_time: bool = False) -> RankingMetrics:
         return evaluate(
             ranker,
@@ -241,7 +270,6 @@ def _judge(
             use_target_time=use_target_time,
         )
 
-    row = table.setdefault(name, ModelResults(ranker=ranker))
     row.test.append(judged(task.test))
     if times:
         row.test_with_time.append(judged(task.test, use_target_time=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,52 +20,34 @@ from models.evaluation.metrics import (
     ndcg_gains,
     share_of_users,
 )
-from models.evaluation.protocols import EvaluationTask
+from models.evaluation.protocols import EvaluationTask, of_new_items
 from models.evaluation.slices import Slice, slice_cases
 from service.domain.timestamps import to_rfc3339
-from service.evaluation.compare_models import Comparison, ModelResults
-from service.evaluation.sentence import sentence
+from service.evaluation.compare_models import Comparison, ModelResults, new_items_table
+from service.evaluation.published_figures import PUBLISHED
+from service.evaluation.sentence import new_items_sentence, sentence
 from service.training.judgement import HEED
-
-# HR@10 and NDCG@10 as published in papers and repositories, by data set and protocol.
-PUBLISHED: Mapping[tuple[str, str], Sequence[tuple[str, float, float]]] = {
-    ("ml-1m", "leave-one-out"): (
-        ("SASRec, binary cross-entropy", 0.239, 0.126),
-        ("BERT4Rec", 0.284, 0.154),
-        ("gSASRec", 0.300, 0.173),
-        ("SASRec, full cross-entropy", 0.3152, 0.1821),
-        ("SASRec, 3,000 negatives", 0.3159, 0.1857),
-    ),
-    ("ml-1m", "hstu"): (
-        # By the authors of eSASRec (2025), on events in order.
-        ("SASRec, sampled softmax", 0.2929, 0.1684),
-        ("HSTU", 0.3037, 0.1719),
-        ("eSASRec", 0.3133, 0.1772),
-        ("FuXi-alpha", 0.3164, 0.1813),
-        # HSTU's preprocessing sorts unstably: a quarter of the users have another last event.
-        ("HSTU, other order of events", 0.3097, 0.1720),
-        ("HSTU-large, other order of events", 0.3294, 0.1893),
-        ("HSTU, mixture of logits, other order of events", 0.3412, 0.1979),
-    ),
-    # By the authors of eSASRec (2025), and as reported by others.
-    ("amazon-beauty", "leave-one-out"): (
-        ("S3-Rec", 0.0647, 0.0327),
-        ("TIGER", 0.0648, 0.0384),
-        ("ActionPiece", 0.0775, 0.0424),
-        ("HSTU", 0.0788, 0.0439),
-        ("FuXi-alpha", 0.0809, 0.0451),
-        ("DuoRec", 0.0845, 0.0443),
-        ("SASRec, sampled softmax", 0.0921, 0.0531),
-        ("eSASRec", 0.0928, 0.0523),
-    ),
-}
 
 
 def render_table(task: EvaluationTask, table: Comparison, data: str = "") -> RenderableType:
     """Render the models side by side, then their differences to Heed and metrics by slice.
 
-    Errors are standard errors over cases.
+    Where users take items again, a second table has the same models' metrics for new items. Errors
+    are standard errors over cases.
     """
+    said = [summarise(task, table)]
+    if others := sorted(set(table[HEED].served) - {HEED}):
+        said.append(f"{', '.join(others)} ranks better in validation: heed serves it instead.")
+    other: list[RenderableType] = []
+    if (asked := of_new_items(task)) is not None:
+        new = new_items_table(table)
+        other = [_metrics_table(asked, new, data), *_difference_lines(new)]
+    grid = _metrics_table(task, table, data)
+    return Group(grid, *said, *_difference_lines(table), *other, _slice_table(task, table))
+
+
+def _metrics_table(task: EvaluationTask, table: Comparison, data: str) -> RichTable:
+    """Render a row of metrics for each model."""
     date = "" if task.date is None else f", trained before {to_rfc3339(task.date)}"
     grid = RichTable(
         title=f"{task.train.n_users:,} users, {task.train.n_items:,} items, "
@@ -89,27 +71,37 @@ def render_table(task: EvaluationTask, table: Comparison, data: str = "") -> Ren
             f"{_mean(row.validation, 'ndcg'):.4f}" if row.validation else "",
             f"{np.mean(row.seconds):.1f}",
         )
-    lines = [
+    return grid
+
+
+def _difference_lines(table: Comparison) -> list[str]:
+    """Say Heed's differences to each other model, a line each."""
+    return [
         f"{HEED}{label} over {other}, paired bootstrap: NDCG@10 {format_interval(ndcg)}, "
         f"HR@10 {format_interval(hr)}"
         for label, at_time in (("", False), (" at time", True))
         for other, (hr, ndcg) in differences(table, at_time=at_time).items()
     ]
-    said = [summarise(task, table)]
-    if others := sorted(set(table[HEED].served) - {HEED}):
-        said.append(f"{', '.join(others)} ranks better in validation: heed serves it instead.")
-    return Group(grid, *said, *lines, _slice_table(task, table))
 
 
 def summarise(task: EvaluationTask, table: Comparison) -> str:
-    """Say in a sentence for how many of 100 customers Heed and the best baseline are right."""
-    users = task.test.users
-    found = {
-        name: float(np.mean([share_of_users(users, each.ranks) for each in row.test]))
+    """Say in sentences for how many of 100 customers Heed and the best baseline are right."""
+    is_basket = len(np.unique(task.test.users)) < len(task.test)
+    found = _user_shares(task, table)
+    said = sentence(found.pop(HEED), found, is_basket=is_basket)
+    if (asked := of_new_items(task)) is None:
+        return said
+    found = _user_shares(asked, new_items_table(table))
+    return f"{said} {new_items_sentence(found.pop(HEED), found, is_basket=is_basket)}"
+
+
+def _user_shares(task: EvaluationTask, table: Comparison) -> dict[str, float]:
+    """Return each model's share of users with a target among the first ten, ablations aside."""
+    return {
+        name: float(np.mean([share_of_users(task.test.users, each.ranks) for each in row.test]))
         for name, row in table.items()
         if name == HEED or not name.startswith(HEED)
     }
-    return sentence(found.pop(HEED), found, is_basket=len(np.unique(users)) < len(users))
 
 
 def differences(
@@ -210,6 +202,7 @@ def to_json(task: EvaluationTask, table: Comparison, preset: str) -> dict[str, A
         "models": {name: results_json(row) for name, row in table.items()},
         "heed_over": differences_json(table),
         "heed_over_at_time": differences_json(table, at_time=True),
+        **_new_items_json(task, table),
         "slices": [
             {
                 "by": each.by,
@@ -222,6 +215,16 @@ def to_json(task: EvaluationTask, table: Comparison, preset: str) -> dict[str, A
             for each, metrics in _sliced(task, table)
         ],
     }
+
+
+def _new_items_json(task: EvaluationTask, table: Comparison) -> dict[str, Any]:
+    """Return the metrics for new items; nothing for a task without another question."""
+    asked, new = of_new_items(task), new_items_table(table)
+    if asked is None:
+        return {}
+    over = {f"heed_over{key}": differences_json(new, at_time=bool(key)) for key in ("", "_at_time")}
+    models = {name: results_json(row) for name, row in new.items()}
+    return {"new_items": {"cases": len(asked.test), "models": models, **over}}
 
 
 def differences_json(table: Comparison, *, at_time: bool = False) -> dict[str, Any]:

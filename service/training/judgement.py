@@ -1,11 +1,16 @@
 """Judgement of a trained model on its validation cases, beside all baselines.
 
-What ranks them best is served: the model, or a baseline that is better than it beyond the noise.
+Where users take items again, a service is asked two questions: what comes next, and, with seen
+items excluded as they are by default, what of the next is new to the user. What ranks the cases
+best is served: the model, or a baseline that is better than it at one question beyond the noise,
+and worse at none. The mean of both, which chooses the weights of a model's parts, is not the rule
+here: the NDCG of what comes next is usually by far the higher one, so that a baseline that repeats
+a user's history well would be served though it has nothing new to recommend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.evaluation.baselines import POPULARITY, WEEK, baseline_makers
+from models.evaluation.baselines import baseline_makers
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
-from models.evaluation.metrics import ndcg_gains, share_of_users, standard_error
+from models.evaluation.metrics import ndcg_gains, standard_error
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.recommender.baseline_model import baseline_model
 from models.recommender.recommender import Recommender
 from models.training.training_run import TrainingResult
+from service.training.question_metrics import QuestionMetrics
 from service.training.training_corpus import StageProgressCallback
 
 HEED = "heed"
@@ -28,52 +34,28 @@ HEED = "heed"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judgement:
-    """What is served, and its metrics and those of each baseline, over the same cases."""
+    """What is served, and its metrics and those of each baseline, for each question."""
 
     served: str  # `HEED`, or the name of the baseline that is served in its place
     model: Recommender  # to be published, trained on all events
-    validated: Recommender  # the same without its final epochs
-    cases: Holdout
-    heed: RankingMetrics  # of `validated`
-    baselines: Mapping[str, RankingMetrics]  # by name
-
-    @property
-    def best(self) -> str:
-        """Name of the baseline with the highest NDCG."""
-        return max(self.baselines, key=lambda name: self.baselines[name].ndcg)
+    validated: Recommender  # the same without its final epochs, whose metrics these are
+    next: QuestionMetrics
+    new: QuestionMetrics | None  # of items that are new to the user; None if all cases are
 
     @property
     def popular_is_best(self) -> bool:
         """Whether no ranker beats popularity, which is served without a model too."""
-        best = self.baselines[self.best]
-        return self.best in {POPULARITY, WEEK} and self.heed.ndcg <= best.ndcg
+        return self.next.popular_is_best and (self.new is None or self.new.popular_is_best)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values: the model's `metrics`, and those of each of the `baselines`."""
-        found, popularity = self.heed, self.baselines[POPULARITY]
+        """Return plain values, those of `new` under `new_items` if users take items again."""
+        new = {} if self.new is None else {"new_items": self.new.as_dict()}
         return {
-            "metrics": {
-                "hr": found.hr,
-                "ndcg": found.ndcg,
-                "mrr": found.mrr,
-                "coverage": found.coverage,
-                "cases": float(found.n_cases),
-                "user_hr": self._share(found),
-                "popularity_ndcg": popularity.ndcg,
-                "popularity_hr": popularity.hr,
-            },
-            "baselines": {
-                name: {"hr": row.hr, "ndcg": row.ndcg, "user_hr": self._share(row)}
-                for name, row in self.baselines.items()
-            },
-            "best_baseline": self.best,
+            **self.next.as_dict(),
             "served": self.served,
-            "next_basket": len(np.unique(self.cases.users)) < len(self.cases),
+            "next_basket": self.next.is_basket,
+            **new,
         }
-
-    def _share(self, found: RankingMetrics) -> float:
-        """Return the share of customers with a target among the first ten."""
-        return share_of_users(self.cases.users, found.ranks)
 
 
 def judge(
@@ -89,8 +71,8 @@ def judge(
 ) -> Judgement:
     """Evaluate a model and all baselines, and choose what to serve.
 
-    A baseline is served in the model's place if its NDCG is higher by more than a standard error of
-    the paired difference, and the model has parts for it.
+    A baseline is served in the model's place if it replaces the model by `is_replacement`, and the
+    model has parts for it. Of several the one with the highest NDCG, or mean of both, is tried.
 
     Args:
         fitted: trained on `history`, and at last on `every_event`.
@@ -99,31 +81,71 @@ def judge(
         every_event: the training events and the validation cases.
         cases: held out of the training events.
         log: `every_event`, and those after it if there are any.
-        exclude_seen: leave out the items of the user's history.
+        exclude_seen: leave out the items of the user's history. If False, the cases whose target
+            is new to its user are ranked once more without these items.
         progress: called as the baselines are fitted.
     """
+    asked = [(cases, exclude_seen)]
+    if not exclude_seen and len(new := cases.new_to_user()):
+        asked.append((new, True))
 
-    def evaluated(ranker: Ranker) -> RankingMetrics:
-        return evaluate(ranker, cases, exclude_seen=exclude_seen)
+    def evaluated(ranker: Ranker) -> list[RankingMetrics]:
+        return [evaluate(ranker, each, exclude_seen=new_only) for each, new_only in asked]
+
+    def judgement(
+        served: str, model: Recommender, validated: Recommender, metrics: list[RankingMetrics]
+    ) -> Judgement:
+        questions = [
+            QuestionMetrics(each, metrics[at], {name: row[at] for name, row in baselines.items()})
+            for at, (each, _) in enumerate(asked)
+        ]
+        return Judgement(
+            served, model, validated, questions[0], questions[1] if len(asked) > 1 else None
+        )
 
     makers = baseline_makers(log, exclude_seen=exclude_seen)
-    baselines = {}
+    baselines: dict[str, list[RankingMetrics]] = {}
     for at, (name, make) in enumerate(makers.items()):
         if progress is not None:
             progress(f"baseline: {name}", at, len(makers), None)
         baselines[name] = evaluated(make(history))
     heed = evaluated(ModelRanker(fitted.validated, content))
-    found = Judgement(HEED, fitted.model, fitted.validated, cases, heed, baselines)
-    if not _is_better(baselines[found.best], heed):
+    found = judgement(HEED, fitted.model, fitted.validated, heed)
+    rival = best_replacement(baselines, heed)
+    if rival is None:
         return found
-    validated = baseline_model(fitted.validated, found.best, history)
+    validated = baseline_model(fitted.validated, rival, history)
     if validated is None:
         return found
     metrics = evaluated(ModelRanker(validated, content))
-    model = baseline_model(fitted.model, found.best, every_event)
-    if model is None or not _is_better(metrics, heed):
+    model = baseline_model(fitted.model, rival, every_event)
+    if model is None or not is_replacement(metrics, heed):
         return found
-    return Judgement(found.best, model, validated, cases, metrics, baselines)
+    return judgement(rival, model, validated, metrics)
+
+
+def best_replacement(
+    baselines: Mapping[str, Sequence[RankingMetrics]], heed: Sequence[RankingMetrics]
+) -> str | None:
+    """Choose the best of the baselines that are not worse than a model; None if it is not better.
+
+    Metrics are of each question, of the same cases.
+    """
+    kept = {
+        name: float(np.mean([metrics.ndcg for metrics in row]))
+        for name, row in baselines.items()
+        if not any(_is_better(ours, theirs) for ours, theirs in zip(heed, row, strict=True))
+    }
+    best = max(kept, key=kept.__getitem__, default=None)
+    return best if best is not None and is_replacement(baselines[best], heed) else None
+
+
+def is_replacement(row: Sequence[RankingMetrics], heed: Sequence[RankingMetrics]) -> bool:
+    """Whether a baseline is better than a model at one question beyond the noise, worse at none."""
+    pairs = list(zip(row, heed, strict=True))
+    return any(_is_better(theirs, ours) for theirs, ours in pairs) and not any(
+        _is_better(ours, theirs) for theirs, ours in pairs
+    )
 
 
 def _is_better(one: RankingMetrics, other: RankingMetrics) -> bool:

@@ -111,9 +111,10 @@ def train(
     )
     if found.popular_is_best:
         _remove_checkpoint(checkpoint)
+        asked = found.next
         raise ModelRejected(
-            f"the model reaches NDCG@10 {found.heed.ndcg:.4f} on validation, {found.best} "
-            f"{found.baselines[found.best].ndcg:.4f}: it is not published"
+            f"the model reaches NDCG@10 {asked.heed.ndcg:.4f} on validation, {asked.best} "
+            f"{asked.baselines[asked.best].ndcg:.4f}: it is not published"
         )
     metadata = {
         "preset": preset.name,
