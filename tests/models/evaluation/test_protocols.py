@@ -20,6 +20,7 @@ from models.evaluation.protocols import (
     newest,
     next_basket,
     next_new_item,
+    of_new_items,
 )
 from models.evaluation.splits import Holdout
 from models.training.log_profile import hold_out
@@ -97,6 +98,19 @@ def test_next_basket_by_hand() -> None:
     assert not task.exclude_seen
     assert task.date == 90
     assert held(task, task.test.history, 0) == [1, 2, 1, 3]
+
+
+def test_the_question_of_new_items_by_hand() -> None:
+    """Cases are those of the next basket that the user did not have, without a training anew."""
+    task = next_basket(log(*SHOP), at=90)
+    asked = of_new_items(task)
+    assert asked is not None
+    assert cases(asked, asked.test) == {(0, 4, 90)}
+    assert (asked.exclude_seen, asked.name) == (True, "next basket, new items")
+    assert (asked.train, asked.every_event) == (task.train, task.every_event)
+    assert of_new_items(asked) is None
+    again = task._replace(test=task.test.where(task.test.targets_seen()))
+    assert of_new_items(again) is None
 
 
 def test_next_new_item_by_hand() -> None:
