@@ -27,9 +27,13 @@ export function bars(model, metric) {
 export function sentence(model) {
   const [heed, best] = rivals(model);
   if (typeof heed?.user_hr !== "number" || typeof best?.user_hr !== "number") return "";
-  const taken = model.metadata.next_basket ? "something of the next basket" : "the next item";
+  const basket = model.metadata.next_basket;
   const of = (row) => `for ${number(100 * row.user_hr, 0)} of 100 users`;
-  return `Ten recommendations hold ${taken} ${of(heed)}, and ${of(best)} by the best rival, ${best.name}.`;
+  const said = `Ten recommendations hold ${basket ? "something of the next basket" : "the next item"} ${of(heed)}, and ${of(best)} by the best rival, ${best.name}.`;
+  const items = model.metadata.new_items;
+  if (!items) return said;
+  const [ours, theirs] = rivals({ metrics: items.metrics, metadata: items });
+  return `${said} Without what a user had, as is the default, they hold ${basket ? "something new of it" : "it"} ${of(ours)} who take something new, and ${of(theirs)} by ${theirs.name}.`;
 }
 
 export async function refresh() {
