@@ -212,7 +212,7 @@ class CollapsedHistory:
             query: of the target, [H, d].
             outputs: of the target, [H, d_v].
             whole: attention of the target over the whole history, [H, 1].
-            top: how many events to choose, in the order of `rank_contributions`.
+            top: how many events to choose, as `foremost` does.
             hidden: item row whose events the target does not see.
         """
         heads = len(query)

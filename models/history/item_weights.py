@@ -22,6 +22,7 @@ from models.history.user_history import UserHistory
 
 _DISTANT = 1 << 30  # events: a position in the last bucket
 _EDGES = AGE_EDGES.numpy()
+WHOLE_SHARE = 1e-8  # what an event adds at least to a score, to have a whole share in the rest
 
 
 def rank_contributions(contributions: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
@@ -30,6 +31,25 @@ def rank_contributions(contributions: NDArray[np.floating[Any]]) -> NDArray[np.i
     What lowers a score is never preferred to what raises it: a reason is given as "because of".
     """
     return np.lexsort((-np.abs(contributions), contributions <= 0))
+
+
+def foremost(contributions: NDArray[np.float64], top: int) -> NDArray[np.int64]:
+    """Choose the first `top` in the order of `rank_contributions`, and the largest half as many.
+
+    The latter may lower a score. Where their weight is large, what is lost without them is not
+    proportional to it, so that they cannot be counted together with others.
+    """
+    order = rank_contributions(contributions)[:top]
+    largest = np.argsort(-np.abs(contributions), kind="stable")[: top // 2]
+    return np.concatenate([order, np.setdiff1d(largest, order)])
+
+
+def shares_of(own: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of events [n] that add `own` to a score in what all share, 0 to 1.
+
+    It has no step at 0, so that rounding does not decide who shares.
+    """
+    return np.clip(own / WHOLE_SHARE, 0.0, 1.0)
 
 
 class _EventGroups(NamedTuple):
@@ -47,7 +67,7 @@ class TopEvents(NamedTuple):
 
     events: NDArray[np.int64]  # [E]
     biases: NDArray[np.float32]  # [H, E]
-    others: tuple[int, int]  # events not chosen that raise the score, and that lower it
+    others: tuple[float, float]  # shares of events not chosen that raise the score, that lower it
 
 
 class ItemWeights:
@@ -156,7 +176,7 @@ class ItemWeights:
         Args:
             differences: what the items add to the score beyond the mean row, all their events
                 together, [H, m].
-            top: how many events to choose, in the order of `rank_contributions`.
+            top: how many events to choose, as `foremost` does.
         """
         groups = self._event_groups()
         unit = np.exp(self._biases[:, groups.columns])  # (H, P) of an event of weight 1
@@ -164,20 +184,21 @@ class ItemWeights:
             share = np.nan_to_num(unit / self.weights[:, groups.places])
         each = (share * differences[:, groups.places]).sum(0)
         # The foremost events are in the groups whose heaviest event is foremost.
-        chosen = rank_contributions(each * groups.max_weights)[:top]
+        chosen = foremost(each * groups.max_weights, top)
         marked = np.zeros(len(each) + 1, np.bool_)
         marked[chosen] = True
         events = np.flatnonzero(marked[groups.group])
         added = each[groups.group[events]] * self.history.weights[events]
-        events = events[rank_contributions(added)[:top]]
+        events = events[foremost(added, top)]
         log_weights = np.log(self.history.weights[events].astype(np.float64))
         bias = self._biases[:, self._columns(events, self._at)] + log_weights
-        of_group = each[groups.group[events]]
-        left = [
-            int(groups.counts[sign * each > 0].sum() - (sign * of_group > 0).sum())
+        own = each * groups.max_weights
+        chosen_own = each[groups.group[events]] * self.history.weights[events]
+        raising, lowering = (
+            float(groups.counts @ shares_of(sign * own) - shares_of(sign * chosen_own).sum())
             for sign in (1, -1)
-        ]
-        return TopEvents(events, bias.astype(np.float32), (left[0], left[1]))
+        )
+        return TopEvents(events, bias.astype(np.float32), (raising, lowering))
 
     def _event_groups(self) -> _EventGroups:
         """The events in groups, kept as long as no age has changed."""

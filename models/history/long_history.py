@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from models.attention.attend import exclude_self
+from models.attention.clustered.moment_expansion import ClusteredAttention
 from models.attention.kv_memory import KeyValueMemory
 from models.attention.partial_softmax import (
     KVBlock,
@@ -73,11 +74,16 @@ def attend_recent(
     block = KVBlock(
         user.memory.keys.transpose(0, 1),
         user.memory.values.transpose(0, 1),
-        user.bias / options.temperature,
+        user.bias,
         exclude_self(targets, user.rows) if options.exclude_self else None,
     )
-    query = target_queries(snapshot, user, targets) / options.temperature
-    return attend_blocks(query, [block])
+    return attend_rows(target_queries(snapshot, user, targets), block, options)
+
+
+def attend_rows(query: Tensor, block: KVBlock, options: AttentionOptions) -> PartialSoftmax:
+    """Attend by queries [H, T, d] over a block of rows, at the options' temperature."""
+    biased = block._replace(bias=block.bias / options.temperature)
+    return attend_blocks(query / options.temperature, [biased])
 
 
 def attend_long(
@@ -95,14 +101,42 @@ def attend_long(
     """
     if options.hard or options.temperature != 1:
         raise ValueError("options: a collapsed history is attended by the softmax at temperature 1")
-    tables = snapshot.tables
-    query, outputs = target_queries(snapshot, user, targets), gather_rows(tables.outputs, targets)
+    outputs = gather_rows(snapshot.tables.outputs, targets)
     recent = attend_recent(snapshot, user, targets, options)
+    query = target_queries(snapshot, user, targets)
+    found = attend_older(collapsed, query, recent, targets, user.at, options)
+    return LongAttention(
+        (found.partial.context * outputs).sum((0, 2)),
+        (found.exact_logsumexp - found.partial.logsumexp).exp().clamp(max=1.0).amin(0),
+        found.error.amax(0),
+        found.scanned.mean(0) + len(user.memory),
+        found.partial,
+    )
+
+
+def attend_older(
+    collapsed: CollapsedHistory,
+    query: Tensor,
+    recent: PartialSoftmax,
+    targets: Tensor,
+    at: int,
+    options: AttentionOptions,
+) -> ClusteredAttention:
+    """Attend over the older events of a long history beside its newer ones.
+
+    Args:
+        collapsed: the older events.
+        query: of the targets, [H, T, d].
+        recent: attention of these queries over the newer events.
+        targets: item rows, int64 [T].
+        at: the request's time, microseconds UTC.
+        options: of the attention, at temperature 1.
+    """
     use_clusters = options.mode == "coarse" or (
         options.mode == "auto" and len(collapsed) > options.crossover.rows(len(targets))
     )
     with collapsed.lock:
-        collapsed.advance_to(user.at)
+        collapsed.advance_to(at)
         found = collapsed.attend(
             query,
             recent,
@@ -115,13 +149,7 @@ def attend_long(
             if bool((found.error > options.max_error).any()):
                 found = collapsed.attend(query, recent, use_clusters=False)
                 found = collapsed.without_own_item(found, query, targets)
-    return LongAttention(
-        (found.partial.context * outputs).sum((0, 2)),
-        (found.exact_logsumexp - found.partial.logsumexp).exp().clamp(max=1.0).amin(0),
-        found.error.amax(0),
-        found.scanned.mean(0) + len(user.memory),
-        found.partial,
-    )
+    return found
 
 
 def expand_top_events(

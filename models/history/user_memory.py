@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,19 +11,19 @@ from torch import Tensor
 
 from models.attention.kv_memory import KeyValueMemory
 from models.catalogue.snapshot import Snapshot
-from models.data.windows import window_start
 from models.encoder.event_types import MASKED, UNKNOWN, is_liked
 from models.encoder.history_encoder import EncoderCache
 from models.encoder.recency_bias import FARTHEST
 from models.history.collapsed_history import CollapsedHistory
+from models.history.encoded_history import EncodedHistory, encode, types_and_log_weights
 from models.history.user_history import UserHistory
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import gather_rows
 
-_FEW = 2  # events that are appended one by one: of more, torch does all at once in less time
+NEWEST_LEFT_OUT = 8  # events without each of which a memory is encoded anew, to explain scores
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class UserMemory:
     """Keys and values of the rows that can be attended, m of them: events, then profile entries."""
 
@@ -46,21 +45,29 @@ class UserMemory:
     encoded: EncodedHistory | None  # the states of the newest events; None without an encoder
     collapsed: CollapsedHistory | None = None  # of a long history, the events before these
     collapsed_count: int = 0  # of events in `collapsed` when this was built
-    remainder: tuple[int, int] = (0, 0)  # events in a last row that raise a score, and lower it
+    remainder: tuple[float, float] = (0, 0)  # events in a last row that raise a score, lower it
 
     def __len__(self) -> int:
         return len(self.memory) + (0 if self.collapsed is None else self.collapsed.attendable)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, without the history, the older events and the tables."""
+        """Bytes held, without the history, the older events and the tables.
+
+        What explanations keep beside a memory, of it without each of the newest events, is counted.
+        """
         parts = (
             *(self.memory.keys, self.memory.values, self.bias, self.rows, self.distance, self.age),
             *(self.log_weights, self.types, self.user_state, self.query),
             *(self.encoded_rows, self.recent, self.recent_items),
         )
         own = sum(part.nbytes for part in parts) + self.source.nbytes
-        return own + (0 if self.encoded is None else self.encoded.nbytes)
+        if self.encoded is None:
+            return own
+        left_out = min(NEWEST_LEFT_OUT, len(self.encoded.cache))
+        # Biases of all rows without each, and a key and a value of each pair.
+        own += left_out * (self.bias.nbytes + left_out * self.query.nbytes)
+        return own + self.encoded.nbytes
 
     def taken(self, dislike: int) -> tuple[Tensor, Tensor]:
         """Item rows [r] of the newest events on items, newest first, and bool [r]: not disliked.
@@ -69,78 +76,6 @@ class UserMemory:
             dislike: the model's type of dislikes, or -1.
         """
         return self.rows[self.recent], is_liked(self.types[self.recent], dislike)
-
-
-class EncodedHistory(NamedTuple):
-    """Encoder states of a history, and their inputs, which tell where encoding can resume."""
-
-    first_item: int  # number of the first event on an item that was read
-    events: Tensor  # [n, dim] what was read of them: `Recommender.event_inputs`
-    cache: EncoderCache  # with their states and timestamps
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return self.events.nbytes + self.cache.nbytes
-
-
-def encode(
-    snapshot: Snapshot,
-    history: UserHistory,
-    source: NDArray[np.int64],
-    rows: Tensor,
-    before: EncodedHistory | None,
-) -> EncodedHistory | None:
-    """Encode the newest events that can be attended; None without an encoder.
-
-    Args:
-        snapshot: the model and the catalogue.
-        history: what the requester did.
-        source: positions of the events that can be attended, from `attendable_events`.
-        rows: their item rows.
-        before: from an earlier call with the same model. Where it read a beginning of the same
-            events, and the same inputs, only the rest is computed; else it is ignored.
-    """
-    encoder = snapshot.model.encoder
-    if encoder is None:
-        return None
-    on_items = (rows >= 0).numpy()
-    if not on_items.all():
-        source, rows = source[on_items], rows[torch.from_numpy(on_items)]
-    start = window_start(history.before + len(rows), snapshot.model.config.window)
-    first = start - history.before
-    events = encoder_inputs(snapshot, history, source[first:], rows[first:])
-    times = torch.from_numpy(history.timestamps[source[first:]])
-    cache, read = None, 0
-    if before is not None and before.first_item == start and len(before.events) <= len(events):
-        size = len(before.events)
-        same = torch.equal(before.cache.timestamps, times[:size])
-        if same and torch.equal(before.events, events[:size]):
-            cache, read = before.cache, size
-    if cache is None:
-        cache = encoder.empty_cache()
-    if snapshot.stepper is not None and 0 < len(events) - read <= _FEW:
-        for event, time in zip(events[read:], times[read:].tolist(), strict=True):
-            cache = snapshot.stepper.append(cache, event, time)
-    else:
-        cache = encoder.append(cache, events[read:], times[read:])
-    return EncodedHistory(start, events, cache)
-
-
-def encoder_inputs(
-    snapshot: Snapshot, history: UserHistory, source: NDArray[np.int64], rows: Tensor
-) -> Tensor:
-    """The encoder's inputs for events on items, [n, dim], by their positions and item rows [n]."""
-    vectors = torch.index_select(snapshot.tables.vectors, 0, rows)
-    return snapshot.model.event_inputs(vectors, *_types_and_log_weights(history, source))
-
-
-def _types_and_log_weights(
-    history: UserHistory, source: NDArray[np.int64]
-) -> tuple[Tensor, Tensor]:
-    """Types int64 and log weights of some events, [n] each."""
-    types = torch.from_numpy(history.types[source].astype(np.int64))
-    return types, torch.from_numpy(np.log(history.weights[source]))
 
 
 @torch.inference_mode()
@@ -181,7 +116,7 @@ def build_memory(
             keys[at_row] = snapshot.projected(own_key).keys[:, 0]
         if own_value is not None:
             values[at_row] = snapshot.projected(own_value).values[:, 0]
-    types, log_weights = _types_and_log_weights(history, source)
+    types, log_weights = types_and_log_weights(history, source)
     times = torch.from_numpy(history.timestamps[source])
     distance = torch.arange(len(source) - 1, -1, -1)
     age = (at - times).clamp(min=0)

@@ -12,9 +12,10 @@ without event j, and what older events gain by moving nearer; where there are tw
 followed and what was taken again, each loses its own. The similarity part is a sum over the items
 of the newest events: it loses the addend of an event that is the only one on its item.
 
-All this is in the states that the other events have. The newest event is part of the query as well,
-where the closed form fails: of that event it is the loss of the whole model, which needs no state
-that is not known. (The encoder's window, which moves in steps, stays where it is.)
+All this is in the states that the other events have. Of the newest eight events that the encoder
+has read it is the loss of the whole model instead: the user state, which is part of the query,
+depends on these most, and few later events have other states without them. (The encoder's window,
+which moves in steps, stays where it is.)
 
 These losses do not sum to the score: most of it is what the rows have in common, and no single row
 accounts for it. What is left is shared equally by the rows that raise the score (those that lower
@@ -33,12 +34,19 @@ from torch import Tensor
 from models.attention.attend import attend, exclude_self
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.item_weights import WHOLE_SHARE
 from models.history.long_history import REMAINDER
-from models.history.user_memory import UserMemory, target_queries, user_state_at
-from models.ranking.leave_one_out import distance_without
-from models.recommender.item_similarity import event_shares
+from models.history.newest_left_out import WithoutNewest, attention_without_newest
+from models.history.user_memory import UserMemory, target_queries
+from models.ranking.event_shares import (
+    counts_without,
+    similarity_lost,
+    similarity_shares,
+    transition_shares,
+)
 from models.recommender.target_attention import gather_rows
 
+_ROUNDING = 1e-5  # a smaller difference of two scores is nothing but rounding
 _ALL = 1e-3  # the others' weight, below which a row has all that a head attends
 
 
@@ -50,6 +58,8 @@ class Contributions(NamedTuple):
     gains: Tensor  # [H, T, m]
     weights: Tensor  # [H, T, m] of the softmax
     each: Tensor  # [T, m] the sum over rows is the score without the prior
+    newest_rows: Tensor  # int64 [K] of the newest events that the encoder has read, newest first
+    without_newest: Tensor  # [K, T] the scores but the prior without each of these events
 
 
 @torch.inference_mode()
@@ -59,7 +69,7 @@ def contributions(
     targets: Tensor,
     options: AttentionOptions = DEFAULT_OPTIONS,
     *,
-    without_newest: Tensor | None = None,
+    without: WithoutNewest | None = None,
 ) -> Contributions:
     """Compute what each row of a memory contributes to targets.
 
@@ -68,8 +78,8 @@ def contributions(
         user: from `build_memory` with the same snapshot, or from `expand_top_events`.
         targets: item rows, int64 [T].
         options: as in `score`.
-        without_newest: [T] the targets' scores but the prior without the newest event that the
-            encoder has read; needed of a long history, whose memory here answers one query alone.
+        without: from `attention_without_newest`; needed of a memory from `expand_top_events`, which
+            answers one query alone.
     """
     values = user.memory.values.transpose(0, 1)  # (H, m, d)
     gain = gains(values, gather_rows(snapshot.tables.outputs, targets))
@@ -88,32 +98,60 @@ def contributions(
     each, whole = apart.sum(0), mean.sum(0)  # (T, m), (T, 1)
     recent = torch.arange(len(user.recent))
     shares = transition_shares(snapshot, user, recent, targets, options, beyond=1)
-    shares, less = _counts_without(snapshot, shares)  # (S, T, r)
-    part = snapshot.model.transition_scores(user.user_state, shares.sum(2))[:, None]  # (T, 1)
-    without = _transition_part(snapshot, user.user_state, less)
-    each.index_add_(1, user.recent[: shares.shape[2]], part - without)
-    whole += part
+    shares, less = counts_without(snapshot, shares)  # (S, T, r)
+    counts = shares.sum(2)
+    part = snapshot.model.transition_scores(user.user_state, counts)[:, None]  # (T, 1)
+    fewer = _transition_part(snapshot, user.user_state, less)
+    each.index_add_(1, user.recent[: shares.shape[2]], _difference(part, fewer))
     similarity = similarity_shares(snapshot, user, recent, targets)
-    similarity_lost = similarity
-    if similarity.shape[1]:
-        _, liked = user.taken(snapshot.model.config.dislike_type)
-        # Without one of several events on an item the part stays as it is.
-        is_alone = event_shares(user.recent_items[: similarity.shape[1]], liked) == 1
-        similarity_lost = similarity * is_alone
-        each.index_add_(1, user.recent[: similarity.shape[1]], similarity_lost)
-        whole += similarity.sum(1, keepdim=True)
-    if user.encoded is not None and len(user.encoded.cache):
-        rest = without_newest
-        if rest is None:
-            cache = user.encoded.cache
-            state = user_state_at(snapshot.model, cache.prefix(len(cache) - 1), user.at)
-            rest = _attention_without_newest(snapshot, user, state, targets, gain, options)
-            rest += similarity.sum(1) - similarity_lost[:, :1].sum(1)
-            rest += _transition_part(snapshot, state, less[..., :1]).sum(1)
-        each[:, user.encoded_rows[-1]] = whole[:, 0] - rest
+    lost = similarity_lost(snapshot, user, similarity)
+    each.index_add_(1, user.recent[: similarity.shape[1]], lost)
+    whole += part + similarity.sum(1, keepdim=True)
+    if without is None:
+        without = attention_without_newest(snapshot, user, targets, options)
+    newest_rows, without_newest = torch.zeros(0, dtype=torch.int64), whole.new_zeros(0, len(each))
+    if without is not None:
+        newest_rows = without.left_out.rows
+        without_newest = without.attention + _counted_without(snapshot, without, counts, less)
+        without_newest += similarity.sum(1) - _first_columns(lost, len(newest_rows), 0.0).T
+        each[:, newest_rows] = _difference(whole, without_newest.T)
     left = whole - each.sum(1, keepdim=True)
     each += left * _equal_shares(user, each, weights, left)
-    return Contributions(user, targets, gain, weights, each)
+    return Contributions(user, targets, gain, weights, each, newest_rows, without_newest)
+
+
+def _difference(whole: Tensor, without: Tensor) -> Tensor:
+    """Return what a part loses, exactly 0 where that is rounding: the sign decides who shares."""
+    lost = whole - without
+    return lost.masked_fill_(lost.abs() < _ROUNDING, 0.0)
+
+
+def _counted_without(
+    snapshot: Snapshot, without: WithoutNewest, counts: Tensor, less: Tensor
+) -> Tensor:
+    """Return the transitions part without each of the newest events, [K, T].
+
+    Args:
+        snapshot: the model and the catalogue.
+        without: of these K events.
+        counts: [S, T] of all events.
+        less: [S, T, r] without each of the newest events, newest first.
+    """
+    user_states = without.left_out.user_states
+    if not len(counts):
+        return counts.new_zeros(len(user_states), counts.shape[1])
+    columns = _first_columns(less, len(user_states), counts[..., None])  # (S, T, K)
+    part: Tensor = snapshot.model.transition_scores(user_states, columns.permute(2, 0, 1))
+    return part
+
+
+def _first_columns(columns: Tensor, size: int, other: Tensor | float) -> Tensor:
+    """Return the first `size` of the columns [..., r], and `other` in place of those missing."""
+    out = columns.new_empty(*columns.shape[:-1], size)
+    out[...] = other
+    count = min(size, columns.shape[-1])
+    out[..., :count] = columns[..., :count]
+    return out
 
 
 def _lost_by_heads(gain: Tensor, weights: Tensor, mean: Tensor, is_remainder: Tensor) -> Tensor:
@@ -138,65 +176,10 @@ def _lost_by_heads(gain: Tensor, weights: Tensor, mean: Tensor, is_remainder: Te
     return lost
 
 
-def _counts_without(snapshot: Snapshot, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the shares of the events that count, and the counts without each of them, [S, T, r].
-
-    Without an event, older ones take a place nearer to the end: they count more, and the first
-    event beyond the depth counts too.
-
-    Args:
-        snapshot: the model.
-        shares: [S, T, ≤ depth + 1] from `transition_shares`.
-    """
-    window = snapshot.model.statistics.cooccurrence_window
-    counted, beyond = shares[..., : window.depth], shares[..., window.depth :]
-    counts = counted.sum(2, keepdim=True) - counted + beyond.sum(2, keepdim=True)
-    if len(shares) and window.decay != 1:
-        older = shares[0].flip(1).cumsum(1).flip(1)[:, : window.depth] - counted[0]
-        counts[0] += older * (1 / window.decay - 1)
-    return counted, counts.clamp_(min=0)
-
-
 def _transition_part(snapshot: Snapshot, user_state: Tensor, counts: Tensor) -> Tensor:
     """Return the transitions part [T, r] of counts [S, T, r]."""
     flat: Tensor = snapshot.model.transition_scores(user_state, counts.flatten(1))
     return flat.view(counts.shape[1:])
-
-
-def _attention_without_newest(
-    snapshot: Snapshot,
-    user: UserMemory,
-    user_state: Tensor,
-    targets: Tensor,
-    gain: Tensor,
-    options: AttentionOptions,
-) -> Tensor:
-    """Return the attention part [T] without the newest event that the encoder has read.
-
-    Args:
-        snapshot: the model and the catalogue.
-        user: from `build_memory` with the same snapshot, not of a long history.
-        user_state: the state of the user without that event.
-        targets: item rows, int64 [T].
-        gain: [H, T, m] from `gains`.
-        options: as in `score`.
-    """
-    model, newest = snapshot.model, int(user.encoded_rows[-1])
-    distance = distance_without(user, newest)
-    bias = model.memory_bias(distance, user.age, user.log_weights, user.types)
-    bias[:, newest] = -torch.inf
-    query = gather_rows(snapshot.tables.queries, targets) + model.user_query(user_state)[:, None]
-    weights = attend(
-        query,
-        user.memory.keys.transpose(0, 1),
-        user.memory.values.transpose(0, 1),
-        bias=bias[:, None],
-        visible=exclude_self(targets, user.rows) if options.exclude_self else None,
-        temperature=options.temperature,
-        hard=options.hard,
-    ).weights
-    attended: Tensor = torch.linalg.vecdot(weights, gain).sum(0)
-    return attended
 
 
 def _equal_shares(user: UserMemory, each: Tensor, weights: Tensor, left: Tensor) -> Tensor:
@@ -208,14 +191,13 @@ def _equal_shares(user: UserMemory, each: Tensor, weights: Tensor, left: Tensor)
         weights: [H, T, m] of the softmax.
         left: [T, 1] what is shared.
     """
-    sharing = (each * left > 0).float()
+    sharing = (each * left.sign() / WHOLE_SHARE).clamp_(0.0, 1.0)
     is_remainder = user.source == REMAINDER
     if is_remainder.any():
-        raising, lowering = user.remainder
-        sharing[:, is_remainder] = torch.where(left > 0, float(raising), float(lowering))
+        sharing[:, is_remainder] = torch.where(left > 0, *user.remainder)
     attended = (weights.sum(0) > 0).float()
     sharing = torch.where(sharing.any(1, keepdim=True), sharing, attended)
-    return sharing / sharing.sum(1, keepdim=True).clamp(min=1)
+    return sharing / sharing.sum(1, keepdim=True).clamp(min=torch.finfo(sharing.dtype).tiny)
 
 
 def gains(values: Tensor, outputs: Tensor) -> Tensor:
@@ -224,51 +206,3 @@ def gains(values: Tensor, outputs: Tensor) -> Tensor:
     values [..., H, n, V], outputs [..., H, T, V] -> [..., H, T, n].
     """
     return outputs @ values.mT
-
-
-def transition_shares(
-    snapshot: Snapshot,
-    user: UserMemory,
-    recent: Tensor,
-    targets: Tensor,
-    options: AttentionOptions,
-    beyond: int = 0,
-) -> Tensor:
-    """Return what each of the newest events adds to the counts of targets.
-
-    Args:
-        snapshot: the model and the catalogue.
-        user: from `build_memory` with the same snapshot.
-        recent: int64 [r], the places in `user.recent` of the events that there are.
-        targets: item rows, int64 [T].
-        options: as in `score`.
-        beyond: further events that would count if the depth were so much larger.
-
-    Returns:
-        Tensor: [S, T, ≤ depth + beyond]; S is 0 without transitions.
-    """
-    model = snapshot.model
-    if not model.has_transitions:
-        return torch.zeros(0, len(targets), 0)
-    items, counts = snapshot.trained_rows[targets], model.statistics.transition_counts
-    shares = [2 * counts.shares(user.recent_items[recent], items, beyond)]
-    if model.counts_repeats:
-        rows, liked = user.taken(model.config.dislike_type)
-        again = (rows[recent] == targets[:, None]) & liked[recent] & (not options.exclude_self)
-        shares.append(again[:, : counts.window.depth + beyond].float())
-    return torch.stack(shares)
-
-
-def similarity_shares(
-    snapshot: Snapshot, user: UserMemory, recent: Tensor, targets: Tensor
-) -> Tensor:
-    """Return what each of the newest events adds to the similarity part of targets, [T, ≤ depth].
-
-    Arguments as in `transition_shares`. Without the part there are no events.
-    """
-    similarity = snapshot.model.statistics.similarity
-    if similarity is None:
-        return torch.zeros(len(targets), 0)
-    _, liked = user.taken(snapshot.model.config.dislike_type)
-    rows = snapshot.trained_rows[targets]
-    return similarity.shares(user.recent_items[recent], liked[recent], rows)

@@ -5,7 +5,7 @@ nearer to the present: that is computed in closed form. Later events would also 
 states, and with them other keys, values and queries. To first order that is the derivative of a
 score by a gate on the event: log g is added to the scores of the event in all blocks of the
 encoder, and ∂s/∂g is taken at g = 1. The newest events change the query itself, where first order
-fails, so that the histories without them are encoded and scored.
+fails; what scores lose without each of them, contributions have computed by the whole model.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from torch import Tensor
 from models.attention.attend import attend
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
+from models.data.windows import window_start
 from models.encoder.recency_bias import FARTHEST
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.history.user_memory import UserMemory, target_queries
-from models.ranking.contributions import Contributions, similarity_shares, transition_shares
+from models.history.user_memory import NEWEST_LEFT_OUT, UserMemory, target_queries
+from models.ranking.contributions import Contributions
 from models.ranking.encoder_slopes import encoder_slopes
+from models.ranking.event_shares import similarity_shares, transition_shares
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import score
 
-EXACT_NEWEST = 8  # events whose effects are never estimated
 _BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
 
 Named = Sequence[NDArray[np.int64]]  # memory rows [≤ top] of each target [T]
@@ -83,22 +84,23 @@ def effects_of(
         for at, (target, rows) in enumerate(zip(memory.targets.tolist(), rows_of, strict=True))
     ]
     places = _encoded_places(user)
-    newest = set(list(places)[-EXACT_NEWEST:])
+    newest = set(list(places)[-NEWEST_LEFT_OUT:])
     collapsed = 0 if user.collapsed is None else user.collapsed.count
+    known = _known_of_newest(snapshot, user, found)
     left_out: dict[int, list[int]] = {}
     for one in each:
         for source in one.sources:
             # First order says nothing of the hard attention.
             is_scored = exact or source in newest or (options.hard and source in places)
+            is_scored &= (source, one.target) not in known
             if is_scored and not 0 <= source < collapsed:
                 left_out.setdefault(source, []).append(one.target)
     targets = torch.tensor([one.target for one in each])
     scores = scores_without(snapshot, user, left_out, options)
-    known: dict[tuple[int, int], float] = {}  # effects by (source, target)
     if scores:
         totals = score(snapshot, user, targets.numpy(), options).total.tolist()
         total_of = dict(zip(targets.tolist(), totals, strict=True))
-        known = {key: total_of[key[1]] - without for key, without in scores.items()}
+        known |= {key: total_of[key[1]] - without for key, without in scores.items()}
     sloped = [
         number
         for number, one in enumerate(each)
@@ -115,6 +117,28 @@ def effects_of(
         for number, one in enumerate(each)
     )
     return [list(islice(effects, len(memory.targets))) for memory in found]
+
+
+def _known_of_newest(
+    snapshot: Snapshot, user: UserMemory, found: Sequence[Contributions]
+) -> dict[tuple[int, int], float]:
+    """Return the effects of the newest events by (source, target), which contributions contain.
+
+    None are contained where the encoder's window would begin earlier without an event.
+    """
+    if user.encoded is None:
+        return {}
+    first, count = user.encoded.first_item, len(user.encoded.cache)
+    if window_start(first + count - 1, snapshot.model.config.window) != first:
+        return {}
+    known: dict[tuple[int, int], float] = {}
+    for one in found:
+        sources = one.user.source[one.newest_rows.numpy()].tolist()
+        lost = (one.each.sum(1) - one.without_newest).tolist()
+        for source, of_targets in zip(sources, lost, strict=True):
+            pairs = zip(one.targets.tolist(), of_targets, strict=True)
+            known |= {(source, target): effect for target, effect in pairs}
+    return known
 
 
 def _effects(

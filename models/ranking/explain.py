@@ -9,18 +9,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.item_weights import rank_contributions
 from models.history.long_history import REMAINDER, expand_top_events
+from models.history.newest_left_out import attention_without_newest
 from models.history.user_memory import UserMemory
 from models.ranking.contributions import Contributions, contributions
 from models.ranking.effects import effects_of
-from models.ranking.leave_one_out import without_newest
-from models.ranking.scoring import score
 
 Effects = Literal["none", "estimate", "exact"]
 
@@ -66,14 +64,14 @@ def explain(
     if partial is None:
         found = [contributions(snapshot, user, targets, options)]
     else:  # a long history opens other events for each target
-        without = _without_newest(snapshot, user, targets, options)
+        without = attention_without_newest(snapshot, user, targets, options)
         found = [
             contributions(
                 snapshot,
                 expand_top_events(snapshot, user, int(target), top, partial.target(place), options),
                 target[None],
                 options,
-                without_newest=None if without is None else without[place : place + 1],
+                without=None if without is None else without.target(place),
             )
             for place, target in enumerate(targets)
         ]
@@ -94,20 +92,6 @@ def explain(
             for memory in zip(reasons, completed, strict=True)
         ]
     return [target for memory in reasons for target in memory]
-
-
-def _without_newest(
-    snapshot: Snapshot, user: UserMemory, targets: Tensor, options: AttentionOptions
-) -> Tensor | None:
-    """Return the scores of targets but the prior, [T], without the newest encoded event.
-
-    None where the encoder has read none.
-    """
-    newest_left_out = without_newest(snapshot, user)
-    if newest_left_out is None:
-        return None
-    scores = score(snapshot, newest_left_out, targets.numpy(), options)
-    return scores.total - scores.prior
 
 
 def _foremost(found: Contributions, top: int) -> list[NDArray[np.int64]]:

@@ -12,23 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from models.attention.kv_memory import KeyValueMemory
 from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
-from models.encoder.history_encoder import HistoryEncoder
-from models.encoder.recency_bias import FARTHEST
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.history.user_memory import (
-    EncodedHistory,
-    UserMemory,
-    attendable_events,
-    build_memory,
-    encoder_inputs,
-    user_state_at,
-)
+from models.history.encoded_history import EncodedHistory, encoder_inputs, without_each
+from models.history.user_memory import UserMemory, attendable_events, build_memory
 from models.ranking.scoring import score
 
 # Histories without events so near to each other are encoded in one pass. Measured: a pass costs as
@@ -66,53 +55,6 @@ def scores_without(
     return found
 
 
-def without_newest(snapshot: Snapshot, user: UserMemory) -> UserMemory | None:
-    """Return a memory without the newest event that the encoder has read; None if there is none.
-
-    The states of the events before do not depend on that event, so that nothing is encoded anew.
-    The result scores as the history without the event does, unless the encoder's window, which
-    moves in steps, would then begin earlier.
-
-    Args:
-        snapshot: the model and the catalogue.
-        user: from `build_memory` with the same snapshot.
-    """
-    if user.encoded is None or not len(user.encoded.cache):
-        return None
-    model, newest = snapshot.model, int(user.encoded_rows[-1])
-    left = torch.arange(len(user.source)) != newest
-    distance = distance_without(user, newest)[left]
-    age, log_weights, types = user.age[left], user.log_weights[left], user.types[left]
-    bias = model.memory_bias(distance, age, log_weights, types)
-    recent = user.recent[user.recent != newest]
-    events = user.encoded.events[:-1]
-    cache = user.encoded.cache.prefix(len(events))
-    user_state = user_state_at(model, cache, user.at)
-    return replace(
-        user,
-        memory=KeyValueMemory(user.memory.keys[left], user.memory.values[left], bias=bias),
-        bias=bias,
-        rows=user.rows[left],
-        source=user.source[left.numpy()],
-        distance=distance,
-        age=age,
-        log_weights=log_weights,
-        types=types,
-        user_state=user_state,
-        query=model.user_query(user_state),
-        encoded_rows=user.encoded_rows[:-1],
-        recent=recent - (recent > newest).long(),
-        recent_items=user.recent_items[user.recent != newest],
-        encoded=EncodedHistory(user.encoded.first_item, events, cache),
-    )
-
-
-def distance_without(user: UserMemory, row: int) -> Tensor:
-    """Return the distances of a memory's rows without one: older events move a place nearer."""
-    older = (user.distance > user.distance[row]) & (user.distance < FARTHEST)
-    return user.distance - older.long()
-
-
 def _encoded_without(
     snapshot: Snapshot, user: UserMemory, sources: Sequence[int]
 ) -> Iterator[tuple[int, EncodedHistory | None]]:
@@ -142,26 +84,10 @@ def _encoded_without(
     order = np.argsort(gone, kind="stable")
     asked = [each for each, read in zip(sources, is_read, strict=True) if read]
     for part in np.split(order, np.flatnonzero(np.diff(gone[order] // _NEAR)) + 1):
-        less = _without_each(encoder, encoded, gone[part])
+        less = without_each(encoder, encoded, gone[part])
         yield from zip((asked[number] for number in part.tolist()), less, strict=True)
 
 
 def _place(user: UserMemory, source: int) -> int:
     """Return the place of a source in `user.history`, which has a long history's newest events."""
     return source if source < 0 or user.collapsed is None else source - user.collapsed.count
-
-
-def _without_each(
-    encoder: HistoryEncoder, encoded: EncodedHistory, gone: NDArray[np.int64]
-) -> list[EncodedHistory]:
-    """Return the encoded history without each of the ascending places [G], in one pass."""
-    size = len(encoded.events)
-    shared = min(int(gone[0]), size - 2)  # so that something follows
-    after = torch.arange(shared, size).expand(len(gone), -1)
-    after = after[after != torch.from_numpy(gone)[:, None]].view(len(gone), -1)  # (G, n)
-    events = encoded.events[after]
-    caches = encoder.branch(encoded.cache, shared, events, encoded.cache.timestamps[after])
-    return [
-        EncodedHistory(encoded.first_item, torch.cat([encoded.events[:shared], own]), cache)
-        for own, cache in zip(events, caches, strict=True)
-    ]

@@ -51,7 +51,8 @@ class StateProjections(nn.Module):
         return weight @ weight.mT + bias[:, :, None] * bias[:, None]
 
     def _split(self, projected: Tensor) -> Tensor:
-        return projected.reshape(*projected.shape[:-1], self.heads, -1)
+        size = projected.shape[-1] // self.heads
+        return projected.reshape(*projected.shape[:-1], self.heads, size)
 
 
 def initialise_readout(attention: HeadProjections, states: StateProjections | None) -> None:

@@ -173,7 +173,6 @@ def test_scores_equal_a_float64_loop_over_the_published_weights(trained: Server)
         past = [event for event in events() if event.user_id == user]
         names, times = [e.item_id for e in past], [e.timestamp or 0 for e in past]
         states, user_state = published.encode(names, times)
-        previous = published.reference.state_before_newest(states, times, NOON)
         for item in items:
             target = item["item_id"]
             weights, gains = published.attention(names, times, target, user_state, states)
@@ -192,17 +191,19 @@ def test_scores_equal_a_float64_loop_over_the_published_weights(trained: Server)
                 left = names[:j] + names[j + 1 :]
                 less = published.transitions(user_state, left, target)
                 lost.append(counted - less - published.similarity(left, target))
-            left = names[:-1]
-            left_weights, left_gains = published.attention(
-                left, times[:-1], target, previous, states[:-1]
-            )
-            without = (left_weights * left_gains).sum() + published.transitions(
-                previous, left, target
-            )
-            without += published.similarity(left, target)
-            each, _ = reference_model.contributions(
-                weights, gains, np.array(lost), counted, (len(names) - 1, without)
-            )
+            newest = {}
+            for j in range(max(0, len(names) - 8), len(names)):
+                left, left_times = names[:j] + names[j + 1 :], times[:j] + times[j + 1 :]
+                left_states, left_state = published.encode(left, left_times)
+                left_weights, left_gains = published.attention(
+                    left, left_times, target, left_state, left_states
+                )
+                newest[j] = (
+                    (left_weights * left_gains).sum()
+                    + published.transitions(left_state, left, target)
+                    + published.similarity(left, target)
+                )
+            each, _ = reference_model.contributions(weights, gains, np.array(lost), counted, newest)
             told = {reason["event_id"]: reason for reason in item["explanation"]}
             for j, event in enumerate(past):
                 reason = told[event.event_id]

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
+from models.data.windows import window_start
 from models.encoder.history_encoder import EncoderCache
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_history import UserHistory
-from models.history.user_memory import UserMemory, build_memory
+from models.history.user_memory import NEWEST_LEFT_OUT, UserMemory, build_memory
 from models.ranking.contributions import contributions
 from models.ranking.effects import closed_form
 from models.ranking.explain import Reason, explain
@@ -202,13 +203,10 @@ class Loop:
             known.append(is_item)
             self.sources.append(event)
         seen = [j for j in range(len(rows)) if known[j]]
-        read = [self.reference.read(self.items[rows[j]], types[j], weights[j]) for j in seen]
-        read_times = [times[j] for j in seen]
-        encoded, self.user_state = self.reference.encode(read, read_times, at)
-        self.state_before_newest = self.reference.state_before_newest(encoded, read_times, at)
+        self._read = [self.reference.read(self.items[rows[j]], types[j], weights[j]) for j in seen]
+        self._read_times = [times[j] for j in seen]
         self.states: list[NDArray[np.float64] | None] = [None] * len(rows)
-        for j, state in zip(seen, encoded, strict=True):
-            self.states[j] = state
+        self.encode(seen)
         # Memory rows of the events on items, newest first, and their rows of the id embedding.
         self.recent = seen[::-1]
         self.trained = [rows[j] if rows[j] < TRAINED else -1 for j in self.recent]
@@ -231,6 +229,14 @@ class Loop:
         self.rows, self.types = rows, types
         self.distances, self.ages, self.weights = distances, ages, weights
         self.keys, self.values = keys, values
+
+    def encode(self, seen: list[int], start: int | None = None) -> None:
+        """Compute the states of the memory rows on items, oldest first, and the user state."""
+        encoded, self.user_state = self.reference.encode(
+            self._read, self._read_times, self.at, start
+        )
+        for j, state in zip(seen, encoded, strict=True):
+            self.states[j] = state
 
     def use_states_of(self, whole: Loop, source: int) -> None:
         """Take all states, the user's among them, from the past that also has this source."""
@@ -309,13 +315,16 @@ class Loop:
     ) -> tuple[NDArray[np.float64], float]:
         """`reference_model.contributions` of the memory rows to a target."""
         alpha, gain = self.attention(target, options)
-        newest = None
-        if self.recent and self.states[self.recent[0]] is not None:
-            row = self.recent[0]
-            less = self._without(self.sources[row])
-            less.user_state = self.state_before_newest
+        seen = self.recent[::-1]
+        start = window_start(len(seen), WINDOW)  # moves in steps, and stays where it is
+        newest = {}
+        for row in self.recent[:NEWEST_LEFT_OUT]:
+            if self.states[row] is None:
+                continue
+            less = Loop(self.snapshot, without_event(self.made, self.sources[row]), self.at)
+            less.encode(less.recent[::-1], start)
             weights, gains = less.attention(target, options)
-            newest = row, float((weights * gains).sum()) + less._counted(target, options)
+            newest[row] = float((weights * gains).sum()) + less._counted(target, options)
         return reference_model.contributions(
             alpha, gain, self.lost(target, options), self._counted(target, options), newest
         )

@@ -6,7 +6,7 @@ Nothing here is shared with the code under test, and nothing is fast.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,31 +137,25 @@ class ReferenceModel:
         return requested
 
     def encode(
-        self, vectors: Sequence[Array], times: Sequence[int], at: int | None = None
+        self,
+        vectors: Sequence[Array],
+        times: Sequence[int],
+        at: int | None = None,
+        start: int | None = None,
     ) -> tuple[list[Array | None], Array]:
         """The state of each event of a history, None before the window, and the user state.
 
         A request is no later than the model's largest gap allows. The user state is zero without
-        an encoder and without events.
+        an encoder and without events in the window, which begins at `start` where that is given.
         """
         nothing = np.zeros(self.state["content_projection.weight"].shape[0])
-        if "encoder.gap.weight" not in self.state or not len(vectors):
+        start = window_start(len(vectors), self.window) if start is None else start
+        if "encoder.gap.weight" not in self.state or len(vectors) <= start:
             return [None] * len(vectors), nothing
-        start = window_start(len(vectors), self.window)
         if at is not None:
             at = min(at, times[-1] + int(self.state["statistics.max_request_gap"]))
         states = self.states(vectors[start:], times[start:])
         return [*[None] * start, *states], self.at_request(states[-1], times[-1], at)
-
-    def state_before_newest(
-        self, states: Sequence[Array | None], times: Sequence[int], at: int
-    ) -> Array:
-        """The user state without the newest event; zero where no state comes before it."""
-        before = states[-2] if len(states) > 1 else None
-        if before is None:
-            return np.zeros(self.state["content_projection.weight"].shape[0])
-        at = min(at, times[-2] + int(self.state["statistics.max_request_gap"]))
-        return self.at_request(before, times[-2], at)
 
     def follows(self, item: int, target: int) -> float:
         """How often one item followed another, by rows of the id embedding; -1 is no row."""
@@ -311,12 +305,12 @@ class ReferenceModel:
 
 
 def contributions(
-    alpha: Array, gain: Array, lost: Array, counted: float, newest: tuple[int, float] | None
+    alpha: Array, gain: Array, lost: Array, counted: float, newest: Mapping[int, float]
 ) -> tuple[Array, float]:
     """Compute what rows contribute, [m], and the distance to where another row would share.
 
     Without a row each head loses its part, and transitions and similarity what they lose. Of the
-    newest event, the whole of it is known. What all rows together lack is shared by those of its
+    newest events, the whole of it is known. What all rows together lack is shared by those of its
     sign, or else by all that are attended.
 
     Args:
@@ -324,10 +318,11 @@ def contributions(
         gain: [H, m].
         lost: [m] of transitions and similarity.
         counted: these parts of the score.
-        newest: the newest event's row, and the score without it and without the prior.
+        newest: the score without each of the newest events and without the prior, by row.
     """
     total = float((alpha * gain).sum()) + counted
-    each, margins = lost.copy(), [1.0]
+    each, margins = np.where(abs(lost) < 1e-5, 0.0, lost), [1.0]
+    margins += [abs(abs(one) - 1e-5) for one in lost if one]
     for weights, gains in zip(alpha, gain, strict=True):
         whole = float(weights @ gains)
         for j, weight in enumerate(weights):
@@ -337,13 +332,14 @@ def contributions(
             else:
                 left = [i for i in range(len(weights)) if i != j]
                 each[j] += whole - float(weights[left] @ gains[left]) / (1 - weight)
-    if newest is not None:
-        each[newest[0]] = total - newest[1]
+    for row, without in newest.items():
+        each[row] = total - without if abs(total - without) >= 1e-5 else 0.0
+        margins += [abs(abs(total - without) - 1e-5)] if each[row] else []
     rest = total - each.sum()
-    sharing = each * rest > 0
+    sharing = np.clip(each * np.sign(rest) / 1e-8, 0, 1)
     margins += [abs(one) for one in each if one] + [abs(rest)]
     if not sharing.any():
-        sharing = alpha.sum(0) > 0
+        sharing = (alpha.sum(0) > 0).astype(float)
     if sharing.any():
-        each[sharing] += rest / sharing.sum()
+        each += rest * sharing / sharing.sum()
     return each, min(margins)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS
+from models.history.encoded_history import EncodedHistory
+from models.history.encoded_history import encode as encode_events
 from models.history.user_history import UserHistory
-from models.history.user_memory import EncodedHistory, attendable_events, build_memory
-from models.history.user_memory import encode as encode_events
+from models.history.user_memory import attendable_events, build_memory
 from models.ranking.scoring import score
 from tests.support.pasts import (
     AT,
