@@ -34,16 +34,16 @@ from torch import Tensor
 from models.attention.attend import attend, exclude_self
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.history.item_weights import WHOLE_SHARE
-from models.history.long_history import REMAINDER
-from models.history.newest_left_out import WithoutNewest, attention_without_newest
-from models.history.user_memory import UserMemory, target_queries
-from models.ranking.event_shares import (
+from models.history.event_shares import (
     counts_without,
     similarity_lost,
     similarity_shares,
     transition_shares,
 )
+from models.history.item_weights import WHOLE_SHARE
+from models.history.long_history import REMAINDER
+from models.history.newest_left_out import WithoutNewest, attention_without_newest
+from models.history.user_memory import UserMemory, target_queries
 from models.recommender.target_attention import gather_rows
 
 _ROUNDING = 1e-5  # a smaller difference of two scores is nothing but rounding

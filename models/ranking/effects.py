@@ -25,10 +25,10 @@ from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
 from models.encoder.recency_bias import FARTHEST
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.event_shares import similarity_shares, transition_shares
 from models.history.user_memory import NEWEST_LEFT_OUT, UserMemory, target_queries
 from models.ranking.contributions import Contributions
 from models.ranking.encoder_slopes import encoder_slopes
-from models.ranking.event_shares import similarity_shares, transition_shares
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import score
 

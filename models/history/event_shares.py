@@ -1,4 +1,4 @@
-"""What the newest events add to the counts of transitions and to the similarity part of targets."""
+"""Shares of the newest events in the counts of transitions and the similarity part of targets."""
 
 from __future__ import annotations
 
