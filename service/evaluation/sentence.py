@@ -45,15 +45,11 @@ def new_items_sentence(heed: float, baselines: Mapping[str, float], *, is_basket
 
     The arguments are as in `sentence`, of the customers who take such an item next.
     """
-    right = (
-        "basket holds something that they did not have before, those ten hold some of it"
-        if is_basket
-        else "item is one that they did not have before, it is among those ten"
-    )
+    taken = "next basket holds" if is_basket else "next item is"
     return (
-        'That is with "exclude_seen": false. By default, /v1/recommend and heed recommend-all '
-        f"leave out what a customer had: of 100 customers whose next {right} "
-        f"for {100 * heed:.0f}; {_beside(baselines)}."
+        'That is with "exclude_seen": false. By default, what a customer had is left out: for '
+        f"{100 * heed:.0f} of 100 customers whose {taken} something new to them, it is among the "
+        f"ten recommended; {_beside(baselines)}."
     )
 
 

@@ -120,7 +120,7 @@ def test_repeats_are_asked_for_and_what_is_new(again: bool) -> None:
     assert new["metrics"]["cases"] == 40 * 2
     assert new["metrics"]["popularity_hr"] == pytest.approx(hr)
     assert new["baselines"]["popularity"]["user_hr"] == pytest.approx(user_hr)
-    assert f"those ten hold some of it for {100 * new['metrics']['user_hr']:.0f};" in said
+    assert f"for {100 * new['metrics']['user_hr']:.0f} of 100 customers whose next" in said
     # What was bought before fills the next basket, but has nothing new.
     assert told["baselines"]["bought before"]["user_hr"] == 1
     assert new["baselines"]["bought before"]["hr"] == new["metrics"]["popularity_hr"]
