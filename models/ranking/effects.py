@@ -5,7 +5,7 @@ nearer to the present: that is computed in closed form. Later events would also 
 states, and with them other keys, values and queries. To first order that is the derivative of a
 score by a gate on the event: log g is added to the scores of the event in all blocks of the
 encoder, and ∂s/∂g is taken at g = 1. The newest events change the query itself, where first order
-fails; what scores lose without each of them, contributions have computed by the whole model.
+fails: the histories without them are scored, so far as contributions have not done so already.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from models.data.windows import window_start
 from models.encoder.recency_bias import FARTHEST
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.event_shares import similarity_shares, transition_shares
-from models.history.user_memory import NEWEST_LEFT_OUT, UserMemory, target_queries
+from models.history.user_memory import UserMemory, target_queries
 from models.ranking.contributions import Contributions
 from models.ranking.encoder_slopes import encoder_slopes
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import score
 
+EXACT_NEWEST = 16  # events whose effects are never estimated, those in contributions among them
 _BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
 
 Named = Sequence[NDArray[np.int64]]  # memory rows [≤ top] of each target [T]
@@ -84,7 +85,7 @@ def effects_of(
         for at, (target, rows) in enumerate(zip(memory.targets.tolist(), rows_of, strict=True))
     ]
     places = _encoded_places(user)
-    newest = set(list(places)[-NEWEST_LEFT_OUT:])
+    newest = set(list(places)[-EXACT_NEWEST:])
     collapsed = 0 if user.collapsed is None else user.collapsed.count
     known = _known_of_newest(snapshot, user, found)
     left_out: dict[int, list[int]] = {}

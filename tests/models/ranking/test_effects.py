@@ -16,9 +16,9 @@ from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.collapsed_history import CollapsedHistory, collapsible_events
 from models.history.user_history import UserHistory
-from models.history.user_memory import NEWEST_LEFT_OUT, build_memory
+from models.history.user_memory import build_memory
 from models.ranking.contributions import contributions
-from models.ranking.effects import closed_form, effects_of
+from models.ranking.effects import EXACT_NEWEST, closed_form, effects_of
 from models.ranking.encoder_slopes import encoder_slopes
 from models.ranking.explain import Effects, Reason, explain
 from models.ranking.leave_one_out import scores_without
@@ -73,13 +73,13 @@ def test_exact_effects_are_differences_to_the_score_without_the_row(
 
 
 def test_effects_of_the_newest_events_are_never_estimated() -> None:
-    """Without `explain_exact` the newest eight events and the profile have exact effects."""
+    """Without `explain_exact` the newest sixteen events and the profile have exact effects."""
     served = small_snapshot(ITEMS, random_model(11, window=40))
     made = random_past(5, 20, ITEMS)
     made = past(made.rows, np.arange(20) * 3600, profile_rows=np.array([3], np.int32))
     estimated, exact = effects(served, made), effects(served, made, exact=True)
     for source, (effect, is_exact) in estimated.items():
-        assert is_exact == (source < 0 or source >= 20 - NEWEST_LEFT_OUT)
+        assert is_exact == (source < 0 or source >= 20 - EXACT_NEWEST)
         if is_exact:
             assert effect == pytest.approx(exact[source][0], abs=1e-4)
 
@@ -128,7 +128,7 @@ def gated_score(
 def test_estimates_are_the_closed_form_and_the_slope(seed: int, events: int) -> None:
     """An estimated effect is what the row's own part loses plus the derivative by its gate."""
     served = small_snapshot(ITEMS, random_model(11, window=40))
-    made = random_past(seed, NEWEST_LEFT_OUT + events, ITEMS)
+    made = random_past(seed, EXACT_NEWEST + events, ITEMS)
     user = build_memory(served, made, AT)
     target = torch.tensor([TARGET])
     found = contributions(served, user, target)
