@@ -1,7 +1,7 @@
 // The served model's figures beside those of its rivals.
 
 import { get } from "../lib/api.js";
-import { share } from "../lib/charts.js";
+import { share } from "../lib/bars.js";
 import { $, el, trouble } from "../lib/dom.js";
 import { number } from "../lib/format.js";
 
