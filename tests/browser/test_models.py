@@ -196,3 +196,41 @@ def test_a_training_is_stopped(page: Page) -> None:
     page.get_by_role("button", name="Stop the training").click()
     expect(page.get_by_role("alert")).to_contain_text("stops within some seconds")
     assert asked == ["POST"]
+
+
+def test_a_model_that_was_judged_by_two_questions_shows_both(page: Page, world: World) -> None:
+    """Where users take items again, what is new to them has a sentence and figures of its own."""
+    metrics = {"hr": 0.31, "ndcg": 0.21, "user_hr": 0.47}
+    rival = {"hr": 0.25, "ndcg": 0.15, "user_hr": 0.4}
+    new = {
+        "metrics": {"hr": 0.11, "ndcg": 0.06, "user_hr": 0.29},
+        "baselines": {"EASE": {"hr": 0.08, "ndcg": 0.05, "user_hr": 0.22}},
+    }
+
+    def judged(route: Route) -> None:
+        models = route.fetch().json()["models"]
+        first = next(model for model in models if model["version"] == world.first)
+        first["metrics"] = metrics
+        first["metadata"] |= {"next_basket": True, "baselines": {"bought before": rival}}
+        first["metadata"]["new_items"] = new
+        route.fulfill(json={"models": models})
+
+    page.route("**/v1/models", judged)
+    open_tab(page, "Models")
+    next_basket, new_items = page.locator(f"[data-version='{world.first}'] .question").all()
+    expect(next_basket.get_by_role("heading")).to_have_text("The next basket")
+    expect(next_basket.locator(".reason")).to_have_text(
+        "Ten recommendations hold something of the next basket for 47 of 100 users, "
+        "and for 40 of 100 users by the best rival, bought before."
+    )
+    expect(new_items.get_by_role("heading")).to_contain_text("as recommended by default")
+    expect(new_items.locator(".reason")).to_have_text(
+        "Ten items that a user did not have before hold something of the next basket "
+        "for 29 of 100 users whose next basket has something new, "
+        "and for 22 of 100 users by the best rival, EASE."
+    )
+    figures = (["0.310", "0.250", "0.210", "0.150"], ["0.110", "0.080", "0.060", "0.050"])
+    for question, shown in zip((next_basket, new_items), figures, strict=True):
+        expect(question.locator(".share .number")).to_have_text(shown)
+    expect(page.locator(f"[data-version='{world.second}'] .question")).to_have_count(1)
+    expect(page.locator(f"[data-version='{world.second}'] h4")).to_have_count(0)

@@ -72,7 +72,7 @@ export function epochs(place, measures) {
     labelFont: FONT,
     labelSize: 20,
     size: 50,
-    space: 28,
+    space: 36,
     grid: at ? { show: false } : grid,
     ticks: { show: false },
     values: (_plot, marks, _axis, _space, step) => marks.map((value) => value.toFixed(digits(step))),
