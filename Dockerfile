@@ -31,7 +31,7 @@ COPY service service
 RUN pip --python /opt/heed/bin/python wheel --no-deps --no-build-isolation --no-index --wheel-dir /wheel .
 
 FROM python:3.11-slim-bookworm
-LABEL org.opencontainers.image.title="Heed" org.opencontainers.image.licenses="Apache-2.0"
+LABEL org.opencontainers.image.title="Heed" org.opencontainers.image.licenses="Apache-2.0 AND MIT"
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin heed \
     && install -d -o heed -g heed -m 0750 /data
 COPY --from=packages /opt/heed /opt/heed

@@ -49,5 +49,8 @@ def test_the_wheel_says_what_it_is(wheel: zipfile.Path) -> None:
     info = wheel / f"heed-{service.__version__}.dist-info"
     metadata = (info / "METADATA").read_text("utf-8")
     assert f"\nVersion: {service.__version__}\n" in metadata
-    assert "\nLicense-Expression: Apache-2.0\n" in metadata
+    assert "\nLicense-Expression: Apache-2.0 AND MIT\n" in metadata
+    for name in ("LICENSE", "service/http/playground/vendor/uplot-1.6.32/LICENSE"):
+        packed = info / "licenses" / name
+        assert packed.read_text("utf-8") == (ROOT / name).read_text("utf-8")
     assert "heed = service.cli:main" in (info / "entry_points.txt").read_text("utf-8")

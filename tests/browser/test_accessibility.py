@@ -36,7 +36,7 @@ def fill(page: Page, tab: str) -> None:
         page.locator("details").evaluate_all("all => all.forEach(one => { one.open = true; })")
         attempt(recommended(page).first)
         expect(trials(page)).to_have_count(1)
-        expect(page.locator("#growth-line svg")).to_be_visible()
+        expect(page.locator("#growth-line canvas")).to_be_visible()
         page.evaluate("document.getElementById('key').hidden = false")
     elif tab == "Catalogue":
         page.get_by_role("link", name="space-00").click()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.support.driving import open_tab
@@ -42,6 +43,23 @@ def test_the_catalogue_is_browsed_in_order_page_by_page(page: Page, server: Serv
         expect(page.get_by_role("button", name="Show more")).to_be_hidden()
 
 
+@pytest.mark.parametrize(
+    ("step", "low", "high"), [(1, "from 1922", "to 1930"), (250_000, "from 1922", "to 2M")]
+)
+def test_a_range_shows_years_in_full_and_large_numbers_in_short(
+    page: Page, server: Server, step: int, low: str, high: str
+) -> None:
+    """The bounds of a field are hints in its inputs: 1922 is no 1.92K."""
+    items = [{"item_id": f"film-{at}", "attributes": {"year": 1922 + step * at}} for at in range(9)]
+    with server.client() as http:
+        http.post("/v1/items", json={"items": items}).raise_for_status()
+    page.reload()
+    open_tab(page, "Catalogue")
+    group = page.get_by_role("group", name="year")
+    expect(group.get_by_label("year from")).to_have_attribute("placeholder", low)
+    expect(group.get_by_label("year to")).to_have_attribute("placeholder", high)
+
+
 def test_the_catalogue_is_filtered_and_searched(page: Page) -> None:
     """Chips and words narrow the list, together."""
     open_tab(page, "Catalogue")
@@ -53,6 +71,18 @@ def test_the_catalogue_is_filtered_and_searched(page: Page) -> None:
     assert all(item.startswith("cooking-") for item in ids(page))
     page.get_by_label("Find items").fill('"no such phrase"')
     expect(page.locator("#catalogue-note")).to_contain_text("No item matches.")
+
+
+def test_a_search_that_goes_on_by_meaning_says_how_many_match(page: Page) -> None:
+    """Items beyond those that match are called near, not counted as a part of fewer."""
+    page.route(
+        "**/v1/search", lambda route: route.fulfill(json=route.fetch().json() | {"total": 1})
+    )
+    open_tab(page, "Catalogue")
+    expect(listed(page)).to_have_count(30)
+    expect(page.locator("#catalogue-note")).to_have_text(
+        "1 item matches; the nearest others follow."
+    )
 
 
 def test_an_item_is_edited_by_what_changed_alone(page: Page, server: Server) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.support.driving import open_tab
@@ -25,6 +26,40 @@ JOB: dict[str, Any] = {
     "result": None,
     "error": None,
 }  # fmt: skip
+COLOURS = {  # of styles/base.css
+    "--accent": {"light": "2546c8", "dark": "9db2ff"},
+    "--down": {"light": "b3441e", "dark": "f0936c"},
+}
+OTHER = {"light": "dark", "dark": "light"}
+
+
+def follow(page: Page, job: dict[str, Any]) -> None:
+    """Open the tab while this training runs, as it is."""
+    page.route("**/v1/jobs?*", lambda route: route.fulfill(json={"jobs": [job]}))
+    page.route("**/v1/jobs/job-1", lambda route: route.fulfill(json=job))
+    open_tab(page, "Models")
+    expect(page.locator("#curve canvas")).to_be_visible()
+
+
+def ink(page: Page, place: str) -> dict[str, int]:
+    """Count the opaque pixels of a chart by colour."""
+    counted: dict[str, int] = page.evaluate(
+        """async place => {
+        await new Promise(requestAnimationFrame); // what is to be drawn is drawn first
+        const drawn = document.querySelector(place + " canvas");
+        const copy = new OffscreenCanvas(drawn.width, drawn.height).getContext("2d");
+        copy.drawImage(drawn, 0, 0);
+        const { data } = copy.getImageData(0, 0, drawn.width, drawn.height);
+        const counted = {};
+        for (let at = 0; at < data.length; at += 4) if (data[at + 3] === 255) {
+            const name = [0, 1, 2].map(
+                one => data[at + one].toString(16).padStart(2, "0")).join("");
+            counted[name] = (counted[name] ?? 0) + 1;
+        }
+        return counted; }""",
+        place,
+    )
+    return counted
 
 
 def test_a_training_is_started_and_followed_to_its_end(page: Page, server: Server) -> None:
@@ -46,9 +81,10 @@ def test_a_training_is_started_and_followed_to_its_end(page: Page, server: Serve
     epochs = [point["epoch"] for point in job["curve"]]
     assert epochs == sorted(set(epochs))
     assert len(epochs) >= 2
-    told = f"Loss: from {job['curve'][0]['loss']:#.3g} to {job['curve'][-1]['loss']:#.3g}"
-    label = page.locator("#loss svg").get_attribute("aria-label") or ""
+    told = f"Loss from {job['curve'][0]['loss']:#.3g} to {job['curve'][-1]['loss']:#.3g}, "
+    label = page.locator("#curve").get_by_role("img").get_attribute("aria-label") or ""
     assert label.startswith(told)
+    assert label.endswith(f", epochs {epochs[0]} to {epochs[-1]}")
     expect(page.locator("#version-list > li")).to_have_count(len(versions))
     expect(page.get_by_role("button", name="Start training")).to_be_enabled()
 
@@ -69,16 +105,80 @@ def test_a_running_training_is_found_after_a_reload(page: Page, world: World) ->
         "training, epoch 3 of at most 12, about 3 min left"
     )
     assert page.get_by_role("progressbar").evaluate("bar => bar.value") == 0.25
-    chart = page.get_by_role("img", name="Loss: from 4.00 to 2.00, epoch 1 to 3")
-    expect(chart).to_be_visible()
-    points = chart.locator("polyline").get_attribute("points")
-    assert points == "0,3 50,30 100,57"
+    name = "Loss from 4.00 to 2.00, NDCG@10 from 0.100 to 0.250, epochs 1 to 3"
+    expect(page.get_by_role("img", name=name)).to_be_visible()
     page.unroute("**/v1/jobs?*")
     page.route("**/v1/jobs?*", lambda route: route.fulfill(json={"jobs": [done]}))
     expect(page.locator("#job-note")).to_have_text(
         f"Version {world.second} in 3 min, NDCG@10 0.250."
     )
     expect(page.get_by_role("progressbar")).to_be_hidden()
+
+
+def test_the_legend_names_the_epoch_under_the_pointer(page: Page) -> None:
+    """The legend has the figures of the epoch that is pointed at, else of the last one."""
+    follow(page, JOB)
+    legend = page.locator("#curve .u-legend")
+    expect(legend).to_have_text("Epoch3Loss2.00NDCG@100.250")
+    area = page.locator("#curve .u-over")
+    box = area.bounding_box()
+    assert box is not None
+    # Epochs stand evenly from the left edge of the area to its right one.
+    for share, told in (
+        (0.02, "Epoch1Loss4.00NDCG@10–"),
+        (0.55, "Epoch2Loss3.00NDCG@100.100"),
+        (0.98, "Epoch3Loss2.00NDCG@100.250"),
+        (0.30, "Epoch2Loss3.00NDCG@100.100"),
+    ):
+        area.hover(position={"x": share * box["width"], "y": box["height"] / 2})
+        expect(legend).to_have_text(told)
+    page.get_by_role("heading", name="Versions").hover()
+    expect(legend).to_have_text("Epoch3Loss2.00NDCG@100.250")
+
+
+def test_the_curve_grows_while_a_training_runs(page: Page) -> None:
+    """A further epoch appears in the legend, in the chart's name and in the table."""
+    states = [JOB]
+    page.route("**/v1/jobs?*", lambda route: route.fulfill(json={"jobs": states[-1:]}))
+    page.route("**/v1/jobs/job-1", lambda route: route.fulfill(json=states[-1]))
+    open_tab(page, "Models")
+    page.get_by_text("Figures of each epoch").click()
+    rows = page.locator("#curve-figures tbody tr")
+    expect(rows).to_have_text(["14.00–", "23.000.100", "32.000.250"])
+    before = ink(page, "#curve")
+    states.append(JOB | {"curve": [*JOB["curve"], {"epoch": 4, "loss": 1.5, "ndcg": 0.2}]})
+    expect(rows).to_have_text(["14.00–", "23.000.100", "32.000.250", "41.500.200"])
+    expect(page.locator("#curve .u-legend")).to_have_text("Epoch4Loss1.50NDCG@100.200")
+    expect(
+        page.get_by_role("img", name="NDCG@10 from 0.100 to 0.200, epochs 1 to 4")
+    ).to_be_visible()
+    assert ink(page, "#curve") != before
+
+
+def test_charts_take_the_colours_of_the_scheme(page: Page) -> None:
+    """Each scheme has its colours in a chart that is drawn already, and none of the other's."""
+    follow(page, JOB)
+    schemes: tuple[Literal["light", "dark", "light"], ...] = ("light", "dark", "light")
+    for scheme in schemes:
+        page.emulate_media(color_scheme=scheme)
+        drawn = ink(page, "#curve")
+        for name in ("--accent", "--down"):  # of the losses and of the validation
+            here, there = COLOURS[name][scheme], COLOURS[name][OTHER[scheme]]
+            assert drawn.get(here, 0) > 100, (scheme, name)
+            assert there not in drawn
+
+
+@pytest.mark.parametrize("size", [(390, 844), (1440, 900)])
+def test_a_chart_is_as_wide_as_its_place(page: Page, size: tuple[int, int]) -> None:
+    """A chart fills its place at first, and after the window has become narrower or wider."""
+    follow(page, JOB)
+    for width in (size[0], 700, size[0]):
+        page.set_viewport_size({"width": width, "height": size[1]})
+        page.wait_for_function(
+            """() => { const [inner, outer] = ["#curve canvas", "#curve"].map(
+            name => document.querySelector(name).getBoundingClientRect().width);
+            return outer > 200 && Math.abs(inner - outer) < 1; }"""
+        )
 
 
 def test_a_training_is_stopped(page: Page) -> None:
@@ -96,3 +196,41 @@ def test_a_training_is_stopped(page: Page) -> None:
     page.get_by_role("button", name="Stop the training").click()
     expect(page.get_by_role("alert")).to_contain_text("stops within some seconds")
     assert asked == ["POST"]
+
+
+def test_a_model_that_was_judged_by_two_questions_shows_both(page: Page, world: World) -> None:
+    """Where users take items again, what is new to them has a sentence and figures of its own."""
+    metrics = {"hr": 0.31, "ndcg": 0.21, "user_hr": 0.47}
+    rival = {"hr": 0.25, "ndcg": 0.15, "user_hr": 0.4}
+    new = {
+        "metrics": {"hr": 0.11, "ndcg": 0.06, "user_hr": 0.29},
+        "baselines": {"EASE": {"hr": 0.08, "ndcg": 0.05, "user_hr": 0.22}},
+    }
+
+    def judged(route: Route) -> None:
+        models = route.fetch().json()["models"]
+        first = next(model for model in models if model["version"] == world.first)
+        first["metrics"] = metrics
+        first["metadata"] |= {"next_basket": True, "baselines": {"bought before": rival}}
+        first["metadata"]["new_items"] = new
+        route.fulfill(json={"models": models})
+
+    page.route("**/v1/models", judged)
+    open_tab(page, "Models")
+    next_basket, new_items = page.locator(f"[data-version='{world.first}'] .question").all()
+    expect(next_basket.get_by_role("heading")).to_have_text("The next basket")
+    expect(next_basket.locator(".reason")).to_have_text(
+        "Ten recommendations hold something of the next basket for 47 of 100 users, "
+        "and for 40 of 100 users by the best rival, bought before."
+    )
+    expect(new_items.get_by_role("heading")).to_contain_text("as recommended by default")
+    expect(new_items.locator(".reason")).to_have_text(
+        "Ten items that a user did not have before hold something of the next basket "
+        "for 29 of 100 users whose next basket has something new, "
+        "and for 22 of 100 users by the best rival, EASE."
+    )
+    figures = (["0.310", "0.250", "0.210", "0.150"], ["0.110", "0.080", "0.060", "0.050"])
+    for question, shown in zip((next_basket, new_items), figures, strict=True):
+        expect(question.locator(".share .number")).to_have_text(shown)
+    expect(page.locator(f"[data-version='{world.second}'] .question")).to_have_count(1)
+    expect(page.locator(f"[data-version='{world.second}'] h4")).to_have_count(0)

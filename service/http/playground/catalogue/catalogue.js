@@ -11,7 +11,7 @@ import { showItem } from "./item_page.js";
 const PAGE = 30;
 const QUIET = 150; // milliseconds without a key
 const ORDERS = [
-  ["", "Best match, or newest first", []],
+  ["", "Best match or newest", []],
   ["newest", "Newest first", [{ field: "published_at", order: "desc" }]],
   ["oldest", "Oldest first", [{ field: "published_at", order: "asc" }]],
   ["title", "Title, A to Z", [{ field: "title", order: "asc" }]],
@@ -90,7 +90,9 @@ function tell({ total, warnings = [] }) {
   const listed = $("catalogue-list").children.length;
   const hidden = $("hidden-only").checked;
   const none = hidden ? "No item is hidden." : filters.isEmpty && !$("catalogue-query").value.trim() ? "The catalogue is empty: POST /v1/items, or heed import items." : "No item matches.";
-  const told = hidden || total === undefined ? counted(listed, hidden ? "hidden item" : "item") : `${count(listed)} of ${counted(total, "item")}`;
+  let told = `${count(listed)} of ${counted(total ?? listed, "item")}`;
+  if (hidden || total === undefined) told = counted(listed, hidden ? "hidden item" : "item");
+  else if (listed > total) told = `${counted(total, "item")} ${total === 1 ? "matches" : "match"}; the nearest others follow`; // a search goes on by meaning
   $("catalogue-note").textContent = [listed ? `${told}.` : none, ...warnings.map(({ detail }) => detail)].join(" ");
 }
 

@@ -53,9 +53,8 @@ function draw(item, changed) {
     ...[picture(item)].filter(Boolean),
     el("h2", {}, name, item.hidden ? el("span", { class: "badge" }, "hidden") : null),
     el("p", { class: "beside" }, [price, subtitle].filter(Boolean).join(" · ")),
-    el("p", { class: "beside" }, el("code", {}, item.item_id)),
-    el("dl", { class: "labels" }, labels.map(([label, told]) => el("div", {}, el("dt", {}, label), el("dd", {}, told)))),
-    el("p", { class: "description" }, item.description),
+    el("p", { class: "beside" }, "id ", el("code", {}, item.item_id)),
+    ...[labels.length && el("dl", { class: "labels" }, labels.map(([label, told]) => el("div", {}, el("dt", {}, label), el("dd", {}, told)))), item.description && el("p", { class: "description" }, item.description)].filter(Boolean),
     el(
       "div",
       { class: "actions" },

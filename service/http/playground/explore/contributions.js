@@ -1,6 +1,6 @@
 // The table of a score: every part and every event adds to it or takes from it, and together they are the score.
 
-import { signed } from "../lib/charts.js";
+import { signed } from "../lib/bars.js";
 import { $, button, el, head, trouble } from "../lib/dom.js";
 import { number } from "../lib/format.js";
 import { titleOf } from "../lib/titles.js";

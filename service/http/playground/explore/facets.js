@@ -2,7 +2,7 @@
 
 import { post } from "../lib/api.js";
 import { el, remembered } from "../lib/dom.js";
-import { compact, count } from "../lib/format.js";
+import { bound, count } from "../lib/format.js";
 
 const SAMPLE = 100; // items whose attributes are looked at
 const VALUES = 6; // chips of a field
@@ -90,7 +90,7 @@ export class Filters {
     const bounds = this.ranges.get(field) ?? {};
     const input = (name, word, hint) =>
       el("input", {
-        type: "number", step: "any", "aria-label": `${label(field)} ${word}`, placeholder: `${word} ${compact(hint)}`, value: bounds[name] ?? "", "data-key": `${field} ${name}`,
+        type: "number", step: "any", "aria-label": `${label(field)} ${word}`, placeholder: `${word} ${bound(hint)}`, value: bounds[name] ?? "", "data-key": `${field} ${name}`,
         onchange: (event) => {
           const given = { ...(this.ranges.get(field) ?? {}) };
           if (event.target.value === "") delete given[name];

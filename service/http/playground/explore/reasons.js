@@ -1,6 +1,6 @@
 // Why an item is shown: a sentence first, and its figures behind a click.
 
-import { share, signed } from "../lib/charts.js";
+import { share, signed } from "../lib/bars.js";
 import { el } from "../lib/dom.js";
 import { listed, number } from "../lib/format.js";
 import { titleOf } from "../lib/titles.js";

@@ -1,71 +1,95 @@
-// Small charts in SVG: each is named for those who do not see it, and its figures stand beside it as text.
+// Lines over time, drawn by uPlot (`vendor/`). A canvas says nothing to those who do not see it, so each chart has a name
+// that sums it up, and is given the colours of the page anew whenever its scheme changes.
 
-import { el, svg } from "./dom.js";
-import { percent } from "./format.js";
+const { uPlot } = globalThis; // a classic script, which runs before every module
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const FONT = "12px system-ui, sans-serif";
+const EPOCHS = [1, 2, 5, 10, 20, 50, 100, 200, 500]; // steps of the axis: an epoch is whole
 
-// A share from 0 to 1, as a bar and as a number beside it.
-export function share(value, label, text = percent(value)) {
-  const filled = el("span");
-  filled.style.width = `${Math.max(0, Math.min(1, value)) * 100}%`;
-  return el(
-    "div",
-    { class: "share" },
-    el("div", { class: "bar", role: "img", "aria-label": `${label}: ${text}` }, filled),
-    el("span", { class: "number" }, text),
-  );
+// Decimals that tell marks apart which are a step of 1, 2, 2.5 or 5 times a power of ten away from each other.
+const digits = (step) => `${step}`.split(".")[1]?.length ?? 0;
+
+// The present value of a custom property, which differs between the schemes.
+const colour = (name) => () => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// A chart inside `place`, as wide as it. Returns a function that shows data ([xs, ...ys]) under a name.
+function chart(place, options, height) {
+  const plot = new uPlot({ width: 0, height, ...options }, [[], []], place);
+  const picture = plot.root.querySelector(".u-wrap");
+  picture.setAttribute("role", "img");
+  // A place that is hidden has no width, and gets one when it is opened.
+  new ResizeObserver(([{ contentRect }]) => contentRect.width && plot.setSize({ width: contentRect.width, height })).observe(place);
+  dark.addEventListener("change", () => plot.redraw(false, true));
+  return (data, name) => {
+    picture.setAttribute("aria-label", name);
+    plot.setData(data);
+  };
 }
 
-// A signed amount, to the left or to the right of a line in the middle.
-export function signed(value, largest) {
-  const width = largest > 0 ? Math.min(1, Math.abs(value) / largest) * 50 : 0;
-  return svg(
-    "svg",
-    { viewBox: "0 0 100 8", preserveAspectRatio: "none", height: "12", "aria-hidden": "true" },
-    svg("rect", { x: value < 0 ? 50 - width : 50, y: 1, width, height: 6, class: value < 0 ? "negative" : "positive" }),
-    svg("line", { x1: 50, x2: 50, y1: 0, y2: 8, class: "axis", "stroke-width": 0.5 }),
+// A small line without axes. Returns a function that shows values at times, from `low` at the bottom to the largest.
+export function sparkline(place) {
+  let bottom = 0;
+  const show = chart(
+    place,
+    {
+      padding: [2, 0, 1, 0],
+      cursor: { show: false },
+      legend: { show: false },
+      axes: [{ show: false }, { show: false }],
+      scales: { y: { range: (_, low, high) => [bottom, Math.max(high ?? 0, bottom + 1e-9)] } },
+      series: [{}, { stroke: colour("--accent"), fill: colour("--tint"), width: 1.6, spanGaps: true, points: { show: false } }],
+    },
+    32,
   );
+  return (times, values, name, low = 0) => {
+    bottom = low;
+    show([times, values], name);
+  };
 }
 
-// A line of values from the left to the right, from 0 (or `low`) at the bottom to the largest at the top.
-export function sparkline(values, label, low = 0) {
-  const top = Math.max(...values, low + 1e-9);
-  const x = (at) => (values.length > 1 ? (100 * at) / (values.length - 1) : 100);
-  const y = (value) => 29 - (27 * (value - low)) / (top - low);
-  const points = values.map((value, at) => `${x(at).toFixed(2)},${y(value).toFixed(2)}`);
-  return svg(
-    "svg",
-    { viewBox: "0 0 100 30", preserveAspectRatio: "none", class: "sparkline", role: "img", "aria-label": label },
-    ...(points.length > 1
-      ? [
-          svg("polygon", { points: `0,30 ${points.join(" ")} 100,30` }),
-          svg("polyline", { points: points.join(" "), "vector-effect": "non-scaling-stroke" }),
-        ]
-      : [svg("line", { x1: 0, x2: 100, y1: 29, y2: 29, class: "waiting", "vector-effect": "non-scaling-stroke" })]),
+// Measures by epoch, each a line with a scale of its own: the first at the left, the second at the right. The legend has the
+// figures of the epoch under the pointer, or of the last one. Returns a function that shows [epochs, ...figures].
+export function epochs(place, measures) {
+  const text = (value) => (typeof value === "number" ? value.toPrecision(3) : "–");
+  const line = ({ label, ink, dash }, at) => ({
+    label,
+    scale: label,
+    class: `measure-${at + 1}`,
+    stroke: colour(ink),
+    width: 2,
+    dash,
+    spanGaps: true,
+    points: { show: (plot) => plot.data[0].length < 40, size: 6, fill: colour("--card") },
+    value: (plot, value, series, epoch) => text(epoch === null ? plot.data[series].at(-1) : value),
+  });
+  const grid = { stroke: colour("--line"), width: 1 };
+  const axis = ({ label, ink }, at) => ({
+    label,
+    scale: label,
+    side: at ? 1 : 3,
+    stroke: colour(ink),
+    font: FONT,
+    labelFont: FONT,
+    labelSize: 20,
+    size: 50,
+    space: 36,
+    grid: at ? { show: false } : grid,
+    ticks: { show: false },
+    values: (_plot, marks, _axis, _space, step) => marks.map((value) => value.toFixed(digits(step))),
+  });
+  return chart(
+    place,
+    {
+      padding: [8, measures.length > 1 ? 0 : 12, 0, 0],
+      cursor: { y: false, drag: { x: false, y: false }, points: { fill: (plot, series) => plot.series[series].stroke() } },
+      legend: { markers: { width: 0, fill: null } }, // coloured by the style sheet, which knows the scheme
+      scales: { x: { time: false, range: (_, low, high) => [low, Math.max(high, low + 1)] } },
+      axes: [{ stroke: colour("--faint"), font: FONT, size: 30, incrs: EPOCHS, space: 40, grid, ticks: { show: false } }, ...measures.map(axis)],
+      series: [
+        { label: "Epoch", value: (plot, value, _, epoch) => `${(epoch === null ? plot.data[0].at(-1) : value) ?? "–"}` },
+        ...measures.map(line),
+      ],
+    },
+    240,
   );
 }
-
-// A line through points [x, y], with the ends of both axes in words.
-export function lineChart(points, label, unit) {
-  const xs = points.map(([x]) => x);
-  const ys = points.map(([, y]) => y);
-  const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
-  const at = ([x, y]) => `${right > left ? (100 * (x - left)) / (right - left) : 50},${high > low ? 57 - (54 * (y - low)) / (high - low) : 30}`;
-  const told = `${label}: from ${digits(ys[0])} to ${digits(ys.at(-1))}, ${unit} ${left} to ${right}`;
-  const line = svg(
-    "svg",
-    { viewBox: "0 0 100 60", preserveAspectRatio: "none", class: "line", role: "img", "aria-label": told },
-    ...[3, 30, 57].map((y) => svg("line", { x1: 0, x2: 100, y1: y, y2: y, class: "grid", "vector-effect": "non-scaling-stroke" })),
-    svg("polyline", { points: points.map(at).join(" "), "vector-effect": "non-scaling-stroke" }),
-  );
-  return el(
-    "div",
-    { class: "chart" },
-    el("span", { class: "high" }, digits(high)),
-    line,
-    el("span", { class: "low" }, digits(low)),
-    el("span", { class: "left" }, `${unit} ${left}`),
-    el("span", { class: "right" }, `${right}`),
-  );
-}
-
-const digits = (value) => value.toPrecision(3);

@@ -8,7 +8,9 @@ export function number(value, digits = 3) {
 
 export const count = (value) => (value ?? null) === null ? "–" : value.toLocaleString("en", { maximumFractionDigits: 0 });
 
-export const compact = (value) => value.toLocaleString("en", { notation: "compact", maximumSignificantDigits: 3 });
+// A bound of a range: a year or a price in full, only large numbers in short.
+export const bound = (value) =>
+  value.toLocaleString("en", Math.abs(value) < 1e5 ? { maximumFractionDigits: 2, useGrouping: "min2" } : { notation: "compact", maximumSignificantDigits: 3 });
 
 export const counted = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
 

@@ -47,7 +47,7 @@ export function between(before, after) {
   const requests = after.requests - from.requests;
   const bounds = Object.entries(after.buckets).map(([le, value]) => [Number(le.replace("+Inf", "Infinity")), value - (from.buckets[le] ?? 0)]);
   bounds.sort((one, other) => one[0] - other[0]);
-  return { seconds, requests, failed: after.failed - from.failed, rate: seconds ? requests / seconds : null, bounds };
+  return { at: after.at, seconds, requests, failed: after.failed - from.failed, rate: seconds ? requests / seconds : null, bounds };
 }
 
 // The quantile of a histogram, by linear interpolation inside its bucket; NaN of none.

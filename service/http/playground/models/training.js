@@ -1,14 +1,20 @@
 // Training: start it, follow it live with its loss curve, and stop it. A training goes on without the page.
 
 import { get, post } from "../lib/api.js";
-import { lineChart } from "../lib/charts.js";
-import { $, button, el, say, trouble } from "../lib/dom.js";
+import { epochs } from "../lib/charts.js";
+import { $, button, el, head, say, trouble } from "../lib/dom.js";
 import { duration, number, when } from "../lib/format.js";
 
 const EVERY = 1000; // milliseconds between two looks at a running job
 const SHOWN = 5; // trainings before
 const WORDS = { queued: "waiting", running: "running", succeeded: "succeeded", failed: "failed", cancelled: "cancelled" };
+const MEASURES = [
+  { field: "loss", label: "Loss", ink: "--accent" },
+  { field: "ndcg", label: "NDCG@10", ink: "--down", dash: [6, 3] }, // on held-out events
+];
 let following = null;
+let show = null; // what draws the curve, once there is one
+let shown = "";
 
 // `trained()` is called when a training has ended.
 export function begin(trained) {
@@ -69,13 +75,30 @@ function draw(job) {
   if (running && progress?.steps) bar.value = progress.step / progress.steps;
   else bar.removeAttribute("value");
   $("job-note").textContent = told(job, running);
-  const points = (field) => job.curve.filter((each) => typeof each[field] === "number").map((each) => [each.epoch, each[field]]);
-  $("loss").replaceChildren(...chart("Loss", points("loss")));
-  $("validation").replaceChildren(...chart("NDCG@10 on held-out events", points("ndcg")));
+  curve(job.curve);
   $("job-actions").replaceChildren(...(running ? [button("Stop the training", () => cancel(job.job_id), { class: "danger" })] : []));
 }
 
-const chart = (name, points) => (points.length > 1 ? [el("h4", {}, name), lineChart(points, name, "epoch")] : []);
+// The curve of a job, and its figures as a table. What has not changed is left alone: it may be being read.
+function curve(points) {
+  $("curve-part").hidden = !points.length;
+  const now = JSON.stringify(points);
+  if (!points.length || shown === now) return;
+  shown = now;
+  show ??= epochs($("curve"), MEASURES);
+  const at = points.map(({ epoch }) => epoch);
+  const figures = MEASURES.map(({ field }) => points.map((each) => (typeof each[field] === "number" ? each[field] : null)));
+  show([at, ...figures], `${MEASURES.map(({ label }, place) => range(label, figures[place])).filter(Boolean).join(", ")}, epochs ${at[0]} to ${at.at(-1)}`);
+  $("curve-figures").replaceChildren(
+    el("thead", {}, el("tr", {}, head("Epoch"), MEASURES.map(({ label }) => head(label, true)))),
+    el("tbody", {}, at.map((epoch, row) => el("tr", {}, el("th", { scope: "row" }, `${epoch}`), figures.map((column) => el("td", { class: "number" }, column[row]?.toPrecision(3) ?? "–"))))),
+  );
+}
+
+function range(label, figures) {
+  const known = figures.filter((figure) => figure !== null);
+  return known.length ? `${label} from ${known[0].toPrecision(3)} to ${known.at(-1).toPrecision(3)}` : "";
+}
 
 function told(job, running) {
   const { progress, metrics, started, finished, result } = job;

@@ -1,7 +1,7 @@
 // The served model's figures beside those of its rivals.
 
 import { get } from "../lib/api.js";
-import { share } from "../lib/charts.js";
+import { share } from "../lib/bars.js";
 import { $, el, trouble } from "../lib/dom.js";
 import { number } from "../lib/format.js";
 
@@ -23,17 +23,28 @@ export function bars(model, metric) {
   return rows.map((row) => el("div", { class: "rival" }, el("span", {}, row.name), share(row[metric] / most, `${row.name}, ${NAMES[metric]}`, number(row[metric]))));
 }
 
+// The questions by which a model was judged: what comes next, and, where users take items again, what is new to them,
+// which is what recommendations answer by default. Each can be given to `bars` and `sentence`.
+export function questions({ metrics, metadata }) {
+  const next = { metrics, metadata, basket: metadata?.next_basket };
+  const items = metadata?.new_items;
+  if (!items) return [next];
+  return [
+    { ...next, title: next.basket ? "The next basket" : "The next item" },
+    { metrics: items.metrics, metadata: items, basket: next.basket, title: "What is new to the user, as recommended by default", isNew: true },
+  ];
+}
+
 // For how many of 100 users something they take next is among ten recommended.
-export function sentence(model) {
-  const [heed, best] = rivals(model);
+export function sentence(question) {
+  const [heed, best] = rivals(question);
   if (typeof heed?.user_hr !== "number" || typeof best?.user_hr !== "number") return "";
-  const basket = model.metadata.next_basket;
+  const { basket, isNew } = question;
+  const ten = isNew ? "Ten items that a user did not have before" : "Ten recommendations";
+  const target = basket ? "something of the next basket" : "the next item";
+  const whose = !isNew ? "" : basket ? " whose next basket has something new" : " whose next item is new";
   const of = (row) => `for ${number(100 * row.user_hr, 0)} of 100 users`;
-  const said = `Ten recommendations hold ${basket ? "something of the next basket" : "the next item"} ${of(heed)}, and ${of(best)} by the best rival, ${best.name}.`;
-  const items = model.metadata.new_items;
-  if (!items) return said;
-  const [ours, theirs] = rivals({ metrics: items.metrics, metadata: items });
-  return `${said} Without what a user had, as is the default, they hold ${basket ? "something new of it" : "it"} ${of(ours)} who take something new, and ${of(theirs)} by ${theirs.name}.`;
+  return `${ten} hold ${target} ${of(heed)}${whose}, and ${of(best)} by the best rival, ${best.name}.`;
 }
 
 export async function refresh() {
@@ -42,7 +53,7 @@ export async function refresh() {
     const served = ready.checks?.model ?? "";
     const model = models.find(({ version }) => version === served);
     $("version").textContent = served;
-    $("model-note").textContent = model ? "HR@10: the next item is among ten." : "None is trained: answers come from content and popularity.";
+    $("model-note").textContent = model ? `HR@10: ${model.metadata?.next_basket ? "an item of the next basket" : "the next item"} is among ten.` : "None is trained: answers come from content and popularity.";
     $("model-bars").replaceChildren(...(model ? bars(model, "hr").slice(0, RIVALS) : []));
   } catch (error) {
     trouble(error);

@@ -12,6 +12,7 @@ const FEW = 6; // readings
 const KEPT = 120; // readings: six minutes
 const NAME = "heed-readings";
 const readings = restored();
+const lines = Object.fromEntries(["growth", "traffic", "waiting", "failures"].map((name) => [name, sparkline($(`${name}-line`))]));
 let busy = false;
 
 export function begin() {
@@ -69,24 +70,25 @@ function draw() {
   const grown = now.events - first.events;
   const minutes = (now.at - first.at) / 60;
   const growth = grown > 0 ? `+${counted(grown, "event")} here, ${number(grown / Math.max(minutes, EVERY / 60000), 1)} a minute` : "no new events in the last minutes";
-  tell("growth", growth, readings.map((one) => one.events), "Events stored over the last minutes", first.events);
+  tell("growth", growth, readings.map((one) => [one.at, one.events]), "Events stored over the last minutes", first.events);
 
   const rate = steps.length ? steps.slice(-5).reduce((sum, one) => sum + one.requests, 0) / steps.slice(-5).reduce((sum, one) => sum + one.seconds, 0) : NaN;
   $("rate").textContent = Number.isFinite(rate) ? `${number(rate, 1)}/s` : count(since.requests);
-  tell("traffic", `${counted(since.requests, "request")} since the start`, steps.map((one) => one.rate ?? 0), "Requests a second over the last minutes");
+  tell("traffic", `${counted(since.requests, "request")} since the start`, steps.map((one) => [one.at, one.rate ?? 0]), "Requests a second over the last minutes");
 
   const middle = quantile(lately.bounds, 0.5);
   const slow = quantile(lately.bounds, 0.95);
   $("median").textContent = milliseconds(middle);
-  const waits = steps.filter((one) => one.requests).map((one) => quantile(one.bounds, 0.5));
+  const waits = steps.filter((one) => one.requests).map((one) => [one.at, quantile(one.bounds, 0.5)]);
   tell("waiting", Number.isFinite(slow) ? `19 of 20 within ${milliseconds(slow)} ${span}` : "no request yet", waits, "Median latency over the last minutes");
 
   $("failing").textContent = lately.requests ? percent(lately.failed / lately.requests) : "–";
-  tell("failures", `${count(lately.failed)} of ${count(lately.requests)} ${span}`, steps.map((one) => one.failed), "Failed requests over the last minutes");
+  tell("failures", `${count(lately.failed)} of ${count(lately.requests)} ${span}`, steps.map((one) => [one.at, one.failed]), "Failed requests over the last minutes");
   $("pulse-line").textContent = `${count(now.items)} items · ${count(now.events)} events · ${milliseconds(middle)}`;
 }
 
-function tell(name, text, values, label, low = 0) {
+// A note, and beside it the line through points of a time and a value.
+function tell(name, text, points, label, low = 0) {
   $(`${name}-note`).textContent = text;
-  $(`${name}-line`).replaceChildren(sparkline(values, `${label}: ${text}`, low));
+  lines[name](points.map(([at]) => at), points.map(([, value]) => value), `${label}: ${text}`, low);
 }
