@@ -74,8 +74,16 @@ class AnsweredItemOut(BaseModel):
 
     item_id: Id
     title: str
-    score: float | None = Field(None, description="Left out in a list in the order of fields.")
-    parts: dict[str, float] | None = Field(None, description="The addends of the score, by name.")
+    score: float | None = Field(
+        None,
+        description="Left out in a list in the order of fields, and of a pinned item that a search "
+        "did not compare.",
+    )
+    parts: dict[str, float] | None = Field(
+        None,
+        description="The addends of the score, by name. Of a search: `match` of the text, `memory` "
+        "of the user who is asked for, `rules`.",
+    )
     reason: str | None = Field(
         None,
         description="`personal`: from a history, by the trained model; `content`: from a history, "
@@ -253,7 +261,7 @@ def answer_out(answer: Answer) -> dict[str, Any]:
     """Return the values of an `AnswerOut`. Raises `ArithmeticError` for a score of NaN."""
     out = fields_out(answer, items=items_out(answer.items), corrections=answer.corrections or None)
     if answer.facets is not None:
-        out["facets"] = [_facet(facet) for facet in answer.facets]
+        out["facets"] = facets_out(answer.facets)
     return {name: value for name, value in out.items() if value is not None}
 
 
@@ -276,6 +284,11 @@ def explanations_out(answered: Sequence[Any]) -> list[Any]:
         else {**item, "explanation": [_contribution(each, rows) for each in item["explanation"]]}
         for item in answered
     ]
+
+
+def facets_out(facets: Sequence[FacetResult]) -> list[dict[str, Any]]:
+    """Return the values of `FacetOut`s."""
+    return [_facet(facet) for facet in facets]
 
 
 def _facet(facet: FacetResult) -> dict[str, Any]:
