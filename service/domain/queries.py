@@ -203,13 +203,14 @@ class MemoryRow:
 
 
 class Contribution(NamedTuple):
-    """Contribution of one memory row to one target's score."""
+    """Contribution to one target's score: of one memory row, or of all on one item and type."""
 
-    row: MemoryRow  # one object for all contributions of a row
+    row: MemoryRow  # the newest; one object for all contributions of a row
     weight: float  # mean over heads of the softmax weight
     contribution: float  # signed; all rows' contributions and the prior sum to the score
     effect: float | None = None  # what the score loses without this row; None: not requested
     effect_is_exact: bool = False  # False: estimated
+    events: int = 1  # that are summed up
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,6 +163,7 @@ class Answers:
                 options=request.options,
                 parameters=setup.parameters,
                 steering=steered.steering,
+                events=request.events,
             )
 
         size = math.inf
@@ -349,7 +350,13 @@ class Answers:
             rows, scores = rank(user)
             self._parts.memories.audit.sample(snapshot, user, rows, scores, options)
             reasons = explain_items(
-                snapshot, user, rows, scores, options=options, requester=requester
+                snapshot,
+                user,
+                rows,
+                scores,
+                options=options,
+                requester=requester,
+                events=events,
             )
             return rows, scores, reasons
 

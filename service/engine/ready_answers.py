@@ -31,7 +31,7 @@ from service.domain.stage_clock import StageClock
 from service.domain.steering import Steering
 from service.domain.timestamps import to_rfc3339
 from service.engine.compose import Parts
-from service.engine.naming import name_reasons
+from service.engine.naming import name_events, name_reasons
 from service.engine.questions.audience import (
     ScoredUser,
     audience_user,
@@ -150,7 +150,7 @@ class ReadyAnswers:
 
         pool = await self._compute("attend", rank, stages)
         with stages("explain"):
-            named = await name_reasons(self._parts.store, snapshot, events, pool.reasons)
+            named = await name_events(self._parts.store, snapshot, events, pool.reasons)
         types = self._parts.event_log.type_codes(None)
         page = HomePage(query, snapshot, log, types, events, selection, steered, excluded, at)
         rows = await self._compute("count", lambda: page.rows(pool, named), stages)

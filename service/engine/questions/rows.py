@@ -23,6 +23,7 @@ from service.domain.ready_queries import (
     RowReason,
     RowsQuery,
 )
+from service.engine.naming import merge_events
 from service.engine.questions.personal_pool import PersonalPool, liked_events
 from service.engine.questions.popular import popular_items
 from service.engine.questions.score import score_answer
@@ -150,12 +151,14 @@ class HomePage:
             choose=self._choice(pool.fresh.rows),
         ):
             own: list[AnswerItem] = []
+            events: list[Contribution] = []
             for target in chosen.targets.tolist():
                 of_cause = [e for e in raising[target] if _name(e) == names[chosen.cause]]
                 item = items[target].copy()
-                item["explanation"] = tuple(of_cause)
+                item["explanation"] = merge_events(of_cause)
                 own.append(item)
-            rows.append(AnswerRow(_because_reason(own), own))
+                events += of_cause
+            rows.append(AnswerRow(_because_reason(events), own))
         return rows
 
     def _ranked(
@@ -238,12 +241,11 @@ def _name(each: Contribution) -> str:
     return each.row.item_id or each.row.title
 
 
-def _because_reason(items: Sequence[AnswerItem]) -> RowReason:
+def _because_reason(contributions: Sequence[Contribution]) -> RowReason:
     """Return the reason of a row: its item, and the events that add most to the row's scores."""
     sums: dict[MemoryRow, float] = {}
-    for item in items:
-        for each in item["explanation"]:
-            sums[each.row] = sums.get(each.row, 0.0) + each.contribution
+    for each in contributions:
+        sums[each.row] = sums.get(each.row, 0.0) + each.contribution
     best = sorted(sums, key=lambda row: -sums[row])
     first = best[0]
     begin = _BECAUSE.get(first.type, "Because of")

@@ -38,6 +38,7 @@ from service.engine.explain import explain_items
 from service.engine.selection.item_selection import Counted, ItemSelection, count_items
 from service.engine.selection.listing import list_items
 from service.engine.selection.steering import UNSTEERED, SteeredItems, steer_items
+from service.histories.event_columns import EMPTY, EventColumns
 
 RERANKED = 200  # items matched by text that a user's memory re-ranks
 BM25_HITS = 500  # items at most that BM25 contributes
@@ -72,6 +73,7 @@ def search_items(
     options: AttentionOptions,
     parameters: SearchParameters = DEFAULTS,
     steering: ItemSteering = NO_STEERING,
+    events: EventColumns = EMPTY,
 ) -> SearchOutcome:
     """Rank the items that match a text best.
 
@@ -84,6 +86,7 @@ def search_items(
         options: both are attended, the field keys and the user's memory.
         parameters: weights of the kinds of match.
         steering: of the same catalogue, without exploration.
+        events: of the memory, which reasons are about.
     """
     parsed, matches = match_text(
         query.query, snapshot, encode, allowed=allowed, options=options, parameters=parameters
@@ -101,6 +104,7 @@ def search_items(
         scores,
         options=options,
         requester=query.requester,
+        events=events,
         places=places,
     )
     counted = None

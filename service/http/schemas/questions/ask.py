@@ -75,8 +75,8 @@ class Question(Body):
         0,
         ge=0,
         le=MAX_EXPLAIN,
-        description="Number of events to name for each item: "
-        "those that raise its score most, then those that lower it most.",
+        description="Number of reasons to name for each item: those that raise its score most, "
+        "then those that lower it most. The events on one item, of one type, are one reason.",
     )
     explain_effects: bool | None = Field(
         None,
@@ -87,7 +87,7 @@ class Question(Body):
     explain_exact: bool = Field(
         False,
         description="Compute these effects by scoring the history without each event, instead of "
-        "estimating them. Each different event costs about as much as one more /v1/score; "
+        "estimating them. Each different reason costs about as much as one more /v1/score; "
         f"`explain` times the number of items must be at most {MAX_EXACT}. Effects of the older "
         "events of a long history are estimated all the same.",
     )
