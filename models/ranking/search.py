@@ -13,6 +13,8 @@ Keywords that match, such as stock codes, are keys of their own: see `keyword_ma
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -24,9 +26,11 @@ from models.attention.softmax_mass import mass_from_sample
 from models.catalogue.snapshot import Snapshot
 from models.data.row_sets import RowIndices
 from models.ranking.matching.field_matches import FieldMatches
-from models.ranking.matching.keyword_matches import with_keywords
+from models.ranking.matching.keyword_matches import keyword_scores, with_keywords
 from models.ranking.matching.search_results import SearchResults
 from models.ranking.scoring import Scores
+from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
+from models.ranking.steering.ranked_lineup import SteeredRows, line_up_scored
 
 
 @torch.inference_mode()
@@ -35,7 +39,7 @@ def nearest(matches: FieldMatches, count: int) -> RowIndices:
     temperature = matches.parameters.temperature
     bias = matches.offset + matches.bias(matches.places, None, temperature)
     weights = _softmax(matches, bias, temperature, hard=False)
-    return matches.items[_top_items(matches, weights, count)[0]]
+    return matches.items[_largest(_gathered(matches, weights), count)]
 
 
 @torch.inference_mode()
@@ -54,7 +58,11 @@ def strong_matches(matches: FieldMatches, share: float) -> RowIndices:
 
 @torch.inference_mode()
 def search(
-    matches: FieldMatches, *, limit: int, personal: NDArray[np.float32] | None = None
+    matches: FieldMatches,
+    *,
+    limit: int,
+    personal: NDArray[np.float32] | None = None,
+    steering: ItemSteering = NO_STEERING,
 ) -> SearchResults:
     """Rank the items by the weight that their keys gather.
 
@@ -62,33 +70,105 @@ def search(
         matches: from `match_fields`.
         limit: the most items.
         personal: [N], logits that the requester's memory adds to each item's keys.
+        steering: of the same catalogue, which moves the items that were compared; its pins are
+            returned even where they were not.
     """
-    catalogue, places = matches.catalogue, matches.places
     temperature = matches.parameters.temperature * matches.options.temperature
-    bias = matches.offset + matches.bias(places, personal, temperature)
+    bias = matches.offset + matches.bias(matches.places, personal, temperature)
     weights = _softmax(matches, bias, temperature, hard=matches.options.hard)
-    order, gathered = _top_items(matches, weights, limit)
+    scores = matches.cosines + bias
+    # Over the sum of exponentials, a weight is comparable between queries.
+    total = np.float32(torch.logsumexp(scores[0] / temperature, 0))
+    gathered = _gathered(matches, weights)
+    mass = _mass(matches, personal, scores, temperature)
+    if steering is NO_STEERING:
+        order = _largest(gathered, limit)
+        found = _results(matches, order, weights, gathered, personal, total, mass)
+        return _take(with_keywords(found, matches, float(total)), range(limit))
+    heavy = np.flatnonzero(gathered > 0)
+    rows, ranked = keyword_scores(matches, matches.items[heavy], np.log(gathered[heavy]) + total)
+    fields = matches.catalogue.fields
+    lineup = line_up_scored(fields, rows, ranked, steering, limit=limit)
+    order = heavy[np.isin(matches.items[heavy], lineup.rows)]
+    found = _results(matches, order, weights, gathered, personal, total, mass)
+    return _lined_up(with_keywords(found, matches, float(total)), lineup)
+
+
+def _results(
+    matches: FieldMatches,
+    order: NDArray[np.int64],
+    weights: NDArray[np.float32],
+    gathered: NDArray[np.float32],
+    personal: NDArray[np.float32] | None,
+    total: np.float32,
+    mass: float,
+) -> SearchResults:
+    """Make the results of places [L] of items, by their field keys alone.
+
+    Args:
+        matches: of the query.
+        order: places in `matches.items`, whose weights are above 0.
+        weights: of all keys, [K].
+        gathered: the weight of each item, [I].
+        personal: as in `search`.
+        total: log of the sum of exponentials over all field keys.
+        mass: share of the softmax that the keys hold.
+    """
+    catalogue, rows = matches.catalogue, matches.items[order]
     matched = [defaultdict[str, float](float) for _ in order]
-    own, number = catalogue.keys.positions_of(matches.items[order])  # all keys of an item
-    at = np.searchsorted(places, own)
-    shares = weights[at] / gathered[order][number]
+    own, number = catalogue.keys.positions_of(rows)  # all keys of an item
+    shares = weights[np.searchsorted(matches.places, own)] / gathered[order][number]
     names, codes = catalogue.keys.names, catalogue.keys.codes[own]
     for item, code, part in zip(number.tolist(), codes.tolist(), shares.tolist(), strict=True):
         if part > 0:
             matched[item][names[code]] += part
-    # Over the sum of exponentials, a weight is comparable between queries.
-    scores = matches.cosines + bias
-    total = np.float32(torch.logsumexp(scores[0] / temperature, 0))
-    found = SearchResults(
-        matches.items[order],
+    return SearchResults(
+        rows,
         gathered[order],
         np.log(gathered[order]) + total,
         tuple(dict(sorted(each.items(), key=lambda pair: -pair[1])) for each in matched),
         matches.mode,
         matches.attended,
-        _mass(matches, personal, scores, temperature),
+        mass,
+        None if personal is None else personal[rows],
     )
-    return with_keywords(found, matches, limit)
+
+
+def _take(found: SearchResults, places: Iterable[int]) -> SearchResults:
+    """Return the results at some places, as far as there are so many."""
+    at = [place for place in places if place < len(found.rows)]
+    if len(at) == len(found.rows):
+        return found
+    return replace(
+        found,
+        rows=found.rows[at],
+        weights=found.weights[at],
+        scores=found.scores[at],
+        matched=tuple(found.matched[place] for place in at),
+        personal=None if found.personal is None else found.personal[at],
+    )
+
+
+def _lined_up(found: SearchResults, lineup: SteeredRows) -> SearchResults:
+    """Return results in the order of a line-up; rows that are not among them were not compared."""
+    place_of = {row: place for place, row in enumerate(found.rows.tolist())}
+    at = np.array([place_of.get(row, -1) for row in lineup.rows.tolist()], np.int64)
+    was_compared = at >= 0
+
+    def numbers(values: NDArray[np.float32], missing: float) -> NDArray[np.float32]:
+        chosen = np.full(len(at), missing, np.float32)
+        chosen[was_compared] = values[at[was_compared]]
+        return chosen
+
+    return replace(
+        found,
+        rows=lineup.rows,
+        weights=numbers(found.weights, 0.0),
+        scores=numbers(found.scores, -np.inf),
+        matched=tuple(found.matched[place] if place >= 0 else {} for place in at.tolist()),
+        personal=None if found.personal is None else numbers(found.personal, 0.0),
+        moved=lineup.moved,
+    )
 
 
 def personal_bias(
@@ -122,18 +202,15 @@ def _softmax(
     return found.weights[0].numpy()
 
 
-def _top_items(
-    matches: FieldMatches, weights: NDArray[np.float32], count: int
-) -> tuple[RowIndices, NDArray[np.float32]]:
-    """Return the places [≤ count] of the items of most weight, and every item's weight [I]."""
-    gathered = _gathered(matches, weights)
+def _largest(gathered: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """Return the places [≤ count] of the items of most weight, of each item's weight [I]."""
     rank = -gathered
     if count < len(rank):  # all that tie with the last one, of which the first rows are taken
         best = np.flatnonzero(rank <= np.partition(rank, count - 1)[count - 1])
     else:
         best = np.arange(len(rank))
     order = best[np.argsort(rank[best], kind="stable")][:count]
-    return order[gathered[order] > 0], gathered
+    return order[gathered[order] > 0]
 
 
 def _gathered(matches: FieldMatches, weights: NDArray[np.float32]) -> NDArray[np.float32]:

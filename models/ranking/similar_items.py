@@ -27,6 +27,9 @@ from torch.linalg import vector_norm
 from torch.nn.functional import normalize
 
 from models.catalogue.snapshot import Snapshot
+from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
+from models.ranking.steering.lineup import Moved
+from models.ranking.steering.ranked_lineup import line_up_scored
 
 Space = Literal["content", "trained"]
 SPACES: tuple[Space, ...] = ("content", "trained")
@@ -48,9 +51,55 @@ class SimilarItems:
     """Ranked similar items, best first."""
 
     rows: NDArray[np.int64]  # [L]
-    scores: NDArray[np.float32]  # [L]
+    scores: NDArray[np.float32]  # [L] without boosts
     weights: NDArray[np.float32]  # [L] share of the softmax over the keys of all allowed items
     spaces: tuple[Mapping[Space, SpaceMatch], ...]  # [L] those in which the item has a key
+    moved: tuple[Moved | None, ...]  # [L] why an item does not stand where its score puts it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComparedItems:
+    """Similarities of one item to M others, in no order."""
+
+    rows: NDArray[np.int64]  # [M] ascending
+    scores: NDArray[np.float32]  # [M]
+    _spaces: tuple[Space, ...]  # [S]
+    _logits: Tensor  # [S, M]
+    _cosines: Tensor  # [S, M]
+
+    def cosines_in(self, space: Space) -> NDArray[np.float32]:
+        """Return the cosines in one of the spaces, [M]."""
+        cosines: NDArray[np.float32] = self._cosines[self._spaces.index(space)].numpy()
+        return cosines
+
+    def take(
+        self, places: NDArray[np.int64], moved: tuple[Moved | None, ...] | None = None
+    ) -> SimilarItems:
+        """Return some of the items, by places [L], with their weights among all."""
+        top = torch.from_numpy(places)
+        logits = self._logits[:, top]
+        weights = torch.softmax(self._logits.flatten(), 0).reshape(self._logits.shape).sum(0)
+        # Of the softmax over the item's own keys, which does not underflow where its weight does.
+        columns = zip(
+            self._cosines[:, top].T.tolist(),
+            torch.softmax(logits, 0).T.tolist(),
+            logits.T.tolist(),
+            strict=True,
+        )
+        return SimilarItems(
+            self.rows[places],
+            self.scores[places],
+            weights[top].numpy(),
+            tuple(
+                {
+                    space: SpaceMatch(cosine, share)
+                    for space, cosine, share, logit in zip(self._spaces, *of_item, strict=True)
+                    if logit > -np.inf
+                }
+                for of_item in columns
+            ),
+            (None,) * len(places) if moved is None else moved,
+        )
 
 
 def spaces_of(snapshot: Snapshot, row: int) -> tuple[Space, ...]:
@@ -63,7 +112,6 @@ def spaces_of(snapshot: Snapshot, row: int) -> tuple[Space, ...]:
     return tuple(space for space in SPACES if _there(snapshot, space)[row])
 
 
-@torch.inference_mode()
 def similar(
     snapshot: Snapshot,
     row: int,
@@ -71,12 +119,32 @@ def similar(
     limit: int,
     allowed: NDArray[np.bool_],
     spaces: Sequence[Space] = SPACES,
+    steering: ItemSteering = NO_STEERING,
 ) -> SimilarItems:
     """Rank the allowed items [N] by their similarity to the one at `row`, which is not ranked.
 
-    Spaces in which the item has no key are skipped.
+    Spaces in which the item has no key are skipped. Pins of `steering` must be comparable.
     """
-    used = [space for space in spaces_of(snapshot, row) if space in spaces]
+    compared = compare_items(snapshot, row, allowed=allowed, spaces=spaces)
+    if steering is NO_STEERING:
+        order = np.argsort(-compared.scores, kind="stable")
+        return compared.take(order[:limit])
+    lineup = line_up_scored(
+        snapshot.catalogue.fields, compared.rows, compared.scores, steering, limit=limit
+    )
+    return compared.take(np.searchsorted(compared.rows, lineup.rows), lineup.moved)
+
+
+@torch.inference_mode()
+def compare_items(
+    snapshot: Snapshot,
+    row: int,
+    *,
+    allowed: NDArray[np.bool_],
+    spaces: Sequence[Space] = SPACES,
+) -> ComparedItems:
+    """Compare the item at `row` with the others among the allowed [N]; arguments of `similar`."""
+    used = tuple(space for space in spaces_of(snapshot, row) if space in spaces)
     mixed = len(used) > 1
     others = snapshot.catalogue.servable.copy()
     others[row] = False
@@ -90,28 +158,12 @@ def similar(
         levels.append(level.masked_fill(torch.from_numpy(~there), -torch.inf))
     rows = np.flatnonzero(comparable(snapshot, row, allowed, used))
     if not len(rows):
-        return SimilarItems(rows, np.zeros(0, np.float32), np.zeros(0, np.float32), ())
+        none = torch.zeros(len(used), 0)
+        return ComparedItems(rows, np.zeros(0, np.float32), used, none, none)
     at = torch.from_numpy(rows)
-    logits = torch.stack(levels)[:, at]  # [S, M]
-    weights = torch.softmax(logits.flatten(), 0).reshape(logits.shape)
-    scores = torch.logsumexp(logits, 0)
-    top = torch.sort(scores, descending=True, stable=True).indices[:limit]
-    # Of the softmax over the item's own keys, which does not underflow where its weight does.
-    shares = torch.softmax(logits[:, top], 0).T.tolist()
-    near = torch.stack(cosines)[:, at[top]].T.tolist()
-    return SimilarItems(
-        rows[top.numpy()],
-        scores[top].numpy(),
-        weights.sum(0)[top].numpy(),
-        tuple(
-            {
-                space: SpaceMatch(cosine, share)
-                for space, cosine, share, logit in zip(used, *columns, strict=True)
-                if logit > -np.inf
-            }
-            for columns in zip(near, shares, logits[:, top].T.tolist(), strict=True)
-        ),
-    )
+    logits = torch.stack(levels)[:, at]
+    scores = torch.logsumexp(logits, 0).numpy()
+    return ComparedItems(rows, scores, used, logits, torch.stack(cosines)[:, at])
 
 
 def comparable(

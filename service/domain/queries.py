@@ -126,6 +126,7 @@ class SearchQuery:
     cursor: str | None = None  # of the page before, instead
     facets: tuple[FacetRequest, ...] = ()  # over all matches
     fields: tuple[str, ...] = ()
+    steering: Steering = NO_STEERING  # without exploration; of a list, quotas alone
 
     @property
     def is_listing(self) -> bool:
@@ -143,6 +144,7 @@ class SimilarQuery:
     space: Space | None = None  # None: every space in which the item has a key
     facets: tuple[FacetRequest, ...] = ()  # over all items that are compared
     fields: tuple[str, ...] = ()
+    steering: Steering = NO_STEERING  # without exploration
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +203,14 @@ class MemoryRow:
 
 
 class Contribution(NamedTuple):
-    """Contribution of one memory row to one target's score."""
+    """Contribution to one target's score: of one memory row, or of all on one item and type."""
 
-    row: MemoryRow  # one object for all contributions of a row
+    row: MemoryRow  # the newest; one object for all contributions of a row
     weight: float  # mean over heads of the softmax weight
     contribution: float  # signed; all rows' contributions and the prior sum to the score
     effect: float | None = None  # what the score loses without this row; None: not requested
     effect_is_exact: bool = False  # False: estimated
+    events: int = 1  # that are summed up
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +238,7 @@ class AnswerItem(TypedDict, total=False):
 
     item_id: Required[str]
     title: Required[str]
-    score: float  # left out in a list in the order of fields
+    score: float  # left out in a list in the order of fields, and of a pin that no query matches
     parts: dict[str, float]  # terms of the score, which is their sum
     reason: str  # personal | popular | content, or what a ready question ranks by
     explanation: tuple[Contribution, ...]

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Required, TypedDict
 
-from service.domain.item_selection import NO_FILTER, FacetRequest, Filter, FilterWarning
+from service.domain.item_selection import (
+    NO_FILTER,
+    FacetRequest,
+    FacetResult,
+    Filter,
+    FilterWarning,
+)
 from service.domain.queries import AnswerItem, Contribution, Requester
 from service.domain.steering import NO_STEERING, AtMost, Rule, Steering
 
@@ -52,6 +58,8 @@ class TogetherQuery:
     filter: Filter = NO_FILTER
     at: int | None = None
     fields: tuple[str, ...] = ()
+    facets: tuple[FacetRequest, ...] = ()  # over all items that are taken with it
+    steering: Steering = NO_STEERING  # without exploration
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +72,9 @@ class RowsQuery:
     filter: Filter = NO_FILTER
     exclude: frozenset[str] = frozenset()
     fields: tuple[str, ...] = ()
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[Rule, ...] = ()  # boosts in standard deviations of each row's scores
     at_most: tuple[AtMost, ...] = ()  # of each row
+    facets: tuple[FacetRequest, ...] = ()  # over all items that may stand in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,8 @@ class RowsAnswer:
     model_version: str
     degraded: bool = False
     warnings: tuple[FilterWarning, ...] | None = None
+    total: int | None = None  # items that may stand in a row, with facets
+    facets: tuple[FacetResult, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

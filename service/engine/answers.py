@@ -57,7 +57,7 @@ from service.engine.selection.item_selection import (
     count_items,
     select_items,
 )
-from service.engine.selection.steering import apply_rules, steer_items
+from service.engine.selection.steering import SteeredItems, apply_rules, steer_items
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import LONG
 
@@ -115,16 +115,7 @@ class Answers:
         snapshot, events = request.snapshot, request.events
         selection = await self._select(snapshot, query, stages)
 
-        steer = partial(
-            steer_items,
-            snapshot,
-            query.steering,
-            allowed=selection.allowed,
-            exclude=query.exclude,
-            limit=query.limit,
-        )
-        steered = await self._filtered(snapshot, steer, stages, query.steering != NO_STEERING)
-        selection = selection.with_warnings(steered.warnings)
+        selection, steered = await self._steer(snapshot, query, selection, stages)
         outcome: list[Ranked] = []
 
         def rank(user: UserMemory) -> tuple[ItemRows, Scores]:
@@ -160,6 +151,7 @@ class Answers:
         request = await self._open(query.requester, stages)
         snapshot, setup = request.snapshot, self._parts.search.setup
         selection = await self._select(snapshot, query, stages)
+        selection, steered = await self._steer(snapshot, query, selection, stages)
 
         def attend(user: UserMemory) -> SearchOutcome:
             return search_items(
@@ -170,6 +162,8 @@ class Answers:
                 allowed=selection.allowed,
                 options=request.options,
                 parameters=setup.parameters,
+                steering=steered.steering,
+                events=request.events,
             )
 
         size = math.inf
@@ -178,7 +172,7 @@ class Answers:
         outcome = await self._attend(request, stages, attend, size)
         with stages("explain"):
             named = await name_reasons(self._parts.store, snapshot, request.events, outcome.reasons)
-        answer = search_answer(query, snapshot, outcome, named)
+        answer = search_answer(query, snapshot, outcome, named, steered)
         index, parsed = snapshot.catalogue.bm25_index, outcome.parsed
         if query.highlight and index is not None and parsed is not None:
             with stages("highlight"):
@@ -269,6 +263,25 @@ class Answers:
         work = partial(select_items, snapshot, query.filter, query.facets, sort)
         return await self._filtered(snapshot, work, stages, query.filter != NO_FILTER)
 
+    async def _steer(
+        self,
+        snapshot: Snapshot,
+        query: RecommendQuery | SearchQuery,
+        selection: ItemSelection,
+        stages: StageClock,
+    ) -> tuple[ItemSelection, SteeredItems]:
+        """Apply a question's steering; its warnings are the selection's from then on."""
+        work = partial(
+            steer_items,
+            snapshot,
+            query.steering,
+            allowed=selection.allowed,
+            exclude=query.exclude if isinstance(query, RecommendQuery) else (),
+            limit=query.limit,
+        )
+        steered = await self._filtered(snapshot, work, stages, query.steering != NO_STEERING)
+        return selection.with_warnings(steered.warnings), steered
+
     async def _filtered(
         self, snapshot: Snapshot, work: Callable[[], T], stages: StageClock, evaluates: bool
     ) -> T:
@@ -337,7 +350,13 @@ class Answers:
             rows, scores = rank(user)
             self._parts.memories.audit.sample(snapshot, user, rows, scores, options)
             reasons = explain_items(
-                snapshot, user, rows, scores, options=options, requester=requester
+                snapshot,
+                user,
+                rows,
+                scores,
+                options=options,
+                requester=requester,
+                events=events,
             )
             return rows, scores, reasons
 

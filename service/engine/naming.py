@@ -18,8 +18,16 @@ async def name_reasons(
 ) -> list[tuple[Contribution, ...]]:
     """Name the requester's events and interests behind the reasons of each of some items.
 
-    Those of hidden and deleted items are not named: one contribution is the sum of theirs.
+    The events of one item and type are one contribution, as `merge_events` has it, and so are those
+    of hidden and deleted items, which are not named.
     """
+    return [merge_events(each) for each in await name_events(store, snapshot, events, reasons)]
+
+
+async def name_events(
+    store: Store, snapshot: Snapshot, events: EventColumns, reasons: Sequence[Sequence[Reason]]
+) -> list[tuple[Contribution, ...]]:
+    """Name events as `name_reasons` does, each by itself but for those of hidden items."""
     sources = dict.fromkeys(reason.source for each in reasons for reason in each)
     event_ids = await _event_ids(store, events, sources)
     rows = {source: _memory_row(snapshot, events, source, event_ids) for source in sources}
@@ -32,6 +40,36 @@ async def name_reasons(
         )
         for each in reasons
     ]
+
+
+def merge_events(contributions: Sequence[Contribution]) -> tuple[Contribution, ...]:
+    """Sum up the contributions of the events of each item and type, by falling contribution.
+
+    The newest event stands for all of them. The sum of several estimated effects is an estimate.
+    """
+    groups: dict[tuple[str | None, str, str, bool], list[Contribution]] = {}
+    for each in contributions:
+        row = each.row
+        interest = row.title if row.item_id is None else ""
+        key = (row.item_id, interest, row.type, row.timestamp is None)
+        groups.setdefault(key, []).append(each)
+    if len(groups) == len(contributions):
+        return tuple(contributions)
+    return tuple(sorted(map(_merged, groups.values()), key=lambda each: -each.contribution))
+
+
+def _merged(group: Sequence[Contribution]) -> Contribution:
+    if len(group) == 1:
+        return group[0]
+    effects = [each.effect for each in group if each.effect is not None]
+    return Contribution(
+        max((each.row for each in group), key=lambda row: row.timestamp or 0),
+        sum(each.weight for each in group),
+        sum(each.contribution for each in group),
+        sum(effects) if len(effects) == len(group) else None,
+        all(each.effect_is_exact for each in group),
+        sum(each.events for each in group),
+    )
 
 
 async def name_rows(store: Store, events: EventColumns, sources: Sequence[int]) -> tuple[str, ...]:
@@ -68,7 +106,8 @@ def _without_hidden(contributions: Sequence[Contribution]) -> tuple[Contribution
         sum(values)
         for values in zip(*((each.weight, each.contribution) for each in hidden), strict=True)
     )
-    named.append(Contribution(_HIDDEN, weight, contribution))
+    events = sum(each.events for each in hidden)
+    named.append(Contribution(_HIDDEN, weight, contribution, events=events))
     return tuple(sorted(named, key=lambda each: -each.contribution))
 
 

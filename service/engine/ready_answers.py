@@ -15,7 +15,6 @@ from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog
 from models.history.user_memory import build_memory
 from models.ranking.ready.affinities import ValueAffinity, affinities
-from models.ranking.steering.item_steering import ItemSteering
 from service.domain.queries import Answer, Requester
 from service.domain.ready_queries import (
     AffinitiesAnswer,
@@ -32,21 +31,26 @@ from service.domain.stage_clock import StageClock
 from service.domain.steering import Steering
 from service.domain.timestamps import to_rfc3339
 from service.engine.compose import Parts
-from service.engine.naming import name_reasons
+from service.engine.naming import name_events, name_reasons
 from service.engine.questions.audience import (
     ScoredUser,
     audience_user,
     candidates,
     score_users,
 )
-from service.engine.questions.personal_pool import PersonalPool, personal_pool
+from service.engine.questions.personal_pool import PersonalPool, personal_pool, showable_items
 from service.engine.questions.popular import popular_items
 from service.engine.questions.recommend import excluded_rows
 from service.engine.questions.rows import HomePage
 from service.engine.questions.score import item_row
 from service.engine.questions.together import together
 from service.engine.selection.answer_fields import add_fields
-from service.engine.selection.item_selection import ItemSelection, select_items
+from service.engine.selection.item_selection import (
+    Counted,
+    ItemSelection,
+    count_items,
+    select_items,
+)
 from service.engine.selection.steering import SteeredItems, steer_items
 from service.histories.event_columns import EMPTY
 
@@ -74,8 +78,16 @@ class ReadyAnswers:
 
         def rank() -> Answer:
             selection = select_items(snapshot, query.filter, query.facets)
+            steered = steer_items(
+                snapshot,
+                query.steering,
+                allowed=selection.allowed,
+                exclude=query.exclude,
+                limit=query.limit,
+            )
+            selection = selection.with_warnings(steered.warnings)
             excluded = excluded_rows(query, snapshot, events)
-            return popular_items(query, snapshot, log, types, selection, excluded, at)
+            return popular_items(query, snapshot, log, types, selection, steered, excluded, at)
 
         answer = await self._compute("count", rank, stages)
         return await self._completed(answer, query.fields, stages)
@@ -87,7 +99,7 @@ class ReadyAnswers:
         types = self._parts.event_log.type_codes(query.types)
 
         def rank() -> Answer:
-            selection = select_items(snapshot, query.filter)
+            selection = select_items(snapshot, query.filter, query.facets)
             return together(query, snapshot, log, types, selection, _time(query.at))
 
         answer = await self._compute("count", rank, stages)
@@ -101,22 +113,26 @@ class ReadyAnswers:
             events = await memories.load(requester, at)
             log, snapshot = await self._open()
 
-        def select() -> tuple[ItemSelection, SteeredItems]:
-            selection = select_items(snapshot, query.filter)
+        excluded = snapshot.catalogue.rows(sorted(query.exclude)).astype(np.int64)
+        excluded = excluded[excluded >= 0]
+
+        def select() -> tuple[ItemSelection, SteeredItems, Counted | None]:
+            selection = select_items(snapshot, query.filter, query.facets)
             steered = steer_items(
                 snapshot,
                 Steering(query.rules, at_most=query.at_most),
                 allowed=selection.allowed,
-                exclude=query.exclude,
                 limit=query.limit,
             )
             if (buried := steered.steering.buried) is not None:
                 selection = replace(selection, allowed=selection.allowed & ~buried)
-            return selection.with_warnings(steered.warnings), steered
+            counted = None
+            if query.facets:
+                mask = showable_items(selection.allowed, events, excluded)
+                counted = count_items(snapshot, mask, query.facets)
+            return selection.with_warnings(steered.warnings), steered, counted
 
-        selection, steered = await self._compute("filter", select, stages)
-        excluded = snapshot.catalogue.rows(sorted(query.exclude)).astype(np.int64)
-        excluded = excluded[excluded >= 0]
+        selection, steered, counted = await self._compute("filter", select, stages)
 
         def rank() -> PersonalPool:
             with memories.memory(snapshot, requester, events, at) as user:
@@ -129,12 +145,12 @@ class ReadyAnswers:
                     excluded=excluded,
                     size=min(MOST_POOLED, _POOLED * query.rows * query.limit),
                     limit=query.limit,
-                    steering=ItemSteering(boost=steered.steering.boost),
+                    steered=steered,
                 )
 
         pool = await self._compute("attend", rank, stages)
         with stages("explain"):
-            named = await name_reasons(self._parts.store, snapshot, events, pool.reasons)
+            named = await name_events(self._parts.store, snapshot, events, pool.reasons)
         types = self._parts.event_log.type_codes(None)
         page = HomePage(query, snapshot, log, types, events, selection, steered, excluded, at)
         rows = await self._compute("count", lambda: page.rows(pool, named), stages)
@@ -143,7 +159,11 @@ class ReadyAnswers:
                 for row in rows:
                     await add_fields(Answer(row.items, ""), self._parts.store, query.fields)
         return RowsAnswer(
-            rows, snapshot.version, self._parts.live.degraded, selection.warnings or None
+            rows,
+            snapshot.version,
+            self._parts.live.degraded,
+            selection.warnings or None,
+            *((None, None) if counted is None else (counted.total, counted.facets)),
         )
 
     async def audience(self, query: AudienceQuery, stages: StageClock) -> AudienceAnswer:

@@ -42,33 +42,51 @@ def exact_effect(reason: dict[str, Any]) -> float:
 
 
 def compare(
-    http: httpx.Client, user: str, event: dict[str, Any], **how: Any
+    http: httpx.Client, user: str, gone: list[dict[str, Any]], **how: Any
 ) -> list[tuple[float, float]]:
-    """Pair each target's score less an event's effect with its score after its deletion.
+    """Pair each target's score less the effect of some events with its score after their deletion.
 
-    The event is stored again afterwards.
+    They are all events on one item, of one type, and are stored again afterwards.
     """
-    event_id = event["event_id"]
     before = score(http, user, **how)
-    http.delete(f"/v1/users/{user}/history/{event_id}").raise_for_status()
+    for event in gone:
+        path = f"/v1/users/{user}/history/{event['event_id']}"
+        http.delete(path).raise_for_status()
     after = score(http, user, **how)
-    post(http, [event])
+    post(http, gone)
     return [
         (personal(old) - exact_effect(reason), personal(new))
         for old, new in zip(before, after, strict=True)
         for reason in old["explanation"]
-        if reason["event_id"] == event_id
+        if (reason["item_id"], reason["type"]) == name_of(gone[0]) and reason["events"] == len(gone)
     ]
 
 
-def long_history(user: str, length: int) -> list[dict[str, Any]]:
-    """Events of which many share a second; every tenth is heavy, so that old ones count too."""
+def name_of(event: dict[str, Any]) -> tuple[str, str]:
+    """The item and the type of an event."""
+    return event["item_id"], event.get("type", "view")
+
+
+def by_item(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The events on each item, of each type."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for event in events:
+        groups.setdefault(name_of(event), []).append(event)
+    return [*groups.values()]
+
+
+def long_history(user: str, length: int, begins: int) -> list[dict[str, Any]]:
+    """Events of which many share a second; every tenth is heavy, so that old ones count too.
+
+    Those before the place `begins` are of a type of their own.
+    """
     random = np.random.default_rng(length)
     return [
         {
             "user_id": user,
             "event_id": f"{user}-{number}",
             "item_id": item_id(int(random.integers(4)), int(random.integers(15))),
+            "type": "early" if number < begins else "view",
             "weight": 40.0 if number % 10 == 0 else 1.0,
             "timestamp": f"2025-12-{1 + number // 20:02}T08:{(number % 20) // 3:02}:00Z",
         }
@@ -80,13 +98,17 @@ def long_history(user: str, length: int) -> list[dict[str, Any]]:
 def test_the_score_falls_by_the_effect_of_a_deleted_event(
     http: httpx.Client, how: dict[str, Any]
 ) -> None:
-    """The effect of an event is what the score loses by its deletion, to 1e-4."""
+    """The effect of the events on an item is what the score loses by their deletion, to 1e-4."""
     user, compared = "left", 0
-    post(http, history(user))
+    events = history(user)
+    events += [{**events[at], "event_id": f"again-{at}", "timestamp": AT} for at in (3, 6, 7)]
+    post(http, events)
     http.put(f"/v1/users/{user}", json={"interests": [GENRES[2]]}).raise_for_status()
-    for event in history(user):
-        for told, real in compare(http, user, event, **how):
-            assert told == pytest.approx(real, abs=1e-4), event["event_id"]
+    groups = by_item(events)
+    assert len(groups) == len(events) - 3
+    for gone in groups:
+        for told, real in compare(http, user, gone, **how):
+            assert told == pytest.approx(real, abs=1e-4), name_of(gone[0])
             compared += 1
     assert compared >= (2 if how.get("hard") else 2 * 11)
 
@@ -99,14 +121,15 @@ def test_effects_hold_before_and_within_the_window(
 ) -> None:
     """Effects are correct for events before and within the encoder's window."""
     user = f"long-{length}"
-    events = long_history(user, length)
+    events = long_history(user, length, begins)
     post(http, events)
-    named = {r["event_id"] for item in score(http, user) for r in item["explanation"]}
-    chosen = [event for event in events if event["event_id"] in named]
-    within = [event for event in chosen if events.index(event) >= begins]
-    before = [event for event in chosen if events.index(event) < begins]
+    named = {(r["item_id"], r["type"]) for item in score(http, user) for r in item["explanation"]}
+    chosen = [group for group in by_item(events) if name_of(group[0]) in named]
+    within = [group for group in chosen if events.index(group[0]) >= begins]
+    before = [group for group in chosen if events.index(group[0]) < begins]
+    assert any(len(group) > 1 for group in within[:4])
     for part in (before, within):
-        compared = [pair for event in part[:4] for pair in compare(http, user, event)]
+        compared = [pair for group in part[:4] for pair in compare(http, user, group)]
         assert len(compared) >= 4
         for told, real in compared:
             assert told == pytest.approx(real, abs=1e-4)

@@ -151,13 +151,50 @@ def test_exploration_names_its_seed_and_propensities(http: httpx.Client) -> None
     assert not any("propensity" in item for item in plain["items"])
 
 
-def test_a_batch_is_steered_like_a_question_alone(http: httpx.Client) -> None:
-    """The answer in a batch is the answer alone."""
-    question = USER | {"rules": RULES, "at_most": [{"field": "categories", "count": 3}]}
-    (batched,) = ask(
-        http, "/v1/batch", requests=[{"path": "/v1/recommend", "body": question}]
-    )["responses"]  # fmt: skip
-    assert batched["body"] == ask(http, "/v1/recommend", **question)
+STEERED: list[tuple[str, dict[str, Any]]] = [
+    ("recommend", USER),
+    ("search", {"query": "moon", "user_id": "u1", "at": AT}),
+    ("similar", {"item_id": item_id(0, 1)}),
+    ("popular", {"at": AT}),
+    ("together", {"item_id": item_id(0, 1), "at": AT}),
+    ("rows", {"user_id": "u1", "at": AT}),
+]
+
+
+@pytest.mark.parametrize(("name", "question"), STEERED)
+def test_a_batch_and_a_scenario_are_steered_like_a_question_alone(
+    http: httpx.Client, name: str, question: dict[str, Any]
+) -> None:
+    """Rules, quotas, facets and fields mean the same alone, in a batch and saved."""
+    steering = {
+        "rules": RULES,
+        "at_most": [{"field": "categories", "count": 3}],
+        "facets": [{"field": "categories"}],
+        "fields": ["categories"],
+        "limit": 6,
+    }
+    body = {field: value for field, value in question.items() if field != "item_id"} | steering
+    about = question.get("item_id")
+    path = f"/v1/items/{about}/{name}" if about else f"/v1/{name}"
+    alone = ask(http, path, **body)
+    (batched,) = ask(http, "/v1/batch", requests=[{"path": path, "body": body}])["responses"]
+    assert batched["body"] == alone
+    saved = http.put(f"/v1/scenarios/steered-{name}", json={"question": name, **steering})
+    assert saved.status_code == 200, saved.text
+    asked = ask(http, f"/v1/scenarios/steered-{name}", **question)
+    assert {field: asked[field] for field in alone} == alone
+    rows = alone.get("rows", [alone])
+    assert alone["total"] > 0
+    for row in rows:
+        shared = Counter(label for item in row["items"] for label in item["fields"]["categories"])
+        assert 0 < max(shared.values()) <= 3
+        for item in row["items"]:
+            assert sum(item["parts"].values()) == pytest.approx(item["score"], rel=1e-4, abs=1e-4)
+            assert "rules" in item["parts"]
+    widened = {"at_most": [{"field": "categories", "count": 4}]}
+    refused = http.post(f"/v1/scenarios/steered-{name}", json=question | widened)
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["pointer"] == "/at_most/0/count"
 
 
 # ---------------------------------------------------------------------------- hidden items

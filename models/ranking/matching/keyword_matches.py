@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from models.data.row_sets import RowIndices
 from models.ranking.matching.field_matches import FieldMatches
 from models.ranking.matching.search_results import SearchResults
 from models.text.keywords import KeywordHits
@@ -25,39 +26,63 @@ def allowed_keywords(keywords: KeywordHits, allowed: NDArray[np.bool_]) -> Keywo
     return KeywordHits(keywords.rows[at], keywords.levels[at], fields)
 
 
-def with_keywords(found: SearchResults, matches: FieldMatches, limit: int) -> SearchResults:
+def keyword_scores(
+    matches: FieldMatches, rows: RowIndices, scores: NDArray[np.float32]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Add the keys of keywords to the scores of items.
+
+    Args:
+        matches: of the query.
+        rows: items [R] with field keys.
+        scores: of these, [R].
+
+    Returns:
+        The rows of all items with a score, ascending, and their scores.
+    """
+    keywords = matches.keywords
+    every = np.union1d(rows, keywords.rows).astype(np.int64)
+    found = np.full(len(every), -np.inf)
+    if not (matches.options.hard and len(keywords.rows)):
+        found[np.searchsorted(every, rows)] = scores
+    np.logaddexp.at(found, np.searchsorted(every, keywords.rows), _logits(matches))
+    return every[found > -np.inf], found[found > -np.inf]
+
+
+def with_keywords(found: SearchResults, matches: FieldMatches, total: float) -> SearchResults:
     """Merge the keys of keywords into the softmax over field keys.
 
     Args:
-        found: the best items by their field keys.
-        matches: what they were found by.
-        limit: the most items.
+        found: items by their field keys.
+        matches: of the query.
+        total: log of the sum of exponentials over all field keys.
+
+    Returns:
+        SearchResults: these items and all with keywords, by falling scores.
     """
-    keywords, parameters = matches.keywords, matches.parameters
+    keywords = matches.keywords
     if not len(keywords.rows):
         return found
-    temperature = parameters.temperature * matches.options.temperature
-    logits = _scores(matches) / temperature
+    logits = _logits(matches)
     if matches.options.hard:
-        logits[logits < logits.max()] = -np.inf
-        found = replace(found, weights=np.zeros_like(found.weights))
-    # Of log-weights before normalising; a score less the log of its weight is the total's.
-    with np.errstate(divide="ignore"):
-        before = np.log(found.weights)
-    total = found.scores[0] - before[0] if len(found.rows) and before[0] > -np.inf else -np.inf
+        total = -np.inf
     whole = np.logaddexp(total, np.logaddexp.reduce(logits))
-    scores = dict(zip(found.rows.tolist(), (before + total).tolist(), strict=True))
+    scores, personal = dict[int, float](), dict[int, float]()
+    if total > -np.inf:
+        scores = dict(zip(found.rows.tolist(), found.scores.tolist(), strict=True))
+    if found.personal is not None:
+        personal = dict(zip(found.rows.tolist(), found.personal.tolist(), strict=True))
+    # What the items would score without a memory: it adds to field keys alone.
+    plain = {row: score - personal.get(row, 0.0) for row, score in scores.items()}
     matched = dict(zip(found.rows.tolist(), found.matched, strict=True))
     for row, logit, field in zip(
         keywords.rows.tolist(), logits.tolist(), keywords.fields, strict=True
     ):
-        others = scores.get(row, -np.inf)
-        scores[row] = float(np.logaddexp(others, logit))
+        scores[row] = float(np.logaddexp(scores.get(row, -np.inf), logit))
+        plain[row] = float(np.logaddexp(plain.get(row, -np.inf), logit))
         share = float(np.exp(logit - scores[row])) if scores[row] > -np.inf else 0.0
         rest = {name: part * (1 - share) for name, part in matched.get(row, {}).items()}
         matched[row] = {field: share, **rest}
     order = sorted((row for row in scores if scores[row] > -np.inf), key=lambda row: -scores[row])
-    del order[limit:]
     ranked = np.array([scores[row] for row in order])
     share = float(np.exp(total - whole))  # of the field keys
     return replace(
@@ -69,7 +94,18 @@ def with_keywords(found: SearchResults, matches: FieldMatches, limit: int) -> Se
             dict(sorted(matched[row].items(), key=lambda pair: -pair[1])) for row in order
         ),
         mass=1 - share * (1 - found.mass),
+        personal=None
+        if found.personal is None
+        else np.array([scores[row] - plain[row] for row in order], np.float32),
     )
+
+
+def _logits(matches: FieldMatches) -> NDArray[np.float64]:
+    """Return the logits of the keywords [M]; hard attention leaves the largest."""
+    logits = _scores(matches) / (matches.parameters.temperature * matches.options.temperature)
+    if matches.options.hard and len(logits):
+        logits[logits < logits.max()] = -np.inf
+    return logits
 
 
 def _scores(matches: FieldMatches) -> NDArray[np.float64]:

@@ -9,11 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.row_sets import RowIndices
+from models.ranking.steering.lineup import Moved
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchResults:
-    """Items that match, best first."""
+    """Items that match, best first.
+
+    Boosts are in neither weights nor scores. A pinned item that was not compared has no weight, and
+    a score of -inf.
+    """
 
     rows: RowIndices  # [L] item rows
     weights: NDArray[np.float32]  # [L] share of the softmax gathered over the item's keys
@@ -22,3 +27,6 @@ class SearchResults:
     mode: Literal["exact", "coarse"]
     keys: int  # that were attended
     mass: float  # share of the softmax over all allowed keys that these hold; may be estimated
+    # [L] of the scores, what the requester's memory added; None = nothing was added
+    personal: NDArray[np.float32] | None = None
+    moved: tuple[Moved | None, ...] = ()  # [L] of steered results; empty = by score alone

@@ -41,6 +41,10 @@ class ItemSteering:
         """The rows of the pins, in their order."""
         return np.array([pin.row for pin in self.pins], dtype=np.int64)
 
+    def boosts_of(self, rows: NDArray[np.integer]) -> NDArray[np.float32] | None:
+        """Return the boosts of some rows [L]; None without any rule that boosts."""
+        return None if self.boost is None else self.boost[rows]
+
     @property
     def reorders(self) -> bool:
         """Whether more than the first items by score must be looked at."""

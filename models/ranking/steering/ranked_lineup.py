@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -44,6 +44,29 @@ def line_up_ranked(
     counts = QuotaCounts.over(fields, steering.quotas, every)
     lineup = line_up(pool, counts, steering, limit=limit, diversity=0.0)
     return SteeredRows(every[lineup.places], lineup.moved)
+
+
+def line_up_scored(
+    fields: ItemFields,
+    rows: NDArray[np.int64],
+    scores: NDArray[np.floating[Any]],
+    steering: ItemSteering,
+    *,
+    limit: int,
+) -> SteeredRows:
+    """Rank items by the sum of score and boost, ties in the order given, and line them up.
+
+    Args:
+        fields: of the catalogue.
+        rows: distinct item rows [R]; pins among them are ranked nowhere else.
+        scores: of these, without boosts, [R].
+        steering: of the same catalogue.
+        limit: the most items, pinned ones among them.
+    """
+    own = scores if steering.boost is None else scores + steering.boost[rows]
+    order = rows[np.argsort(-own, kind="stable")]
+    ranked = order[~np.isin(order, steering.pinned)]
+    return line_up_ranked(fields, ranked, steering, limit=limit)
 
 
 class QuotaChoice:

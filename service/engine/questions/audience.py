@@ -13,7 +13,7 @@ from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog
 from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
-from models.ranking.explain import Reason, explain
+from models.ranking.explain import Reason
 from models.ranking.ready.audience import (
     AudienceScore,
     audience_score,
@@ -22,6 +22,7 @@ from models.ranking.ready.audience import (
 )
 from service.domain.queries import Contribution
 from service.domain.ready_queries import AudienceQuery, AudienceUser
+from service.engine.explain import foremost_reasons
 from service.histories.event_columns import EventColumns
 
 SCORED_USERS = 100  # at most
@@ -95,9 +96,10 @@ def score_users(
     explained = []
     for each in best:
         with memory(each.events) as user:
-            (reasons,) = explain(
+            (reasons,) = foremost_reasons(
                 snapshot,
                 user,
+                each.events,
                 np.array([row]),
                 query.explain,
                 options,

@@ -13,8 +13,10 @@ from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason, explain
 from models.ranking.recommend import Ranked, recommend
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
+from models.ranking.steering.boost_unit import UNIT_OF, boost_unit
+from models.ranking.steering.item_steering import ItemSteering
 from service.domain.records import DISLIKE
+from service.engine.selection.steering import UNSTEERED, SteeredItems
 from service.histories.event_columns import EventColumns
 
 REASONS = 5  # of each recommended item
@@ -28,6 +30,7 @@ class PersonalPool:
     fresh: Ranked  # items that the requester has not had, best first
     reasons: Sequence[Sequence[Reason]]  # of each of these
     again: Ranked  # items that the requester took at several times
+    steered: SteeredItems  # by which both are ranked
 
 
 def personal_pool(
@@ -40,7 +43,7 @@ def personal_pool(
     excluded: NDArray[np.int64],
     size: int,
     limit: int,
-    steering: ItemSteering = NO_STEERING,
+    steered: SteeredItems = UNSTEERED,
 ) -> PersonalPool:
     """Rank up to `size` new items and up to `limit` items that come back.
 
@@ -53,8 +56,16 @@ def personal_pool(
         excluded: item rows that may not.
         size: the most new items; of a long history at most `MOST_OF_LONG`.
         limit: the most items that come back.
-        steering: boosts of the same catalogue.
+        steered: over the same catalogue. Boosts alone count, in `boost_unit` of the requester's
+            scores.
     """
+    if steered.steering.boost is not None:
+        none = excluded[:0]
+        best = recommend(
+            snapshot, user, limit=UNIT_OF, allowed=allowed, excluded=none, options=options
+        )
+        steered = steered.scaled(boost_unit(best.scores.total.numpy()))
+    steering = ItemSteering(boost=steered.steering.boost)
     seen = events.items[events.items < len(allowed)]
     fresh = recommend(
         snapshot,
@@ -77,7 +88,19 @@ def personal_pool(
         options=options,
         steering=steering,
     )
-    return PersonalPool(fresh, reasons, again)
+    return PersonalPool(fresh, reasons, again, steered)
+
+
+def showable_items(
+    allowed: NDArray[np.bool_], events: EventColumns, excluded: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Mark the allowed items [N] that may be in a pool: new ones, and those that come back."""
+    mask = allowed.copy()
+    mask[events.items[events.items < len(mask)]] = False
+    again = repeated_items(events, len(mask))
+    mask[again] = allowed[again]
+    mask[excluded] = False
+    return mask
 
 
 def liked_events(events: EventColumns, size: int) -> NDArray[np.int64]:

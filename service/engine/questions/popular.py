@@ -19,13 +19,14 @@ from models.ranking.ready.popularity import (
     rated,
     trending,
 )
+from models.ranking.steering.boost_unit import boost_unit
 from models.ranking.steering.ranked_lineup import line_up_ranked
 from service.domain.item_selection import FilterWarning
 from service.domain.queries import Answer, AnswerItem
 from service.domain.ready_queries import TREND_FLOOR, TREND_HALF_LIFE, TREND_WINDOW, PopularQuery
 from service.domain.timestamps import to_rfc3339
 from service.engine.selection.item_selection import ItemSelection, count_items
-from service.engine.selection.steering import steer_items
+from service.engine.selection.steering import SteeredItems
 
 
 def popular_items(
@@ -34,8 +35,11 @@ def popular_items(
     log: EventLog,
     types: NDArray[np.integer],
     selection: ItemSelection,
+    steered: SteeredItems,
     excluded: NDArray[np.int64],
     at: int,
+    *,
+    in_deviations: bool = False,
 ) -> Answer:
     """Rank the items that were taken, published or rated as the query says.
 
@@ -45,20 +49,16 @@ def popular_items(
         log: all events.
         types: codes of the event types that count.
         selection: of the items that may be answered.
-        excluded: item rows that may not.
+        steered: by the question, over the same catalogue.
+        excluded: item rows that may not be answered.
         at: the time of the request, microseconds UTC.
+        in_deviations: count boosts in `boost_unit` of the scores, instead of as they are.
     """
     ranked, is_ranked = _ranked(query, snapshot, log, types, at)
     mask = selection.allowed & is_ranked
+    if in_deviations and steered.steering.boost is not None:
+        steered = steered.scaled(boost_unit(ranked.scores[mask]))
     mask[excluded] = False
-    steered = steer_items(
-        snapshot,
-        query.steering,
-        allowed=selection.allowed,
-        exclude=query.exclude,
-        limit=query.limit,
-    )
-    selection = selection.with_warnings(steered.warnings)
     steering = steered.steering
     if steering.boost is not None:
         ranked.parts["rules"] = steering.boost.astype(np.float64)

@@ -23,7 +23,7 @@ from service.domain.ready_queries import (
     RowReason,
     RowsQuery,
 )
-from service.domain.steering import Steering
+from service.engine.naming import merge_events
 from service.engine.questions.personal_pool import PersonalPool, liked_events
 from service.engine.questions.popular import popular_items
 from service.engine.questions.score import score_answer
@@ -63,7 +63,7 @@ class HomePage:
         types: codes of the event types that count.
         events: the requester's.
         selection: of the items that may be answered, without buried ones.
-        steered: the boosts, and the quotas of each row.
+        steered: boosts as the question has them, and the quotas of each row.
         excluded: item rows that may not be in any row.
         at: the time of the request, microseconds UTC.
     """
@@ -102,7 +102,8 @@ class HomePage:
                 first.append(row)
         made = _alternating(first, others)
         if len(made) < count:
-            made += self._rest(pool.fresh, RowReason("recommended", "Recommended for you"))
+            reason = RowReason("recommended", "Recommended for you")
+            made += self._rest(pool, pool.fresh, reason)
         if len(made) < count:
             made += self._ranked("popular")
         return made
@@ -117,7 +118,7 @@ class HomePage:
         if len(made) < count and (categories := self._categories()):
             made += self._ranked("newest", categories)
         if len(made) < count:
-            made += self._rest(pool.again, RowReason("again", "Take it again"))
+            made += self._rest(pool, pool.again, RowReason("again", "Take it again"))
         return made
 
     def _because(
@@ -126,7 +127,7 @@ class HomePage:
         """Return rows of items that one item of the history, or one interest, raises most."""
         catalogue = self.snapshot.catalogue
         servable = catalogue.servable
-        items = self._items(pool.fresh)
+        items = self._items(pool, pool.fresh)
         causes: dict[str, int] = {}
         entries: list[tuple[int, int, float]] = []
         raising = [[each for each in named if each.contribution > 0] for named in explanations]
@@ -150,12 +151,14 @@ class HomePage:
             choose=self._choice(pool.fresh.rows),
         ):
             own: list[AnswerItem] = []
+            events: list[Contribution] = []
             for target in chosen.targets.tolist():
                 of_cause = [e for e in raising[target] if _name(e) == names[chosen.cause]]
                 item = items[target].copy()
-                item["explanation"] = tuple(of_cause)
+                item["explanation"] = merge_events(of_cause)
                 own.append(item)
-            rows.append(AnswerRow(_because_reason(own), own))
+                events += of_cause
+            rows.append(AnswerRow(_because_reason(events), own))
         return rows
 
     def _ranked(
@@ -167,13 +170,20 @@ class HomePage:
             allowed = selection.allowed & self.snapshot.catalogue.in_categories(categories)
             selection = ItemSelection(allowed)
         by: PopularityKind = kind
-        steering = Steering(self.query.rules, at_most=self.query.at_most)
-        query = PopularQuery(self.query.requester, by, limit=self.query.limit, steering=steering)
+        query = PopularQuery(self.query.requester, by, limit=self.query.limit)
         seen = self.events.items
         used = self.snapshot.catalogue.rows(sorted(self.used))
         rows = np.concatenate([self.excluded, seen[seen < len(selection.allowed)], used])
         answer = popular_items(
-            query, self.snapshot, self.log, self.types, selection, rows.astype(np.int64), self.at
+            query,
+            self.snapshot,
+            self.log,
+            self.types,
+            selection,
+            self.steered,
+            rows.astype(np.int64),
+            self.at,
+            in_deviations=True,
         )
         text = {
             "popular": "Popular with everybody",
@@ -189,9 +199,9 @@ class HomePage:
         rows = self.events.rows[places].tolist()
         return distinctive_categories(self.snapshot.catalogue, rows, _CATEGORIES)
 
-    def _rest(self, ranked: Ranked, reason: RowReason) -> list[AnswerRow]:
+    def _rest(self, pool: PersonalPool, ranked: Ranked, reason: RowReason) -> list[AnswerRow]:
         """Return a row of the best items that are in no other row; none of too few items."""
-        items, rows = self._items(ranked), ranked.rows
+        items, rows = self._items(pool, ranked), ranked.rows
         left = np.flatnonzero([item["item_id"] not in self.used for item in items])
         row = AnswerRow(reason, [items[place] for place in self._choice(rows)(left).tolist()])
         return [row] if self._take(row) else []
@@ -202,10 +212,10 @@ class HomePage:
     def _fewest(self) -> int:
         return min(FEWEST, self.query.limit)
 
-    def _items(self, ranked: Ranked) -> Sequence[AnswerItem]:
+    def _items(self, pool: PersonalPool, ranked: Ranked) -> Sequence[AnswerItem]:
         requester, snapshot = self.query.requester, self.snapshot
         items = score_answer(requester, snapshot, ranked.rows, ranked.scores, ()).items
-        self.steered.applied.describe(items, ranked.rows)
+        pool.steered.applied.describe(items, ranked.rows)
         return items
 
     def _choice(self, rows: NDArray[np.integer]) -> QuotaChoice:
@@ -231,12 +241,11 @@ def _name(each: Contribution) -> str:
     return each.row.item_id or each.row.title
 
 
-def _because_reason(items: Sequence[AnswerItem]) -> RowReason:
+def _because_reason(contributions: Sequence[Contribution]) -> RowReason:
     """Return the reason of a row: its item, and the events that add most to the row's scores."""
     sums: dict[MemoryRow, float] = {}
-    for item in items:
-        for each in item["explanation"]:
-            sums[each.row] = sums.get(each.row, 0.0) + each.contribution
+    for each in contributions:
+        sums[each.row] = sums.get(each.row, 0.0) + each.contribution
     best = sorted(sums, key=lambda row: -sums[row])
     first = best[0]
     begin = _BECAUSE.get(first.type, "Because of")

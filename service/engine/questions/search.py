@@ -27,6 +27,8 @@ from models.ranking.search import (
     strong_matches,
 )
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
+from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
+from models.ranking.steering.ranked_lineup import SteeredRows
 from models.text.bm25 import Hits
 from models.text.keywords import NO_KEYWORDS
 from models.text.query_parser import ParsedQuery
@@ -35,6 +37,8 @@ from service.domain.queries import Answer, AnswerItem, Contribution, SearchQuery
 from service.engine.explain import explain_items
 from service.engine.selection.item_selection import Counted, ItemSelection, count_items
 from service.engine.selection.listing import list_items
+from service.engine.selection.steering import UNSTEERED, SteeredItems, steer_items
+from service.histories.event_columns import EMPTY, EventColumns
 
 RERANKED = 200  # items matched by text that a user's memory re-ranks
 BM25_HITS = 500  # items at most that BM25 contributes
@@ -68,6 +72,8 @@ def search_items(
     allowed: NDArray[np.bool_],
     options: AttentionOptions,
     parameters: SearchParameters = DEFAULTS,
+    steering: ItemSteering = NO_STEERING,
+    events: EventColumns = EMPTY,
 ) -> SearchOutcome:
     """Rank the items that match a text best.
 
@@ -79,6 +85,8 @@ def search_items(
         allowed: bool [N], what may be answered.
         options: both are attended, the field keys and the user's memory.
         parameters: weights of the kinds of match.
+        steering: of the same catalogue, without exploration.
+        events: of the memory, which reasons are about.
     """
     parsed, matches = match_text(
         query.query, snapshot, encode, allowed=allowed, options=options, parameters=parameters
@@ -86,7 +94,7 @@ def search_items(
     near = nearest(matches, max(RERANKED, query.limit)) if len(user) else np.zeros(0, np.int64)
     scores = score(snapshot, user, near, options)
     personal = personal_bias(snapshot, scores, near, query.personal_weight) if len(user) else None
-    found = search(matches, limit=query.limit, personal=personal)
+    found = search(matches, limit=query.limit, personal=personal, steering=steering)
     place_of = {row: place for place, row in enumerate(near.tolist())}
     places = [place_of.get(row, -1) for row in found.rows.tolist()]
     reasons = explain_items(
@@ -96,6 +104,7 @@ def search_items(
         scores,
         options=options,
         requester=query.requester,
+        events=events,
         places=places,
     )
     counted = None
@@ -144,7 +153,9 @@ def list_matches(
             query.query, snapshot, encode, allowed=mask, options=options, parameters=parameters
         )
         mask = matched_items(snapshot, parsed, matches, mask)
-    answer = list_items(query, snapshot, mask)
+    steered = steer_items(snapshot, query.steering, allowed=selection.allowed, limit=query.limit)
+    selection = selection.with_warnings(steered.warnings)
+    answer = list_items(query, snapshot, mask, steered.steering.quotas)
     counted = count_items(snapshot, mask, query.facets)
     answer = selection.described(answer, counted)
     return describe_query(answer, query, parsed, found=mask.any())
@@ -226,28 +237,36 @@ def search_answer(
     snapshot: Snapshot,
     outcome: SearchOutcome,
     explanations: Sequence[tuple[Contribution, ...]],
+    steered: SteeredItems = UNSTEERED,
 ) -> Answer:
     """Make the answer to a search; without a user or a history there is nobody to explain by."""
     requester = query.requester
     found, scores, catalogue = outcome.found, outcome.scores, snapshot.catalogue
     masses = scores.mass.tolist()
+    parts = _parts(found, steered.steering)
+    totals = np.sum(list(parts.values()), axis=0).tolist()
+    columns = {name: numbers.tolist() for name, numbers in parts.items()}
     items: list[AnswerItem] = [
         {
             "item_id": item_id,
-            "score": worth,
+            "score": totals[place],
             "title": title,
+            "parts": {name: numbers[place] for name, numbers in columns.items()},
             "weight": weight,
             "matched": by_field,
         }
-        for item_id, worth, title, weight, by_field in zip(
-            catalogue.vocabulary.ids_of(found.rows.tolist()),
-            found.scores.tolist(),
-            catalogue.titles.take(found.rows),
-            found.weights.tolist(),
-            found.matched,
-            strict=True,
+        for place, (item_id, title, weight, by_field) in enumerate(
+            zip(
+                catalogue.vocabulary.ids_of(found.rows.tolist()),
+                catalogue.titles.take(found.rows),
+                found.weights.tolist(),
+                found.matched,
+                strict=True,
+            )
         )
     ]
+    for place in np.flatnonzero(~np.isfinite(found.scores)).tolist():
+        del items[place]["score"], items[place]["parts"]  # a pin that was not compared
     for item, place in zip(items, outcome.places, strict=True):
         if place >= 0:
             item["mass"] = masses[place]
@@ -262,4 +281,17 @@ def search_answer(
         keys_attended=found.keys,
         mass=found.mass,
     )
-    return describe_query(answer, query, outcome.parsed, found=bool(items))
+    if found.moved:
+        answer = steered.describe(answer, SteeredRows(found.rows.astype(np.int64), found.moved))
+    return describe_query(answer, query, outcome.parsed, found=any("score" in i for i in items))
+
+
+def _parts(found: SearchResults, steering: ItemSteering) -> dict[str, NDArray[np.float64]]:
+    """Return the addends [L] of the scores by name, -inf for an item that was not compared."""
+    scores = found.scores.astype(np.float64)
+    parts = {"match": scores}
+    if found.personal is not None:
+        parts = {"match": scores - found.personal, "memory": found.personal.astype(np.float64)}
+    if (boost := steering.boosts_of(found.rows)) is not None:
+        parts["rules"] = boost.astype(np.float64)
+    return parts

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from models.catalogue.snapshot import Snapshot
 from models.ranking.similar_items import comparable, similar, spaces_of
+from models.ranking.steering.ranked_lineup import SteeredRows
 from service.domain.errors import Invalid
 from service.domain.queries import Answer, AnswerItem, SimilarQuery, Space
 from service.engine.questions.score import item_row
 from service.engine.selection.item_selection import count_items, select_items
+from service.engine.selection.steering import steer_items
 
 _LACKS: dict[Space, str] = {
     "content": "has neither a text nor an embedding",
@@ -32,12 +34,32 @@ def similar_items(query: SimilarQuery, snapshot: Snapshot) -> Answer:
             )
         spaces = (query.space,)
     selection = select_items(snapshot, query.filter, query.facets)
-    found = similar(snapshot, row, limit=query.limit, allowed=selection.allowed, spaces=spaces)
+    others = None
+    if query.facets or query.steering.pins:
+        others = comparable(snapshot, row, selection.allowed, spaces)
+    steered = steer_items(
+        snapshot,
+        query.steering,
+        allowed=selection.allowed,
+        limit=query.limit,
+        comparable=others,
+    )
+    selection = selection.with_warnings(steered.warnings)
+    found = similar(
+        snapshot,
+        row,
+        limit=query.limit,
+        allowed=selection.allowed,
+        spaces=spaces,
+        steering=steered.steering,
+    )
+    boost = steered.steering.boosts_of(found.rows)
     items: list[AnswerItem] = [
         {
             "item_id": catalogue.vocabulary.id(row),
             "score": float(found.scores[at]),
             "title": catalogue.titles[row],
+            "parts": {"similarity": float(found.scores[at])},
             "weight": float(found.weights[at]),
             "spaces": {
                 space: {"cosine": near.cosine, "share": near.share}
@@ -46,8 +68,11 @@ def similar_items(query: SimilarQuery, snapshot: Snapshot) -> Answer:
         }
         for at, row in enumerate(found.rows.tolist())
     ]
-    counted = None
-    if query.facets:
-        others = comparable(snapshot, row, selection.allowed, spaces)
-        counted = count_items(snapshot, others, query.facets)
-    return selection.described(Answer(items, snapshot.version, spaces=spaces), counted)
+    if boost is not None:
+        for item, added in zip(items, boost.tolist(), strict=True):
+            item["score"] += added
+            item["parts"]["rules"] = added
+    answer = Answer(items, snapshot.version, spaces=spaces)
+    answer = steered.describe(answer, SteeredRows(found.rows, found.moved))
+    counted = None if others is None else count_items(snapshot, others, query.facets)
+    return selection.described(answer, counted)

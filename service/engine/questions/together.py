@@ -9,11 +9,13 @@ from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog, LoggedEvents, log_sizes, of_types
 from models.ranking.ready.popularity import best_rows
 from models.ranking.ready.together import Companions, companions
-from models.ranking.similar_items import similar
-from service.domain.queries import Answer, AnswerItem
+from models.ranking.similar_items import comparable, compare_items
+from models.ranking.steering.ranked_lineup import line_up_ranked
+from service.domain.queries import Answer, AnswerItem, Space
 from service.domain.ready_queries import TogetherQuery
 from service.engine.questions.score import item_row
-from service.engine.selection.item_selection import ItemSelection
+from service.engine.selection.item_selection import ItemSelection, count_items
+from service.engine.selection.steering import steer_items
 
 MAX_USERS = 2_000  # of one item whose histories are read, those who took it last
 
@@ -67,14 +69,42 @@ def together(
         allowed=allowed if trained is None else allowed & (trained > 0),
     )
     scores = _scores(found, trained, query, len(catalogue))
-    rows = best_rows(scores, found.rows, query.limit, catalogue)
-    places = {item: place for place, item in enumerate(found.rows.tolist())}
-    kept = found.take(np.array([places[item] for item in rows.tolist()], np.int64))
-    items = _items(query, snapshot, kept, scores)
-    allowed[rows] = False
-    return selection.described(
-        Answer([*items, *_similar(query, snapshot, row, allowed, len(items))], snapshot.version)
+    is_taken = np.zeros(len(catalogue), np.bool_)
+    is_taken[found.rows] = True
+    spaces: tuple[Space, ...] = ("content",) if catalogue.has_content[row] else ()
+    is_similar = comparable(snapshot, row, allowed & ~is_taken, spaces)
+    steered = steer_items(
+        snapshot,
+        query.steering,
+        allowed=selection.allowed,
+        limit=query.limit,
+        comparable=is_taken | is_similar,
     )
+    steering = steered.steering
+    every = steering.reorders or len(steering.pins) > 0
+    ranked = best_rows(
+        scores if steering.boost is None else scores + steering.boost,
+        found.rows,
+        len(found.rows) if every else query.limit,
+        catalogue,
+    )
+    if (every or len(ranked) < query.limit) and is_similar.any():
+        near = compare_items(snapshot, row, allowed=is_similar, spaces=spaces)
+        scores[near.rows] = near.cosines_in("content")
+        boosts = steering.boosts_of(near.rows)
+        cosines = scores[near.rows] if boosts is None else scores[near.rows] + boosts
+        order = near.rows[np.argsort(-cosines, kind="stable")]
+        ranked = np.concatenate([ranked, order if every else order[: query.limit]])
+    ranked = ranked[~np.isin(ranked, steering.pinned)]
+    lineup = line_up_ranked(catalogue.fields, ranked, steering, limit=query.limit)
+    items = _items(query, snapshot, found, lineup.rows, scores)
+    if (boost := steering.boosts_of(lineup.rows)) is not None:
+        for item, added in zip(items, boost.tolist(), strict=True):
+            item["score"] += added
+            item["parts"]["rules"] = added
+    answer = steered.describe(Answer(items, snapshot.version), lineup)
+    counted = count_items(snapshot, is_taken, query.facets)
+    return selection.with_warnings(steered.warnings).described(answer, counted)
 
 
 def _known_row(snapshot: Snapshot, log: EventLog, item_id: str) -> int:
@@ -117,49 +147,35 @@ def _scores(
 
 
 def _items(
-    query: TogetherQuery, snapshot: Snapshot, found: Companions, scores: NDArray[np.float64]
+    query: TogetherQuery,
+    snapshot: Snapshot,
+    found: Companions,
+    rows: NDArray[np.int64],
+    scores: NDArray[np.float64],
 ) -> list[AnswerItem]:
+    """Make the items of rows [L]: those that are taken with it, and others by their content."""
     catalogue = snapshot.catalogue
+    part = "transitions" if query.relation == "after" else "significance"
+    place_of = {row: place for place, row in enumerate(found.rows.tolist())}
+    items: list[AnswerItem] = []
     columns = zip(
-        catalogue.vocabulary.ids_of(found.rows.tolist()),
-        scores[found.rows].tolist(),
-        catalogue.titles.take(found.rows),
-        found.support.tolist(),
-        found.lift.tolist(),
-        found.significance.tolist(),
+        rows.tolist(),
+        catalogue.vocabulary.ids_of(rows.tolist()),
+        scores[rows].tolist(),
+        catalogue.titles.take(rows),
         strict=True,
     )
-    part = "transitions" if query.relation == "after" else "significance"
-    return [
-        {
-            "item_id": item_id,
-            "score": score,
-            "title": title,
-            "parts": {part: score},
-            "reason": query.relation,
-            "support": support,
-            "lift": lift,
-            "significance": significance,
-        }
-        for item_id, score, title, support, lift, significance in columns
-    ]
-
-
-def _similar(
-    query: TogetherQuery, snapshot: Snapshot, row: int, allowed: NDArray[np.bool_], taken: int
-) -> list[AnswerItem]:
-    """Return items of similar content for the places that are left."""
-    if taken >= query.limit or not snapshot.catalogue.has_content[row]:
-        return []
-    near = similar(snapshot, row, limit=query.limit - taken, allowed=allowed, spaces=("content",))
-    cosines = [spaces["content"].cosine for spaces in near.spaces]
-    return [
-        {
-            "item_id": snapshot.catalogue.vocabulary.id(item),
-            "score": cosine,
-            "title": snapshot.catalogue.titles[item],
-            "parts": {"content": cosine},
-            "reason": "content",
-        }
-        for item, cosine in zip(near.rows.tolist(), cosines, strict=True)
-    ]
+    for row, item_id, score, title in columns:
+        item: AnswerItem = {"item_id": item_id, "score": score, "title": title}
+        if (place := place_of.get(row)) is None:
+            item |= {"parts": {"content": score}, "reason": "content"}
+        else:
+            item |= {
+                "parts": {part: score},
+                "reason": query.relation,
+                "support": int(found.support[place]),
+                "lift": float(found.lift[place]),
+                "significance": float(found.significance[place]),
+            }
+        items.append(item)
+    return items

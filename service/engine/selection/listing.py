@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.catalogue.sorting import SortedValue, SortKey, SortPosition, position, sorted_rows
+from models.ranking.steering.item_steering import Quota
+from models.ranking.steering.ranked_lineup import QuotaChoice
 from service.domain.errors import Invalid
 from service.domain.item_selection import SortField
 from service.domain.queries import Answer, AnswerItem, SearchQuery
@@ -19,8 +21,15 @@ from service.domain.queries import Answer, AnswerItem, SearchQuery
 NEWEST_FIRST = (SortField("published_at", descending=True),)  # without a `sort`
 
 
-def list_items(query: SearchQuery, snapshot: Snapshot, mask: NDArray[np.bool_]) -> Answer:
+def list_items(
+    query: SearchQuery,
+    snapshot: Snapshot,
+    mask: NDArray[np.bool_],
+    quotas: Sequence[Quota] = (),
+) -> Answer:
     """Return a page of the items of a mask [N], in the order of the query.
+
+    Quotas hold for the whole list, so that each page goes on where the one before it ended.
 
     Raises `Invalid` for a cursor that is not of this order.
     """
@@ -28,7 +37,12 @@ def list_items(query: SearchQuery, snapshot: Snapshot, mask: NDArray[np.bool_]) 
     order = query.sort or NEWEST_FIRST
     keys = [SortKey(each.field, each.descending) for each in order]
     after = None if query.cursor is None else _position(query.cursor, order)
-    rows = np.flatnonzero(mask)
+    rows = matched = np.flatnonzero(mask)
+    if quotas:
+        needed = len(rows) if after is not None else query.offset + query.limit + 1
+        whole = sorted_rows(catalogue.fields, rows, keys, limit=len(rows))
+        rows = whole[QuotaChoice(catalogue.fields, quotas, whole, needed)(np.arange(len(whole)))]
+        rows = np.sort(rows)
     # One item more than the page tells whether there is another page.
     page = sorted_rows(
         catalogue.fields, rows, keys, limit=query.limit + 1, offset=query.offset, after=after
@@ -42,7 +56,7 @@ def list_items(query: SearchQuery, snapshot: Snapshot, mask: NDArray[np.bool_]) 
             catalogue.vocabulary.ids_of(listed.tolist()), catalogue.titles.take(listed), strict=True
         )
     ]
-    return Answer(items, snapshot.version, total=len(rows), cursor=cursor)
+    return Answer(items, snapshot.version, total=len(matched), cursor=cursor)
 
 
 def _cursor(order: Sequence[SortField], place: SortPosition) -> str:

@@ -39,6 +39,18 @@ class AppliedRules:
             for place in np.flatnonzero(mask[rows]).tolist():
                 items[place].setdefault("rules", []).append(rule)
 
+    def scaled(self, unit: float) -> AppliedRules:
+        """Return these rules with boosts that are counted in a unit of the scores."""
+        if self.boost is None:
+            return self
+        rules = tuple(
+            (AppliedRule(name=rule["name"], boost=rule["boost"] * unit), mask)
+            if "boost" in rule
+            else (rule, mask)
+            for rule, mask in self.rules
+        )
+        return replace(self, rules=rules, boost=self.boost * np.float32(unit))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SteeredItems:
@@ -47,6 +59,11 @@ class SteeredItems:
     applied: AppliedRules = field(default_factory=AppliedRules)
     steering: ItemSteering = NO_STEERING
     warnings: tuple[FilterWarning, ...] = ()
+
+    def scaled(self, unit: float) -> SteeredItems:
+        """Return this steering with boosts that are counted in a unit of the scores."""
+        applied = self.applied.scaled(unit)
+        return replace(self, applied=applied, steering=replace(self.steering, boost=applied.boost))
 
     def describe(self, answer: Answer, ranked: Ranked | SteeredRows) -> Answer:
         """Return an answer that says of each item what moved it, and how likely it was shown."""
@@ -59,6 +76,9 @@ class SteeredItems:
         for item, propensity in zip(answer.items, ranked.propensities.tolist(), strict=True):
             item["propensity"] = propensity
         return replace(answer, seed=self.steering.seed)
+
+
+UNSTEERED = SteeredItems()
 
 
 def apply_rules(snapshot: Snapshot, rules: Sequence[Rule]) -> AppliedRules:
@@ -86,8 +106,9 @@ def steer_items(
     steering: Steering,
     *,
     allowed: NDArray[np.bool_],
-    exclude: Collection[str],
+    exclude: Collection[str] = (),
     limit: int,
+    comparable: NDArray[np.bool_] | None = None,
 ) -> SteeredItems:
     """Apply the steering of a question to the catalogue.
 
@@ -97,14 +118,16 @@ def steer_items(
         allowed: bool [N], the items that pass the question's filter.
         exclude: items that are left out by name; pins among them are too.
         limit: the most items of the answer.
+        comparable: bool [N], of a question about an item, the items that can be compared with it;
+            None = all.
     """
     if steering == domain.NO_STEERING:
-        return SteeredItems()
+        return UNSTEERED
     applied = apply_rules(snapshot, steering.rules)
     pins, refused = [], []
     for place, pin in enumerate(steering.pins):
         row = snapshot.catalogue.row(pin.item_id)
-        if why := _unpinnable(snapshot, row, pin, allowed, exclude, limit):
+        if why := _unpinnable(snapshot, row, pin, allowed, exclude, limit, comparable):
             refused.append(FilterWarning(f"/pin/{place}", why))
         else:
             pins.append(Pin(row, pin.position))
@@ -133,6 +156,7 @@ def _unpinnable(
     allowed: NDArray[np.bool_],
     exclude: Collection[str],
     limit: int,
+    comparable: NDArray[np.bool_] | None,
 ) -> str:
     """Return why an item is not shown at its place; empty where it is."""
 
@@ -142,6 +166,8 @@ def _unpinnable(
         yield not snapshot.catalogue.servable[row], "is hidden"
         yield not allowed[row], "does not pass the filter"
         yield pin.item_id in exclude, "is excluded"
+        cannot = comparable is not None and not comparable[row]
+        yield cannot, "cannot be compared with the item of the question"
         yield pin.position > limit, f"stands behind the limit of {limit}"
 
     return next((f"item {pin.item_id!r} {why}" for holds, why in reasons() if holds), "")

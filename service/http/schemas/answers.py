@@ -15,35 +15,50 @@ from service.http.schemas.scalars import Id, Timestamp
 
 
 class ContributionOut(BaseModel):
-    """Contribution of one event to one item's score."""
+    """Contribution of the events on one item, of one type, to one item's score.
 
-    event_id: str | None
+    No two reasons of a score have the same item and type.
+    """
+
+    event_id: str | None = Field(
+        description="Of the newest of the events; null of an event that is not stored, and of an "
+        "interest."
+    )
     item_id: str | None
     title: str
     type: str = Field(
         description="Of the event, or `profile`. `hidden` is the sum of the events on items that "
         "were hidden or deleted, which are not named."
     )
-    timestamp: Timestamp | None
-    weight: float = Field(description="Its softmax weight, the mean over heads.")
+    timestamp: Timestamp | None = Field(description="Of the newest of the events.")
+    events: int = Field(
+        description="The number of events on the item, of this type, that the reason sums up. Of a "
+        "user with very many, those that count least may be left out."
+    )
+    weight: float = Field(
+        description="The softmax weight, the mean over heads, summed over the events."
+    )
     contribution: float = Field(
-        description="What the event adds to the score, or takes from it where negative: what the "
-        "attention loses where the other events take over its weight, its share of the "
+        description="What the events add to the score, or take from it where negative. Of each: "
+        "what the attention loses where the other events take over its weight, its share of the "
         "transitions and similarities, and an equal share of what all events that raise the score "
         "add together. The sum over all events and profile entries is the score without "
         "`parts.prior`."
     )
     effect: float | None = Field(
         None,
-        description="What the score would lose, had the event never happened: the whole model "
-        "counts, so that later events are read without it. Effects do not sum to the score. In "
+        description="What the score would lose, had the events never happened: the whole model "
+        "counts, so that later events are read without them. Effects do not sum to the score. Of "
+        "several events an estimate is the sum of what the score loses without each one alone, "
+        "which can be far from what it loses without all of them. In "
         f"/v1/score of up to {EFFECTS_UP_TO} items unless `explain_effects` is false, elsewhere "
         "with `explain_effects` or `explain_exact`.",
     )
     effect_is_exact: bool | None = Field(
         None,
-        description="False where `effect` is an estimate. `explain_exact` computes it, but for the "
-        "older events of a long history, which are always estimated.",
+        description="False where `effect` is an estimate. `explain_exact` computes it, for several "
+        "events by leaving out all at once, but for the older events of a long history, and for "
+        "several events of one, which are always estimated.",
     )
 
 
@@ -74,8 +89,16 @@ class AnsweredItemOut(BaseModel):
 
     item_id: Id
     title: str
-    score: float | None = Field(None, description="Left out in a list in the order of fields.")
-    parts: dict[str, float] | None = Field(None, description="The addends of the score, by name.")
+    score: float | None = Field(
+        None,
+        description="Left out in a list in the order of fields, and of a pinned item that a search "
+        "did not compare.",
+    )
+    parts: dict[str, float] | None = Field(
+        None,
+        description="The addends of the score, by name. Of a search: `match` of the text, `memory` "
+        "of the user who is asked for, `rules`.",
+    )
     reason: str | None = Field(
         None,
         description="`personal`: from a history, by the trained model; `content`: from a history, "
@@ -253,7 +276,7 @@ def answer_out(answer: Answer) -> dict[str, Any]:
     """Return the values of an `AnswerOut`. Raises `ArithmeticError` for a score of NaN."""
     out = fields_out(answer, items=items_out(answer.items), corrections=answer.corrections or None)
     if answer.facets is not None:
-        out["facets"] = [_facet(facet) for facet in answer.facets]
+        out["facets"] = facets_out(answer.facets)
     return {name: value for name, value in out.items() if value is not None}
 
 
@@ -278,6 +301,11 @@ def explanations_out(answered: Sequence[Any]) -> list[Any]:
     ]
 
 
+def facets_out(facets: Sequence[FacetResult]) -> list[dict[str, Any]]:
+    """Return the values of `FacetOut`s."""
+    return [_facet(facet) for facet in facets]
+
+
 def _facet(facet: FacetResult) -> dict[str, Any]:
     values = [{"value": value, "count": count} for value, count in facet.values]
     out = {"field": facet.field, "values": values, "other": facet.other}
@@ -292,7 +320,7 @@ def _contribution(of: Contribution, rows: dict[int, dict[str, Any]]) -> dict[str
     if row is None:
         row = fields_out(of.row, timestamp=written_time(of.row.timestamp))
         rows[id(of.row)] = row
-    out = {**row, "weight": of.weight, "contribution": of.contribution}
+    out = {**row, "events": of.events, "weight": of.weight, "contribution": of.contribution}
     if of.effect is not None:
         out |= {"effect": of.effect, "effect_is_exact": of.effect_is_exact}
     return out

@@ -7,7 +7,13 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from service.domain.ready_queries import RowKind, RowReason, RowsAnswer
-from service.http.schemas.answers import AnsweredItemOut, WarningOut, items_out
+from service.http.schemas.answers import (
+    AnsweredItemOut,
+    FacetOut,
+    WarningOut,
+    facets_out,
+    items_out,
+)
 from service.http.schemas.rendering import fields_out
 
 
@@ -45,6 +51,10 @@ class RowsOut(BaseModel):
     warnings: list[WarningOut] | None = Field(
         None, description="Left out where there is nothing to say."
     )
+    total: int | None = Field(
+        None, description="With facets: the number of items that may stand in a row."
+    )
+    facets: list[FacetOut] | None = Field(None, description="In the order of the request.")
     scenario: str | None = Field(None, description="The scenario that was asked.")
     scenario_version: int | None = None
 
@@ -52,7 +62,8 @@ class RowsOut(BaseModel):
 def rows_out(answer: RowsAnswer) -> dict[str, Any]:
     """Return the values of a `RowsOut`. Raises `ArithmeticError` for a score of NaN."""
     rows = [{"reason": _reason(row.reason), "items": items_out(row.items)} for row in answer.rows]
-    out = fields_out(answer, rows=rows)
+    facets = None if answer.facets is None else facets_out(answer.facets)
+    out = fields_out(answer, rows=rows, facets=facets)
     return {name: value for name, value in out.items() if value is not None}
 
 

@@ -6,11 +6,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from service.domain.item_selection import FieldCondition
-from service.domain.queries import AnswerItem, InlineEvent, Requester, ScoreQuery
-from service.domain.ready_queries import RowsAnswer, RowsQuery
+from service.domain.item_selection import NO_FILTER, FacetRequest, FieldCondition, Filter
+from service.domain.queries import (
+    Answer,
+    AnswerItem,
+    InlineEvent,
+    RecommendQuery,
+    Requester,
+    ScoreQuery,
+)
+from service.domain.ready_queries import PopularQuery, RowsAnswer, RowsQuery
 from service.domain.records import Event, Item, User
 from service.domain.stage_clock import StageClock
 from service.domain.steering import AtMost, Rule
@@ -19,6 +27,7 @@ from tests.support import tiny
 from tests.support.engine_story import run
 from tests.support.tiny import DAY, NOON, SECOND, item_id
 
+ITEMS = {item.item_id: item for item in tiny.items()}
 AT = NOON - 33 * DAY  # some days into the history of the small world
 
 
@@ -152,7 +161,8 @@ def test_rules_and_quotas_hold_in_every_row(data: Path) -> None:
             low = item["fields"]["attributes.number"] < 6
             names = ["even", "low"] if low else ["even"]
             assert [rule["name"] for rule in item["rules"]] == names
-            assert item["parts"]["rules"] == pytest.approx(4.0 - 2.0 * low)
+            added = sum(rule["boost"] for rule in item["rules"])
+            assert item["parts"]["rules"] == pytest.approx(added)
             assert sum(item["parts"].values()) == pytest.approx(item["score"], abs=1e-4)
         quotas = (AtMost("categories", 2),)
         varied = await ask(engine, at_most=quotas, fields=("categories",))
@@ -166,6 +176,84 @@ def test_rules_and_quotas_hold_in_every_row(data: Path) -> None:
 
 def _items(answer: RowsAnswer) -> list[AnswerItem]:
     return [item for row in answer.rows for item in row.items]
+
+
+def deviation(answer: Answer) -> float:
+    """The standard deviation of the scores of an answer."""
+    return float(np.std([item["score"] for item in answer.items]))
+
+
+def test_a_boost_is_in_deviations_of_each_rows_scores(data: Path) -> None:
+    """A unit is the deviation of the best hundred scores of the row's ranking, asked by itself."""
+    rules = (Rule("even", FieldCondition("categories", {"eq": "even"}), 1.5),)
+
+    async def story(engine: Engine) -> None:
+        await plant_rise(engine)
+        often = [
+            Event("u1", item_id(2, n), timestamp=AT - t * DAY) for n in (1, 3, 6) for t in (1, 2)
+        ]
+        await engine.store.append(often)
+        requester, kinds = Requester(user_id="u1", at=AT), set()
+        personal = RecommendQuery(requester, limit=100, exclude_seen=False)
+        units = {"personal": deviation(await engine.answers.recommend(personal, StageClock()))}
+        for row in (await ask(engine, rows=5, rules=rules)).rows:
+            kind = row.reason.kind
+            kinds.add(kind)
+            unit = units["personal"]
+            if kind in ("trending", "newest", "popular"):
+                wanted: Filter = NO_FILTER
+                if row.reason.categories:
+                    wanted = FieldCondition("categories", {"in": [*row.reason.categories]})
+                query = PopularQuery(requester, kind, limit=100, filter=wanted)
+                unit = deviation(await engine.ready_answers.popular(query, StageClock()))
+            assert unit > 0
+            for item in row.items:
+                even = "even" in ITEMS[item["item_id"]].categories
+                boost = item["parts"]["rules"]
+                assert boost == pytest.approx(1.5 * unit * even, rel=1e-3, abs=1e-6)
+                assert item.get("rules", []) == (
+                    [{"name": "even", "boost": pytest.approx(boost, rel=1e-5)}] if even else []
+                )
+                assert sum(item["parts"].values()) == pytest.approx(item["score"], rel=1e-6)
+        assert {"because", "trending"} <= kinds
+
+    run(data, story)
+
+
+def test_facets_count_what_may_stand_in_a_row(data: Path) -> None:
+    """Items count that pass the filter, are not excluded, buried or seen, or came back."""
+
+    async def story(engine: Engine) -> None:
+        back = [Event("u1", item_id(3, 4), timestamp=AT - n * DAY) for n in (1, 2)]
+        await engine.store.append(back)
+        events, _ = await engine.store.page("u1", limit=100)
+        taken: dict[str, set[int | None]] = {}
+        for event in events:
+            if event.timestamp is not None and event.timestamp <= AT:
+                taken.setdefault(event.item_id, set()).add(event.timestamp)
+        out, facets = item_id(2, 2), (FacetRequest("categories", 50),)
+        english = FieldCondition("attributes.language", {"eq": "en"})
+        buried = Rule("no music", FieldCondition("attributes.number", {"lt": 3}))
+        answer = await ask(
+            engine, filter=english, exclude=frozenset({out}), rules=(buried,), facets=facets
+        )
+        wanted = [
+            item
+            for name, item in ITEMS.items()
+            if item.attributes["language"] == "en"
+            and name != out
+            and item.attributes["number"] >= 3
+            and len(taken.get(name, {1, 2})) > 1
+        ]
+        assert item_id(3, 4) in {item.item_id for item in wanted}
+        counts = Counter(name for item in wanted for name in item.categories)
+        assert answer.facets is not None
+        assert dict(answer.facets[0].values) == counts
+        assert answer.total == len(wanted)
+        assert {*ids(answer)} <= {item.item_id for item in wanted}
+        assert (await ask(engine)).facets is None
+
+    run(data, story)
 
 
 def test_what_is_new_is_in_the_users_categories(data: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from models.ranking.scoring import score
 from service.domain.queries import Answer, Contribution, MemoryRow, Requester, SearchQuery
 from service.engine.questions import search
 from service.engine.questions.search import SearchOutcome, search_answer, search_items
+from service.histories.event_columns import EMPTY
 from tests.support.small import encode, past, random_past, snapshot
 
 SERVED = snapshot(15)
@@ -28,8 +31,15 @@ def find(
     """Search with every reason."""
     query = SearchQuery(Requester(explain=50), text, limit, personal_weight=personal)
     allowed = SERVED.catalogue.visible
+    rows = user.history.rows
     return search_items(
-        query, SERVED, user, lambda asked: encode([asked])[0], allowed=allowed, options=options
+        query,
+        SERVED,
+        user,
+        lambda asked: encode([asked])[0],
+        allowed=allowed,
+        options=options,
+        events=replace(EMPTY, rows=rows, types=np.zeros_like(rows), type_names=("view",)),
     )
 
 

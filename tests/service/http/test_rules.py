@@ -38,6 +38,8 @@ def rows(**fields: Any) -> dict[str, Any]:
     return {"keys": [[1, 2], [3, 4]], "values": [[1], [2]], **fields}
 
 
+RULE = {"name": "new", "when": {"field": "tags", "eq": "new"}, "boost": 1}
+PIN = {"item_id": "i", "position": 1}
 BAD = [
     # ids
     ("/v1/events", event(user_id=""), "/events/0/user_id"),
@@ -134,6 +136,31 @@ BAD = [
     ("/v1/recommend", {"filter": {"attributes": {"a/b": [[]]}}}, "/filter/attributes/a~1b"),
     ("/v1/recommend", {"filter": {"published": {"since": 1}}}, "/filter/published/since"),
     ("/v1/search", {"query": "q" * 20_001}, "/query"),
+    # steering
+    ("/v1/search", {"rules": [RULE]}, "/rules"),
+    ("/v1/search", {"query": "a", "sort": [{"field": "title"}], "rules": [RULE]}, "/rules"),
+    ("/v1/search", {"sort": [{"field": "title"}], "pin": [PIN]}, "/pin"),
+    ("/v1/search", {"query": "a", "rules": [RULE, RULE]}, "/rules/1/name"),
+    ("/v1/search", {"query": "a", "rules": [{"name": "a", "when": {}}]}, "/rules/0"),
+    ("/v1/search", {"query": "a", "pin": [PIN, PIN]}, "/pin/1/item_id"),
+    (
+        "/v1/search",
+        {"query": "a", "at_most": [{"field": "item_id", "count": 1}]},
+        "/at_most/0/field",
+    ),
+    ("/v1/search", {"query": "a", "explore": 0.1}, "/explore"),
+    ("/v1/items/i/similar", {"rules": [RULE, RULE]}, "/rules/1/name"),
+    ("/v1/items/i/similar", {"rules": [{**RULE, "when": {"field": "x"}}]}, "/rules/0/when/field"),
+    ("/v1/items/i/similar", {"at_most": [{"field": "tags", "count": 0}]}, "/at_most/0/count"),
+    ("/v1/items/i/similar", {"at": "2026-01-01T00:00:00Z"}, "/at"),
+    ("/v1/items/i/together", {"rules": [{**RULE, "bury": True}]}, "/rules/0/bury"),
+    ("/v1/items/i/together", {"facets": [{"field": "item_id"}]}, "/facets/0/field"),
+    ("/v1/items/i/together", {"pin": [{"item_id": "a", "position": 0}]}, "/pin/0/position"),
+    ("/v1/items/i/together", {"explore": 0.1}, "/explore"),
+    ("/v1/rows", {"facets": [{"field": "colour"}]}, "/facets/0/field"),
+    ("/v1/rows", {"pin": [PIN]}, "/pin"),
+    ("/v1/score", score(filter={"field": "tags", "eq": "a"}), "/filter"),
+    ("/v1/score", score(at_most=[{"field": "tags", "count": 1}]), "/at_most"),
     # attend
     ("/v1/attend", attend({}), "/memory"),
     ("/v1/attend", attend(rows(user_id="u")), "/memory"),

@@ -3,12 +3,11 @@
 import { signed } from "../lib/bars.js";
 import { $, button, el, head, trouble } from "../lib/dom.js";
 import { number } from "../lib/format.js";
-import { titleOf } from "../lib/titles.js";
-import { partName } from "./reasons.js";
+import { partName, reasonKey, reasonName } from "./reasons.js";
 
 const OF_EVENTS = new Set(["attention", "transitions", "similarity"]); // parts that the events share among them
 
-// `exact()` answers the score without each event, by its id.
+// `exact()` answers the score without the events of each reason, by `reasonKey`.
 export function contributions(found, limit, exact) {
   const parts = Object.entries(found.parts ?? {});
   const events = (found.explanation ?? []).slice(0, limit);
@@ -16,7 +15,7 @@ export function contributions(found, limit, exact) {
   const rest = parts.reduce((sum, [name, value]) => sum + (OF_EVENTS.has(name) ? value : 0), 0) - told;
   const rows = [
     ...parts.filter(([name]) => !OF_EVENTS.has(name)).map(([name, value]) => [partName(name), value]),
-    ...events.map((row) => [`${row.type || "interest"}: ${row.title || titleOf(row.item_id)}`, row.contribution, row]),
+    ...events.map((row) => [reasonName(row), row.contribution, row]),
   ];
   if (Math.abs(rest) > 5e-4) rows.push(["all other events", rest]);
   const largest = Math.max(...rows.map(([, value]) => Math.abs(value)));
@@ -57,7 +56,7 @@ function without(name, event, found, bars, largest, exact) {
   const told = el("span", { class: "told" });
   const press = async () => {
     try {
-      const score = (await exact()).get(event.event_id);
+      const score = (await exact()).get(reasonKey(event));
       if (!pressed.isConnected || pressed.getAttribute("aria-pressed") === "true") return;
       const change = score - found.score;
       told.textContent = `without it ${number(score)} (${change < 0 ? "" : "+"}${number(change)})`;

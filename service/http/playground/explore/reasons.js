@@ -20,6 +20,9 @@ const PARTS = {
 };
 
 export const done = (type) => DONE[type] ?? `had “${type}” of`;
+export const reasonKey = (row) => `${row.type} ${row.item_id ?? row.title}`; // no two reasons of an item have the same
+const times = (row) => (row.events > 1 ? ` (${row.events} times)` : "");
+export const reasonName = (row) => `${row.type || "interest"}: ${row.title || titleOf(row.item_id)}${times(row)}`;
 export const partName = (name) => PARTS[name] ?? name.replaceAll("_", " ");
 
 // The events that raised the score: those that lowered it are no reason.
@@ -64,7 +67,7 @@ export function figures(item) {
           "table",
           {},
           el("caption", {}, "Events that moved it most."),
-          el("tbody", {}, events.map((each) => row(`${each.type || "interest"}: ${each.title || titleOf(each.item_id)}`, each.contribution))),
+          el("tbody", {}, events.map((each) => row(reasonName(each), each.contribution))),
         )
       : null,
   );

@@ -6,7 +6,7 @@ import { number, percent } from "../lib/format.js";
 import { name } from "../lib/titles.js";
 import { attentionTable } from "./attention_table.js";
 import { contributions } from "./contributions.js";
-import { sentence } from "./reasons.js";
+import { reasonKey, sentence } from "./reasons.js";
 import * as session from "./session.js";
 
 const EVENTS = 50;
@@ -87,9 +87,9 @@ async function attention(how, item, signal) {
   return post("v1/attend", { ...rest, memory: { user_id }, query: { item_id: item.item_id }, limit: EVENTS }, { signal });
 }
 
-// The score had an event never happened, by event id, of the first few that moved it.
+// The score had the events of a reason never happened, by `reasonKey`, of the first few that moved it.
 async function leftOut(how, item, events) {
   const asked = { ...how, item_ids: [item.item_id], explain: events, explain_exact: true };
   const [found] = (await post("v1/score", asked)).items;
-  return new Map(found.explanation.map((row) => [row.event_id, found.score - row.effect]));
+  return new Map(found.explanation.map((row) => [reasonKey(row), found.score - row.effect]));
 }

@@ -75,8 +75,8 @@ class Question(Body):
         0,
         ge=0,
         le=MAX_EXPLAIN,
-        description="Number of events to name for each item: "
-        "those that raise its score most, then those that lower it most.",
+        description="Number of reasons to name for each item: those that raise its score most, "
+        "then those that lower it most. The events on one item, of one type, are one reason.",
     )
     explain_effects: bool | None = Field(
         None,
@@ -87,7 +87,7 @@ class Question(Body):
     explain_exact: bool = Field(
         False,
         description="Compute these effects by scoring the history without each event, instead of "
-        "estimating them. Each different event costs about as much as one more /v1/score; "
+        "estimating them. Each different reason costs about as much as one more /v1/score; "
         f"`explain` times the number of items must be at most {MAX_EXACT}. Effects of the older "
         "events of a long history are estimated all the same.",
     )
@@ -225,7 +225,12 @@ class SearchIn(Question):
     the catalogue's items, and the user's history, whose events `explain` names.
     """
 
-    model_config = example(query="gentle introduction to asyncio", limit=10)
+    model_config = example(
+        query="gentle introduction to asyncio",
+        limit=10,
+        rules=[{"name": "new in", "when": {"field": "tags", "eq": "new"}, "boost": 0.5}],
+        at_most=[{"field": "categories", "count": 2}],
+    )
 
     query: str = Field("", max_length=MAX_QUERY, examples=["gentle introduction to asyncio"])
     limit: Limit = 20
@@ -249,6 +254,24 @@ class SearchIn(Question):
     cursor: Annotated[str, Field(max_length=MAX_CURSOR)] | None = Field(
         None, description="The `cursor` of the page before; the rest of the question is the same."
     )
+    rules: Rules = Field(
+        [],
+        description="Boosts, which are a part of the score (`parts.rules`), and items to put "
+        "behind all others. Scores of a search are logarithms of weights: a boost of 1 counts as "
+        "much as 2.7 times the weight, and of an item that matches in words the score is often 10 "
+        "to 30 above that of one that does not. Of a large catalogue, the items that the search "
+        "compared are moved. Not for a list, which is in the order of its fields.",
+    )
+    pin: Pins = Field(
+        [],
+        description="Items at fixed places, as in /v1/recommend. One that the search did not "
+        "compare with the query has no score. Not for a list.",
+    )
+    at_most: AtMosts = Field(
+        [],
+        description="How many items may share a value of a field, filled from further down. In a "
+        "list it holds for all pages together.",
+    )
     facets: Facets = Field([])
     fields: AnswerFields = Field([])
 
@@ -256,7 +279,8 @@ class SearchIn(Question):
         """Return the domain's value.
 
         Raises `Invalid` for too many items to compute effects, a page of what is not a list, one by
-        offset and cursor, or a condition on events where none are attended.
+        offset and cursor, a condition on events where none are attended, and rules or pins of a
+        list.
         """
         if self.cursor is not None and self.offset:
             raise Invalid("/offset", "must be 0 beside a `cursor`")
@@ -272,8 +296,15 @@ class SearchIn(Question):
             self.cursor,
             tuple(facet.to_facet() for facet in self.facets),
             tuple(self.fields),
+            Steering(to_rules(self.rules), to_pins(self.pin), to_at_most(self.at_most)),
         )
         if query.is_listing:
+            for name in ("rules", "pin"):
+                if getattr(self, name):
+                    raise Invalid(
+                        f"/{name}",
+                        "needs a `query` and no `sort`: a list is in the order of its fields",
+                    )
             self._refuse_conditions("must be left out of a list, which attends no events")
             return query
         if self.user_id is None and self.history is None:

@@ -11,7 +11,12 @@ from service.domain.ready_queries import RowsQuery
 from service.http.schemas.base import Body, Ids, example
 from service.http.schemas.questions.ask import MAX_HISTORY, InlineEventIn
 from service.http.schemas.questions.filters import FilterField, FilterIn
-from service.http.schemas.questions.selection import AnswerFields, RequestTime, VisibleIn
+from service.http.schemas.questions.selection import (
+    AnswerFields,
+    Facets,
+    RequestTime,
+    VisibleIn,
+)
 from service.http.schemas.questions.steering import AtMosts, Rules, to_at_most, to_rules
 from service.http.schemas.scalars import Id, Integer
 
@@ -30,6 +35,7 @@ class RowsIn(Body):
         fields=["categories"],
         rules=[{"name": "new in", "when": {"field": "tags", "eq": "new"}, "boost": 0.5}],
         at_most=[{"field": "categories", "count": 2}],
+        facets=[{"field": "categories", "limit": 5}],
     )
 
     user_id: Id | None = Field(None, description="The user whose page it is; a stranger without.")
@@ -45,13 +51,23 @@ class RowsIn(Body):
     exclude: Ids = Field([], description="Items to leave out.")
     rules: Rules = Field(
         [],
-        description="Boosts, which are a part of the scores (`parts.rules`). Buried items are left "
-        "out: a page has few places.",
+        description="Boosts in standard deviations of the scores that a row is ranked by, so that "
+        "1 means the same in a row of counts and in a personal one. It is the deviation of the "
+        "100 largest scores, without rules, of the items that pass the filter (of a row of new "
+        "items, also its categories); all rows that come from the user's history share one. The "
+        "boosts that items name, and `parts.rules`, are in the unit of the score. Buried items "
+        "are left out: a page has few places.",
     )
     at_most: AtMosts = Field(
         [], description="How many items of one row may share a value of a field."
     )
     at: RequestTime = None
+    facets: Facets = Field(
+        [],
+        description="Fields whose values are counted over all items that may stand in a row: those "
+        "that pass the filter, are neither excluded nor buried, and were not seen, or taken at "
+        "several times.",
+    )
     fields: AnswerFields = Field([])
 
     def to_query(self) -> RowsQuery:
@@ -68,4 +84,5 @@ class RowsIn(Body):
             tuple(self.fields),
             to_rules(self.rules),
             to_at_most(self.at_most),
+            tuple(facet.to_facet() for facet in self.facets),
         )

@@ -8,9 +8,18 @@ from pydantic import Field
 
 from service.domain.item_selection import FieldCondition, Filter, FilterGroup
 from service.domain.queries import SimilarQuery, Space
+from service.domain.steering import Steering
 from service.http.schemas.base import Body, Limit, Params, example
 from service.http.schemas.questions.filters import FilterField, FilterIn
 from service.http.schemas.questions.selection import AnswerFields, Facets
+from service.http.schemas.questions.steering import (
+    AtMosts,
+    Pins,
+    Rules,
+    to_at_most,
+    to_pins,
+    to_rules,
+)
 from service.http.schemas.scalars import Label
 
 SpaceIn = Annotated[
@@ -51,20 +60,40 @@ class SimilarParams(Params):
 
 
 class SimilarIn(Body):
-    """A request for similar items with a filter."""
+    """A request for similar items, with a filter, rules, facets and fields."""
 
     model_config = example(
-        limit=5, filter={"field": "published_at", "gte": "2026-01-01T00:00:00Z"}, fields=["tags"]
+        limit=5,
+        filter={"field": "published_at", "gte": "2026-01-01T00:00:00Z"},
+        rules=[{"name": "new in", "when": {"field": "tags", "eq": "new"}, "boost": 0.5}],
+        at_most=[{"field": "categories", "count": 2}],
+        facets=[{"field": "categories"}],
+        fields=["tags"],
     )
 
     limit: Limit = 20
     space: SpaceIn = "both"
     filter: FilterField = FilterIn()
+    rules: Rules = Field(
+        [],
+        description="Boosts, which are a part of the score (`parts.rules`), and items to put "
+        "behind all others. A score is in standard deviations of the similarities of all items: 1 "
+        "is one of them.",
+    )
+    pin: Pins = Field(
+        [],
+        description="Items at fixed places, as in /v1/recommend. One that has no key in the spaces "
+        "that are compared is left out with a warning.",
+    )
+    at_most: AtMosts = Field([])
     facets: Facets = Field([])
     fields: AnswerFields = Field([])
 
     def to_query(self, item_id: str) -> SimilarQuery:
-        """Return the domain's value."""
+        """Return the domain's value.
+
+        Raises `Invalid` for rules, pins and quotas that repeat one another.
+        """
         return SimilarQuery(
             item_id,
             self.limit,
@@ -72,6 +101,7 @@ class SimilarIn(Body):
             _space(self.space),
             tuple(facet.to_facet() for facet in self.facets),
             tuple(self.fields),
+            Steering(to_rules(self.rules), to_pins(self.pin), to_at_most(self.at_most)),
         )
 
 

@@ -32,7 +32,8 @@ class RuleIn(Body):
         None,
         ge=-MAX_BOOST,
         le=MAX_BOOST,
-        description="Added to the scores of these items; boosts of several rules add up.",
+        description="Added to the scores of these items, in their unit; boosts of several rules "
+        "add up.",
     )
     bury: bool = Field(False, description="Put these items behind all others, instead of a boost.")
 

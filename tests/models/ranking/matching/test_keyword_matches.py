@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from models.history.attention_options import AttentionOptions
 from models.ranking.matching.field_matches import match_fields
 from models.ranking.search import search, strong_matches
 from models.ranking.search_parameters import DEFAULTS
+from models.ranking.steering.item_steering import ItemSteering
 from models.text.keywords import NO_KEYWORDS, WHOLE, KeywordHits
 from tests.support.reference import cosine
 from tests.support.small import DIMENSION, encode
@@ -85,3 +87,58 @@ def test_keywords_alone_are_found_without_a_query_vector() -> None:
     for keywords, rows in ((KEYWORDS, [1, 4, 5]), (NO_KEYWORDS, [])):
         matches = match_fields(snapshot(), nothing, allowed=allowed, keywords=keywords)
         assert search(matches, limit=ITEMS).rows.tolist() == rows
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 4.0}, {"hard": True}])
+def test_boosts_order_keywords_and_texts_alike(options: dict[str, Any]) -> None:
+    """Steered results have the weights, scores and shares of plain ones, ordered with boosts."""
+    served, query = snapshot(), encode(["title 2"])[0]
+    matches = match_fields(
+        served,
+        query,
+        allowed=np.ones(ITEMS, np.bool_),
+        options=AttentionOptions(**options),
+        keywords=KEYWORDS,
+    )
+    personal = np.linspace(-1, 2, ITEMS, dtype=np.float32)
+    plain = search(matches, limit=ITEMS, personal=personal)
+    boost = np.array([5, 0, -3, 60, 0, 1], np.float32)
+    buried = np.arange(ITEMS) == 1
+    steered = search(
+        matches,
+        limit=ITEMS,
+        personal=personal,
+        steering=ItemSteering(boost=boost, buried=buried),
+    )
+    assert plain.personal is not None
+    assert steered.personal is not None
+    rows = plain.rows.tolist()
+    wanted = sorted(rows, key=lambda r: -(plain.scores[rows.index(r)] + boost[r]))
+    wanted.sort(key=lambda row: bool(buried[row]))
+    assert steered.rows.tolist() == wanted
+    assert len(wanted) == (1 if options.get("hard") else ITEMS)
+    at = [rows.index(row) for row in wanted]
+    assert steered.scores.tolist() == pytest.approx(plain.scores[at].tolist(), abs=1e-5)
+    assert steered.weights.tolist() == pytest.approx(plain.weights[at].tolist(), abs=1e-6)
+    assert steered.personal.tolist() == pytest.approx(plain.personal[at].tolist(), abs=1e-5)
+    assert list(steered.matched) == [plain.matched[place] for place in at]
+    few = search(matches, limit=2, personal=personal, steering=ItemSteering(boost=boost))
+    order = sorted(rows, key=lambda r: -(plain.scores[rows.index(r)] + boost[r]))
+    assert few.rows.tolist() == order[:2]
+
+
+def test_the_memory_adds_to_texts_alone() -> None:
+    """What a memory adds to a score is the difference to the score without it, keywords or not."""
+    served, query = snapshot(), encode(["title 2"])[0]
+    allowed = np.ones(ITEMS, np.bool_)
+    matches = match_fields(served, query, allowed=allowed, keywords=KEYWORDS)
+    personal = np.linspace(-1, 2, ITEMS, dtype=np.float32)
+    plain, moved = search(matches, limit=ITEMS), search(matches, limit=ITEMS, personal=personal)
+    before = dict(zip(plain.rows.tolist(), plain.scores.tolist(), strict=True))
+    assert plain.personal is None
+    assert moved.personal is not None
+    for row, score, added in zip(
+        moved.rows.tolist(), moved.scores.tolist(), moved.personal.tolist(), strict=True
+    ):
+        assert score - added == pytest.approx(before[row], abs=1e-4)
+    assert moved.personal[moved.rows.tolist().index(5)] == 0  # it has no text
