@@ -54,12 +54,13 @@ class ImportRecord(NamedTuple):
 
 
 class UndoneImport(NamedTuple):
-    """Counts of what an undone import had stored: taken back, or kept because it changed since."""
+    """Counts of what an undone import had stored: taken back, or kept."""
 
     events: int
     items: int
     users: int
-    kept: int  # items and profiles
+    kept: int  # items and profiles that were changed since
+    shared: int  # events that another import contains too
 
 
 class EventVectors(NamedTuple):
@@ -326,10 +327,12 @@ class Store(Protocol):
     ) -> UndoneImport:
         """Take back what an import stored.
 
-        Its events are deleted, and users without any events and profile that remain; items and
-        profiles that it inserted or replaced are as they were before it, unless they were changed
-        since by something else than an import. Not all at once: when it is interrupted, it can be
-        called again. `progress` is called with the number of events that are deleted so far.
+        Its events are deleted, except those that were also appended without an import or by another
+        import that is not undone, before or after it; so are users without any events and profile
+        that remain. Items and profiles that it inserted or replaced are as they were before it,
+        unless they were changed since by something else than an import. Not all at once: when it is
+        interrupted, it can be called again. `progress` is called with the number of events that are
+        deleted so far.
 
         Raises:
             Invalid: there is no such import, or it is undone already.

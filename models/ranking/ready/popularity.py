@@ -7,7 +7,7 @@ each of N items; events on items from N on are left out.
 from __future__ import annotations
 
 from math import log
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from models.catalogue.fields.item_fields import NEVER
 from models.data.event_log import LoggedEvents
 
 _NOISE = 1.0  # events that are added to an item's past: fewer say little
+_RATING_STEPS = 100  # of the finest scale in common use, a percentage in whole numbers
+_OUTLIERS = 0.01  # share of events that make up the upper half of a range, which is no scale
 
 Numbers = NDArray[np.float64]
 
@@ -99,6 +101,30 @@ def rated(events: LoggedEvents, n_items: int) -> PopularityScores:
     mean = float(events.weights.sum(dtype=np.float64)) / max(1, every)
     divisor = np.maximum(counts + m, 1.0)  # 1 where there are no events at all
     return PopularityScores(counts, {"own": sums / divisor, "all": m * mean / divisor})
+
+
+def unlike_ratings(events: LoggedEvents) -> Literal["equal", "values", "outliers"] | None:
+    """Return why the weights of events cannot be ratings, or None where they may be.
+
+    Ratings are on a scale of few steps, both halves of which are in use:
+
+    - `equal`: all events have one weight, so that every item has the same mean.
+    - `outliers`: fewer than 1 % of the events are in the upper half of the range of the weights, as
+      of quantities, where a few large ones decide every mean.
+    - `values`: there are more distinct weights than a percentage has steps (1 to 100), as of
+      prices.
+    """
+    weights = events.weights
+    if len(weights) < 2:  # one event is of one item
+        return None
+    least, most = float(weights.min()), float(weights.max())
+    if least == most:
+        return "equal"
+    if np.count_nonzero(weights > (least + most) / 2) < _OUTLIERS * len(weights):
+        return "outliers"
+    # Ratings have long runs, which are sorted several times faster than `np.unique` hashes them.
+    steps = int(np.count_nonzero(np.diff(np.sort(weights)))) + 1
+    return "values" if steps > _RATING_STEPS else None
 
 
 def appeared(catalogue: Catalogue, events: LoggedEvents) -> NDArray[np.int64]:

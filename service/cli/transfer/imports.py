@@ -125,6 +125,8 @@ def _undo(store: Any, import_id: int) -> None:
         f"Import {import_id} undone: {undone.events:,} events, {undone.items:,} items and "
         f"{undone.users:,} profiles taken back."
     )
+    if undone.shared:
+        out.print(f"{undone.shared:,} events stay, since other imports have them too.")
     if undone.kept:
         out.print(f"{undone.kept:,} items and profiles were changed since, and stay as they are.")
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from models.catalogue.fields.item_fields import NEVER
 from models.catalogue.snapshot import Snapshot
-from models.data.event_log import EventLog, of_types
+from models.data.event_log import EventLog, LoggedEvents, of_types
 from models.ranking.ready.popularity import (
     PopularityScores,
     appeared,
@@ -18,6 +18,7 @@ from models.ranking.ready.popularity import (
     popular,
     rated,
     trending,
+    unlike_ratings,
 )
 from models.ranking.steering.boost_unit import boost_unit
 from models.ranking.steering.ranked_lineup import line_up_ranked
@@ -54,7 +55,7 @@ def popular_items(
         at: the time of the request, microseconds UTC.
         in_deviations: count boosts in `boost_unit` of the scores, instead of as they are.
     """
-    ranked, is_ranked = _ranked(query, snapshot, log, types, at)
+    ranked, is_ranked, doubts = _ranked(query, snapshot, log, types, at)
     mask = selection.allowed & is_ranked
     if in_deviations and steered.steering.boost is not None:
         steered = steered.scaled(boost_unit(ranked.scores[mask]))
@@ -93,21 +94,21 @@ def popular_items(
         steered.describe(Answer(items, snapshot.version), lineup),
         count_items(snapshot, mask, query.facets),
     )
-    warnings = (*(answer.warnings or ()), *(() if items else _warnings(query, log, at)))
+    warnings = (*(answer.warnings or ()), *(doubts if items else _warnings(query, log, at)))
     return replace(answer, warnings=warnings or None)
 
 
 def _ranked(
     query: PopularQuery, snapshot: Snapshot, log: EventLog, types: NDArray[np.integer], at: int
-) -> tuple[PopularityScores, NDArray[np.bool_]]:
-    """Return scores of N items, and the items that are ranked by them [N]."""
+) -> tuple[PopularityScores, NDArray[np.bool_], tuple[FilterWarning, ...]]:
+    """Return scores of N items, the items that are ranked by them [N], and what makes them odd."""
     size = len(snapshot.catalogue)
     if query.by == "newest":
         events = of_types(log.between(None, at), types)
         times = appeared(snapshot.catalogue, events)
         ranked = PopularityScores(item_counts(events, size), {"appeared": times / 1e6})
         since = NEVER if query.window is None else at - query.window
-        return ranked, (times > since) & (times <= at)
+        return ranked, (times > since) & (times <= at), ()
     window = query.window
     if query.by == "trending" and window is None:
         window = TREND_WINDOW
@@ -119,12 +120,31 @@ def _ranked(
         ranked = trending(
             events, size, at=at, half_life=half_life, span=min(window or 0, at - began)
         )
-        return ranked, ranked.scores > TREND_FLOOR
+        return ranked, ranked.scores > TREND_FLOOR, ()
     if query.by == "rated":
-        ranked = rated(events, size)
+        ranked, doubts = rated(events, size), _rating_warnings(events)
     else:
-        ranked = popular(events, size, at=at, half_life=query.half_life)
-    return ranked, ranked.events > 0
+        ranked, doubts = popular(events, size, at=at, half_life=query.half_life), ()
+    return ranked, ranked.events > 0, doubts
+
+
+def _rating_warnings(events: LoggedEvents) -> tuple[FilterWarning, ...]:
+    """Return what an answer says whose events have weights that cannot be ratings."""
+    reason = unlike_ratings(events)
+    if reason is None:
+        return ()
+    least, most = float(events.weights.min()), float(events.weights.max())
+    found = {
+        "equal": f"all weights are {most:g}, so that every item has the same mean",
+        "outliers": f"the weights, {least:g} to {most:g}, look like quantities: fewer than 1 % are "
+        "in the upper half of that range",
+        "values": f"the weights, {least:g} to {most:g}, look like prices or quantities: they have "
+        "more values than a scale has steps",
+    }[reason]
+    detail = (
+        f"{found}; the best rated items are those of the highest mean weight, and `type` names "
+    )
+    return (FilterWarning("/by", f"{detail}the events that are ratings"),)
 
 
 def _warnings(query: PopularQuery, log: EventLog, at: int) -> tuple[FilterWarning, ...]:

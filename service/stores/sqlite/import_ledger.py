@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal
 
 import apsw
 
 from service.domain.errors import Invalid
 from service.stores.base import ImportRecord
+from service.stores.sqlite.import_claims import claimants, drop_claims
 from service.stores.sqlite.items import replace_items
 from service.stores.sqlite.replaced_records import Document, Replacement, document_digest
 from service.stores.sqlite.writer import Transaction
@@ -46,8 +49,11 @@ def records(connection: apsw.Connection) -> list[ImportRecord]:
     ]
 
 
-def first_event(transaction: Transaction, import_no: int) -> Position:
-    """Return the position before all events; raise `Invalid` unless the import can be undone."""
+def begin_undo(transaction: Transaction, import_no: int) -> Position:
+    """Give up the import's claims, and return the position before all events.
+
+    Raises `Invalid` unless the import can be undone.
+    """
     row = transaction.connection.execute(
         "SELECT undone FROM imports WHERE import_no = ?", (import_no,)
     ).fetchone()
@@ -55,15 +61,18 @@ def first_event(transaction: Transaction, import_no: int) -> Position:
         raise Invalid("/import_id", f"there is no import {import_no}")
     if row[0]:
         raise Invalid("/import_id", f"import {import_no} is undone already")
+    drop_claims(transaction, import_no)  # first: until the end no event may be handed to the import
     return _FIRST
 
 
 def undo_events(
     transaction: Transaction, import_no: int, after: Position, limit: int
-) -> tuple[int, Position | None]:
-    """Delete up to `limit` events of an import; return their number and the last one's position.
+) -> tuple[int, int, Position | None]:
+    """Take back up to `limit` events of an import: delete them, or hand them to another import.
 
-    The position is None after the last event.
+    Returns:
+        Numbers of deleted events and of those handed over, and the position of the last one, or
+        None after the last event of all.
     """
     connection = transaction.connection
     rows: Rows = connection.execute(
@@ -72,18 +81,30 @@ def undo_events(
         " ORDER BY user_no, timestamp, seq LIMIT ?",
         (*after, import_no, limit),
     ).fetchall()
-    connection.executemany(
-        "DELETE FROM events WHERE user_no = ? AND timestamp = ? AND seq = ?", rows
-    )
+    deleted: Rows = []
+    handed: Rows = []
+    for user_no, events in groupby(rows, key=itemgetter(0)):
+        places = list(events)
+        heirs = claimants(transaction, user_no, (seq for _, _, seq in places))
+        handed += [(heirs[place[2]], *place) for place in places if place[2] in heirs]
+        deleted += [place for place in places if place[2] not in heirs]
+    place = "WHERE user_no = ? AND timestamp = ? AND seq = ?"
+    connection.executemany(f"UPDATE events SET import_no = ? {place}", handed)  # noqa: S608
+    connection.executemany(f"DELETE FROM events {place}", deleted)  # noqa: S608
     connection.executemany(
         "DELETE FROM vectors WHERE user_no = ? AND seq = ?",
-        ((user_no, seq) for user_no, _, seq in rows),
+        ((user_no, seq) for user_no, _, seq in deleted),
     )
-    for user_no in dict.fromkeys(user_no for user_no, _, _ in rows):
+    for user_no in dict.fromkeys(user_no for user_no, _, _ in deleted):
         rewrite_history(transaction, user_no)
         _drop_if_empty(transaction, user_no)
-    connection.execute("UPDATE state SET events = events - ?", (len(rows),))
-    return len(rows), (rows[-1][0], rows[-1][1], rows[-1][2]) if len(rows) == limit else None
+    connection.execute("UPDATE state SET events = events - ?", (len(deleted),))
+    return len(deleted), len(handed), _last(rows) if len(rows) == limit else None
+
+
+def _last(rows: Rows) -> Position:
+    user_no, timestamp, seq = rows[-1]
+    return user_no, timestamp, seq
 
 
 def undo_documents(transaction: Transaction, import_no: int) -> tuple[int, int, int]:

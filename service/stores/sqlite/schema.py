@@ -11,7 +11,7 @@ from service.domain.records import Event
 from service.stores.encoding import vectors_from
 from service.stores.event_identity import content_digest, content_id
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MIGRATION_TIMEOUT_MS = 3_600_000  # for another process that migrates
 
 IMPORTS = """
@@ -53,6 +53,16 @@ CREATE TABLE scenarios (
   PRIMARY KEY (name, version)
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX scenarios_by_fallback ON scenarios (fallback) WHERE fallback IS NOT NULL;
+"""
+
+CLAIMS = """
+CREATE TABLE claims ( -- of imports on events that were stored before; see import_claims.py
+  user_no   INTEGER NOT NULL,
+  import_no INTEGER NOT NULL,
+  first_seq INTEGER NOT NULL,
+  last_seq  INTEGER NOT NULL,
+  PRIMARY KEY (user_no, import_no, first_seq)
+) STRICT, WITHOUT ROWID;
 """
 
 # Names are interned: an event row holds small integers, ~60 bytes less than the strings. Rows of
@@ -104,7 +114,7 @@ CREATE TABLE events ( -- clustered, so that a history is one short range
   weight    REAL NOT NULL,
   event_id  TEXT NOT NULL,
   digest    INTEGER NOT NULL,
-  import_no INTEGER, -- of the import that stored it
+  import_no INTEGER, -- that it goes with: the one that stored it, until that is undone
   PRIMARY KEY (user_no, timestamp, seq)
 ) STRICT, WITHOUT ROWID;
 CREATE UNIQUE INDEX events_by_id ON events (event_id);
@@ -117,7 +127,7 @@ CREATE TABLE vectors ( -- apart, so that rows without any stay small
   PRIMARY KEY (user_no, seq)
 ) STRICT, WITHOUT ROWID;
 """
-SCHEMA += IMPORTS + LOG_CHANGES + SCENARIOS
+SCHEMA += IMPORTS + LOG_CHANGES + SCENARIOS + CLAIMS
 
 
 def migrate(connection: apsw.Connection) -> None:
@@ -136,6 +146,9 @@ def migrate(connection: apsw.Connection) -> None:
         if connection.pragma("user_version") == 3:
             connection.execute(SCENARIOS)
             connection.pragma("user_version", 4)
+        if connection.pragma("user_version") == 4:  # nothing tells what earlier imports share
+            connection.execute(CLAIMS)
+            connection.pragma("user_version", 5)
     except BaseException:
         connection.execute("ROLLBACK")
         raise

@@ -59,7 +59,7 @@ from service.stores.sqlite.writes import Names, Writes
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-UNDONE_ROWS = 20_000  # events of an import that are deleted in one transaction
+UNDONE_ROWS = 20_000  # events of an import that are taken back in one transaction
 MAX_INLINE_ROWS = 2_000  # rows that may be read on the event loop, ~1 ms
 ALL_ROWS = 1 << 62  # more than any log has
 READER_THREADS = 2  # threads for longer reads
@@ -241,16 +241,16 @@ class SQLiteStore(Store):
         self, import_id: int, *, progress: Callable[[int], None] | None = None
     ) -> UndoneImport:
         after: import_ledger.Position | None
-        events, after = 0, await self._write(import_ledger.first_event, import_id)
+        events, shared, after = 0, 0, await self._write(import_ledger.begin_undo, import_id)
         while after is not None:
-            deleted, after = await self._write(
+            deleted, handed, after = await self._write(
                 import_ledger.undo_events, import_id, after, UNDONE_ROWS, rows=UNDONE_ROWS
             )
-            events += deleted
+            events, shared = events + deleted, shared + handed
             if progress is not None:
                 progress(events)
         items, users, kept = await self._write(import_ledger.undo_documents, import_id)
-        return UndoneImport(events, items, users, kept)
+        return UndoneImport(events, items, users, kept, shared)
 
     # ------------------------------------------------------------------ the store itself
 

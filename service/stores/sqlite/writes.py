@@ -17,6 +17,7 @@ from service.stores.encoding import (
     vector_bytes,
 )
 from service.stores.event_identity import body_digest
+from service.stores.sqlite.import_claims import Owners, add_claims, drop_claims_on, move_claims
 from service.stores.sqlite.reads import INTERNED, MAX_CACHED_NAMES
 from service.stores.sqlite.replaced_records import keep_replaced
 from service.stores.sqlite.writer import Transaction
@@ -69,7 +70,8 @@ class Writes:
         self, transaction: Transaction, events: Sequence[Event], now: int, import_no: int | None
     ) -> AppendResult:
         """Append events that arrived at `now`."""
-        fresh = self._without_duplicates(transaction, events, now)
+        fresh, owners = self._without_duplicates(transaction, events, now)
+        add_claims(transaction, import_no, owners)
         if not fresh:
             return AppendResult(0, len(events))
         execute, executemany = transaction.connection.execute, transaction.connection.executemany
@@ -103,16 +105,22 @@ class Writes:
 
     def _without_duplicates(
         self, transaction: Transaction, events: Sequence[Event], now: int
-    ) -> list[tuple[Event, int, int]]:
-        """Return the new events, each with its timestamp and digest; raises `Conflict`."""
+    ) -> tuple[list[tuple[Event, int, int]], Owners]:
+        """Return the new events with timestamps and digests, and those that are stored already.
+
+        Raises `Conflict`.
+        """
         known: dict[str, tuple[int, int]] = {}
+        owners: Owners = []
         given = tuple({event.event_id for event in events if event.event_id is not None})
         if given:
-            for event_id, digest, timestamp in transaction.connection.execute(
-                "SELECT event_id, digest, timestamp FROM events WHERE event_id IN carray(?)",
+            rows: list[tuple[Any, ...]] = transaction.connection.execute(
+                "SELECT event_id, digest, timestamp, user_no, seq, import_no FROM events"
+                " WHERE event_id IN carray(?)",
                 (apsw.carray(given),),
-            ):
-                known[event_id] = (digest, timestamp)
+            ).fetchall()
+            known = {row[0]: (row[1], row[2]) for row in rows}
+            owners = [row[2:] for row in rows]
         fresh: list[tuple[Event, int, int]] = []
         for event in events:
             digest = body_digest(event)
@@ -127,7 +135,7 @@ class Writes:
                     continue
                 known[event.event_id] = (digest, timestamp)
             fresh.append((event, timestamp, digest))
-        return fresh
+        return fresh, owners
 
     def delete_event(self, transaction: Transaction, user_id: str, event_id: str) -> bool:
         execute = transaction.connection.execute
@@ -174,6 +182,7 @@ class Writes:
         execute("UPDATE events SET user_no = ?, seq = seq + ? WHERE user_no = ?", move)
         moved: int = connection.changes()
         execute("UPDATE vectors SET user_no = ?, seq = seq + ? WHERE user_no = ?", move)
+        move_claims(transaction, *move)
         ours, theirs = (
             execute("SELECT profile FROM users WHERE user_no = ?", (user_no,)).get
             for user_no in (target_no, source_no)
@@ -211,7 +220,8 @@ class Writes:
 
 
 def drop_user(transaction: Transaction, user_no: int) -> None:
-    """Delete a user without events, and the profiles that imports have replaced."""
+    """Delete a user without events, with the profiles that imports have replaced and claims."""
+    drop_claims_on(transaction, user_no)
     execute = transaction.connection.execute
     execute("DELETE FROM users WHERE user_no = ?", (user_no,))
     execute("DELETE FROM replaced WHERE kind = 'user' AND row_no = ?", (user_no,))

@@ -2,6 +2,8 @@
 
 import gc
 import os
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,52 +92,66 @@ def test_forked_processes_share_what_did_not_change() -> None:
     origin = CowArray(first).updated(np.arange(0), first[:0], first[:7])
     mapped_rows.seal()
     expected = np.concatenate([first, first[:7]])
+    gc.collect()  # a child that did it would finalize objects of this process
+
+    def change(seed: int) -> str:
+        """Update the array, and return whether it is right and how many bytes that took."""
+        before = _allocated()
+        state = origin
+        steps = [
+            (at * seed, rows(seed + at, 1, 250, np.float32), rows(at, seed, 250, np.float32))
+            for at in range(30)
+        ]
+        for at, one, more in steps:
+            state = state.updated(np.array([at]), one, more)
+        grown = _allocated() - before
+        own = np.concatenate([expected, *(more for _, _, more in steps)])
+        for at, one, _ in steps:
+            own[at] = one
+        right = np.array_equal(state.array, own) and np.array_equal(origin.array, expected)
+        return f"{right} {grown}"
+
     children = []
     for seed in (1, 2):
         reading, writing = os.pipe()
         pid = os.fork()
         if not pid:
             try:
-                before = _private()
-                state = origin
-                steps = [
-                    (
-                        at * seed,
-                        rows(seed + at, 1, 250, np.float32),
-                        rows(at, seed, 250, np.float32),
-                    )
-                    for at in range(30)
-                ]
-                for at, one, more in steps:
-                    state = state.updated(np.array([at]), one, more)
-                grown = _private() - before
-                own = np.concatenate([expected, *(more for _, _, more in steps)])
-                for at, one, _ in steps:
-                    own[at] = one
-                right = np.array_equal(state.array, own) and np.array_equal(origin.array, expected)
-                os.write(writing, f"{right} {grown}".encode())
+                os.write(writing, change(seed).encode())
+            except BaseException:  # noqa: BLE001  # reported to the parent
+                os.write(writing, traceback.format_exc().encode())
             finally:
                 os._exit(0)
         os.close(writing)
         children.append((pid, reading))
+    answers = []
     for pid, reading in children:
         with os.fdopen(reading) as told:
-            answer, size = told.read().split()
+            answers.append(told.read())
         os.waitpid(pid, 0)
-        assert answer == "True"
+    for answer in answers:
+        right, _, size = answer.partition(" ")
+        assert right == "True", answer
         assert int(size) < first.nbytes / 4
     np.testing.assert_array_equal(origin.array, expected)
 
 
-def _private() -> int:
-    """Bytes of memory that this process has for itself."""
-    gc.collect()
-    rollup = Path("/proc/self/smaps_rollup").read_text()
-    return 1024 * sum(
-        int(line.split()[1])
-        for line in rollup.splitlines()
-        if line.startswith(("Private_Dirty", "Private_Clean"))
-    )
+def _allocated() -> int:
+    """Bytes of anonymous memory that this process maps, and of files in memory that it has open.
+
+    A page of a private mapping becomes anonymous when it is written to. `Private_Dirty` is no
+    measure of that: it counts the pages that no other process maps at the moment, and so grows when
+    the parent or the other child copies or frees its own, and misses a file that was not read yet.
+    """
+    rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    (anonymous,) = (int(line.split()[1]) for line in rollup if line.startswith("Anonymous:"))
+    files: dict[int, int] = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the folder's own
+            if str(link.readlink()).startswith("/memfd:"):
+                found = link.stat()
+                files[found.st_ino] = 512 * found.st_blocks
+    return 1024 * anonymous + sum(files.values())
 
 
 def test_released_arrays_close_their_files() -> None:

@@ -161,6 +161,24 @@ def test_two_nights_are_stored_once_and_undone(heed: Heed, shop: Path) -> None:
     assert (said.code, "import 2 is undone already" in said.err) == (1, True)
 
 
+def test_an_older_night_is_undone_but_for_what_a_later_one_has(heed: Heed, shop: Path) -> None:
+    """Undoing the first of two overlapping exports leaves the second, and says what stays."""
+    rows = ORDERS.splitlines()
+    nights = {"one": [1, 2, 3, 4], "two": [4, 1, 2, 8]}
+    for name, numbers in nights.items():
+        (shop / f"{name}.csv").write_text("\n".join(rows[number] for number in (0, *numbers)))
+    assert heed("import", "events", shop / "two.csv", *EVENT_OPTIONS).code == 0
+    second = stored(heed, "events", shop)
+    assert heed("import", "--undo", "1").code == 0
+    for name in nights:
+        assert heed("import", "events", shop / f"{name}.csv", *EVENT_OPTIONS).code == 0
+    said = heed("import", "--undo", "2")
+    assert "Import 2 undone: 1 events, 0 items and 0 profiles taken back." in said.out
+    assert "3 events stay, since other imports have them too." in said.out
+    remaining = stored(heed, "events", shop)
+    assert sorted(map(str, remaining)) == sorted(map(str, second))
+
+
 def test_several_files_and_a_pipe_are_one_import(shop: Path) -> None:
     """- reads standard input, whose format is found out."""
     data = shop / "data"

@@ -287,6 +287,55 @@ def test_an_event_after_the_request_hides_no_warning(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+PURCHASES = [1, 1, 1, 1, 2, 2, 3, 4, 6, 12] * 20
+
+
+@pytest.mark.parametrize(
+    ("weights", "problem"),
+    [
+        ([1, 2, 3, 4, 5], None),
+        ([0.5, 4, 4.5, 5, 5, 5], None),
+        ([1] * 9 + [2], None),  # thumbs
+        (list(range(1, 101)), None),  # per cent
+        (PURCHASES, None),  # of a scale to 12 too: they may be ratings
+        ([3], None),  # nothing to compare with
+        ([1] * 9, "all weights are 1, so that every item has the same mean"),
+        ([*PURCHASES, 2_880], "the weights, 1 to 2880, look like quantities: fewer than 1 % are"),
+        (
+            [n / 4 for n in range(1, 102)],
+            "the weights, 0.25 to 25.25, look like prices or quantities:",
+        ),
+    ],
+)
+def test_weights_that_are_no_ratings_are_warned_of(
+    tmp_path: Path, weights: list[float], problem: str | None
+) -> None:
+    """`rated` warns where its events have weights of no scale; other questions never do."""
+
+    async def story(engine: Engine) -> None:
+        await engine.live.catalogue.put_items(items())
+        # Of another type, and after the request: both count for no answer.
+        others = [Event("u", "i0", type="view", weight=n, timestamp=NOW) for n in range(1, 900)]
+        later = [Event("u", "i0", type="rating", weight=9_999, timestamp=NOW + 1)]
+        ratings = [
+            Event("u", f"i{n % 20}", type="rating", weight=weight, timestamp=NOW)
+            for n, weight in enumerate(weights)
+        ]
+        await engine.store.append([*others, *later, *ratings])
+        fields = {"types": frozenset({"rating"}), "window": DAY}
+        warnings = (await ask(engine, by="rated", **fields)).warnings
+        if problem is None:
+            assert warnings is None
+        else:
+            (warning,) = warnings or ()
+            assert warning.pointer == "/by"
+            assert warning.detail.startswith(problem)
+        for by in ("popular", "newest"):
+            assert (await ask(engine, by=by)).warnings is None
+
+    run(tmp_path, story)
+
+
 def test_items_of_events_alone_are_popular_at_once(tmp_path: Path) -> None:
     """Without a catalogue an event makes its item popular as soon as it is acknowledged."""
 

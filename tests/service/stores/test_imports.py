@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
-import apsw
 import numpy as np
 import pytest
 
@@ -16,8 +15,8 @@ from service.datasets.import_into_store import import_dataset
 from service.domain.errors import Invalid
 from service.domain.records import Event, Item, User
 from service.stores.base import Store
-from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.store import SQLiteStore
+from tests.support.old_stores import to_version
 
 pytestmark = pytest.mark.anyio
 
@@ -114,7 +113,7 @@ async def test_changes_since_an_import_are_kept(store: SQLiteStore) -> None:
     await store.put_items([Item("i", "edited")])
     await store.put_user(User("u", {"n": 2}))
     undone = await store.undo_import(import_id)
-    assert tuple(undone) == (0, 1, 0, 2)
+    assert tuple(undone) == (0, 1, 0, 2, 0)
     assert await store.get_items(["i", "j"]) == [Item("i", "edited"), None]
     assert await store.get_user("u") == User("u", {"n": 2})
 
@@ -126,7 +125,7 @@ async def test_a_forgotten_profile_does_not_come_back(store: SQLiteStore) -> Non
     await store.put_user(User("u", {"n": 1}), import_id=import_id)
     await store.append([Event("u", "i")], import_id=import_id)
     await store.forget("u")
-    assert tuple(await store.undo_import(import_id)) == (0, 0, 0, 0)
+    assert tuple(await store.undo_import(import_id)) == (0, 0, 0, 0, 0)
     assert await store.get_user("u") is None
 
 
@@ -217,16 +216,6 @@ async def test_overlapping_exports_store_their_union(
         assert events_of(store, user) == before
 
 
-def to_version_1(path: Path) -> None:
-    """Give a store the schema of version 1."""
-    connection = apsw.Connection(str(path), vfs=checksum_vfs())
-    connection.execute("DROP TABLE scenarios; DROP INDEX users_by_version; DROP TABLE gone_users")
-    connection.execute("DROP TABLE imports; DROP TABLE replaced")
-    connection.execute("ALTER TABLE events DROP COLUMN import_no")
-    connection.pragma("user_version", 1)
-    connection.close()
-
-
 async def test_stores_of_version_1_get_ids_of_content(tmp_path: Path) -> None:
     """After a migration, the files that were imported before it change nothing."""
     path, csv = tmp_path / "heed.db", tmp_path / "log.csv"
@@ -239,7 +228,7 @@ async def test_stores_of_version_1_get_ids_of_content(tmp_path: Path) -> None:
     await store.append([Event("u", "own", "mine", timestamp=NOON)])
     before = [replace(event, event_id=None) for event in store.scan_events()]
     await store.close()
-    to_version_1(path)
+    to_version(path, 1)
     store = SQLiteStore(path)
     after = list(store.scan_events())
     assert [replace(event, event_id=None) for event in after] == before

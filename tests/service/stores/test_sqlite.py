@@ -16,6 +16,7 @@ from service.stores.sqlite import database_file, writer
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.sqlite.writer import Transaction
 from tests.support.faulty_disk import FaultyDisk
+from tests.support.old_stores import to_version
 from tests.support.store_contract import Connect, StoreContract
 
 
@@ -291,10 +292,7 @@ async def test_stores_of_version_3_get_scenarios(tmp_path: Path) -> None:
     store = SQLiteStore(path)
     await store.put_items([Item("a")])
     await store.close()
-    connection = apsw.Connection(str(path), vfs=database_file.checksum_vfs())
-    connection.execute("DROP TABLE scenarios")
-    connection.pragma("user_version", 3)
-    connection.close()
+    to_version(path, 3)
     store = SQLiteStore(path)
     stored = await store.put_scenario("home", {"question": "popular"})
     assert await store.scenario("home") == stored

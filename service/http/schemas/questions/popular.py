@@ -56,7 +56,7 @@ class PopularIn(Body):
         description="`popular`: by the sum of the weights of an item's events; `trending`: by how "
         "far its events of now, decayed, exceed what its own past predicts; `newest`: by "
         "`published_at`, or the first event; `rated`: by the mean weight of its events, shrunk "
-        "to the mean of all.",
+        "to the mean of all, with a warning where the weights cannot be ratings.",
     )
     window: Duration | None = Field(
         None,
