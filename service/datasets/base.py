@@ -58,7 +58,7 @@ class _CountedFile(io.FileIO):
 
 @dataclass(slots=True)
 class SkippedRows:
-    """Bad rows of one reading: their number, and a message for each of the first hundred."""
+    """Bad rows of one reading: their number, and a message for each of the first ones."""
 
     count: int = 0
     messages: list[str] = field(default_factory=list)

@@ -62,7 +62,7 @@ class ImportWarnings:
             names = _listed(map(repr, unknown), len(unknown))
             found.append(
                 f"items of events that are not in the catalogue: {len(unknown):,}, of {events:,} "
-                f"events: {names}"
+                f"events: {names}; they are stored, and recommended once the catalogue has them"
             )
         if self._future:
             times = _listed(map(to_rfc3339, self._future), self._counts["future"])
@@ -78,7 +78,10 @@ class ImportWarnings:
             found.append(f"items without a title: {self._counts['nameless']:,}: {names}")
         alike = [" and ".join(map(repr, n)) for n in self._categories.values() if len(n) > 1]
         if alike:
-            found.append(f"categories differ in case alone: {_listed(alike, len(alike))}")
+            found.append(
+                f"categories differ in case alone: {_listed(alike, len(alike))}; filters, facets "
+                "and at_most tell them apart until the file spells them alike"
+            )
         return found
 
     def _note(self, kind: str, examples: list[T], value: T) -> None:

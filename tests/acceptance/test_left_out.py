@@ -207,7 +207,7 @@ def test_effects_are_computed_where_they_are_requested(http: httpx.Client) -> No
 def test_estimates_are_near_the_exact_effects(trained: Server) -> None:
     """Estimated effects follow the exact ones, and those of the newest sixteen events are exact."""
     with trained.client() as http:
-        post(http, long_history("seen", 24))
+        post(http, long_history("seen", 24, 0))
         exact, estimated = (
             [
                 [reason for reason in item["explanation"] if reason["event_id"]]

@@ -29,16 +29,24 @@ class HeedProcess:
         log: stderr is appended to it; stdout to the file of the suffix .out beside it, which is
             emptied first.
         environment: variables besides those of this process.
+        folder: in which it runs.
+        fresh: start an interpreter that has imported nothing, which takes as long as a shell's.
     """
 
     def __init__(
-        self, *arguments: object, log: Path, environment: Mapping[str, str] | None = None
+        self,
+        *arguments: object,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        folder: Path = ROOT,
+        fresh: bool = False,
     ) -> None:
         self._log, self._out = log, log.with_suffix(".out")
         self._out.write_text("")
         variables = {**os.environ, **(environment or {})}
-        self._process: Any = _FORKS.Process(
-            target=_run, args=(list(map(str, arguments)), variables, self._out, log)
+        context: Any = multiprocessing.get_context("spawn") if fresh else _FORKS
+        self._process: Any = context.Process(
+            target=_run, args=(list(map(str, arguments)), variables, self._out, log, folder)
         )
         self._process.start()
 
@@ -57,9 +65,9 @@ class HeedProcess:
         if self.is_alive:
             os.kill(self.pid, number)
 
-    def wait(self) -> int:
+    def wait(self, patience: float = PATIENCE) -> int:
         """Its exit code once it has ended; minus the number of the signal that killed it."""
-        self._process.join(PATIENCE)
+        self._process.join(patience)
         assert self._process.exitcode is not None, f"it goes on: {self.log()}"
         return int(self._process.exitcode)
 
@@ -72,14 +80,16 @@ class HeedProcess:
         return self._log.read_text()
 
 
-def _run(arguments: list[str], environment: Mapping[str, str], out: Path, log: Path) -> None:
+def _run(
+    arguments: list[str], environment: Mapping[str, str], out: Path, log: Path, folder: Path
+) -> None:
     for path, number in ((out, 1), (log, 2)):
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(file, number)
         os.close(file)
     # Where the tests run in the background of a shell, SIGINT is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.chdir(ROOT)
+    os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["heed", *arguments]

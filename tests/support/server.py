@@ -23,11 +23,12 @@ class Server:
 
     Args:
         data: the data directory; what the server logs is beside it.
+        fresh: start an interpreter that has imported nothing.
         settings: HEED_* variables by their lower-case names. The deadline is long unless it is
             named, for a busy machine is no failure.
     """
 
-    def __init__(self, data: Path, **settings: Any) -> None:
+    def __init__(self, data: Path, *, fresh: bool = False, **settings: Any) -> None:
         self.data = data
         self.killed = False
         named = {"port": 0, "deadline": 60, "drain_timeout": 60} | settings
@@ -37,6 +38,7 @@ class Server:
             data,
             log=data.with_name(data.name + ".log"),
             environment={f"HEED_{name.upper()}": str(value) for name, value in named.items()},
+            fresh=fresh,
         )
         self.url = self._address()
 

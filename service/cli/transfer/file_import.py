@@ -42,6 +42,15 @@ class FileImport:
 
     def run(self, files: Sequence[Path], *, dry_run: bool, strict: bool) -> None:
         """Read the files, and store their records unless it is a dry run."""
+        from service.datasets.files.record_files import BadRow
+
+        try:
+            self._run(files, dry_run=dry_run, strict=strict)
+        except BadRow as error:
+            error.detail += ". --skip-bad goes on past bad rows, with --rejects FILE to keep them"
+            raise
+
+    def _run(self, files: Sequence[Path], *, dry_run: bool, strict: bool) -> None:
         from service.datasets.rejected_rows import RejectedRows
 
         keeps = self._rejects is not None and not dry_run
@@ -221,7 +230,12 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 def _short(value: Any) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list | tuple):
+        text = ", ".join(map(str, value))
+    elif isinstance(value, dict):
+        text = ", ".join(f"{name} {_short(member)}" for name, member in value.items())
+    else:
+        text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 60 else text[:57] + "…"
 
 
@@ -240,4 +254,7 @@ def _print_skipped(skipped: Any) -> None:
     for line in skipped.messages:
         err.print(f"skipped {line}", markup=False, soft_wrap=True)
     if skipped.count > len(skipped.messages):
-        err.print(f"skipped {skipped.count:,} rows in all")
+        err.print(
+            f"skipped {skipped.count:,} rows in all; --rejects FILE keeps them, and why",
+            soft_wrap=True,
+        )

@@ -47,7 +47,16 @@ def import_items(
     skip_bad: SkipBad = False,
     rejects: Rejects = None,
 ) -> None:
-    """Your catalogue: item_id, title, description, tags, categories, attributes, …"""
+    """Your catalogue: item_id, title, description, tags, categories, attributes, …
+
+    Further fields are published_at, hidden and embedding. item_id is required. Filters, rules and
+    at_most read tags, categories and attributes: a price is attributes.price, a department one of
+    categories.
+
+    For example, with --dry-run first, which stores nothing:
+
+    heed import items products.csv --map item_id=SKU --map title=Name --map attributes.price=Price
+    """
     given = {
         "map": maps, "constant": constants, "delimiter": delimiter, "encoding": encoding,
         "decimal": decimal, "list_separator": list_separator, "time_format": time_format,
@@ -81,8 +90,16 @@ def import_events(
 ) -> None:
     """Your event log: user_id, item_id, type, weight, timestamp, event_id, …
 
+    user_id and item_id are required. Where a file does not say it, type is view, weight is 1, and
+    timestamp is the time of the import.
+
     Files that overlap store each event once: without event_id, an event is known by its content.
     With --dislikes-below there may be a rating: events rated below it are of type dislike.
+
+    For example, with --dry-run first, which stores nothing:
+
+    heed import events orders.csv --map user_id=Customer --map item_id=SKU --map timestamp=Date
+    --timezone Europe/London --constant type=purchase --weight-from Quantity:log --negative return
     """
     given = {
         "map": maps, "constant": constants, "delimiter": delimiter, "encoding": encoding,

@@ -81,7 +81,12 @@ MappingFile = Annotated[
 ]
 SaveMapping = Annotated[
     Path | None,
-    typer.Option("--save-mapping", metavar="mapping.toml", help="Write these options to a file."),
+    typer.Option(
+        "--save-mapping",
+        metavar="mapping.toml",
+        help="Write these options to a file, also with --dry-run. The file may have sections of "
+        "items, events and users.",
+    ),
 ]
 DryRun = Annotated[
     bool,

@@ -12,6 +12,7 @@ from rich.table import Table
 from service.cli.console import DATA, Data, err, open_store, out
 from service.cli.transfer.import_files import import_events, import_items, import_users
 from service.cli.transfer.import_options import DislikesBelow
+from service.domain.errors import Invalid
 from service.runtime.data_layout import CACHE_FOLDER
 
 imports = typer.Typer(
@@ -120,7 +121,10 @@ def _undo(store: Any, import_id: int) -> None:
         def show(events: int) -> None:
             status.update(f"undoing import {import_id}: {events:,} events")
 
-        undone = asyncio.run(store.undo_import(import_id, progress=show))
+        try:
+            undone = asyncio.run(store.undo_import(import_id, progress=show))
+        except Invalid as error:
+            raise Invalid("", f"--undo: {error.detail}; see heed import --list") from None
     out.print(
         f"Import {import_id} undone: {undone.events:,} events, {undone.items:,} items and "
         f"{undone.users:,} profiles taken back."

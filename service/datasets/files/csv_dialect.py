@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import csv
 import io
 from collections import Counter
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ import charset_normalizer
 
 from service.datasets.base import ReadProgress, open_compressed
 from service.datasets.files.cells import Decimal, decimal_mark
+from service.datasets.files.csv_records import csv_records
 from service.domain.errors import Invalid
 
 DELIMITERS = (",", ";", "\t", "|")
@@ -97,17 +97,15 @@ def check_encoding(name: str) -> str:
 def detect_delimiter(path: Path, encoding: str, preferred: str) -> str:
     """Return the delimiter that gives the first rows the most cells, all the same number.
 
-    Where none gives more than one cell, the `preferred` is returned.
+    Where none gives more than one cell, the `preferred` is returned. A row that is broken, such as
+    by a quote that is not closed, speaks against a delimiter as one row.
     """
     with open_compressed(path, ReadProgress()) as file:
         text = _sample(file, encoding)
     scores = {}
     for delimiter in dict.fromkeys((preferred, *DELIMITERS)):
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-        try:
-            widths = [len(row) for row in reader if row]
-        except csv.Error:
-            continue
+        records = csv_records(io.StringIO(text, newline=""), delimiter)
+        widths = [0 if isinstance(cells, Invalid) else len(cells) for _, _, cells in records]
         if widths and widths[0] > 1:
             scores[delimiter] = (widths.count(widths[0]) / len(widths)) * widths[0]
     return max(scores, key=scores.__getitem__, default=preferred)

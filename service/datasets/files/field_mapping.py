@@ -106,13 +106,13 @@ class FieldMapping:
                     columns[target] = (name,)
         if weight is not None and ("weight" in columns or "weight" in self.constants):
             raise Invalid("", "weight has both a column and --weight-from")
-        for target in required:
-            if target not in columns and target not in self.constants:
-                listed = ", ".join(names) or "none"
-                raise Invalid(
-                    f"/{target}",
-                    f"is required; there are {listed}. Name it with --map {target}=COLUMN",
-                )
+        missing = [name for name in required if name not in (*columns, *self.constants)]
+        if missing:
+            listed = ", ".join(names) or "none"
+            options = " ".join(f"--map {target}=COLUMN" for target in missing)
+            raise Invalid(
+                f"/{missing[0]}", f"is required; there are {listed}. Name it with {options}"
+            )
         read = [name for bound in columns.values() for name in bound]
         read += [] if weight is None else [weight.column]
         for name in set(read):

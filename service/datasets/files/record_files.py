@@ -55,8 +55,13 @@ FORMATS: dict[str, Format] = {
     ".parquet": "parquet",
 }
 UNNAMED = ("", ".txt", ".dat")  # suffixes that leave the format to the content
-MAX_MESSAGES = 100  # of skipped rows
+MAX_MESSAGES = 20  # of skipped rows; more of them would hide what is said of the whole file
 _BATCH = 4_096  # events that are numbered at once
+
+
+class BadRow(Invalid):
+    """A row breaks a rule, in a reading that does not skip bad rows."""
+
 
 OnBadRow = Callable[[Row, str], None]
 """Takes a bad row and the message that names its file, its line and its fault."""
@@ -150,7 +155,7 @@ class RecordFile(Dataset, Generic[R]):
 
     def _skip(self, row: Row, message: str) -> None:
         if not self._options.skip_bad:
-            raise Invalid("", message)
+            raise BadRow("", message)
         self.skipped.count += 1
         if self.skipped.count <= MAX_MESSAGES:
             self.skipped.messages.append(message)

@@ -64,7 +64,7 @@ def test_a_catalogue_is_read_as_it_was_exported(heed: Heed, shop: Path) -> None:
     assert "products.csv: 3 items stored, in" in said.out
     assert "attributes: price a number" in said.out
     assert "items without a title: 1: '0007'" in said.err
-    assert "categories differ in case alone: 'HOME' and 'Home'" in said.err
+    assert "categories differ in case alone: 'HOME' and 'Home'; filters, facets" in said.err
     by_id = {item["item_id"]: item for item in stored(heed, "items", shop)}
     assert by_id["85123B"]["title"] == "CAFÉ SIGN £5"
     assert by_id["85123B"]["attributes"] == {"price": 1234.5}
@@ -77,11 +77,42 @@ def test_a_dry_run_shows_and_stores_nothing(heed: Heed, shop: Path) -> None:
     assert said.code == 0, said.err
     assert "5 events (4 purchase, 1 return) would be stored, 4 bad rows refused" in said.out
     assert "2010-12-13T09:01:30Z" in said.out
+    assert "they are stored, and recommended once the catalogue has them" in said.err
     assert "items of events that are not in the catalogue: 3, of 5 events" in said.err
     assert "events in the future: 1: 2090-12-14T10:00:00Z" in said.err
     assert "events of a weight above 1,000: 1: 5,000" in said.err
     assert "not read: Invoice" in said.err
     assert counts(shop / "data")["events"] == 0
+
+
+def test_a_dry_run_shows_lists_and_objects_as_texts(
+    heed: Heed, shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Categories are joined by commas, and attributes stand beside their names."""
+    monkeypatch.setenv("COLUMNS", "160")
+    path = shop / "items.csv"
+    path.write_text("id,categories,price\na,Home|Garden,1.5\n")
+    options = ("--map", "item_id=id", "--map", "attributes.price=price")
+    said = heed("import", "items", path, *options, "--dry-run")
+    assert "Home, Garden" in said.out
+    assert "price 1.5" in said.out
+    assert not set("(){}'") & set(said.out.split("━")[-1])
+
+
+def test_a_bad_row_says_how_to_go_on(heed: Heed, shop: Path) -> None:
+    """Without --skip-bad, the first bad row stops the import, and the message names the option."""
+    said = heed("import", "events", shop / "orders.csv", *EVENT_OPTIONS)
+    assert said.code == 1
+    assert "line 6, user_id: is required. --skip-bad goes on past bad rows" in said.err
+
+
+def test_many_bad_rows_do_not_hide_the_rest(heed: Heed, shop: Path) -> None:
+    """The first bad rows are printed, then the number of all."""
+    path = shop / "blank.csv"
+    path.write_text("user_id,item_id\n" + ",a\n" * 500 + "u,a\n")
+    said = heed("import", "events", path, "--skip-bad")
+    assert said.err.count("user_id: is required") == 20
+    assert "skipped 500 rows in all; --rejects FILE keeps them, and why" in said.err
 
 
 def test_bad_rows_are_kept_to_be_mended(heed: Heed, shop: Path) -> None:

@@ -63,6 +63,7 @@ def test_encodings_are_checked_by_name() -> None:
         ("a|b\n1|2\n", "|"),
         ('a,b\n"x; y; z",1\n"p; q; r",2\n', ","),
         ("a;b\nx,y;1\nz;2\n", ";"),
+        ('a;b\n"x;1\n' + "y;2\n" * 50_000, ";"),  # the quote is never closed
         ("alone\n1\n", ","),
         ("", ","),
     ],

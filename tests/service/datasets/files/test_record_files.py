@@ -337,7 +337,7 @@ def test_a_bad_line_of_csv_names_place_field_and_rule(
         ),
         ("user_id", "column item_id: is required; there are user_id"),
         ("user_id,item_id,user_id", "column user_id: must not occur twice"),
-        ("", "column user_id: is required; there are none"),
+        ("", "user_id: is required; .* none. Name it with --map user_id=COLUMN --map item_id=COL"),
     ],
 )
 def test_wrong_columns_stop_even_a_lenient_reading(put: Put, header: str, problem: str) -> None:
