@@ -21,13 +21,10 @@ from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import Scores, score
 from service.domain.queries import Requester
 from service.engine.questions.score import ItemRows
-from service.histories import memory_provider
 from service.histories.event_columns import EventColumns
 
-# Reasons of all targets together that are looked through for events of one item, which takes some
-# 2 ms; at least so many for each, of which few histories have more on the items that are named.
-_LOOKED_THROUGH = 2_000
-_SPARE = 8
+_SPARE = 8  # events beyond twice as many as reasons that are looked at for events of one item
+_MOST_OF_LONG = 2_000  # events of a long history that are looked at, each of which is costly
 
 _Key = tuple[int, int]  # row and type of the item's events; -1 and the entry of a profile
 
@@ -96,6 +93,7 @@ def foremost_reasons(
 ) -> list[list[Reason]]:
     """Return the reasons of the `top` items and types whose events raise each score most.
 
+    Events that are far from the foremost are not looked at, so that an item's may not all be there.
     The events of one item and type are still reasons of their own, which
     `service.engine.naming.merge_events` puts together. Their effects add up to the effect of all of
     them, where that is computed, and are else those of each.
@@ -103,11 +101,11 @@ def foremost_reasons(
     The arguments are those of `models.ranking.explain.explain`, and the `events` of the memory.
     """
     wanted = 2 * top + _SPARE
-    if user.collapsed is not None:
+    if user.collapsed is not None:  # which other events count depends on how many are looked at
         found = _explained(snapshot, user, events, rows, top, wanted, options, partial, effects)
         return [_inexact(_foremost(each, events, top), events) for each in found]
-    if len(events) < memory_provider.LONG:  # others are never looked through as a whole
-        wanted = max(wanted, _LOOKED_THROUGH // max(1, len(rows))) if _repeats(events) else top
+    if not _repeats(events):
+        wanted = top
     found = _explained(snapshot, user, events, rows, top, wanted, options, partial, "none")
     chosen = [_foremost(each, events, top) for each in found]
     if effects == "none" or not any(chosen):
@@ -147,14 +145,14 @@ def _explained(
 ) -> list[list[Reason]]:
     """Return `wanted` reasons, or more until they are of `top` items and types.
 
-    Of a long history, `_LOOKED_THROUGH` are looked through at most.
+    Of a long history, `_MOST_OF_LONG` are looked at.
     """
     found = explain(snapshot, user, rows, wanted, options, partial=partial, effects=effects)
     named = [len({_key(events, one.source) for one in each}) for each in found]
     short = [
         place for place, count in enumerate(named) if count < top and len(found[place]) == wanted
     ]
-    if user.collapsed is not None and 4 * wanted > _LOOKED_THROUGH:
+    if user.collapsed is not None and 4 * wanted > _MOST_OF_LONG:
         return found
     if short and min(named[place] for place in short) < _distinct(events) + len(events.interests):
         part = None if partial is None else PartialSoftmax(*(one[:, short] for one in partial))

@@ -123,8 +123,12 @@ def test_effects_hold_before_and_within_the_window(
     user = f"long-{length}"
     events = long_history(user, length, begins)
     post(http, events)
-    named = {(r["item_id"], r["type"]) for item in score(http, user) for r in item["explanation"]}
-    chosen = [group for group in by_item(events) if name_of(group[0]) in named]
+    named = {
+        (r["item_id"], r["type"], r["events"])
+        for item in score(http, user)
+        for r in item["explanation"]
+    }
+    chosen = [group for group in by_item(events) if (*name_of(group[0]), len(group)) in named]
     within = [group for group in chosen if events.index(group[0]) >= begins]
     before = [group for group in chosen if events.index(group[0]) < begins]
     assert any(len(group) > 1 for group in within[:4])

@@ -32,8 +32,9 @@ class ContributionOut(BaseModel):
     )
     timestamp: Timestamp | None = Field(description="Of the newest of the events.")
     events: int = Field(
-        description="The number of events on the item, of this type, that the reason sums up. Of a "
-        "user with very many, those that count least may be left out."
+        description="The number of events on the item, of this type, that the reason sums up: "
+        "those among the 2 `explain` + 8 events that contribute most, or as many more as it takes "
+        "to name so many reasons."
     )
     weight: float = Field(
         description="The softmax weight, the mean over heads, summed over the events."
