@@ -47,7 +47,7 @@ STATUS: Mapping[type[errors.HeedError], int] = {
 
 _PLAINER = {
     "missing": "is required",
-    "extra_forbidden": "is not a field here; check its spelling",
+    "extra_forbidden": "is not a field here; check its spelling, or see /docs",
     "model_attributes_type": "must be a JSON object",
     "model_type": "must be a JSON object",
     "dict_type": "must be a JSON object",

@@ -112,7 +112,8 @@ Rejects = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="With --skip-bad: write the bad rows here as they are, and why to FILE.reasons.",
+        help="With --skip-bad: write the bad rows here as they are, and why to FILE.reasons. "
+        "Both files are replaced.",
     ),
 ]
 

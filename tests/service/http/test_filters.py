@@ -115,7 +115,7 @@ ERRORS: list[tuple[Any, str, str]] = [
     ({"all": {}}, "/all", "must be a JSON array"),
     ({"all": None}, "/all", "must be a JSON array"),
     ({"all": [1]}, "/all/0", "must be a JSON object"),
-    ({"al": []}, "/al", "is not a field here; check its spelling"),
+    ({"al": []}, "/al", "is not a field here; check its spelling, or see /docs"),
     ({"field": "title"}, "", "needs a comparison beside `field`: one of eq, in, gt"),
     ({"all": [{"eq": 1}]}, "/all/0/field", "is required beside `eq`"),
     ({"field": None, "eq": 1}, "/field", "must be a string"),
@@ -127,7 +127,7 @@ ERRORS: list[tuple[Any, str, str]] = [
     (
         {"any": [{"field": "attributes.a", "equals": 1}]},
         "/any/0/equals",
-        "is not a field here; check its spelling",
+        "is not a field here; check its spelling, or see /docs",
     ),
     (
         {"all": [{"field": "tags", "eq": "a"}, {"field": "attributes.a", "gte": [1]}]},
