@@ -26,10 +26,10 @@ demo: $(STAMP) ## fetch a public data set, train, evaluate and serve
 	$(VENV)/bin/heed demo
 
 # Schemathesis makes a test of each operation, all of one id, of which processes that share tests would run one.
-ALONE = tests/service/http/test_openapi.py
+ALONE = tests/service/http/test_openapi.py tests/service/http/test_openapi_engine.py
 
 test: $(STAMP) browser ## run the tests, a core each for some (ARGS="-k name")
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder --ignore $(ALONE) $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore %) $(ARGS)
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(ALONE) $(ARGS) || [ $$? = 5 ]
 
 known: $(STAMP) ## search PyVideo for known items and record where they are found (PYVIDEO=DIR)

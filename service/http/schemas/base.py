@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.domain.records import MAX_WEIGHT, MIN_WEIGHT
-from service.http.schemas.scalars import Id, Integer, Label
+from service.http.schemas.scalars import INTEGRAL, Id, Label
 
 MAX_LIMIT = 1000
 
@@ -34,7 +34,9 @@ class Params(BaseModel):
 
 
 Limit = Annotated[
-    Integer, Field(ge=1, le=MAX_LIMIT, description="The largest number of entries in the answer.")
+    int,
+    Field(ge=1, le=MAX_LIMIT, description="The largest number of entries in the answer."),
+    INTEGRAL,
 ]
 Weight = Annotated[
     float, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT, description="Weight of the event in the attention.")

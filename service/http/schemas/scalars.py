@@ -17,11 +17,12 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     Field,
+    GetJsonSchemaHandler,
     GetPydanticSchema,
     StringConstraints,
     WithJsonSchema,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from service.domain.errors import Invalid
 from service.domain.names import NAME_PATTERN, NAME_RULE
@@ -177,7 +178,7 @@ def _integral(number: object) -> object:
     return int(number) if isinstance(number, float) and number.is_integer() else number
 
 
-Integer = Annotated[int, BeforeValidator(_integral)]
+INTEGRAL = BeforeValidator(_integral)  # after the bounds of an int, which else are undocumented
 
 # Products of two such numbers over thousands of dimensions, divided by the lowest temperature,
 # stay within float32, so that every answer is finite.
@@ -187,8 +188,11 @@ _Row = Annotated[list[float], Field(fail_fast=True)]
 _Rows = Annotated[list[_Row], Field(fail_fast=True)]
 
 
-def _array(lists: Any, *checks: Callable[[Any], None]) -> GetPydanticSchema:
-    """Annotate a field: nested lists of numbers in JSON, a float32 array in Python."""
+def _array(lists: Any, *checks: Callable[[Any], None], least: int = 0) -> GetPydanticSchema:
+    """Annotate a field: nested lists of numbers in JSON, a float32 array in Python.
+
+    `least` is the number of numbers in the innermost list, for the documentation.
+    """
 
     def convert(numbers: Any) -> NDArray[np.float32]:
         for check in checks:
@@ -199,9 +203,17 @@ def _array(lists: Any, *checks: Callable[[Any], None]) -> GetPydanticSchema:
             raise PydanticCustomError("size", f"must hold numbers of at most {MAX_SIZE:g} in size")
         return array
 
+    def described(schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        document = handler(schema)
+        innermost = document["items"] if "items" in document["items"] else document
+        innermost["items"] |= {"minimum": -MAX_SIZE, "maximum": MAX_SIZE}
+        if least:
+            innermost["minItems"] = least
+        return document
+
     # pydantic's own loop over the numbers, in Rust, is faster than numpy's conversion.
     converted = Annotated[lists, AfterValidator(convert)]
-    return GetPydanticSchema(lambda _source, handler: handler.generate_schema(converted))
+    return GetPydanticSchema(lambda _source, handler: handler.generate_schema(converted), described)
 
 
 def _check_rectangular(rows: list[list[float]]) -> None:
@@ -223,8 +235,10 @@ def _check_some(numbers: list[float]) -> None:
 
 
 Numbers = Annotated[NDArray[np.float32], _array(_Row)]  # [n], n >= 0
-Vector = Annotated[NDArray[np.float32], _array(_Row, _check_some)]  # [d], d >= 1
-Matrix = Annotated[NDArray[np.float32], _array(_Rows, _check_rectangular)]  # [n, d], or [0]
+Vector = Annotated[NDArray[np.float32], _array(_Row, _check_some, least=1)]  # [d], d >= 1
+Matrix = Annotated[
+    NDArray[np.float32], _array(_Rows, _check_rectangular, least=1)
+]  # [n, d], or [0]
 
 
 def check_dims(vector: NDArray[np.float32] | None, dims: int, pointer: str) -> None:

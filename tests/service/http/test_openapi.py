@@ -67,6 +67,45 @@ def test_every_reference_leads_somewhere() -> None:
             node = node[step]
 
 
+def test_bounds_are_documented() -> None:
+    """Numbers have their bounds in the words of JSON Schema, and vectors say what they hold."""
+
+    def nodes(node: Any) -> list[dict[str, Any]]:
+        own = [node] if isinstance(node, dict) else []
+        inner = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        return own + [found for value in inner for found in nodes(value)]
+
+    # pydantic writes these where a bound is no part of the number's own type.
+    unknown = {"ge", "le", "gt", "lt", "multiple_of", "min_length", "max_length"}
+    assert not [node for node in nodes(DOCUMENT) if "type" in node and unknown & node.keys()]
+    limits = [
+        parameter["schema"]
+        for node in nodes(DOCUMENT["paths"])
+        for parameter in node.get("parameters", [])
+        if parameter["name"] == "limit"
+    ]
+    assert len(limits) >= 9
+    for schema in limits:
+        assert schema["minimum"] == 1
+        assert schema["maximum"] in (100, 1000)  # of jobs, and of everything else
+    vector = DOCUMENT["components"]["schemas"]["EventIn"]["properties"]["key"]["anyOf"][0]
+    assert vector["minItems"] == 1
+    assert vector["items"] == {"type": "number", "minimum": -1e12, "maximum": 1e12}
+
+
+def test_null_is_documented_only_where_it_is_accepted() -> None:
+    """A condition's field and distance may be left out, but not null; a memory is no `false`."""
+    schemas = DOCUMENT["components"]["schemas"]
+    filters, memory = schemas["FilterIn"]["properties"], schemas["MemoryIn"]["properties"]
+    assert filters["field"]["type"] == "string"
+    assert filters["within_km"]["$ref"] == "#/components/schemas/WithinIn"
+    assert memory["catalogue"]["anyOf"] == [{"const": True}, {"type": "null"}]
+    with serving() as client:
+        for name in ("field", "within_km"):
+            answer = client.post("/v1/search", json={"query": "a", "filter": {name: None}})
+            assert answer.json()["errors"][0]["pointer"] == f"/filter/{name}"
+
+
 def test_examples_are_accepted() -> None:
     """Every example body in the document is accepted."""
     shown = 0

@@ -36,7 +36,7 @@ from service.http.schemas.questions.steering import (
     to_pins,
     to_rules,
 )
-from service.http.schemas.scalars import EventType, Id, Integer, Timestamp
+from service.http.schemas.scalars import INTEGRAL, EventType, Id, Timestamp
 
 MAX_EXPLAIN = 50
 MAX_EXACT = 100  # events per request whose leaving out may be computed exactly
@@ -71,10 +71,8 @@ class Question(Body):
     hard: bool = Field(False, description="Attend the one best row only: a lookup.")
     exclude_self: bool = Field(False, description="Hide a target's own events from it.")
     at: RequestTime = None
-    explain: Integer = Field(
+    explain: Annotated[int, Field(ge=0, le=MAX_EXPLAIN), INTEGRAL] = Field(
         0,
-        ge=0,
-        le=MAX_EXPLAIN,
         description="Number of reasons to name for each item: those that raise its score most, "
         "then those that lower it most. The events on one item, of one type, are one reason.",
     )
@@ -250,7 +248,9 @@ class SearchIn(Question):
     sort: Annotated[list[SortIn], Field(max_length=MAX_SORT)] = Field(
         [], description="The order of a list; items that tie are in the order of their ids."
     )
-    offset: Integer = Field(0, ge=0, le=MAX_OFFSET, description="Items of a list to leave out.")
+    offset: Annotated[int, Field(ge=0, le=MAX_OFFSET), INTEGRAL] = Field(
+        0, description="Items of a list to leave out."
+    )
     cursor: Annotated[str, Field(max_length=MAX_CURSOR)] | None = Field(
         None, description="The `cursor` of the page before; the rest of the question is the same."
     )

@@ -24,7 +24,7 @@ from service.http.schemas.questions.selection import (
     Temperature,
     VisibleIn,
 )
-from service.http.schemas.scalars import Id, Integer, Matrix, Numbers, Vector
+from service.http.schemas.scalars import INTEGRAL, Id, Matrix, Numbers, Vector
 
 MAX_HEADS = 64
 
@@ -39,7 +39,11 @@ class MemoryIn(Body):
         None, description="[n]: true where the row may be attended."
     )
     user_id: Id | None = None
-    catalogue: bool | None = Field(None, description="`true` for the catalogue.")
+    catalogue: bool | None = Field(
+        None,
+        description="`true` for the catalogue.",
+        json_schema_extra={"anyOf": [{"const": True}, {"type": "null"}]},
+    )
 
     @model_validator(mode="after")
     def _check_one_kind(self) -> Self:
@@ -101,7 +105,7 @@ class AttendIn(Body):
     memory: MemoryIn
     query: AttendQueryIn
     scorer: ScorerName = "scaled_dot"
-    heads: Annotated[Integer, Field(ge=1, le=MAX_HEADS)] | None = Field(
+    heads: Annotated[int, Field(ge=1, le=MAX_HEADS), INTEGRAL] | None = Field(
         None,
         description="Number of heads that keys and values are split into; by default one for "
         "vectors of your own, the model's for its memories.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from service.domain.ready_queries import AffinitiesQuery, AudienceQuery
@@ -9,7 +11,7 @@ from service.http.schemas.base import Limit, Params
 from service.http.schemas.questions.ask import MAX_EXPLAIN
 from service.http.schemas.questions.item_fields import FacetField
 from service.http.schemas.questions.selection import RequestTime
-from service.http.schemas.scalars import Integer
+from service.http.schemas.scalars import INTEGRAL
 
 
 class AudienceParams(Params):
@@ -17,8 +19,8 @@ class AudienceParams(Params):
 
     limit: Limit = 20
     exclude_seen: bool = Field(True, description="Leave out users with events on the item.")
-    explain: Integer = Field(
-        3, ge=0, le=MAX_EXPLAIN, description="The most events to name for each user."
+    explain: Annotated[int, Field(ge=0, le=MAX_EXPLAIN), INTEGRAL] = Field(
+        3, description="The most events to name for each user."
     )
     at: RequestTime = None
 

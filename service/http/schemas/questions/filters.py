@@ -56,6 +56,12 @@ class WithinIn(Body):
     km: float = Field(ge=0, le=MAX_KM, description="Radius.")
 
 
+def _without_null(schema: dict[str, Any]) -> None:
+    """Document a field that may be left out, and is then None, but may not be null."""
+    (other,) = (kind for kind in schema.pop("anyOf") if kind != {"type": "null"})
+    schema |= other
+
+
 class FilterIn(Body):
     """Conditions on the items of the answer: all that are given must hold.
 
@@ -68,7 +74,9 @@ class FilterIn(Body):
     any: list[FilterIn] = Field([], description="At least one of these holds.")
     none: list[FilterIn] = Field([], description="Not one of these holds.")
     field: FieldName | None = Field(
-        None, description="item_id, title, categories, tags, published_at or attributes.NAME."
+        None,
+        description="item_id, title, categories, tags, published_at or attributes.NAME.",
+        json_schema_extra=_without_null,
     )
     eq: Scalar = Field(None, description="The value itself: 1 is 1.0, and is not true or '1'.")
     in_: Annotated[list[Scalar], Field(max_length=MAX_VALUES, fail_fast=True)] = Field(
@@ -81,7 +89,9 @@ class FilterIn(Body):
     exists: bool = Field(True, description="Whether the item has a value; null is one.")
     contains: str = Field("", max_length=1_000, description="A part of a string, in any case.")
     within_km: WithinIn | None = Field(
-        None, description='Of attributes that are objects {"lat": …, "lon": …}: the distance.'
+        None,
+        description='Of attributes that are objects {"lat": …, "lon": …}: the distance.',
+        json_schema_extra=_without_null,
     )
     categories: CategoriesIn = CategoriesIn()
     attributes: Conditions = Field(

@@ -18,7 +18,7 @@ from service.http.schemas.questions.selection import (
     VisibleIn,
 )
 from service.http.schemas.questions.steering import AtMosts, Rules, to_at_most, to_rules
-from service.http.schemas.scalars import Id, Integer
+from service.http.schemas.scalars import INTEGRAL, Id
 
 MAX_ROWS = 20
 MAX_ROW_ITEMS = 50
@@ -43,8 +43,10 @@ class RowsIn(Body):
         None, description="Events of this session; with `user_id`, laid over the stored ones."
     )
     visible: VisibleIn = VisibleIn()
-    rows: Annotated[Integer, Field(ge=1, le=MAX_ROWS)] = Field(6, description="The most rows.")
-    limit: Annotated[Integer, Field(ge=1, le=MAX_ROW_ITEMS)] = Field(
+    rows: Annotated[int, Field(ge=1, le=MAX_ROWS), INTEGRAL] = Field(
+        6, description="The most rows."
+    )
+    limit: Annotated[int, Field(ge=1, le=MAX_ROW_ITEMS), INTEGRAL] = Field(
         10, description="The most items of a row. A row has at least three, or as many as this."
     )
     filter: FilterField = FilterIn()

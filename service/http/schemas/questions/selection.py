@@ -11,7 +11,7 @@ from service.domain.item_selection import FacetRequest, SortField
 from service.domain.queries import EventFilter, Retrieval, RetrievalMode
 from service.http.schemas.base import Body, Labels
 from service.http.schemas.questions.item_fields import AnswerField, FacetField, FieldName
-from service.http.schemas.scalars import EventType, Integer, Timestamp
+from service.http.schemas.scalars import INTEGRAL, EventType, Timestamp
 
 MAX_K = 100_000
 MAX_PROBES = 65_536
@@ -38,12 +38,12 @@ class RetrievalIn(Body):
     """Retrieval of rows before the exact softmax over them."""
 
     mode: RetrievalMode = "auto"
-    k: Annotated[Integer, Field(ge=1, le=MAX_K)] | None = Field(
+    k: Annotated[int, Field(ge=1, le=MAX_K), INTEGRAL] | None = Field(
         None,
         description="Rows that coarse retrieval keeps of a catalogue's or a client's vectors. "
         "A user's history is attended whole: a long one by `max_error`.",
     )
-    probes: Annotated[Integer, Field(ge=1, le=MAX_PROBES)] | None = Field(
+    probes: Annotated[int, Field(ge=1, le=MAX_PROBES), INTEGRAL] | None = Field(
         None, description="Clusters that an inverted index opens."
     )
     max_error: float | None = Field(
@@ -53,7 +53,7 @@ class RetrievalIn(Body):
         description="Of a long history: how far a head's context may be off, relative to its "
         "length, at 99 % confidence. Heed chooses the work. 0.01 by default.",
     )
-    moment_order: Annotated[Integer, Field(ge=1, le=2)] | None = Field(
+    moment_order: Annotated[int, Field(ge=1, le=2), INTEGRAL] | None = Field(
         None,
         description="What stands for the clusters of a long history: 2 their means and "
         "covariances (the default), 1 their means alone, for comparing.",
@@ -68,7 +68,7 @@ class FacetIn(Body):
     """A field whose values are counted."""
 
     field: FacetField
-    limit: Annotated[Integer, Field(ge=1, le=MAX_FACET_VALUES)] = Field(
+    limit: Annotated[int, Field(ge=1, le=MAX_FACET_VALUES), INTEGRAL] = Field(
         10, description="The most values, the most frequent first."
     )
 

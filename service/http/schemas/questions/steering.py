@@ -12,7 +12,7 @@ from service.domain.steering import AtMost, PinnedItem, Rule
 from service.http.schemas.base import MAX_LIMIT, Body
 from service.http.schemas.questions.filters import FilterField
 from service.http.schemas.questions.item_fields import FacetField
-from service.http.schemas.scalars import Id, Integer
+from service.http.schemas.scalars import INTEGRAL, Id
 
 MAX_RULES = 50
 MAX_BOOST = 1_000.0
@@ -50,7 +50,7 @@ class PinIn(Body):
     """An item that stands at a place whatever its score."""
 
     item_id: Id
-    position: Annotated[Integer, Field(ge=1, le=MAX_LIMIT)] = Field(
+    position: Annotated[int, Field(ge=1, le=MAX_LIMIT), INTEGRAL] = Field(
         description="Its place in the answer; 1 is the first."
     )
 
@@ -59,7 +59,7 @@ class AtMostIn(Body):
     """The most items of an answer that may share a value of a field."""
 
     field: FacetField
-    count: Annotated[Integer, Field(ge=1, le=MAX_LIMIT)] = Field(
+    count: Annotated[int, Field(ge=1, le=MAX_LIMIT), INTEGRAL] = Field(
         description="The most items of one value. An item with several values counts for each of "
         "them, one without a value for none."
     )
@@ -111,7 +111,7 @@ Explore = Annotated[
     ),
 ]
 Seed = Annotated[
-    Annotated[Integer, Field(ge=0, le=MAX_SEED)] | None,
+    Annotated[int, Field(ge=0, le=MAX_SEED), INTEGRAL] | None,
     Field(
         description="Seed of the draws of `explore`: the same question with the same seed has the "
         "same answer. Without it there is a new one each time, which the answer names."
