@@ -76,7 +76,7 @@ def test_an_event_is_in_the_next_answer_of_the_other(pair: tuple[Worker, Worker]
         event = {
             "event_id": f"shared-{number}",
             "user_id": "shared-1",
-            "item_id": item_id(0, number),
+            "item_id": item_id(number % 4, number),  # an item once, so that each event is a reason
             "timestamp": f"2025-12-01T00:00:{number:02}Z",
         }
         assert writer.ask("POST", "/v1/events", {"events": [event]}).body["stored"] == 1

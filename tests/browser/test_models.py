@@ -162,6 +162,11 @@ def test_charts_take_the_colours_of_the_scheme(page: Page) -> None:
     for scheme in schemes:
         page.emulate_media(color_scheme=scheme)
         drawn = ink(page, "#curve")
+        for _ in range(100):  # a chart is drawn anew in the next frame
+            if COLOURS["--accent"][scheme] in drawn:
+                break
+            page.wait_for_timeout(50)
+            drawn = ink(page, "#curve")
         for name in ("--accent", "--down"):  # of the losses and of the validation
             here, there = COLOURS[name][scheme], COLOURS[name][OTHER[scheme]]
             assert drawn.get(here, 0) > 100, (scheme, name)
