@@ -75,7 +75,7 @@ def boosts_are_parts(walk: Walk, pages: Pages) -> None:
         assert [each["name"] for each in item.get("rules", [])] == [rule["name"]] * holds
         boosts = [each["boost"] for each in item.get("rules", [])]
         assert all(boost > 0 for boost in boosts)
-        assert abs(item["parts"]["rules"] - sum(boosts)) < 1e-6
+        assert abs(item["parts"]["rules"] - sum(boosts)) <= 1e-6 * sum(boosts)
         assert abs(sum(item["parts"].values()) - item["score"]) < 1e-4 * max(1, abs(item["score"]))
         boosted += holds
     assert boosted
