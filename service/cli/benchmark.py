@@ -22,6 +22,7 @@ from service.cli.console import (
 from service.cli.training import (
     Chosen,
     Date,
+    Epochs,
     Protocol,
     Seeds,
     require_global_time,
@@ -55,7 +56,7 @@ def benchmark(
     ] = "leave-one-out",
     date: Date = None,
     preset: Chosen = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None,
+    epochs: Epochs = None,
     seeds: Seeds = 1,
     ablate: Annotated[
         bool,

@@ -33,7 +33,14 @@ Chosen = Annotated[
     ),
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Trainings to take the mean of.")]
-Epochs = Annotated[int | None, typer.Option(min=1, help="At most; it may stop early.")]
+Epochs = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Of the first stage, at most, instead of the preset's; half as many where users "
+        "buy in baskets. The attention and the newest events take a few more.",
+    ),
+]
 
 
 def _parse_date(text: str) -> int:
