@@ -32,15 +32,6 @@ class EncoderCache(NamedTuple):
         """Size of the tensors in bytes."""
         return sum(part.nbytes for part in self)
 
-    def prefix(self, count: int) -> EncoderCache:
-        """Return the cache of the first `count` events, which shares memory with this one."""
-        return EncoderCache(
-            self.keys[:, :, :count],
-            self.values[:, :, :count],
-            self.timestamps[:count],
-            self.states[:count],
-        )
-
 
 class HistoryEncoder(nn.Module):
     """Encodes each event of a history, in the context of those before it, into a state.
