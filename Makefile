@@ -15,7 +15,7 @@ RECTOOLS := $(VENV)-rectools
 PEERS := $(VENV)-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test known walk browser lint bench bench-training bench-page bench-peers lock clean
+.PHONY: help setup demo test known walk faults browser lint bench bench-training bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +40,9 @@ known: $(STAMP) ## search PyVideo for known items and record where they are foun
 walk: $(STAMP) ## time the commands of README.md over dirty exports of Online Retail (ONLINE_RETAIL=DIR, ARGS="--customers 1000")
 	@test -e "$(ONLINE_RETAIL)/purchases.csv.xz" || { echo "name a folder with Online Retail's purchases.csv.xz: make walk ONLINE_RETAIL=DIR" >&2; exit 1; }
 	$(PY) -m tests.acceptance.walk "$(ONLINE_RETAIL)" $(ARGS)
+
+faults: $(STAMP) ## inject faults into processes, disks and files; as root, with strace (ARGS="kill power --seed 1")
+	OMP_NUM_THREADS=1 $(PY) -m tests.faults $(ARGS)
 
 browser: $(STAMP) ## Chromium, which the tests of the page drive, unless there is one
 	@for each in chromium chromium-browser google-chrome google-chrome-stable; do \
