@@ -12,10 +12,11 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 # Written last, so a setup that was cut short is taken up again.
 STAMP := $(VENV)/.setup
 RECTOOLS := $(VENV)-rectools
+AUDIT := $(VENV)-audit
 PEERS := $(VENV)-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test known walk faults browser lint bench bench-training bench-page bench-peers lock clean
+.PHONY: help setup demo test known walk faults browser lint audit bench bench-training bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -57,6 +58,11 @@ lint: $(STAMP) ## ruff and mypy
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 
+audit: $(STAMP) ## compare the locked dependencies with a database of advisories, where one is reached
+	@test -x $(AUDIT)/bin/pip-audit || { $(PY) -m venv $(AUDIT) && \
+	  $(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit==2.10.1'; }
+	@$(PY) requirements/audit.py $(AUDIT)/bin/pip-audit requirements/runtime.txt
+
 bench: $(STAMP) ## measure beside references, see tests/benchmarks/README.md (of a running service: heed loadtest)
 	$(PY) -m tests.benchmarks $(ARGS)
 
@@ -78,7 +84,7 @@ lock: ## resolve pyproject.toml anew into requirements/
 	rm -rf $(VENV)-lock
 
 clean: ## remove .venv, caches and builds; data stays
-	rm -rf $(VENV) $(RECTOOLS) $(PEERS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RECTOOLS) $(PEERS) $(AUDIT) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # dev.txt is whole but for torch, which some of it asks for and which comes next: so no dependencies.
