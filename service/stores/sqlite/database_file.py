@@ -17,8 +17,8 @@ import apsw.sqlite_extra
 
 from service.domain.errors import Corrupt, HeedError, Incompatible, StoreFull, Unavailable
 from service.runtime.durable_files import make_directory
+from service.stores.sqlite.integrity.wal import check_wal
 from service.stores.sqlite.schema import SCHEMA, SCHEMA_VERSION, migrate
-from service.stores.sqlite.wal import check_wal
 
 APPLICATION_ID = int.from_bytes(b"Heed", "big")  # by which `file` and other programs recognise it
 CHECKSUM_BYTES = 8  # at the end of each page; cksumvfs recognises its files by this size

@@ -47,8 +47,9 @@ from service.stores.base import (
     UndoneImport,
 )
 from service.stores.encoding import check_limit, user_document
-from service.stores.sqlite import import_ledger, scenarios
+from service.stores.sqlite import scenarios
 from service.stores.sqlite.database_file import DatabaseFile
+from service.stores.sqlite.imports import import_ledger
 from service.stores.sqlite.items import ItemWrites
 from service.stores.sqlite.log_changes import log_changes
 from service.stores.sqlite.reads import Reads, read_transaction
