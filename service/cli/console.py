@@ -44,9 +44,10 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write JSON h
 def open_store(data: Path) -> Iterator[Any]:
     """Open the store of a data directory, and close it at the end."""
     from service.runtime.data_layout import STORE_FILE
+    from service.runtime.durable_files import make_directory
     from service.stores.sqlite.store import SQLiteStore
 
-    data.mkdir(parents=True, exist_ok=True)
+    make_directory(data)
     store = SQLiteStore(data / STORE_FILE)
     try:
         yield store

@@ -19,6 +19,7 @@ from service.runtime.data_layout import (
     MODELS_FOLDER,
     STORE_FILE,
 )
+from service.runtime.durable_files import make_directory
 from service.snapshots.live_event_log import LiveEventLog
 from service.snapshots.live_search import LiveSearch
 from service.snapshots.live_snapshot import LiveSnapshot, PreloadedSnapshot
@@ -78,7 +79,7 @@ def compose(
         encoder = encoder or open_encoder(settings.encoder)
         embeddings = EmbeddingCache(encoder, settings.data / EMBEDDINGS_FILE)
     check_embedding_dim(settings, embeddings.encoder.name, embeddings.encoder.dimension)
-    settings.data.mkdir(parents=True, exist_ok=True)
+    make_directory(settings.data)
     search = LiveSearch(embeddings, settings.data)
     store = SQLiteStore(settings.data / STORE_FILE)
     registry = Registry(settings.data / MODELS_FOLDER)

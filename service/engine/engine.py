@@ -101,8 +101,13 @@ class Engine:
 
     async def ready(self) -> tuple[bool, Mapping[str, Any]]:
         """Whether store and model answer, and what each said."""
-        healthy = await self.store.healthy()
-        return healthy, {"store": healthy, "model": self.live.snapshot.version}
+        problem = await self.store.problem()
+        said = {} if problem is None else {"problem": problem}
+        return problem is None, {
+            "store": problem is None,
+            "model": self.live.snapshot.version,
+            **said,
+        }
 
     async def typical_user(self) -> str | None:
         """A user with some 100 events, for examples; not the most active of all."""

@@ -11,21 +11,31 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from service.domain.errors import StoreFull
 
+# Histories are personal data: files and directories are their owner's alone, whatever the umask.
+PRIVATE_FILE = 0o600
+PRIVATE_DIRECTORY = 0o700
+
 
 def make_directory(path: Path) -> None:
-    """Create `path` and its missing parents durably: they survive a power loss."""
+    """Create `path` and its missing parents durably: they survive a power loss.
+
+    What is created can be entered by its owner alone; what exists keeps its mode.
+    """
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
-    path.mkdir(parents=True, exist_ok=True)
+    for directory in reversed(missing):
+        directory.mkdir(PRIVATE_DIRECTORY, exist_ok=True)
+    path.mkdir(PRIVATE_DIRECTORY, exist_ok=True)  # raises FileExistsError for a file
     for directory in missing:
         sync_directory(directory.parent)
 
 
-def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+def write(path: Path, data: bytes, *, mode: int = PRIVATE_FILE) -> None:
     """Write a file and fsync it. Its directory entry is durable only after `sync_directory`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     try:
@@ -60,10 +70,11 @@ def replace(path: Path, data: bytes, *, modified: int | None = None) -> None:
 
 
 @contextlib.contextmanager
-def open_replacement(path: Path) -> Iterator[BinaryIO]:
+def open_replacement(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Yield a file that replaces `path`, complete and durable, when the block ends.
 
-    If the block raises, `path` stays as it was. One writer per path at a time.
+    If the block raises, `path` stays as it was. One writer per path at a time. The umask restricts
+    `mode`.
 
     Raises:
         StoreFull: the disk is full.
@@ -72,7 +83,7 @@ def open_replacement(path: Path) -> Iterator[BinaryIO]:
     try:
         with (
             translate_disk_full(f"there is no room to write {path}"),
-            open(temporary, "wb") as file,
+            open(temporary, "wb", opener=partial(os.open, mode=mode)) as file,
         ):
             yield file
             file.flush()
@@ -92,7 +103,7 @@ def try_lock(path: Path, *, directory: bool = False) -> int | None:
     lock never outlives its holders. Threads of one process exclude each other as processes do.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY if directory else os.O_RDWR | os.O_CREAT
-    descriptor = os.open(path, flags | os.O_NOFOLLOW, 0o644)
+    descriptor = os.open(path, flags | os.O_NOFOLLOW, PRIVATE_FILE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException as error:

@@ -50,6 +50,9 @@ class Version:
     metadata: Mapping[str, Any] | None = None
 
 
+_WRITE_ONCE = 0o400  # mode of the files of a version
+
+
 class Registry:
     """The model versions under `root`, shared by any number of processes and threads.
 
@@ -110,14 +113,14 @@ class Registry:
         }
         with self._staging.new() as directory:
             for name, data in files.items():
-                durable_files.write(directory / name, data, mode=0o444)
+                durable_files.write(directory / name, data, mode=_WRITE_ONCE)
             with self._staging.locked():
                 version = self._free_name(created) if version is None else version
                 if os.path.lexists(self._versions / version):
                     problem = "exists already; versions are never rewritten"
                     raise Conflict(f"model version {version} {problem}")
                 manifest = Manifest(version, created, digests, metadata)
-                durable_files.write(directory / MANIFEST, compose(manifest), mode=0o444)
+                durable_files.write(directory / MANIFEST, compose(manifest), mode=_WRITE_ONCE)
                 durable_files.sync_directory(directory)
                 os.rename(directory, self._versions / version)
                 durable_files.sync_directory(self._versions)

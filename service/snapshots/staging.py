@@ -49,7 +49,7 @@ class Staging:
         path = self._path / uuid.uuid4().hex
         with contextlib.ExitStack() as stack:
             with self.locked():  # no cleaner may see it before it is locked
-                path.mkdir()
+                path.mkdir(durable_files.PRIVATE_DIRECTORY)
                 stack.enter_context(durable_files.locked(path, 0, directory=True))
             stack.callback(shutil.rmtree, path, ignore_errors=True)  # still locked
             with durable_files.translate_disk_full("the disk of the model registry is full"):

@@ -19,6 +19,7 @@ from safetensors.numpy import load, save
 from models.catalogue.cow_array import CowArray
 from models.compute.progress import ProgressCallback
 from models.text.static_encoder import TextEncoder
+from service.runtime.durable_files import make_directory, write
 
 Vectors = NDArray[np.float32]
 
@@ -108,10 +109,10 @@ class EmbeddingCache:
         checksum = hashlib.blake2b(data, digest_size=16).digest()
         try:
             folder = self._path.parent
-            folder.mkdir(parents=True, exist_ok=True)
+            make_directory(folder)
             with tempfile.TemporaryDirectory(prefix=".embeddings-", dir=folder) as temporary:
                 new = Path(temporary, "new")
-                new.write_bytes(checksum + len(name).to_bytes(2, "big") + name + data)
+                write(new, checksum + len(name).to_bytes(2, "big") + name + data)
                 new.replace(self._path)
         except OSError as error:
             _log.warning("embeddings were not saved: %s", error)

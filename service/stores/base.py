@@ -373,8 +373,11 @@ class Store(Protocol):
         """Return the ids of users by their numbers in `log_changes`; None for unknown ones."""
         ...
 
-    async def healthy(self) -> bool:
-        """True if reads are answered and writes may be. A full disk alone is not unhealthy."""
+    async def problem(self) -> str | None:
+        """Return why reads or writes are not answered, in a sentence; None if they are.
+
+        A disk that has become full is no problem: writes succeed again once there is room.
+        """
         ...
 
     async def close(self) -> None:

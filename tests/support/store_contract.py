@@ -1242,11 +1242,11 @@ class WholeContract(_Contract):
         store = connect()
         pending = [asyncio.ensure_future(store.append([Event("u", str(n))])) for n in range(20)]
         await asyncio.sleep(0)
-        assert await store.healthy()
+        assert await store.problem() is None
         await store.close()
         await store.close()
         assert await asyncio.gather(*pending) == [(1, 0)] * 20
-        assert not await store.healthy()
+        assert await store.problem() is not None
         for call in (
             store.append([Event("u", "i")]),
             store.history("u"),

@@ -8,6 +8,7 @@ even to read: by POSIX, closing a file drops all locks that the process holds on
 
 from __future__ import annotations
 
+import os
 import shutil
 from functools import cache
 from pathlib import Path
@@ -16,13 +17,15 @@ import apsw
 import apsw.sqlite_extra
 
 from service.domain.errors import Corrupt, HeedError, Incompatible, StoreFull, Unavailable
-from service.runtime.durable_files import make_directory
+from service.runtime.data_layout import MODELS_FOLDER
+from service.runtime.durable_files import PRIVATE_FILE, make_directory
+from service.stores.sqlite.integrity.high_water_mark import mark_path, read_mark
+from service.stores.sqlite.integrity.store_guard import CHECK, StoreGuard
+from service.stores.sqlite.integrity.wal import check_wal
 from service.stores.sqlite.schema import SCHEMA, SCHEMA_VERSION, migrate
-from service.stores.sqlite.wal import check_wal
 
 APPLICATION_ID = int.from_bytes(b"Heed", "big")  # by which `file` and other programs recognise it
 CHECKSUM_BYTES = 8  # at the end of each page; cksumvfs recognises its files by this size
-MAX_FULL_CHECK_BYTES = 256 << 20  # checked in full at open (~1 s); larger files as pages are read
 MIN_FREE_BYTES = 1 << 20  # below which a failed write is attributed to a full disk
 WRITE_TIMEOUT_MS = 5_000  # for another process's transaction
 READ_TIMEOUT_MS = 250  # readers wait only for a recovery, and may run on an event loop
@@ -35,12 +38,14 @@ class DatabaseFile:
     """One SQLite file with Heed's schema: created if missing, checked if present.
 
     Raises `Incompatible` if it belongs to another program or a newer Heed, `Corrupt` if it fails
-    its checks, `Unavailable` if it cannot be opened, all naming the file.
+    its checks, or lacks changes that were acknowledged, `Unavailable` if it cannot be opened, all
+    naming the file. With `accept_loss`, a store that lacks changes is taken as it is.
     """
 
-    def __init__(self, path: Path, vfs: str | None = None) -> None:
+    def __init__(self, path: Path, vfs: str | None = None, *, accept_loss: bool = False) -> None:
         self.path = path.absolute()
         self._vfs = vfs or checksum_vfs()
+        self._accept_loss = accept_loss
         try:
             make_directory(self.path.parent)
             self._prepare()
@@ -62,9 +67,16 @@ class DatabaseFile:
         connection.pragma("synchronous", "FULL")
         connection.pragma("cache_size", -64_000)  # KiB; writes to the index of event ids are random
         connection.pragma("journal_size_limit", 64 << 20)
-        # Deleted rows are overwritten where that costs no extra write.
-        connection.pragma("secure_delete", "FAST")
+        # Deleted rows are overwritten, in pages that become free too. Appending frees none.
+        connection.pragma("secure_delete", True)
         return connection
+
+    def guard(self) -> StoreGuard:
+        """Return the guard of the file; call it while a connection is open."""
+        try:
+            return StoreGuard(self.path)
+        except OSError as error:
+            raise self.explain(error)[0] from error
 
     def _connect(self, wait: int) -> apsw.Connection:
         connection = apsw.Connection(str(self.path), vfs=self._vfs, statementcachesize=64)
@@ -80,11 +92,13 @@ class DatabaseFile:
     def _prepare(self) -> None:
         log = Path(f"{self.path}-wal")
         logged = log.exists() and log.stat().st_size > 0
-        if logged and not (self.path.exists() and self.path.stat().st_size):
-            # SQLite would delete the log.
-            raise Corrupt(f"{self.path} is empty, but its log is not")
+        if not (self.path.exists() and self.path.stat().st_size):
+            self._refuse_loss(log if logged else None)
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE))
         connection = self._connect(WRITE_TIMEOUT_MS)
         try:
+            # A store that is refused stays as it is, its log too.
+            connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             if logged:
                 connection.execute("BEGIN IMMEDIATE")
                 check_wal(log)
@@ -94,10 +108,45 @@ class DatabaseFile:
                     raise Corrupt(f"{self.path} is damaged: less than a page is left of it")
                 self._create(connection)
             self._check_identity(connection)
-            if self.path.stat().st_size <= MAX_FULL_CHECK_BYTES:
-                self._check_pages(connection)
+            self._check_clock(connection)
+            self._check_length(connection)
         finally:
             connection.close()
+
+    def _refuse_loss(self, log: Path | None) -> None:
+        """Raise `Corrupt` if the file is missing or empty where there was a store before."""
+        if log is not None:  # SQLite would delete the log
+            raise Corrupt(f"{self.path} is missing or empty, but its log {log} is not")
+        if self._accept_loss:
+            mark_path(self.path).unlink(missing_ok=True)
+            return
+        mark = read_mark(self.path)
+        remains = None
+        if mark is not None and mark.tick:
+            remains = f"{mark.tick} changes were acknowledged in it"
+        elif (models := self.path.parent / MODELS_FOLDER / "current").exists():
+            remains = f"{models} names a model that was trained on it"
+        if remains is not None:
+            raise Corrupt(
+                f"{self.path} is missing or empty, but {remains}: put the store or a backup of it "
+                "back, or begin an empty one with `heed check --accept-loss`"
+            )
+
+    def _check_clock(self, connection: apsw.Connection) -> None:
+        """Raise `Corrupt` if the store lacks changes that were acknowledged."""
+        mark = read_mark(self.path)
+        tick: int = connection.execute("SELECT clock FROM state").get
+        if mark is None or mark.tick <= tick:
+            return
+        if self._accept_loss:
+            mark_path(self.path).unlink()
+            return
+        raise Corrupt(
+            f"{self.path} lacks {mark.tick - tick} of the {mark.tick} changes that were "
+            f"acknowledged: its log {self.path}-wal was shortened or lost, or an older copy was "
+            "put in its place. Put the files or a newer backup back, or serve what is left with "
+            "`heed check --accept-loss`"
+        )
 
     def _create(self, connection: apsw.Connection) -> None:
         # Before the first page is written: the space for checksums cannot be made later.
@@ -125,10 +174,8 @@ class DatabaseFile:
         if connection.reserve_bytes("main") != CHECKSUM_BYTES:
             raise Corrupt(f"{self.path} has lost its page checksums: its header is damaged")
 
-    def _check_pages(self, connection: apsw.Connection) -> None:
-        problem = connection.execute("PRAGMA quick_check(1)").get
-        if problem != "ok":
-            raise Corrupt(f"{self.path} is damaged: {problem}")
+    def _check_length(self, connection: apsw.Connection) -> None:
+        """Raise `Corrupt` if the end of the file is missing."""
         # A truncated page reads as zeros, which have a valid checksum. But once the whole log has
         # been copied, the file must contain every page that it had before.
         pages, size = connection.pragma("page_count"), connection.pragma("page_size")
@@ -137,20 +184,22 @@ class DatabaseFile:
         except apsw.BusyError:
             return  # another process is checkpointing, and made this check
         if frames == copied and self.path.stat().st_size < pages * size:
-            raise Corrupt(f"{self.path} is damaged: it should have {pages} pages of {size} bytes")
+            raise Corrupt(
+                f"{self.path} is damaged: it should have {pages} pages of {size} bytes; {CHECK}"
+            )
 
     # ------------------------------------------------------------------ errors
 
     def explain(self, error: Exception) -> tuple[HeedError, bool]:
         """Translate an error of SQLite; also report whether further writes are unsafe."""
         if isinstance(error, HeedError):
-            return error, False
+            return error, isinstance(error, Corrupt)
         extended = getattr(error, "extendedresult", 0)
         if (
             isinstance(error, (apsw.CorruptError, apsw.NotADBError))
             or extended == apsw.SQLITE_IOERR_DATA
         ):
-            return Corrupt(f"{self.path} is damaged: {error}"), True
+            return Corrupt(f"{self.path} is damaged: {error}; {CHECK}"), True
         if isinstance(error, apsw.FullError) or (
             isinstance(error, (apsw.IOError, OSError)) and self._disk_is_full()
         ):

@@ -56,7 +56,7 @@ CREATE INDEX scenarios_by_fallback ON scenarios (fallback) WHERE fallback IS NOT
 """
 
 CLAIMS = """
-CREATE TABLE claims ( -- of imports on events that were stored before; see import_claims.py
+CREATE TABLE claims ( -- of imports on events that were stored before; see imports/import_claims.py
   user_no   INTEGER NOT NULL,
   import_no INTEGER NOT NULL,
   first_seq INTEGER NOT NULL,

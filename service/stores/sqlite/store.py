@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 from weakref import WeakSet
@@ -47,8 +47,10 @@ from service.stores.base import (
     UndoneImport,
 )
 from service.stores.encoding import check_limit, user_document
-from service.stores.sqlite import import_ledger, scenarios
+from service.stores.sqlite import scenarios
 from service.stores.sqlite.database_file import DatabaseFile
+from service.stores.sqlite.imports import import_ledger
+from service.stores.sqlite.integrity.store_guard import CHECK
 from service.stores.sqlite.items import ItemWrites
 from service.stores.sqlite.log_changes import log_changes
 from service.stores.sqlite.reads import Reads, read_transaction
@@ -79,13 +81,17 @@ class SQLiteStore(Store):
         self._reads = Reads()
         items = Names("items")
         self._writes, self._item_writes = Writes(items), ItemWrites(items)
-        self._writer = Writer(self._file.writer(), self._file.explain)
+        self._damaged = False
+        connection = self._file.writer()
+        self._guard = self._file.guard()
+        self._writer = Writer(connection, self._explain, self._guard)
+        if self._guard.is_damaged():
+            self._stop_writes(Corrupt(f"{self._file.path} was found damaged before: {CHECK}"))
         self._pool = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="heed-store-reader")
         self._local = threading.local()
         self._connections: WeakSet[apsw.Connection] = WeakSet()
         self._connecting = threading.Lock()
         self._closed = False
-        self._damaged = False
 
     # ------------------------------------------------------------------ histories
 
@@ -276,14 +282,17 @@ class SQLiteStore(Store):
             return []
         return await self._read_rows(len(numbers), self._reads.user_ids, numbers)
 
-    async def healthy(self) -> bool:
-        if self._closed or self._damaged or self._writer.failure is not None:
-            return False
+    async def problem(self) -> str | None:
+        if self._closed:
+            return "the store is closed"
+        if self._writer.failure is not None:
+            return self._writer.failure.detail
         try:
+            self._guard.check()
             self._read(self._reads.catalogue_version)
-        except HeedError:
-            return False
-        return True
+        except HeedError as error:
+            return error.detail
+        return None
 
     async def close(self) -> None:
         self._closed = True
@@ -317,7 +326,7 @@ class SQLiteStore(Store):
         try:
             return question(self._connection(), *args)
         except (apsw.Error, OSError) as error:
-            raise self._explain(error) from error
+            raise self._explain(error)[0] from error
 
     async def _read_rows(
         self, rows: int, question: Callable[[apsw.Connection, *Ts], T], *args: *Ts
@@ -350,12 +359,21 @@ class SQLiteStore(Store):
             with closing(self._file.reader()) as connection, read_transaction(connection):
                 yield from answers(connection, *args)
         except (apsw.Error, OSError) as error:
-            raise self._explain(error) from error
+            raise self._explain(error)[0] from error
 
-    def _explain(self, error: Exception) -> HeedError:
-        reason, _ = self._file.explain(error)
-        self._damaged = self._damaged or isinstance(reason, Corrupt)
-        return reason
+    def _explain(self, error: Exception) -> tuple[HeedError, bool]:
+        """Translate an error of SQLite; once it has found damage, no process writes any more."""
+        reason, is_fatal = self._file.explain(error)
+        if isinstance(reason, Corrupt) and not self._damaged:
+            self._stop_writes(reason)
+            if not isinstance(error, HeedError):
+                with suppress(OSError):  # the disk that is failing holds the mark too
+                    self._guard.record_damage()
+        return reason, is_fatal
+
+    def _stop_writes(self, reason: HeedError) -> None:
+        self._damaged = True
+        self._writer.fail(reason)
 
     def _shut(self) -> None:
         self._pool.shutdown()
@@ -363,3 +381,4 @@ class SQLiteStore(Store):
             for connection in self._connections:
                 connection.close()
         self._writer.close()  # last, since it checkpoints the log into the database
+        self._guard.close()

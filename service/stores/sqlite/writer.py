@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 import apsw
 
 from service.domain.errors import HeedError, Overloaded, Unavailable
+from service.stores.sqlite.integrity.store_guard import StoreGuard
 
 T = TypeVar("T")
 
@@ -53,10 +54,12 @@ class Transaction:
         """Call `hook` once the writes of this job are durable; never if they are rolled back."""
         self.hooks.append(hook)
 
-    def finish(self) -> None:
-        """Advance the clock, if any job asked for the tick."""
-        if self._ticked:
-            self.connection.execute("UPDATE state SET clock = ?", (self._clock + 1,))
+    def finish(self) -> int:
+        """Advance the clock if any job has used the tick; return the tick, or 0."""
+        if not self._ticked:
+            return 0
+        self.connection.execute("UPDATE state SET clock = ?", (self._clock + 1,))
+        return self._clock + 1
 
 
 @dataclass(slots=True)
@@ -73,17 +76,24 @@ class _Ticket(Generic[T]):
 class Writer:
     """Runs jobs on its own thread, over the connection it is given and closes in the end.
 
-    `explain` turns an error of SQLite into one of the domain, and says whether it is fatal: after a
-    fatal one nothing is written or acknowledged any more until the store is opened anew.
+    Args:
+        connection: to write with.
+        explain: turns an error of SQLite into one of the domain, and says whether it is fatal:
+            after a fatal one nothing is written or acknowledged any more until the store is opened
+            anew.
+        guard: called before each commit, and before it is acknowledged. An error that it raises
+            fails the commit's jobs.
     """
 
     def __init__(
         self,
         connection: apsw.Connection,
         explain: Callable[[Exception], tuple[HeedError, bool]],
+        guard: StoreGuard,
     ) -> None:
         self._connection = connection
         self._explain = explain
+        self._guard = guard
         self._queue: SimpleQueue[_Ticket[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()  # guards the four below, and that nothing follows the None
         self._waiting = 0
@@ -143,7 +153,7 @@ class Writer:
             for ticket in group:
                 ticket.error = ticket.error or reason
             self._settle(group)
-            self._fail(reason)
+            self.fail(reason)
             raise
         finally:
             self._connection.close()  # of several connections, the last one to close checkpoints
@@ -182,13 +192,15 @@ class Writer:
                 ticket.error = copy.copy(self.failure)
             return
         try:
+            self._guard.prepare(self._connection)
             execute("BEGIN IMMEDIATE")
             transaction = Transaction(self._connection)
             for ticket in group:
                 if not ticket.future.cancelled():
                     self._run_job(transaction, ticket)
-            transaction.finish()
+            tick = transaction.finish()
             execute("COMMIT")
+            self._guard.confirm(self._connection, tick, self._log_pages)
         except Exception as error:  # noqa: BLE001  # after any error no job is acknowledged
             reason, fatal = self._explain(error)
             for ticket in group:
@@ -196,7 +208,7 @@ class Writer:
                 ticket.error.__cause__ = error
             self._roll_back()
             if fatal:
-                self._fail(reason)
+                self.fail(reason)
         else:
             for ticket in group:
                 if ticket.error is None:
@@ -224,7 +236,7 @@ class Writer:
             if self._connection.in_transaction:  # SQLite has rolled back some errors by itself
                 self._connection.execute("ROLLBACK")
         except apsw.Error as error:
-            self._fail(self._explain(error)[0])
+            self.fail(self._explain(error)[0])
 
     def _settle(self, group: list[_Ticket[Any]]) -> None:
         """Resolve futures, with one callback for each event loop instead of each future."""
@@ -237,8 +249,8 @@ class Writer:
             except RuntimeError:  # the loop is closed, and with it its waiters
                 continue
 
-    def _fail(self, reason: HeedError) -> None:
-        """Refuse further jobs, and fail those that are already queued."""
+    def fail(self, reason: HeedError) -> None:
+        """Refuse further jobs, and fail those that are already queued. Call it on any thread."""
         with self._lock:
             self.failure = self.failure or reason
         stranded: list[_Ticket[Any]] = []
@@ -270,7 +282,7 @@ class Writer:
         except apsw.Error as error:
             reason, fatal = self._explain(error)
             if fatal:
-                self._fail(reason)
+                self.fail(reason)
             self._checkpoint_at = 2 * self._log_pages  # retry later: on a full disk it fails again
         self._log_pages = 0
 

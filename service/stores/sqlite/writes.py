@@ -17,9 +17,14 @@ from service.stores.encoding import (
     vector_bytes,
 )
 from service.stores.event_identity import body_digest
-from service.stores.sqlite.import_claims import Owners, add_claims, drop_claims_on, move_claims
+from service.stores.sqlite.imports.import_claims import (
+    Owners,
+    add_claims,
+    drop_claims_on,
+    move_claims,
+)
+from service.stores.sqlite.imports.replaced_records import keep_replaced
 from service.stores.sqlite.reads import INTERNED, MAX_CACHED_NAMES
-from service.stores.sqlite.replaced_records import keep_replaced
 from service.stores.sqlite.writer import Transaction
 
 

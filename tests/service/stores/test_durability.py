@@ -151,7 +151,7 @@ async def test_a_full_disk(path: Path, disk: FaultyDisk) -> None:
     assert answers[0].retry_after > 0
     assert str(path) in answers[0].detail
     assert (await store.history("u")).item_ids == ["i"]
-    assert await store.healthy()
+    assert await store.problem() is None
     disk.full = False
     assert await store.append([Event("u", "new", f"e{n}") for n in range(1, 5)]) == (4, 0)
     assert (await store.history("u")).item_ids == ["i", "new", "new", "new", "new"]
@@ -173,7 +173,7 @@ async def test_a_disk_full_only_for_the_checkpoint(
     assert await store.append([Event("u", "i")]) == (1, 0)
     with pytest.raises(StoreFull):
         await store.append([Event("u", "j")])
-    assert await store.healthy()
+    assert await store.problem() is None
     disk.full = False
     assert await store.append([Event("u", "k")]) == (1, 0)
     assert (await store.history("u")).item_ids == ["i", "k"]
@@ -196,10 +196,10 @@ async def test_a_disk_that_cannot_sync(path: Path, disk: FaultyDisk) -> None:
             await store.append([Event("u", "i")])
         with pytest.raises(Unavailable):
             await store.forget("u")
-    assert not await store.healthy()
+    assert await store.problem() is not None
     assert [event.event_id for event in store.scan_events()] == ["acked"]
     await store.close()
     reopened = SQLiteStore(path)
-    assert await reopened.healthy()
+    assert await reopened.problem() is None
     assert [event.event_id for event in reopened.scan_events()] == ["acked"]
     await reopened.close()

@@ -111,7 +111,7 @@ async def test_a_job_that_fails_fails_alone(path: Path) -> None:
     assert (await store.counts())["events"] == 1
     await store.append([Event("v", "name that is undone")])
     assert (await store.history("v")).item_ids == ["name that is undone"]
-    assert await store.healthy()
+    assert await store.problem() is None
     await store.close()
 
 
@@ -167,7 +167,7 @@ async def test_failed_writer_ends_every_waiting_call(path: Path) -> None:
     assert [type(answer) for answer in answers[1:]] == [Unavailable] * 2
     with pytest.raises(Unavailable):
         await store.append([Event("u", "i")])
-    assert not await store.healthy()
+    assert await store.problem() is not None
     assert len(await store.history("u")) == (answers[0] == (1, 0))
     await store.close()
 
@@ -202,7 +202,7 @@ async def test_another_process_that_keeps_the_lock(
     with pytest.raises(Unavailable, match="locked"):
         await store.append([Event("u", "j")])
     assert (await store.history("u")).item_ids == ["i"]
-    assert await store.healthy()
+    assert await store.problem() is None
     holder.close()
     await store.append([Event("u", "k")])
     assert (await store.history("u")).item_ids == ["i", "k"]
@@ -218,7 +218,7 @@ async def test_checkpoints_bound_the_log(path: Path, monkeypatch: pytest.MonkeyP
         await store.history("u")
     assert files(path)["heed.db-wal"] < 200 * 4096
     await store.close()
-    assert files(path).keys() == {"heed.db"}
+    assert files(path).keys() == {"heed.db", "heed.db-mark"}
     assert sqlite3.connect(path).execute("SELECT count(*) FROM events").fetchone() == (5000,)
 
 

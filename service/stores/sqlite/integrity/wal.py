@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.domain.errors import Corrupt
+from service.stores.sqlite.integrity.store_guard import CHECK
 
 HEADER = struct.Struct(">8I")  # magic, version, page size, checkpoint no, 2 salts, 2 checksums
 FRAME = 24  # bytes before each page: page, size of the database if a commit, salts, checksums
@@ -39,7 +40,7 @@ def check_wal(log: Path) -> None:
     except FileNotFoundError:
         return
     if problem:
-        raise Corrupt(f"{log} is damaged: {problem}")
+        raise Corrupt(f"{log} is damaged: {problem}; {CHECK}")
 
 
 def _problem(file: BufferedReader) -> str | None:

@@ -10,9 +10,9 @@ import apsw
 
 from service.domain.errors import Invalid
 from service.stores.base import ImportRecord
-from service.stores.sqlite.import_claims import claimants, drop_claims
+from service.stores.sqlite.imports.import_claims import claimants, drop_claims
+from service.stores.sqlite.imports.replaced_records import Document, Replacement, document_digest
 from service.stores.sqlite.items import replace_items
-from service.stores.sqlite.replaced_records import Document, Replacement, document_digest
 from service.stores.sqlite.writer import Transaction
 from service.stores.sqlite.writes import drop_user, rewrite_history
 

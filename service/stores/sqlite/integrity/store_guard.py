@@ -1,0 +1,142 @@
+"""Guard of an open store: refuses to acknowledge changes to files that are no longer the store.
+
+A process goes on writing to a file that was deleted or replaced, and finds nothing wrong with it.
+Each commit is therefore followed by a comparison of what the path leads to with what is open,
+before the commit is acknowledged: some microseconds.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import apsw
+
+from service.domain.errors import Corrupt
+from service.stores.sqlite.integrity.high_water_mark import HighWaterMark, MarkState
+
+CHECK = "run `heed check`"
+_LOG_HEADER, _FRAME_HEADER = 32, 24  # bytes of the write-ahead log besides its pages
+_ATTEMPTS = 3  # to tell a log that was cut from one that another process has just reset
+_NO_CHECKPOINT = -1  # SQLITE_CHECKPOINT_NOOP: reports the length of the log, and changes nothing
+
+
+class StoreGuard:
+    """Compares the files at a store's path with those that this process has open.
+
+    Construct it once the store is open. Thread-safe, but for `prepare` and `confirm`, which the
+    writer calls.
+
+    Raises:
+        OSError: the files cannot be examined, or the mark cannot be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._log = path, Path(f"{path}-wal")
+        status = path.stat()
+        self._identity = _identity(status)
+        self._size = status.st_size  # the database never shrinks
+        self._log_identity: tuple[int, int] | None = None  # learned after the first commit
+        self._frame = 0  # bytes of a page in the log, learned with it
+        self._log_pages = 0  # after the last commit of this process
+        self._mark = HighWaterMark(path)
+
+    def prepare(self, connection: apsw.Connection) -> None:
+        """Check the log before a commit, which would fill a part that was cut off with zeros.
+
+        Raises:
+            Corrupt: the log was shortened, or a process has found the store damaged.
+        """
+        if self.is_damaged():
+            raise self._damage()
+        if self._log_pages:
+            self._check_log(connection, self._log_pages)
+
+    def confirm(self, connection: apsw.Connection, tick: int, log_pages: int) -> None:
+        """Confirm a commit, and record its tick. Call it before the commit is acknowledged.
+
+        Args:
+            connection: the one that has committed.
+            tick: of the change; 0 if nothing that has a version was changed.
+            log_pages: length of the write-ahead log after the commit.
+
+        Raises:
+            Corrupt: the change is not, or no longer, part of the store at this path, or a process
+                has found the store damaged.
+        """
+        self.check_files()
+        self._check_log(connection, log_pages)
+        self._log_pages = log_pages
+        try:
+            state = self._mark.advance(tick)
+        except OSError as error:
+            raise Corrupt(f"{self._path}-mark cannot be written: {error.strerror}") from error
+        if state.is_damaged:
+            raise self._damage()
+
+    def check(self) -> None:
+        """Raise `Corrupt` if the database is no longer the one in use, or was found damaged."""
+        self.check_files()
+        if self.is_damaged():
+            raise self._damage()
+
+    def check_files(self) -> None:
+        """Raise `Corrupt` if the database was deleted, replaced or shortened."""
+        try:
+            status = self._path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise Corrupt(f"{self._path} was deleted while it was in use: {CHECK}") from None
+        if _identity(status) != self._identity:
+            raise Corrupt(f"{self._path} was replaced while it was in use: {CHECK}")
+        if status.st_size < self._size:
+            raise Corrupt(f"{self._path} was shortened while it was in use: {CHECK}")
+        self._size = status.st_size
+
+    def is_damaged(self) -> bool:
+        """Whether any process has found the store damaged."""
+        state = self._mark.read()
+        return state is not None and state.is_damaged
+
+    def record_damage(self) -> None:
+        """Record that the store is damaged, until `heed check` finds it intact."""
+        state = self._mark.read() or MarkState(0, False)
+        self._mark.write(MarkState(state.tick, True))
+
+    def close(self) -> None:
+        """Close the mark."""
+        self._mark.close()
+
+    def _damage(self) -> Corrupt:
+        return Corrupt(f"{self._path} was found damaged by another process: {CHECK}")
+
+    def _check_log(self, connection: apsw.Connection, pages: int) -> None:
+        try:
+            log = self._log.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            raise Corrupt(f"{self._log} was deleted while it was in use: {CHECK}") from None
+        if self._log_identity is None:
+            self._log_identity = _identity(log)
+        if _identity(log) != self._log_identity:
+            raise Corrupt(f"{self._log} was replaced while it was in use: {CHECK}")
+        if not self._frame:
+            self._frame = connection.pragma("page_size") + _FRAME_HEADER
+        page = self._frame
+        if log.st_size < _LOG_HEADER + pages * page and self._is_log_cut(connection, page):
+            raise Corrupt(f"{self._log} was shortened while it was in use: {CHECK}")
+
+    def _is_log_cut(self, connection: apsw.Connection, page: int) -> bool:
+        for _ in range(_ATTEMPTS):
+            frames, _ = connection.wal_checkpoint(mode=_NO_CHECKPOINT)
+            try:
+                size = self._log.stat().st_size
+            except FileNotFoundError:
+                return True
+            if size >= _LOG_HEADER + frames * page or frames == 0:
+                return False
+            if connection.wal_checkpoint(mode=_NO_CHECKPOINT)[0] == frames:
+                return True
+        return False
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

@@ -1,0 +1,213 @@
+"""Files of a store that are deleted, replaced or shortened: nothing is acknowledged into them."""
+
+# ruff: noqa: ASYNC240  # nothing else is to run beside the file operations
+
+import os
+import random
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from service.domain.errors import Corrupt
+from service.domain.records import Event
+from service.stores.sqlite.database_file import DatabaseFile, checksum_vfs
+from service.stores.sqlite.store import SQLiteStore
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of a store in a directory of its own."""
+    return tmp_path / "data" / "heed.db"
+
+
+def delete_directory(path: Path) -> None:
+    """Delete the data directory."""
+    shutil.rmtree(path.parent)
+
+
+def replace_database(path: Path) -> None:
+    """Put a copy in the place of the database."""
+    shutil.copy(path, path.with_name("copy"))
+    path.with_name("copy").replace(path)
+
+
+def shorten_database(path: Path) -> None:
+    """Cut the end of the database off."""
+    os.truncate(path, path.stat().st_size - 4096)
+
+
+def delete_log(path: Path) -> None:
+    """Delete the write-ahead log."""
+    Path(f"{path}-wal").unlink()
+
+
+def empty_log(path: Path) -> None:
+    """Empty the write-ahead log."""
+    os.truncate(f"{path}-wal", 0)
+
+
+@pytest.mark.parametrize(
+    "fault", [delete_directory, replace_database, shorten_database, delete_log, empty_log]
+)
+async def test_nothing_is_acknowledged_into_lost_files(
+    path: Path, fault: Callable[[Path], None]
+) -> None:
+    """Once a file is not the file any more, no event is acknowledged, and the error says why."""
+    store = SQLiteStore(path)
+    await store.append([Event("u", f"i{n}") for n in range(500)])
+    await store.close()
+    store = SQLiteStore(path)
+    await store.append([Event("u", "i")])
+    fault(path)
+    for _ in range(3):
+        with pytest.raises(Corrupt, match=r"(deleted|replaced|shortened).*heed check"):
+            await store.append([Event("u", "lost")])
+    problem = await store.problem()
+    assert problem is not None
+    assert str(path) in problem
+    await store.close()
+
+
+async def test_other_processes_may_reset_the_log(path: Path) -> None:
+    """A log that another process has checkpointed and emptied is no damage."""
+    store = SQLiteStore(path)
+    other = apsw.Connection(str(path), vfs=checksum_vfs())
+    assert other.execute("SELECT events FROM state").get == 0  # now it knows that there is a log
+    for _ in range(30):
+        await store.append([Event("u", "i")])
+        other.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        assert Path(f"{path}-wal").stat().st_size == 0
+    other.close()
+    assert await store.problem() is None
+    await store.close()
+
+
+async def crashed(path: Path, commits: int) -> Path:
+    """Return a copy of a store as a killed process leaves it, with all changes in its log."""
+    store = SQLiteStore(path)
+    for n in range(commits):
+        await store.append([Event("u", f"i{n}")])
+    copy = path.parent.with_name("crashed")
+    shutil.copytree(path.parent, copy)
+    await store.close()
+    return copy / path.name
+
+
+async def test_a_shortened_log_is_refused(path: Path) -> None:
+    """A log that lacks acknowledged changes is refused with their number, and left as it is."""
+    copy = await crashed(path, 40)
+    log = Path(f"{copy}-wal")
+    os.truncate(log, log.stat().st_size // 2)
+    before = log.read_bytes()
+    for _ in range(2):
+        with pytest.raises(Corrupt, match=r"lacks (\d+) of the 40 changes.*accept-loss") as caught:
+            SQLiteStore(copy)
+        assert log.read_bytes() == before
+    missing = int(caught.value.detail.split("lacks ")[1].split()[0])
+    DatabaseFile(copy, accept_loss=True)
+    store = SQLiteStore(copy)
+    assert len(await store.history("u")) == 40 - missing
+    assert 0 < missing < 40
+    await store.append([Event("u", "i")])
+    await store.close()
+
+
+async def test_every_cut_of_a_log_is_noticed(path: Path, tmp_path: Path) -> None:
+    """Wherever the log is cut, the store is refused unless it still has every change."""
+    copy = await crashed(path, 10)
+    log, rng = Path(f"{copy}-wal").read_bytes(), random.Random(26)
+    for end in [0, 31, 32, *(rng.randrange(len(log)) for _ in range(12))]:
+        cut = tmp_path / f"cut-{end}"
+        shutil.copytree(copy.parent, cut)
+        os.truncate(cut / "heed.db-wal", end)
+        with pytest.raises(Corrupt, match=r"lacks|missing"):
+            SQLiteStore(cut / "heed.db")
+
+
+@pytest.mark.parametrize("evidence", ["heed.db-mark", "models/current"])
+@pytest.mark.parametrize("missing", [True, False])
+async def test_an_emptied_store_is_refused(path: Path, evidence: str, missing: bool) -> None:
+    """A store is not begun anew where a mark or a model shows that there was one."""
+    store = SQLiteStore(path)
+    await store.append([Event("u", "i")])
+    await store.close()
+    (path.parent / "models").mkdir()
+    (path.parent / "models" / "current").touch()
+    for other in {"heed.db-mark", "models/current"} - {evidence}:
+        (path.parent / other).unlink()
+    path.unlink() if missing else path.write_bytes(b"")
+    for _ in range(2):
+        with pytest.raises(Corrupt, match=r"missing or empty.*heed check --accept-loss"):
+            SQLiteStore(path)
+        assert path.exists() is not missing
+    DatabaseFile(path, accept_loss=True)
+    store = SQLiteStore(path)
+    assert await store.append([Event("u", "i")]) == (1, 0)
+    await store.close()
+
+
+async def test_an_older_copy_is_refused(path: Path) -> None:
+    """A store in whose place an older copy was put lacks changes, and is refused."""
+    store = SQLiteStore(path)
+    await store.append([Event("u", "i")])
+    await store.close()
+    older = path.read_bytes()
+    store = SQLiteStore(path)
+    await store.append([Event("u", "j")])
+    await store.close()
+    path.write_bytes(older)
+    with pytest.raises(Corrupt, match="lacks 1 of the 2 changes"):
+        SQLiteStore(path)
+
+
+async def test_a_read_of_damage_stops_the_writes_of_all(path: Path) -> None:
+    """Once a read finds a damaged page, no process acknowledges writes, nor after a restart."""
+    store = SQLiteStore(path)
+    for n in range(20):
+        await store.append([Event(f"u{n}", f"i{k}") for k in range(200)])
+    await store.close()
+    connection = apsw.Connection(str(path), vfs=checksum_vfs())
+    pages: list[Any] = connection.execute(
+        "SELECT pageno FROM dbstat WHERE name = 'events' AND pagetype = 'leaf' ORDER BY path"
+    ).fetchall()
+    connection.close()
+    store, other = SQLiteStore(path), SQLiteStore(path)
+    with path.open("r+b") as file:
+        file.seek(4096 * (pages[-2][0] - 1) + 2000)
+        file.write(b"damage")
+    with pytest.raises(Corrupt, match="heed check"):
+        await store.history("u19")
+    for each in (store, other):
+        with pytest.raises(Corrupt, match="heed check"):
+            await each.append([Event("u0", "i")])
+        problem = await each.problem()
+        assert problem is not None
+        assert "heed check" in problem
+        assert len(await each.history("u0")) >= 200  # what is intact is answered
+        await each.close()
+    store = SQLiteStore(path)
+    with pytest.raises(Corrupt, match="found damaged before"):
+        await store.append([Event("u0", "i")])
+    await store.close()
+
+
+async def test_files_are_the_owners_alone(path: Path) -> None:
+    """Whatever the umask, no other user of the machine may read a store that Heed creates."""
+    before = os.umask(0)
+    try:
+        store = SQLiteStore(path)
+        await store.append([Event("u", "i")])
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+        await store.close()
+    finally:
+        os.umask(before)
+    suffixes = ("", "-wal", "-shm", "-mark")
+    assert modes == {f"heed.db{suffix}": 0o600 for suffix in suffixes}
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
