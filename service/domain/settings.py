@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.domain import page_fields
 from service.domain.errors import Invalid
+from service.domain.names import NAMESPACE_VARIABLE
 
 PREFIX = "HEED_"
 STATIC_ENCODER = "static"  # the text encoder that ships with Heed
@@ -205,7 +206,7 @@ class Settings(BaseSettings):
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Return a warning for each variable that starts with `HEED_` but is not a setting."""
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | {NAMESPACE_VARIABLE}
     sentences = []
     for name in sorted(environment):
         if name.upper().startswith(PREFIX) and name.upper() not in known:
