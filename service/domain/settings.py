@@ -101,7 +101,7 @@ class Settings(BaseSettings):
         640 * _MiB,
         ge=0,
         description="Memory for what each worker keeps of users between requests, in bytes: their "
-        "events and what the model computed from them.",
+        "events and what the model computed from them, of all open namespaces together.",
     )
     max_attention_error: float = Field(
         0.01,
@@ -117,6 +117,13 @@ class Settings(BaseSettings):
         le=1,
         description="Fraction of approximate answers that are computed again exactly in the "
         "background, for the histogram heed_attention_relative_error of /metrics.",
+    )
+
+    max_open_namespaces: int = Field(
+        16,
+        ge=1,
+        description="Namespaces besides `default` that a worker holds open; of more, the one that "
+        "is unused longest is closed.",
     )
 
     # ---- limits
