@@ -1,4 +1,4 @@
-"""The command line: demo, serve, import, train, evaluate, models, export, loadtest.
+"""The command line: demo, serve, import, train, evaluate, models, namespaces, export, loadtest.
 
 Heavy libraries are imported by the commands that need them, so that `heed --help` answers at once.
 """
@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from service.cli.benchmark import benchmark
-from service.cli.console import DATA, Data, err, open_store, out, set_threads
+from service.cli.console import DATA, Data, err, in_namespace, open_store, out, set_threads
 from service.cli.loadtest import loadtest
+from service.cli.namespaces import namespaces
 from service.cli.recommending import recommend_all
 from service.cli.search_quality import evaluate_search, tune_search
 from service.cli.training import evaluate, train
@@ -35,14 +36,15 @@ app = typer.Typer(
 )
 app.add_typer(imports, name="import")
 app.add_typer(versions, name="models")
-app.command("export", no_args_is_help=True)(export)
-app.command("train")(train)
-app.command("evaluate")(evaluate)
-app.command("benchmark")(benchmark)
+app.add_typer(namespaces, name="namespaces")
+app.command("export", no_args_is_help=True)(in_namespace(export))
+app.command("train")(in_namespace(train))
+app.command("evaluate")(in_namespace(evaluate))
+app.command("benchmark")(in_namespace(benchmark))
 app.command("loadtest")(loadtest)
-app.command("evaluate-search")(evaluate_search)
-app.command("tune-search")(tune_search)
-app.command("recommend-all")(recommend_all)
+app.command("evaluate-search")(in_namespace(evaluate_search))
+app.command("tune-search")(in_namespace(tune_search))
+app.command("recommend-all")(in_namespace(recommend_all))
 
 
 # ---------------------------------------------------------------------------------- serving

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+
+from service.domain.names import DEFAULT_NAMESPACE, NAMESPACE_VARIABLE
+from service.runtime.namespace_folders import find_namespace
+
+T = TypeVar("T")
 
 # Without a terminal, tables get a fixed width.
 out = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
@@ -26,6 +33,15 @@ Data = Annotated[
 ]
 DATA = Path("./data")
 
+Namespace = Annotated[
+    str,
+    typer.Option(
+        "--namespace",
+        envvar=NAMESPACE_VARIABLE,
+        help="Namespace of the data directory; see [bold]heed namespaces[/].",
+    ),
+]
+
 Encoder = Annotated[
     str,
     typer.Option(
@@ -38,6 +54,31 @@ Encoder = Annotated[
 ENCODER = "static"
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")]
+
+
+def in_namespace(command: Callable[..., T]) -> Callable[..., T]:
+    """Give a command that has the option --data the option --namespace too.
+
+    The command is called with the data directory of that namespace. It raises `NotFound` where
+    there is none, and `Invalid` for what is no name.
+    """
+    signature = inspect.signature(command, eval_str=True)
+
+    @wraps(command)
+    def run(*args: Any, data: Path, namespace: str, **options: Any) -> T:
+        return command(*args, data=find_namespace(data, namespace), **options)
+
+    parameters = list(signature.parameters.values())
+    place = [parameter.name for parameter in parameters].index("data") + 1
+    own = inspect.Parameter(
+        "namespace",
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=DEFAULT_NAMESPACE,
+        annotation=Namespace,
+    )
+    parameters.insert(place, own)
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.console import DATA, Data, out
+from service.cli.console import DATA, Data, in_namespace, out
 from service.runtime.data_layout import MODELS_FOLDER
 
 versions = typer.Typer(
@@ -15,6 +15,7 @@ versions = typer.Typer(
 
 
 @versions.command("list")
+@in_namespace
 def list_models(data: Data = DATA) -> None:
     """List the versions on disk, with their validation metrics."""
     from rich.table import Table
@@ -46,6 +47,7 @@ def list_models(data: Data = DATA) -> None:
 
 
 @versions.command("activate")
+@in_namespace
 def activate_model(
     version: Annotated[str, typer.Argument(help="A version of `heed models list`.")],
     data: Data = DATA,
@@ -58,6 +60,7 @@ def activate_model(
 
 
 @versions.command("prune")
+@in_namespace
 def prune_models(
     keep: Annotated[
         int,

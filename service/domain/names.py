@@ -1,4 +1,4 @@
-"""Names that become file names: model versions and jobs.
+"""Names that become file names: namespaces, model versions and jobs.
 
 Requests contain them, so the alphabet excludes all that file systems interpret: dots, slashes and
 upper case.
@@ -9,6 +9,8 @@ import re
 from service.domain.timestamps import EPOCH, MICROSECOND
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
+DEFAULT_NAMESPACE = "default"
+NAMESPACE_VARIABLE = "HEED_NAMESPACE"  # of commands; a service serves every namespace
 NAME_RULE = "1 to 64 of a-z, 0-9, '_' and '-', the first a letter or digit"
 
 

@@ -17,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from service.domain import page_fields
 from service.domain.errors import Invalid
+from service.domain.names import NAMESPACE_VARIABLE
 
 PREFIX = "HEED_"
 STATIC_ENCODER = "static"  # the text encoder that ships with Heed
@@ -100,7 +101,7 @@ class Settings(BaseSettings):
         640 * _MiB,
         ge=0,
         description="Memory for what each worker keeps of users between requests, in bytes: their "
-        "events and what the model computed from them.",
+        "events and what the model computed from them, of all open namespaces together.",
     )
     max_attention_error: float = Field(
         0.01,
@@ -116,6 +117,13 @@ class Settings(BaseSettings):
         le=1,
         description="Fraction of approximate answers that are computed again exactly in the "
         "background, for the histogram heed_attention_relative_error of /metrics.",
+    )
+
+    max_open_namespaces: int = Field(
+        16,
+        ge=1,
+        description="Namespaces besides `default` that a worker holds open; of more, the one that "
+        "is unused longest is closed.",
     )
 
     # ---- limits
@@ -205,7 +213,7 @@ class Settings(BaseSettings):
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Return a warning for each variable that starts with `HEED_` but is not a setting."""
-    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    known = {PREFIX + name.upper() for name in Settings.model_fields} | {NAMESPACE_VARIABLE}
     sentences = []
     for name in sorted(environment):
         if name.upper().startswith(PREFIX) and name.upper() not in known:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import ceil
 
@@ -42,7 +42,7 @@ class Parts:
     memories: MemoryProvider
     event_log: LiveEventLog
     search: LiveSearch
-    executor: ThreadPoolExecutor  # where requests are computed, beside the event loop
+    executor: Executor  # where requests are computed, beside the event loop
 
     async def close(self) -> None:
         """Finish the work in hand, save new embeddings and close the store."""
@@ -60,6 +60,7 @@ def compose(
     encoder: TextEncoder | None = None,
     preloaded: PreloadedSnapshot | None = None,
     threads: int | None = None,
+    executor: Executor | None = None,
 ) -> Parts:
     """Wire the service's parts over the settings' data directory.
 
@@ -68,6 +69,7 @@ def compose(
         encoder: of texts; by default the one that the settings name.
         preloaded: what the process has loaded already that this one was forked from.
         threads: of the executor; by default as many as suit the settings' workers.
+        executor: to compute on, which is shut down with the parts; by default a new one.
 
     Raises:
         Corrupt: naming the file of the store or of the search parameters that fails its checks.
@@ -83,15 +85,7 @@ def compose(
     search = LiveSearch(embeddings, settings.data)
     store = SQLiteStore(settings.data / STORE_FILE)
     registry = Registry(settings.data / MODELS_FOLDER)
-    # Together, the workers compute on not many more threads than there are cores.
-    share = min(4, ceil((os.cpu_count() or 1) / settings.workers))
-    executor = ThreadPoolExecutor(
-        threads or share,
-        thread_name_prefix="heed-compute",
-        # A pool thread starts with OpenMP's default; requests run beside each other instead.
-        initializer=torch.set_num_threads,
-        initargs=(1,),
-    )
+    executor = executor or compute_executor(settings, threads)
     live = LiveSnapshot(
         store,
         registry,
@@ -105,3 +99,16 @@ def compose(
     loaded = None if preloaded is None else preloaded.event_log
     event_log = LiveEventLog(store, live.vocabulary, executor, loaded=loaded)
     return Parts(settings, store, registry, embeddings, live, memories, event_log, search, executor)
+
+
+def compute_executor(settings: Settings, threads: int | None = None) -> ThreadPoolExecutor:
+    """Return an executor of so many threads, by default as many as suit the settings' workers."""
+    # Together, the workers compute on not many more threads than there are cores.
+    share = min(4, ceil((os.cpu_count() or 1) / settings.workers))
+    return ThreadPoolExecutor(
+        threads or share,
+        thread_name_prefix="heed-compute",
+        # A pool thread starts with OpenMP's default; requests run beside each other instead.
+        initializer=torch.set_num_threads,
+        initargs=(1,),
+    )

@@ -79,6 +79,11 @@ class Engine:
         await self.jobs.close()
         await self.parts.close()
 
+    @property
+    def is_busy(self) -> bool:
+        """True while work goes on that closing would undo: a training, an activation."""
+        return self.jobs.is_running or self.live.is_activating
+
     def observe_errors(self, observer: ErrorObserver) -> None:
         """Call `observer` with the true and the stated errors of a sample of answers."""
         self.parts.memories.audit.observer = observer

@@ -137,6 +137,15 @@ class MemoryProvider:
                 self._clusters.submit(events.user_id, snapshot, older, account)
             yield user
 
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes that are kept of users."""
+        return self._cache.nbytes
+
+    def resize_cache(self, max_bytes: int) -> None:
+        """Keep at most so many bytes of users, of at most those in the settings."""
+        self._cache.resize(max_bytes)
+
     def stats(self) -> Mapping[str, float]:
         """Sizes and hits of the cache."""
         return {

@@ -92,6 +92,12 @@ class UserCache:
         """Bytes held."""
         return int(self._events.currsize + self._derived.currsize)
 
+    def resize(self, max_bytes: int) -> None:
+        """Hold at most so many bytes from now on, of at most those it was made for."""
+        with self._lock:
+            self._max_bytes = max_bytes
+            self._make_room(0, for_events=True)
+
     def stats(self) -> dict[str, float]:
         """Users and bytes held, those of derived state apart."""
         with self._lock:

@@ -1,4 +1,4 @@
-"""The ASGI application: middleware and routes around one engine."""
+"""The ASGI application: middleware and routes around the engines of the namespaces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from starlette.middleware import Middleware
 from service import __version__
 from service.domain.settings import Settings, unknown_variables
 from service.engine.engine import Engine, open_engine
+from service.engine.namespaces import Namespaces
 from service.http import openapi
+from service.http.engines import Engines
 from service.http.limits import Admission, Bodies, Paths
 from service.http.origin_checks import OriginChecks
 from service.http.problems import Problems, handle
@@ -38,10 +40,10 @@ _log = logging.getLogger(__name__)
 
 
 def create_app(settings: Settings | None = None, *, engine: Engine | None = None) -> FastAPI:
-    """Return the service as an ASGI app, which closes its engine when it stops.
+    """Return the service as an ASGI app, which closes its engines when it stops.
 
     Without settings they are read from the environment, as `uvicorn --factory` needs it; without
-    an engine it is opened from the settings when the app starts.
+    an engine, that of the namespace `default` is opened from the settings when the app starts.
 
     Raises:
         Invalid: a setting in the environment is wrong.
@@ -55,12 +57,18 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         if engine is None:
-            app.state.engine = await open_engine(settings)
-        app.state.engine.observe_errors(metrics.observe_error)
+            app.state.namespaces = Namespaces(settings, await open_engine(settings))
+        namespaces: Namespaces = app.state.namespaces
+        namespaces.on_open(observe_errors)
+        namespaces.on_remove(metrics.forget_namespace)
+        namespaces.begin()
         try:
             yield
         finally:
-            await app.state.engine.close()
+            await namespaces.close()
+
+    def observe_errors(name: str, opened: Engine) -> None:
+        opened.observe_errors(metrics.error_observer(name))
 
     app = FastAPI(
         title="Heed",
@@ -79,10 +87,12 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
             Middleware(Paths),
             Middleware(Bodies, settings=settings),
             Middleware(Admission, settings=settings),
+            Middleware(Engines),
         ],
         exception_handlers={HTTPException: handle, RequestValidationError: handle},
     )
-    app.state.engine = engine
+    if engine is not None:
+        app.state.namespaces = Namespaces(settings, engine)
     app.state.settings = settings
     app.state.metrics = metrics
     app.state.peers = None

@@ -21,7 +21,8 @@ from rich.logging import RichHandler
 
 from service.domain.errors import Invalid
 from service.domain.settings import PREFIX, Settings, check_bind_address, unknown_variables
-from service.engine.engine import open_engine
+from service.engine.engine import Engine, open_engine
+from service.engine.namespaces import Namespaces
 from service.engine.preload import preload
 from service.http.app import create_app
 from service.http.examples import suggest
@@ -33,6 +34,7 @@ from service.snapshots.live_snapshot import PreloadedSnapshot
 
 _REFRESH = 5.0  # seconds for the other workers to serve items that were written
 _FOLLOW = 60.0  # seconds for the other workers to load a model that was activated
+_CLOSED = b"closed"  # the answer of a worker that reads the namespace when it opens it
 _GRACE = 5.0  # seconds beyond those to drain, after which a worker is killed
 
 
@@ -129,18 +131,25 @@ async def _serve(
     if peers is None:
         await server.serve(sockets)
         return
-    engine.announce = partial(peers.ask, "follow", _FOLLOW)
-    catalogue = engine.live.catalogue
-    catalogue.refresh_peers = partial(peers.ask, "refresh", _REFRESH)
+    namespaces: Namespaces = app.state.namespaces
 
-    async def follow() -> bytes:
-        await engine.live.follow_registry()
-        return engine.live.snapshot.version.encode()
+    def connect(name: str, opened: Engine) -> None:
+        opened.announce = partial(peers.ask, f"follow {name}", _FOLLOW)
+        opened.live.catalogue.refresh_peers = partial(peers.ask, f"refresh {name}", _REFRESH)
 
-    async def refresh() -> bytes:
-        await catalogue.catch_up()
+    async def follow(name: str) -> bytes:
+        if (opened := await namespaces.when_opened(name)) is None:
+            return _CLOSED
+        await opened.live.follow_registry()
+        return opened.live.snapshot.version.encode()
+
+    async def refresh(name: str) -> bytes:
+        if (opened := await namespaces.when_opened(name)) is None:
+            return _CLOSED
+        await opened.live.catalogue.catch_up()
         return b"refreshed"
 
+    namespaces.on_open(connect)
     answering = await peers.listen(
         {"follow": follow, "refresh": refresh, "metrics": partial(health.render_metrics, app)}
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 from prometheus_client import (
@@ -31,6 +31,8 @@ from service.domain.stage_clock import StageClock
 
 REQUEST_ID = "heed.request_id"
 STAGES = "heed.stages"
+SERVED = "heed.served"  # the namespace, which exists, that a request under /v1/ is about
+NAMESPACE_LABEL = "namespace"
 
 _PLAIN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -66,49 +68,113 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
-        self.attention_error = Histogram(
+        self._attention_error = Histogram(
             "heed_attention_relative_error",
             "True relative error of a target's contexts over a long history, of a share of answers "
             "computed again exactly.",
+            (NAMESPACE_LABEL,),
             buckets=_ERRORS,
             registry=self.registry,
         )
-        self.attention_beyond = Counter(
+        self._attention_beyond = Counter(
             "heed_attention_error_bound_exceeded",
             "Targets of those whose true error was larger than the one that was stated.",
+            (NAMESPACE_LABEL,),
             registry=self.registry,
         )
         self.in_flight = Gauge(
             "heed_http_in_flight", "Requests being answered now.", registry=self.registry
         )
+        self._namespace_requests = Counter(
+            "heed_namespace_requests",
+            "Requests under /v1/ by namespace and status.",
+            (NAMESPACE_LABEL, "status"),
+            registry=self.registry,
+        )
+        self._namespace_seconds = Histogram(
+            "heed_namespace_request_duration_seconds",
+            "Seconds from the arrival of a request under /v1/ to the end of its answer.",
+            (NAMESPACE_LABEL,),
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
         # Looking a series up by its labels takes longer than counting.
+        self.namespace_requests = cache(self._namespace_requests.labels)
+        self.namespace_seconds = cache(self._namespace_seconds.labels)
         self.requests = cache(requests.labels)
         self.seconds = cache(seconds.labels)
         self.stage_seconds = cache(stage_seconds.labels)
 
-    def observe_error(self, true: float, stated: float) -> None:
-        """Count one target whose true error is known."""
-        self.attention_error.observe(true)
-        if true > stated:
-            self.attention_beyond.inc()
+    def error_observer(self, namespace: str) -> Callable[[float, float], None]:
+        """Return a function that counts one target of a namespace whose true error is known."""
+        errors = self._attention_error.labels(namespace)
+        beyond = self._attention_beyond.labels(namespace)
+
+        def observe(true: float, stated: float) -> None:
+            errors.observe(true)
+            if true > stated:
+                beyond.inc()
+
+        return observe
+
+    def forget_namespace(self, namespace: str) -> None:
+        """Drop the series of a namespace that was removed."""
+        for metric in (
+            self._attention_error,
+            self._attention_beyond,
+            self._namespace_requests,
+            self._namespace_seconds,
+        ):
+            metric.remove_by_labels({NAMESPACE_LABEL: namespace})
+        self.namespace_requests.cache_clear()
+        self.namespace_seconds.cache_clear()
 
     def observe(self, scope: Scope, status: int, stages: StageClock) -> None:
         """Count one finished request."""
         method = scope["method"] if scope["method"] in _METHODS else "OTHER"
         # The route's template, never the path: paths carry ids, and ids are without number.
         route = getattr(scope.get("route"), "path", "unmatched")
+        seconds = time.perf_counter() - stages.started
         self.requests(method, route, str(status)).inc()
-        self.seconds(method, route).observe(time.perf_counter() - stages.started)
-        for stage, seconds in stages.seconds.items():
-            self.stage_seconds(route, stage).observe(seconds)
+        self.seconds(method, route).observe(seconds)
+        if (namespace := scope.get(SERVED)) is not None:
+            self.namespace_requests(namespace, str(status)).inc()
+            self.namespace_seconds(namespace).observe(seconds)
+        for stage, spent in stages.seconds.items():
+            self.stage_seconds(route, stage).observe(spent)
 
-    def render(self, gauges: Mapping[str, float]) -> bytes:
-        """All metrics in the text format of Prometheus, with the engine's current `gauges`."""
-        families = [
-            GaugeMetricFamily(f"heed_{name}", f"The engine's {name} now.", value=value)
-            for name, value in sorted(gauges.items())
-        ]
-        return generate_latest(self.registry) + generate_latest(_Families(families))
+    def render(
+        self, gauges: Mapping[str, Mapping[str, float]], *, only: str | None = None
+    ) -> bytes:
+        """Return the metrics in the text format of Prometheus.
+
+        Args:
+            gauges: the current numbers of each engine, by the name of its namespace.
+            only: a namespace, of which alone there are series then.
+        """
+        families: dict[str, GaugeMetricFamily] = {}
+        for namespace, numbers in gauges.items():
+            for name, value in numbers.items():
+                if name not in families:
+                    text = f"The engine's {name} now."
+                    families[name] = GaugeMetricFamily(
+                        f"heed_{name}", text, labels=(NAMESPACE_LABEL,)
+                    )
+                families[name].add_metric((namespace,), value)
+        own = generate_latest(_Families(family for _, family in sorted(families.items())))
+        if only is None:
+            return generate_latest(self.registry) + own
+        counted = (_of_namespace(metric, only) for metric in self.registry.collect())
+        return generate_latest(_Families(metric for metric in counted if metric.samples)) + own
+
+
+def _of_namespace(metric: Metric, namespace: str) -> Metric:
+    """Return the samples of a metric that are of one namespace."""
+    chosen = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+    chosen.samples = [
+        each for each in metric.samples if each.labels.get(NAMESPACE_LABEL) == namespace
+    ]
+    return chosen
 
 
 def merge_workers(texts: Mapping[int, bytes]) -> bytes:

@@ -23,6 +23,7 @@ from service.jobs.job import Job, JobState
 from service.jobs.job_store import JobStore
 from service.runtime import durable_files
 from service.runtime.child_process import ChildProcess, kill_holders
+from service.runtime.data_layout import JOBS_FOLDER, RUNNER_LOCK
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class JobRunner:
         grace: float = 10.0,
         keep: int = 100,
     ) -> None:
-        self._root = root / "jobs"
+        self._root = root / JOBS_FOLDER
         self._argv = argv
         self._on_success = on_success
         self._threads = threads
@@ -66,6 +67,11 @@ class JobRunner:
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._recover()
+
+    @property
+    def is_running(self) -> bool:
+        """True while this process runs a training."""
+        return self._task is not None and not self._task.done()
 
     async def start(self, options: Mapping[str, Any]) -> str:
         """Start a training and return the id of its job.
@@ -81,7 +87,7 @@ class JobRunner:
         argv = list(self._argv(options))
         with contextlib.ExitStack() as stack:
             # A process that reaps interrupted jobs holds the lock for a moment.
-            if await self._claim("runner.lock", stack, attempts=5) is None:
+            if await self._claim(RUNNER_LOCK, stack, attempts=5) is None:
                 which = await asyncio.to_thread(self._which_runs)
                 raise Conflict(f"a training is running{which}; one runs at a time")
             await asyncio.to_thread(self._reap)
@@ -229,7 +235,7 @@ class JobRunner:
     def _recover(self) -> bool:
         """Reap interrupted jobs, unless a process runs one; True when none does."""
         with contextlib.ExitStack() as stack:
-            unclaimed = _try_lock(self._root / "runner.lock", stack) is not None
+            unclaimed = _try_lock(self._root / RUNNER_LOCK, stack) is not None
             if unclaimed:
                 self._reap()
         return unclaimed

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from service.domain.errors import Invalid
+from service.domain.names import DEFAULT_NAMESPACE
 
 # name -> minimum, or the allowed values
 OPTIONS: Mapping[str, int | tuple[str, ...]] = {
@@ -24,7 +25,8 @@ def training_command(data: Path, encoder: str, options: Mapping[str, Any]) -> Se
         Invalid: at `/options/NAME`, for an unknown option or a value that is not allowed.
     """
     argv = [sys.executable, "-m", "service.cli", "train", "--json-progress", "--no-activate"]
-    argv += ["--data", str(data), "--encoder", encoder]
+    # The directory is a namespace's own already, whatever HEED_NAMESPACE is inherited.
+    argv += ["--data", str(data), "--namespace", DEFAULT_NAMESPACE, "--encoder", encoder]
     for name, value in options.items():
         allowed = OPTIONS.get(name)
         if allowed is None:

@@ -11,24 +11,34 @@ import httpx
 
 # prometheus_client's parser takes longer than a request, on the generator's core.
 _SAMPLE = re.compile(
-    r"^(heed_(?:items|users|events)|process_resident_memory_bytes)(?:\{[^}]*\})? (\S+)$",
+    r"^(heed_(?:items|users|events)|process_resident_memory_bytes)(?:\{([^}]*)\})? (\S+)$",
     re.MULTILINE,
 )
+_DEFAULT = 'namespace="default"'
 _PATIENCE = 5.0  # seconds for one answer
 
 Readings = list[tuple[float, float]]  # seconds since the first one, bytes
 
 
 def read_metrics(http: httpx.Client) -> dict[str, float]:
-    """Sum the samples of each gauge over the workers; empty where `/metrics` does not answer."""
-    sums: dict[str, float] = {}
+    """Read memory, summed over the workers, and counts, the same in each of them.
+
+    Of several namespaces, the counts are those of `default`. Empty where `/metrics` does not
+    answer.
+    """
+    found: dict[str, float] = {}
     try:
         text = http.get("/metrics", timeout=_PATIENCE).raise_for_status().text
     except httpx.HTTPError:
-        return sums  # a server that is too busy shows in the latencies
-    for name, value in _SAMPLE.findall(text):
-        sums[name] = sums.get(name, 0.0) + float(value)
-    return sums
+        return found  # a server that is too busy shows in the latencies
+    samples = _SAMPLE.findall(text)
+    has_default = any(_DEFAULT in labels for _, labels, _ in samples)
+    for name, labels, value in samples:
+        if name.startswith("process_"):
+            found[name] = found.get(name, 0.0) + float(value)
+        elif _DEFAULT in labels or not has_default:
+            found[name] = float(value)
+    return found
 
 
 async def sample_memory(http: httpx.Client, interval: float, readings: Readings) -> None:

@@ -1,4 +1,4 @@
-"""Messages between the workers of one port: one-word requests over Unix sockets."""
+"""Messages between the workers of one port: requests of two words over Unix sockets."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 _log = logging.getLogger(__name__)
 
-_MAX_REQUEST = 64  # bytes
+_MAX_REQUEST = 128  # bytes
 
-MessageHandlers = Mapping[str, Callable[[], Awaitable[bytes]]]
+# By the first word of a request; called with the second, the name of a namespace.
+MessageHandlers = Mapping[str, Callable[[str], Awaitable[bytes]]]
 
 
 def worker_sockets(count: int) -> list[socket.socket]:
@@ -46,7 +47,8 @@ class WorkerPeers:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 request = (await reader.read(_MAX_REQUEST)).decode("ascii")
-                writer.write(await handlers[request]())
+                kind, _, name = request.partition(" ")
+                writer.write(await handlers[kind](name))
                 await writer.drain()
             except Exception:  # noqa: BLE001 - the worker that asks goes on without the answer
                 _log.exception("a request of another worker failed")

@@ -104,6 +104,11 @@ class LiveSnapshot:
         """The latest snapshot, which may lag behind the catalogue; see `current`."""
         return self._served.snapshot
 
+    @property
+    def is_activating(self) -> bool:
+        """True while a model version is being activated."""
+        return bool(self._activations)
+
     async def open(self) -> None:
         """Load the catalogue, popularity and the current model; of a preloaded state, what changed.
 

@@ -44,6 +44,8 @@ class EmbeddingCache:
         # As on disk, so that a restart changes no answer.
         self._vectors = CowArray(np.zeros((0, encoder.dimension), dtype=np.float16))
         self._saved = 0
+        # A folder that is gone since was removed with its namespace, and is not created again.
+        self._has_folder = path is not None and path.parent.is_dir()
         # Returns the unit vector [D] of a query; the latest few thousand are cached.
         self.query: Callable[[str], Vectors] = lru_cache(maxsize=4_096)(
             lambda text: encoder.encode([text])[0]
@@ -109,7 +111,9 @@ class EmbeddingCache:
         checksum = hashlib.blake2b(data, digest_size=16).digest()
         try:
             folder = self._path.parent
-            make_directory(folder)
+            if not self._has_folder:
+                make_directory(folder)
+                self._has_folder = True
             with tempfile.TemporaryDirectory(prefix=".embeddings-", dir=folder) as temporary:
                 new = Path(temporary, "new")
                 write(new, checksum + len(name).to_bytes(2, "big") + name + data)
@@ -118,6 +122,11 @@ class EmbeddingCache:
             _log.warning("embeddings were not saved: %s", error)
         else:
             self._saved = count
+
+    def detach(self) -> None:
+        """Write to disk no more: the folder was removed, with all that was stored there."""
+        with self._lock:
+            self._path = None
 
     def _load(self, path: Path) -> None:
         try:

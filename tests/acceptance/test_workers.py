@@ -58,7 +58,7 @@ def answering(server: Server) -> list[Worker]:
     """Return the workers of a server once all of them serve, else none."""
     with server.client() as http:
         text = http.get("/metrics").text
-    serving = set(re.findall(r'heed_events\{worker="(\d)"\}', text))
+    serving = set(re.findall(r'heed_events\{namespace="default",worker="(\d)"\}', text))
     return workers(server) if len(serving) == COUNT else []
 
 

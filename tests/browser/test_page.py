@@ -68,28 +68,30 @@ def test_empty_store_shows_the_commands_that_fill_it(browser: Browser, tmp_path:
 
 
 def exposed(requests: dict[str, int], buckets: dict[str, int], *, events: int) -> str:
-    """Return metrics of two workers: searches by method, status and worker, and their buckets."""
-    name = "heed_http_request_duration_seconds_bucket"
-    counted = {f'{name}{{le="{le}",route="/v1/search"}}': n for le, n in buckets.items()}
+    """Return metrics of two workers and namespaces: requests by status and worker, and buckets."""
+    own, other = 'namespace="default"', 'namespace="other"'
+    name = "heed_namespace_request_duration_seconds_bucket"
+    counted = {f'{name}{{le="{le}",{own}}}': n for le, n in buckets.items()}
+    counted[f'{name}{{le="+Inf",{own}}}'] = max(buckets.values())
+    counted[f'{name}{{le="0.01",{other}}}'] = 999
     for key, number in requests.items():
-        method, status, worker = key.split()
-        labels = f'method="{method}",route="/v1/search",status="{status}",worker="{worker}"'
-        counted[f"heed_http_requests_total{{{labels}}}"] = number
+        status, worker = key.split()
+        labels = f'status="{status}",worker="{worker}"'
+        counted[f"heed_namespace_requests_total{{{own},{labels}}}"] = number
+        counted[f"heed_namespace_requests_total{{{other},{labels}}}"] = 999
     counted['heed_http_requests_total{method="GET",route="/metrics",status="200"}'] = 999
-    counted[f'{name}{{le="+Inf",route="/v1/search"}}'] = max(buckets.values())
     for worker in "12":
-        counted |= {
-            f'heed_{gauge}{{worker="{worker}"}}': value
-            for gauge, value in {"events": events, "items": 7, "users": 5}.items()
-        }
+        for gauge, value in {"events": events, "items": 7, "users": 5}.items():
+            counted[f'heed_{gauge}{{{own},worker="{worker}"}}'] = value
+            counted[f'heed_{gauge}{{{other},worker="{worker}"}}'] = 9_999
     return "".join(f"{series} {float(value)}\n" for series, value in counted.items())
 
 
 def test_live_figures_are_those_of_the_metrics(page: Page, server: Server) -> None:
     """Requests, latency and errors are counted between two readings of /metrics."""
-    first = exposed({"POST 200 1": 10, "POST 200 2": 20}, {"0.01": 30, "0.1": 30}, events=1000)
+    first = exposed({"200 1": 10, "200 2": 20}, {"0.01": 30, "0.1": 30}, events=1000)
     second = exposed(
-        {"POST 200 1": 60, "POST 200 2": 60, "POST 503 2": 10},
+        {"200 1": 60, "200 2": 60, "503 2": 10},
         {"0.01": 30, "0.1": 130},
         events=1250,
     )

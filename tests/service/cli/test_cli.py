@@ -438,7 +438,17 @@ def test_damage_refuses_to_serve_and_names_the_file(
 def test_help_names_every_command_without_loading_any_of_it(heed: Heed) -> None:
     """`heed --help` names every command and imports no numerical library."""
     said = heed("--help")
-    for name in ("demo", "serve", "import", "train", "evaluate", "models", "export", "loadtest"):
+    for name in (
+        "demo",
+        "serve",
+        "import",
+        "train",
+        "evaluate",
+        "models",
+        "namespaces",
+        "export",
+        "loadtest",
+    ):
         assert name in said.out
     code = "import sys, service.cli; print({'torch', 'numpy', 'fastapi'} & sys.modules.keys())"
     loaded = subprocess.run(

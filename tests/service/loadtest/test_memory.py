@@ -44,6 +44,17 @@ def test_all_processes_count() -> None:
     assert read_metrics(answering("heed_http_in_flight 1\n")) == read_metrics(answering()) == {}
 
 
+def test_counts_are_those_of_one_namespace() -> None:
+    """Counts are not summed over workers, nor over namespaces."""
+    text = "".join(
+        f'heed_items{{namespace="{name}",worker="{worker}"}} {items}\n'
+        for name, items in (("a", 5.0), ("default", 7.0), ("z", 9.0))
+        for worker in "01"
+    )
+    assert read_metrics(answering(text)) == {"heed_items": 7}
+    assert read_metrics(answering('heed_events{namespace="a"} 3.0\n')) == {"heed_events": 3}
+
+
 def test_memory_is_read_until_the_end() -> None:
     """Memory is sampled at the start, a third, the end and the maximum of the load."""
     sizes = [f"process_resident_memory_bytes {size}\n" for size in range(100, 10_000, 100)]

@@ -51,12 +51,12 @@ def test_a_worker_that_does_not_answer_is_left_out() -> None:
     points = worker_sockets(3)
 
     async def talk() -> dict[int, bytes]:
-        async def told() -> bytes:
-            return b"x" * 300_000
+        async def told(name: str) -> bytes:
+            return name.encode() * 300_000
 
         answering = await WorkerPeers(points, 1).listen({"size": told})
         try:
-            return await WorkerPeers(points, 0).ask("size", 0.5)
+            return await WorkerPeers(points, 0).ask("size x", 0.5)
         finally:
             answering.close()
 

@@ -12,20 +12,21 @@ function parsed(text) {
   });
 }
 
-// What the page draws of one reading. Workers count apart: counters are added, and gauges are the same in each.
+// What the page draws of one reading: one namespace, the default where it is among several. Workers count apart:
+// counters are added, and gauges are the same in each.
 export function reading(text) {
-  const rows = parsed(text);
+  const all = parsed(text).filter((row) => row.labels.namespace);
+  const shown = all.some((row) => row.labels.namespace === "default") ? "default" : all[0]?.labels.namespace;
+  const rows = all.filter((row) => row.labels.namespace === shown);
   const gauge = (name) => {
     const values = rows.filter((row) => row.name === `heed_${name}`).map((row) => row.value);
     return values.length ? Math.max(...values) : null;
   };
-  const asked = (row) => (row.labels.route ?? "").startsWith("/v1/");
-  const requests = rows.filter((row) => row.name === "heed_http_requests_total" && asked(row));
+  const requests = rows.filter((row) => row.name === "heed_namespace_requests_total");
   const failed = requests.filter((row) => row.labels.status >= "500" || row.labels.status === "429");
   const buckets = {};
   for (const row of rows)
-    if (row.name === "heed_http_request_duration_seconds_bucket" && asked(row))
-      buckets[row.labels.le] = (buckets[row.labels.le] ?? 0) + row.value;
+    if (row.name === "heed_namespace_request_duration_seconds_bucket") buckets[row.labels.le] = (buckets[row.labels.le] ?? 0) + row.value;
   const total = (list) => list.reduce((sum, row) => sum + row.value, 0);
   return {
     at: Date.now() / 1000,

@@ -1,0 +1,362 @@
+"""Engines of a process, one for each namespace in use: opened when needed, closed when unused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from service.domain.errors import Corrupt, HeedError, NotFound, Unavailable
+from service.domain.names import DEFAULT_NAMESPACE, is_name
+from service.domain.settings import Settings
+from service.engine.compose import compose
+from service.engine.engine import Engine
+from service.runtime.data_layout import STORE_FILE, namespace_folder
+from service.runtime.namespace_folders import (
+    StoreToken,
+    namespace_names,
+    namespaces_locked,
+    store_token,
+)
+from service.runtime.shared_executor import ExecutorShare
+
+_log = logging.getLogger(__name__)
+
+_SWEEP = 1.0  # seconds between two looks at what was removed, and at what each cache holds
+_RETRY = 5.0  # seconds after a namespace could not be opened, before it is tried again
+
+OnOpen = Callable[[str, Engine], None]
+OnRemove = Callable[[str], None]
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A namespace that is open, or being opened."""
+
+    name: str
+    token: StoreToken | None  # of the store that is opened
+    opening: asyncio.Task[Engine]
+    users: int = 0  # requests that use it now, or wait for it
+    retired: bool = False  # it is closed when the last of them is done
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A namespace that could not be opened."""
+
+    token: StoreToken | None
+    at: float  # of the monotonic clock
+    detail: str
+
+
+class Namespaces:
+    """The engines of a process by namespace.
+
+    The engine of `default` is open all the time; it lends its text encoder and the threads of its
+    executor to the others. Of these, at most `max_open_namespaces` are open, and what cannot be
+    opened fails its own requests alone.
+
+    Args:
+        settings: of the service.
+        default: the engine of the namespace `default`, open.
+    """
+
+    def __init__(self, settings: Settings, default: Engine) -> None:
+        self.default = default
+        self._settings = settings
+        self._entries: dict[str, _Entry] = {}  # least recently used first
+        self._failures: dict[str, _Failure] = {}
+        self._known: set[str] = set()  # all that were used, whether or not they are open now
+        self._closing: dict[str, asyncio.Task[None]] = {}
+        self._is_divided = False  # whether the caches share their bytes
+        self._freed = asyncio.Event()  # set when a namespace may have become unused
+        self._tasks: list[asyncio.Task[None]] = []
+        self._on_open: list[OnOpen] = []
+        self._on_remove: list[OnRemove] = []
+
+    def begin(self) -> None:
+        """Watch for removed namespaces, and open all that exist if there is room for them."""
+        self._tasks = [asyncio.create_task(self._sweep()), asyncio.create_task(self._open_all())]
+
+    def on_open(self, prepare: OnOpen) -> None:
+        """Call `prepare` with each engine before it answers, also with those that are open."""
+        self._on_open.append(prepare)
+        for name, engine in self.engines().items():
+            prepare(name, engine)
+
+    def on_remove(self, forget: OnRemove) -> None:
+        """Call `forget` with the name of each namespace that was used and is removed."""
+        self._on_remove.append(forget)
+
+    def engines(self) -> dict[str, Engine]:
+        """Return the engines that are open, by the names of their namespaces."""
+        opened = {name: _opened(entry) for name, entry in self._entries.items()}
+        others = {name: engine for name, engine in opened.items() if engine is not None}
+        return {DEFAULT_NAMESPACE: self.default, **others}
+
+    def engine(self, name: str) -> Engine | None:
+        """Return the engine of a namespace, None where it is not open."""
+        if name == DEFAULT_NAMESPACE:
+            return self.default
+        entry = self._entries.get(name)
+        return None if entry is None else _opened(entry)
+
+    async def when_opened(self, name: str) -> Engine | None:
+        """Return the engine of a namespace once it is open; None where it is not being opened."""
+        entry = self._entries.get(name)
+        if entry is not None:
+            await asyncio.wait([entry.opening])
+        return self.engine(name)
+
+    @asynccontextmanager
+    async def lease(self, name: str) -> AsyncIterator[Engine]:
+        """Yield the engine of a namespace, which stays open until the block ends.
+
+        Requests for one namespace share its opening, which goes on when they are given up.
+
+        Raises:
+            NotFound: there is no such namespace, or it was removed.
+            Unavailable: it cannot be opened.
+        """
+        if name == DEFAULT_NAMESPACE:
+            yield self.default
+            return
+        entry = await self._enter(name)
+        try:
+            yield await asyncio.shield(entry.opening)
+        finally:
+            entry.users -= 1
+            self._freed.set()
+            if entry.retired and not entry.users:
+                self._close(entry)
+
+    async def ready(self, name: str = DEFAULT_NAMESPACE) -> tuple[bool, Mapping[str, Any]]:
+        """Whether a namespace answers, and what its parts said.
+
+        Of `default` the checks also have `namespaces`: the others in use, where there are any, each
+        with its own checks, or with the `error` for which it cannot be served.
+        """
+        if name != DEFAULT_NAMESPACE:
+            engine, failure = self.engine(name), self._failures.get(name)
+            if engine is not None:
+                return await engine.ready()
+            return failure is None, {}  # what is closed is opened by the next request
+        is_ready, checks = await self.default.ready()
+        others: dict[str, Any] = {}
+        for other, engine in self.engines().items():
+            if other != DEFAULT_NAMESPACE:
+                others[other] = dict((await engine.ready())[1])
+        for other, failure in self._failures.items():
+            others[other] = {"error": failure.detail}
+        return is_ready, {**checks, "namespaces": others} if others else checks
+
+    async def close(self) -> None:
+        """Close all engines."""
+        for task in self._tasks:
+            task.cancel()
+        for entry in list(self._entries.values()):
+            self._retire(entry)
+            if entry.users:  # by requests that outlast the time to drain
+                self._close(entry)
+        await asyncio.gather(*self._closing.values(), return_exceptions=True)
+        await self.default.close()
+
+    # ------------------------------------------------------------------ opening
+
+    async def _enter(self, name: str) -> _Entry:
+        """Return the entry of a namespace, counted as used, once there is room for it."""
+        while True:
+            token = self._find(name)
+            entry = self._entries.pop(name, None)
+            if entry is None:
+                self._check_failure(name)
+                if not self._make_room():
+                    self._freed.clear()
+                    await self._freed.wait()
+                    continue
+                entry = _Entry(name, token, asyncio.create_task(self._open(name, token)))
+                entry.opening.add_done_callback(partial(self._settle, entry))
+            self._entries[name] = entry  # the most recently used
+            self._known.add(name)
+            entry.users += 1
+            return entry
+
+    def _find(self, name: str) -> StoreToken | None:
+        """Return the token of a namespace's store; retire what is open of an earlier one.
+
+        Raises:
+            NotFound: there is no such namespace.
+        """
+        folder = namespace_folder(self._settings.data, name) if is_name(name) else None
+        token = None if folder is None else store_token(folder)
+        entry = self._entries.get(name)
+        if entry is not None and entry.token != token:
+            self._retire(entry, removed=True)
+        failure = self._failures.get(name)
+        if failure is not None and failure.token != token:
+            del self._failures[name]  # another file may be a good one
+        if token is None and (folder is None or not folder.is_dir()):
+            if name in self._known:
+                self._known.discard(name)
+                for forget in self._on_remove:
+                    forget(name)
+            raise NotFound(f"there is no namespace {name[:80]!r}")
+        return token
+
+    def _check_failure(self, name: str) -> None:
+        """Raise `Unavailable` for a namespace that could not be opened a moment ago."""
+        failure = self._failures.get(name)
+        if failure is not None and (left := failure.at + _RETRY - time.monotonic()) > 0:
+            raise _unavailable(name, left)
+
+    def _make_room(self) -> bool:
+        """Retire unused namespaces until one more may be open; False where all are in use."""
+        for entry in list(self._entries.values()):
+            if len(self._entries) < self._settings.max_open_namespaces:
+                break
+            engine = _opened(entry)
+            if engine is not None and not entry.users and not engine.is_busy:
+                self._retire(entry)
+        return len(self._entries) < self._settings.max_open_namespaces
+
+    async def _open(self, name: str, token: StoreToken | None) -> Engine:
+        if (closing := self._closing.get(name)) is not None:
+            await asyncio.wait([closing])
+        started = time.monotonic()
+        try:
+            engine = await asyncio.to_thread(self._compose, name, token)
+            try:
+                await engine.open()
+            except BaseException:
+                await engine.close()
+                raise
+        except NotFound:
+            raise
+        except Exception as error:
+            detail = error.detail if isinstance(error, HeedError) else f"{error!r}; see the log"
+            self._failures[name] = _Failure(token, time.monotonic(), detail)
+            unexpected = None if isinstance(error, HeedError) else error
+            _log.error("namespace %s is not served: %s", name, detail, exc_info=unexpected)
+            raise _unavailable(name, _RETRY) from error
+        self._failures.pop(name, None)
+        for prepare in self._on_open:
+            prepare(name, engine)
+        _log.info("namespace %s opened in %.0f ms", name, 1e3 * (time.monotonic() - started))
+        return engine
+
+    def _compose(self, name: str, token: StoreToken | None) -> Engine:
+        """Wire an engine. Opening creates files that are missing, so that removals wait for it."""
+        folder = namespace_folder(self._settings.data, name)
+        with namespaces_locked(self._settings.data):
+            found = store_token(folder)
+            if found is None and folder.is_dir():
+                raise Corrupt(f"{folder / STORE_FILE} is missing")
+            if found is None or found != token:
+                raise NotFound(f"there is no namespace {name!r}")
+            shared = self.default.parts
+            parts = compose(
+                self._settings.model_copy(update={"data": folder}),
+                encoder=shared.embeddings.encoder,
+                executor=ExecutorShare(shared.executor),
+            )
+            return Engine(parts)
+
+    def _settle(self, entry: _Entry, _: asyncio.Task[Engine]) -> None:
+        """Divide the caches anew once a namespace is open; forget one that could not be opened."""
+        if _opened(entry) is not None:
+            self._divide_caches()
+        elif self._entries.get(entry.name) is entry:
+            del self._entries[entry.name]
+        self._freed.set()
+
+    async def _open_all(self) -> None:
+        """Open all namespaces, one after the other, if they are few."""
+        names = await asyncio.to_thread(namespace_names, self._settings.data)
+        if len(names) > self._settings.max_open_namespaces:
+            return
+        for name in names:
+            try:
+                async with self.lease(name):
+                    pass
+            except HeedError:
+                continue  # it is logged
+
+    # ------------------------------------------------------------------ closing
+
+    def _retire(self, entry: _Entry, *, removed: bool = False) -> None:
+        """Let no further request use an entry, and close it when it is unused."""
+        if self._entries.get(entry.name) is entry:
+            del self._entries[entry.name]
+        engine = _opened(entry)
+        if removed:
+            _log.info("namespace %s was removed", entry.name)
+            if engine is not None:
+                engine.parts.embeddings.detach()
+        entry.retired = True
+        if not entry.users:
+            self._close(entry)
+
+    def _close(self, entry: _Entry) -> None:
+        self._closing[entry.name] = task = asyncio.create_task(_close_opened(entry))
+
+        def forget(_: asyncio.Task[None]) -> None:
+            if self._closing.get(entry.name) is task:
+                del self._closing[entry.name]
+            self._divide_caches()
+
+        task.add_done_callback(forget)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP)
+            for name in list(self._known):
+                try:
+                    self._find(name)
+                except NotFound:
+                    continue
+                except OSError:
+                    _log.exception("namespace %s was not looked for", name)
+            self._divide_caches()
+            self._freed.set()  # a training may have ended
+
+    def _divide_caches(self) -> None:
+        """Let each namespace's cache use what the others leave free, and its equal share always."""
+        engines = list(self.engines().values())
+        if len(engines) == 1 and not self._is_divided:
+            return
+        self._is_divided = len(engines) > 1
+        total = self._settings.history_cache_bytes
+        held = [engine.parts.memories.cached_bytes for engine in engines]
+        for engine, own in zip(engines, held, strict=True):
+            free = total - (sum(held) - own)
+            engine.parts.memories.resize_cache(max(total // len(engines), free))
+
+
+async def _close_opened(entry: _Entry) -> None:
+    entry.opening.cancel()  # no effect where it is done
+    await asyncio.wait([entry.opening])
+    engine = _opened(entry)
+    if engine is not None:
+        try:
+            await engine.close()
+        except Exception:  # noqa: BLE001 - the other namespaces go on
+            _log.exception("namespace %s was not closed", entry.name)
+
+
+def _opened(entry: _Entry) -> Engine | None:
+    """Return the engine of an entry, None while it is being opened and where that has failed."""
+    task = entry.opening
+    if not task.done() or task.cancelled() or task.exception() is not None:
+        return None
+    return task.result()
+
+
+def _unavailable(name: str, seconds: float) -> Unavailable:
+    return Unavailable(
+        f"the namespace {name!r} cannot be served now; the log and /health/ready say why", seconds
+    )

@@ -1,0 +1,57 @@
+"""The engine that a request is about, as pure ASGI middleware: that of its namespace."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.domain.errors import NotFound
+from service.domain.names import DEFAULT_NAMESPACE
+from service.engine.namespaces import Namespaces
+from service.http.telemetry import SERVED
+
+NAMESPACE = "heed.namespace"  # in the scope of a request that is about another than the default
+ENGINE = "heed.engine"  # in the scope of every request under /v1/
+_PREFIX = "/v1/"
+
+
+def namespace_of(scope: Scope) -> str:
+    """Return the name of the namespace that a request is about."""
+    name: str = scope.get(NAMESPACE, DEFAULT_NAMESPACE)
+    return name
+
+
+class Engines:
+    """Pure ASGI middleware, inside `Admission`: keeps the engine of a request open meanwhile.
+
+    Only requests under `/v1/` need one. The deadline of a request bounds its wait for an engine to
+    be opened.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request. Raises `NotFound` and `Unavailable`, as `Namespaces.lease` does."""
+        if scope["type"] != "http" or not _is_about_data(scope):
+            await self._app(scope, receive, send)
+            return
+        namespaces: Namespaces = scope["app"].state.namespaces
+        name = namespace_of(scope)
+        if name == DEFAULT_NAMESPACE:
+            scope[SERVED], scope[ENGINE] = name, namespaces.default
+            await self._app(scope, receive, send)
+            return
+        try:
+            async with namespaces.lease(name) as engine:
+                scope[SERVED], scope[ENGINE] = name, engine
+                await self._app(scope, receive, send)
+        except NotFound:
+            raise
+        except BaseException:
+            scope[SERVED] = name  # it exists, and could not be opened, or not in time
+            raise
+
+
+def _is_about_data(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return path.removeprefix(scope["root_path"]).startswith(_PREFIX)

@@ -1,0 +1,154 @@
+"""Folders of namespaces: found by name, created whole, and removed with every byte.
+
+    <data>/                    the namespace `default`
+    <data>/namespaces/<name>/  any other, laid out like the data directory
+    <data>/namespaces/.lock    held while one is created, opened or removed
+
+A folder is filled under a hidden name and renamed into place; it is renamed back to a hidden name
+before its files are deleted. A process that is killed in between leaves a hidden folder, which the
+next creation or removal deletes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from service.domain.errors import Conflict, Invalid, NotFound, Unavailable
+from service.domain.names import DEFAULT_NAMESPACE, NAME_RULE, is_name
+from service.runtime import durable_files
+from service.runtime.data_layout import (
+    JOBS_FOLDER,
+    NAMESPACES_FOLDER,
+    RUNNER_LOCK,
+    STORE_FILE,
+    namespace_folder,
+)
+
+StoreToken = tuple[int, int]  # device and inode of a store's file
+
+_LOCK = ".lock"
+_NEW, _REMOVED = ".new-", ".removed-"  # no names, since these begin with a letter or a digit
+_TIMEOUT = 10.0  # seconds to wait for another process that creates, opens or removes a namespace
+
+
+def namespace_names(data: Path) -> list[str]:
+    """Return the names of all namespaces but `default`, sorted, damaged ones among them."""
+    try:
+        entries = sorted((data / NAMESPACES_FOLDER).iterdir())
+    except FileNotFoundError:
+        return []
+    return [each.name for each in entries if is_name(each.name) and each.is_dir()]
+
+
+def find_namespace(data: Path, name: str) -> Path:
+    """Return the folder of a namespace that exists. `default` always does.
+
+    Raises:
+        NotFound: there is none of this name.
+    """
+    folder = _folder(data, name)
+    if name != DEFAULT_NAMESPACE and not folder.is_dir():
+        raise NotFound(f"there is no namespace {name!r}: heed namespaces create {name} creates it")
+    return folder
+
+
+def store_token(folder: Path) -> StoreToken | None:
+    """Return the identity of a namespace's store, None where its file is missing.
+
+    No other store has the same identity for as long as a process holds this one open.
+    """
+    try:
+        found = (folder / STORE_FILE).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+@contextmanager
+def namespaces_locked(data: Path) -> Iterator[None]:
+    """Keep namespaces from being created and removed until the block ends.
+
+    Raises:
+        Unavailable: another process has kept them locked for too long.
+    """
+    root = data / NAMESPACES_FOLDER
+    durable_files.make_directory(root)
+    try:
+        with durable_files.locked(root / _LOCK, _TIMEOUT):
+            yield
+    except TimeoutError as error:
+        raise Unavailable(str(error)) from None
+
+
+def create_namespace(data: Path, name: str, fill: Callable[[Path], None]) -> Path:
+    """Create a namespace whose folder `fill` makes the content of; return the folder.
+
+    Raises:
+        Invalid: the name is not allowed.
+        Conflict: there is a namespace of this name.
+    """
+    folder = _folder(data, name)
+    with namespaces_locked(data):
+        _clean(data)
+        if name == DEFAULT_NAMESPACE or folder.exists():
+            raise Conflict(f"there is a namespace {name!r} already")
+        new = folder.with_name(_NEW + name)
+        new.mkdir()
+        fill(new)
+        durable_files.sync_directory(new)
+        new.rename(folder)
+        durable_files.sync_directory(folder.parent)
+    return folder
+
+
+def remove_namespace(data: Path, name: str) -> None:
+    """Remove a namespace with all that it has stored. A service that has it open notices.
+
+    Raises:
+        Invalid: the name is not allowed, or it is `default`.
+        NotFound: there is none of this name.
+        Conflict: a training runs in it.
+    """
+    if name == DEFAULT_NAMESPACE:
+        raise Invalid("", f"{name} is the data directory itself, and cannot be removed")
+    with namespaces_locked(data), ExitStack() as held:
+        _clean(data)
+        folder = find_namespace(data, name)
+        if (folder / JOBS_FOLDER).is_dir():
+            lock = durable_files.try_lock(folder / JOBS_FOLDER / RUNNER_LOCK)
+            if lock is None:
+                raise Conflict(f"a training runs in the namespace {name!r}: cancel it first")
+            held.callback(os.close, lock)
+        gone = folder.with_name(f"{_REMOVED}{name}-{secrets.token_hex(4)}")
+        folder.rename(gone)
+        durable_files.sync_directory(gone.parent)
+        shutil.rmtree(gone)
+        durable_files.sync_directory(gone.parent)
+
+
+def folder_size(folder: Path) -> int:
+    """Return the bytes of all files in a folder; what vanishes meanwhile counts nothing."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(parent, name).lstat().st_size
+    return total
+
+
+def _folder(data: Path, name: str) -> Path:
+    if not is_name(name):
+        raise Invalid("", f"{name[:80]!r} is no name of a namespace: {NAME_RULE}")
+    return namespace_folder(data, name)
+
+
+def _clean(data: Path) -> None:
+    """Delete what killed processes left. The caller must hold the lock."""
+    for each in (data / NAMESPACES_FOLDER).iterdir():
+        if each.name.startswith((_NEW, _REMOVED)):
+            shutil.rmtree(each)

@@ -1,0 +1,122 @@
+"""Namespaces for tests: chosen by a header, as access control chooses them by a key."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.domain.settings import Settings
+from service.engine.namespaces import Namespaces
+from service.http import app, server
+from service.http.engines import NAMESPACE
+from service.runtime.data_layout import STORE_FILE
+from service.runtime.namespace_folders import create_namespace
+from service.stores.sqlite.store import SQLiteStore
+
+HEADER = "x-namespace"
+
+
+class NamespaceHeader:
+    """ASGI middleware that sets the namespace of each request that has the header."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        for name, value in scope.get("headers", ()):
+            if name == HEADER.encode():
+                scope[NAMESPACE] = value.decode()
+        await self._app(scope, receive, send)
+
+
+class NamespacedService:
+    """An app with its engines, asked about one namespace or another. It must be closed.
+
+    Args:
+        runner: the event loop that it runs on.
+        data: the data directory.
+        settings: by their names; the deadline is long unless it is named.
+    """
+
+    def __init__(self, runner: asyncio.Runner, data: Path, **settings: Any) -> None:
+        self.runner = runner
+        self.app: FastAPI = app.create_app(Settings(data=data, **{"deadline": 60, **settings}))
+        self.app.add_middleware(NamespaceHeader)
+        self._lifespan = self.app.router.lifespan_context(self.app)
+        runner.run(self._lifespan.__aenter__())
+        transport = httpx.ASGITransport(self.app)
+        self._http = httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+    @property
+    def namespaces(self) -> Namespaces:
+        """The engines of the app."""
+        found: Namespaces = self.app.state.namespaces
+        return found
+
+    def close(self) -> None:
+        """Stop the app."""
+        self.runner.run(self._http.aclose())
+        self.runner.run(self._lifespan.__aexit__(None, None, None))
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        namespace: str = "default",
+        *,
+        kind: str = "application/json",
+    ) -> httpx.Response:
+        """Send a request, with a body of JSON or of text."""
+        return self.runner.run(self.send(method, path, body, namespace, kind=kind))
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        namespace: str = "default",
+        *,
+        kind: str = "application/json",
+    ) -> httpx.Response:
+        """Send a request from a coroutine of the same event loop."""
+        content = body if body is None or isinstance(body, str) else orjson.dumps(body)
+        headers = {"content-type": kind, HEADER: namespace}
+        return await self._http.request(method, path, content=content, headers=headers)
+
+
+def choose_by_header() -> None:
+    """Let this process' server choose namespaces by the header."""
+
+    def create(*args: Any, **more: Any) -> Any:
+        made = app.create_app(*args, **more)
+        made.add_middleware(NamespaceHeader)
+        return made
+
+    server.create_app = create  # type: ignore[attr-defined]  # imported there
+
+
+def copy_namespace(source: Path, data: Path, name: str) -> Path:
+    """Create a namespace with the content of another data directory; return its folder."""
+    return create_namespace(data, name, lambda new: _copy(source, new))
+
+
+def empty_namespace(data: Path, name: str) -> Path:
+    """Create a namespace with an empty store; return its folder."""
+
+    def fill(new: Path) -> None:
+        asyncio.run(SQLiteStore(new / STORE_FILE).close())
+
+    return create_namespace(data, name, fill)
+
+
+def _copy(source: Path, new: Path) -> None:
+    shutil.copytree(source, new, dirs_exist_ok=True)
