@@ -90,13 +90,29 @@ def serve(
         bool | None,
         typer.Option(
             "--insecure",
-            help="Allow binding an address that other machines can reach, although nothing "
-            "authenticates them.",
+            help="Allow binding an address that other machines can reach although there is no "
+            "API key, so that nothing authenticates them.",
         ),
     ] = None,
+    first_key: Annotated[
+        bool,
+        typer.Option(
+            "--first-key",
+            help="Where there never was an API key, create one that may everything, in the file "
+            "admin.key of the data directory.",
+        ),
+    ] = False,
 ) -> None:
     """Serve over HTTP. All other settings are environment variables HEED_*."""
-    _serve(examples=False, data=data, host=host, port=port, insecure=insecure, workers=workers)
+    _serve(
+        examples=False,
+        with_first_key=first_key,
+        data=data,
+        host=host,
+        port=port,
+        insecure=insecure,
+        workers=workers,
+    )
 
 
 # ---------------------------------------------------------------------------------- main
@@ -113,7 +129,9 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
-def _serve(*, examples: bool, **options: Path | str | int | None) -> None:
+def _serve(
+    *, examples: bool, with_first_key: bool = False, **options: Path | str | int | None
+) -> None:
     """Serve with these settings; None = as the environment says."""
     # Requests run in parallel, one thread each; set before torch and FAISS are imported.
     set_threads(1)
@@ -121,4 +139,4 @@ def _serve(*, examples: bool, **options: Path | str | int | None) -> None:
     from service.http import server
 
     settings = Settings.read({k: v for k, v in options.items() if v is not None})
-    server.run(settings, out, examples=examples)
+    server.run(settings, out, examples=examples, with_first_key=with_first_key)

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.domain.errors import DeadlineExceeded, Overloaded, TooLarge
 from service.domain.settings import Settings
+from service.http.access.access_control import KEY, NAMESPACE
 
 BODY = "heed.body"  # in the scope of every request but streams
 ITEMS_PATH = "/v1/items"
@@ -56,8 +57,9 @@ class Paths:
         try:
             await self._app(inner, receive, send)
         finally:
-            if "route" in inner:  # telemetry, outside, counts by it
-                scope["route"] = inner["route"]
+            for name in ("route", KEY, NAMESPACE):  # telemetry, outside, counts by these
+                if name in inner:
+                    scope[name] = inner[name]
 
 
 def segment(part: str) -> str:

@@ -7,6 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from service.engine.engine import Engine
+from service.http.access.access_control import ANONYMOUS
 from service.http.problems import documented, problem
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.rendering import Json
@@ -27,10 +28,11 @@ async def live() -> Response:
 
 @router.get("/health/ready", responses={200: {"model": ReadyOut}, **documented(503)})
 async def ready(context: Context) -> Response:
-    """Answer 200 when store and model answer, else 503."""
+    """Answer 200 when store and model answer, else 503. Where keys are on, a key sees `checks`."""
     is_ready, checks = await context.engine.ready()
+    seen = {} if context.scope[ANONYMOUS] else {"checks": dict(checks)}
     if is_ready:
-        return Json({"ready": True, "checks": dict(checks)})
+        return Json({"ready": True, **seen})
     return problem(
         context.scope,
         503,
@@ -38,7 +40,7 @@ async def ready(context: Context) -> Response:
         "Store or model do not answer.",
         headers={"Retry-After": "1"},
         ready=False,
-        checks=dict(checks),
+        **seen,
     )
 
 
