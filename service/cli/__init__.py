@@ -1,4 +1,4 @@
-"""The command line: demo, serve, import, train, evaluate, models, namespaces, export, loadtest.
+"""The command line: demo, serve, import, train, evaluate, models, namespaces, keys, export.
 
 Heavy libraries are imported by the commands that need them, so that `heed --help` answers at once.
 """
@@ -13,6 +13,7 @@ import typer
 
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, in_namespace, open_store, out, set_threads
+from service.cli.keys import keys
 from service.cli.loadtest import loadtest
 from service.cli.namespaces import namespaces
 from service.cli.recommending import recommend_all
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.add_typer(imports, name="import")
 app.add_typer(versions, name="models")
 app.add_typer(namespaces, name="namespaces")
+app.add_typer(keys, name="keys")
 app.command("export", no_args_is_help=True)(in_namespace(export))
 app.command("train")(in_namespace(train))
 app.command("evaluate")(in_namespace(evaluate))
@@ -90,13 +92,29 @@ def serve(
         bool | None,
         typer.Option(
             "--insecure",
-            help="Allow binding an address that other machines can reach, although nothing "
-            "authenticates them.",
+            help="Allow binding an address that other machines can reach although there is no "
+            "API key, so that nothing authenticates them.",
         ),
     ] = None,
+    first_key: Annotated[
+        bool,
+        typer.Option(
+            "--first-key",
+            help="Where there never was an API key, create one that may everything, in the file "
+            "admin.key of the data directory.",
+        ),
+    ] = False,
 ) -> None:
     """Serve over HTTP. All other settings are environment variables HEED_*."""
-    _serve(examples=False, data=data, host=host, port=port, insecure=insecure, workers=workers)
+    _serve(
+        examples=False,
+        with_first_key=first_key,
+        data=data,
+        host=host,
+        port=port,
+        insecure=insecure,
+        workers=workers,
+    )
 
 
 # ---------------------------------------------------------------------------------- main
@@ -113,7 +131,9 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
-def _serve(*, examples: bool, **options: Path | str | int | None) -> None:
+def _serve(
+    *, examples: bool, with_first_key: bool = False, **options: Path | str | int | None
+) -> None:
     """Serve with these settings; None = as the environment says."""
     # Requests run in parallel, one thread each; set before torch and FAISS are imported.
     set_threads(1)
@@ -121,4 +141,4 @@ def _serve(*, examples: bool, **options: Path | str | int | None) -> None:
     from service.http import server
 
     settings = Settings.read({k: v for k, v in options.items() if v is not None})
-    server.run(settings, out, examples=examples)
+    server.run(settings, out, examples=examples, with_first_key=with_first_key)

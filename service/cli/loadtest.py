@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,6 +33,10 @@ def loadtest(
     header: Annotated[
         list[str] | None,
         typer.Option(help='Of every request, such as "Authorization: Bearer …"; may be repeated.'),
+    ] = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="File that holds an API key; otherwise HEED_API_KEY is one."),
     ] = None,
     users: Annotated[int, typer.Option(min=1, help="How many users ask, drawn at random.")] = 200,
     targets: Annotated[int, typer.Option(min=1, max=1000, help="Items of a score.")] = 100,
@@ -90,6 +95,8 @@ def loadtest(
 
     Ends with 1 where an objective did not hold or the server stopped answering.
 
+    An API key needs the scopes read and write, and admin for the server's memory to be reported.
+
     [dim]heed loadtest --rate 100 --duration 60 --html report.html[/]
     [dim]heed loadtest --ramp --slo-ms 50 --slo-percentile 99[/]
     """
@@ -97,10 +104,11 @@ def loadtest(
         if path is not None and not path.parent.is_dir():
             raise Invalid(option, f"there is no folder {path.parent}; make it first")
     set_threads(1)
-    from service.loadtest.options import Options, Slo, parse_headers, parse_url
+    from service.loadtest.options import Options, Slo, parse_headers, parse_url, read_key
     from service.loadtest.report import render_page
     from service.loadtest.runner import run
 
+    key = read_key(key_file, os.environ.get("HEED_API_KEY"))
     report = run(
         out,
         Options(
@@ -110,7 +118,7 @@ def loadtest(
             warmup=warmup,
             arrivals=arrivals,
             mix=mix,
-            headers=parse_headers(header or ()),
+            headers=[*key, *parse_headers(header or ())],
             users=users,
             targets=targets,
             limit=limit,

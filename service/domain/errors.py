@@ -54,6 +54,10 @@ class Overloaded(Unavailable):
     """Refused at once: a limit on concurrent work is reached."""
 
 
+class RateLimited(Unavailable):
+    """The API key has sent as many requests as its rate allows."""
+
+
 class DeadlineExceeded(Unavailable):
     """The work did not finish within the request's deadline."""
 

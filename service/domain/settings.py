@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -23,6 +24,9 @@ PREFIX = "HEED_"
 STATIC_ENCODER = "static"  # the text encoder that ships with Heed
 # Attributes that hold identifiers, by the names that shops give them.
 KEYWORD_FIELDS = ("sku", "isbn", "ean", "gtin", "upc", "asin", "mpn", "part_number", "barcode")
+# Variables of the clients among the commands, which are no settings of the service.
+CLIENT_VARIABLES = frozenset({f"{PREFIX}API_KEY"})
+_ORIGIN = re.compile(r"https?://[^/\s*?#@,]+", re.ASCII | re.IGNORECASE)
 _KiB = 1024
 _MiB = 1024 * _KiB
 
@@ -56,11 +60,21 @@ class Settings(BaseSettings):
     )
     insecure: bool = Field(
         False,
-        description="Allow binding an address that other machines can reach, although nothing "
-        "authenticates them.",
+        description="Allow binding an address that other machines can reach although there is no "
+        "API key, so that nothing authenticates them.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest severity that is logged."
+    )
+    keys: Literal["auto", "required", "off"] = Field(
+        "auto",
+        description="When requests need an API key: `auto`, once one was created; `required`, "
+        "always; `off`, never, whatever keys there are.",
+    )
+    cors_origins: str = Field(
+        "",
+        description="Origins whose pages may send requests from a browser (CORS), such as "
+        "`https://shop.example`, separated by commas; none by default.",
     )
 
     # ---- page
@@ -191,10 +205,26 @@ class Settings(BaseSettings):
         page_fields.parse(text)
         return text
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_cors_origins(cls, text: str) -> str:
+        for origin in _split(text):
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is not an origin: scheme and host, and a port if it is not the "
+                    "scheme's, such as https://shop.example; * is not allowed"
+                )
+        return text
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        """The origins in `cors_origins`, as browsers send them."""
+        return tuple(origin.lower() for origin in _split(self.cors_origins))
+
     @property
     def keyword_names(self) -> tuple[str, ...]:
         """The names in `keyword_fields`."""
-        return tuple(name.strip() for name in self.keyword_fields.split(",") if name.strip())
+        return tuple(_split(self.keyword_fields))
 
     @classmethod
     def read(cls, overrides: Mapping[str, Any] | None = None) -> Self:
@@ -211,9 +241,14 @@ class Settings(BaseSettings):
             raise Invalid("", f"{variable}: {first['msg']} (it is {first['input']!r})") from None
 
 
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     """Return a warning for each variable that starts with `HEED_` but is not a setting."""
-    known = {PREFIX + name.upper() for name in Settings.model_fields} | {NAMESPACE_VARIABLE}
+    settings = {PREFIX + name.upper() for name in Settings.model_fields}
+    known = settings | CLIENT_VARIABLES | {NAMESPACE_VARIABLE}
     sentences = []
     for name in sorted(environment):
         if name.upper().startswith(PREFIX) and name.upper() not in known:
@@ -237,21 +272,30 @@ def check_embedding_dim(settings: Settings, encoder: str, dimension: int) -> Non
         )
 
 
-def check_bind_address(settings: Settings) -> None:
-    """Check that `host` is a loopback address, unless `insecure` is set: Heed authenticates nobody.
+def is_exposed(settings: Settings) -> bool:
+    """Report whether other machines can reach the service, and `insecure` does not allow that.
 
-    A host name other than `localhost` may resolve to anything, so it is refused.
+    A host name other than `localhost` may resolve to anything, so it counts as exposed.
+    """
+    return not settings.insecure and not _is_loopback(settings.host)
+
+
+def check_bind_address(settings: Settings, *, has_keys: bool) -> None:
+    """Check that an exposed service requires API keys.
 
     Raises:
-        Invalid: naming the setting that allows the address.
+        Invalid: naming what makes the address safe, and the setting that allows it.
     """
-    if settings.insecure or _is_loopback(settings.host):
+    if not is_exposed(settings) or settings.keys == "required":
         return
+    if has_keys and settings.keys == "auto":
+        return
+    off = f"{PREFIX}KEYS is off" if settings.keys == "off" else "there is no API key"
     raise Invalid(
         "",
-        f"refusing to bind {settings.host or 'every address'}: other machines could read and "
-        f"write everything. Bind 127.0.0.1, or set {PREFIX}INSECURE=true if the network is "
-        "protected by other means.",
+        f"refusing to bind {settings.host or 'every address'}: {off}, and other machines could "
+        "read and write everything. Create a key with heed keys create or heed serve --first-key, "
+        f"bind 127.0.0.1, or set {PREFIX}INSECURE=true if the network is protected by other means.",
     )
 
 

@@ -11,12 +11,17 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from service import __version__
 from service.domain.settings import Settings, unknown_variables
 from service.engine.engine import Engine, open_engine
 from service.engine.namespaces import Namespaces
 from service.http import openapi
+from service.http.access.access_control import AccessControl
+from service.http.access.rate_limits import RateLimits
+from service.http.access.route_scopes import RouteScopes
 from service.http.engines import Engines
 from service.http.limits import Admission, Bodies, Paths
 from service.http.origin_checks import OriginChecks
@@ -39,14 +44,21 @@ from service.http.telemetry import Metrics, Telemetry
 _log = logging.getLogger(__name__)
 
 
-def create_app(settings: Settings | None = None, *, engine: Engine | None = None) -> FastAPI:
+def create_app(
+    settings: Settings | None = None,
+    *,
+    engine: Engine | None = None,
+    rates: RateLimits | None = None,
+) -> FastAPI:
     """Return the service as an ASGI app, which closes its engines when it stops.
 
     Without settings they are read from the environment, as `uvicorn --factory` needs it; without
     an engine, that of the namespace `default` is opened from the settings when the app starts.
+    `rates` counts the requests of API keys; workers share the one from before the fork.
 
     Raises:
         Invalid: a setting in the environment is wrong.
+        LookupError: a route is missing from the table of scopes.
     """
     if settings is None:
         settings = Settings.read()
@@ -82,9 +94,11 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
         lifespan=lifespan,
         middleware=[  # the first is the outermost
             Middleware(Telemetry, metrics=metrics),
+            *_cors(settings),
             Middleware(Problems),
             Middleware(OriginChecks, settings=settings),
             Middleware(Paths),
+            Middleware(AccessControl, settings=settings, rates=rates or RateLimits()),
             Middleware(Bodies, settings=settings),
             Middleware(Admission, settings=settings),
             Middleware(Engines),
@@ -97,7 +111,7 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
     app.state.metrics = metrics
     app.state.peers = None
     # What is asked most comes first: routes are tried one after the other.
-    for module in (
+    modules = (
         ask,
         events,
         attend,
@@ -109,7 +123,31 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
         models,
         health,
         page,
-    ):
+    )
+    own = [route for route in app.routes if isinstance(route, Route)]  # FastAPI's: /openapi.json
+    for module in modules:
         app.include_router(module.router)
+    app.state.route_scopes = RouteScopes(
+        [*own, *(route for module in modules for route in module.router.routes)]
+    )
     app.openapi = openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
+
+
+def _cors(settings: Settings) -> list[Middleware]:
+    """Return the middleware that lets pages of the allowed origins in, if there are any.
+
+    It stands outside of `Problems`, so that these pages can read errors too. Keys are no
+    credentials of the browser's, which are not allowed.
+    """
+    if not settings.allowed_origins:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=("GET", "POST", "PUT", "PATCH", "DELETE"),
+            allow_headers=("Authorization", "Content-Type", "X-Request-ID"),
+            expose_headers=("Retry-After", "Server-Timing", "WWW-Authenticate", "X-Request-ID"),
+        )
+    ]

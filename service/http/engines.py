@@ -7,9 +7,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.domain.errors import NotFound
 from service.domain.names import DEFAULT_NAMESPACE
 from service.engine.namespaces import Namespaces
+from service.http.access.access_control import NAMESPACE
 from service.http.telemetry import SERVED
 
-NAMESPACE = "heed.namespace"  # in the scope of a request that is about another than the default
 ENGINE = "heed.engine"  # in the scope of every request under /v1/
 _PREFIX = "/v1/"
 

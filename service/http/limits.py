@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.domain.errors import DeadlineExceeded, Overloaded, TooLarge
 from service.domain.settings import Settings
+from service.http.access.access_control import KEY, NAMESPACE
 from service.http.telemetry import SERVED
 
 BODY = "heed.body"  # in the scope of every request but streams
@@ -57,8 +58,9 @@ class Paths:
         try:
             await self._app(inner, receive, send)
         finally:
-            for key in {"route", SERVED} & inner.keys():  # telemetry, outside, counts by them
-                scope[key] = inner[key]
+            for name in ("route", KEY, NAMESPACE, SERVED):  # telemetry, outside, counts by these
+                if name in inner:
+                    scope[name] = inner[name]
 
 
 def segment(part: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
+from service.http.access.route_scopes import ROUTES
 from service.http.problems import Problem, documented
 
 DESCRIPTION = """\
@@ -20,7 +21,9 @@ percent-encoded, a slash as `%2F`. **Timestamps** are RFC 3339 with an offset; t
 with microseconds. **Numbers** are finite JSON numbers, and vectors hold none above 1e12 in size.
 **Lists** are paged by an opaque `cursor`. **Errors** are `application/problem+json` (RFC 9457);
 those of validation name each offending field by a JSON pointer. Every answer carries
-`X-Request-ID` (yours, if you sent one) and `Server-Timing`.
+`X-Request-ID` (yours, if you sent one) and `Server-Timing`. **Keys**, where the installation has
+any, are sent as `Authorization: Bearer KEY`; each operation names the scopes of which a key needs
+one, and `admin` implies all.
 """
 
 TAGS = [
@@ -47,7 +50,12 @@ _HEADERS = {
         "description": "Seconds after which to try again.",
         "schema": {"type": "integer", "minimum": 1},
     },
+    "WWW-Authenticate": {
+        "description": "How to authenticate (RFC 6750).",
+        "schema": {"type": "string"},
+    },
 }
+_SCHEME = {"type": "http", "scheme": "bearer", "description": "An API key."}
 _ALWAYS = ("X-Request-ID", "Server-Timing")
 _RETRY = frozenset({429, 503, 507})
 
@@ -68,21 +76,27 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, never answered
         schemas.pop(name, None)
     components["headers"] = _HEADERS
+    components["securitySchemes"] = {"key": _SCHEME}
     problems: dict[str, Any] = {}
     components["responses"] = problems
-    for operations in document["paths"].values():
+    for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            _complete(method, operation, problems)
+            _complete(method, path, operation, problems)
     return document
 
 
-def _complete(method: str, operation: dict[str, Any], problems: dict[str, Any]) -> None:
-    """Add the problems that any route may answer, and the headers that every answer has.
+def _complete(method: str, path: str, operation: dict[str, Any], problems: dict[str, Any]) -> None:
+    """Add the scopes, the problems that a route may answer, and the headers of every answer.
 
     Each problem is described once, in `problems`, and referred to by its status.
     """
     statuses = [421, 429, 500, 503]
-    if method != "get":
+    scopes = ROUTES[method.upper(), path]
+    # Each of the alternatives suffices; the first is no key, for installations without keys.
+    operation["security"] = [{}, *({"key": [scope]} for scope in sorted(scopes))]
+    if scopes:
+        statuses += [401]
+    if scopes or method != "get":
         statuses += [403]
     if "parameters" in operation:
         statuses += [422]
@@ -94,7 +108,8 @@ def _complete(method: str, operation: dict[str, Any], problems: dict[str, Any]) 
     statuses += [int(status) for status in responses if status >= "400"]
     for status, response in documented(*statuses).items():
         retry = ("Retry-After",) if status in _RETRY else ()
-        problems[str(status)] = {**response, "headers": _headers(*_ALWAYS, *retry)}
+        challenge = ("WWW-Authenticate",) if status == 401 else ()
+        problems[str(status)] = {**response, "headers": _headers(*_ALWAYS, *retry, *challenge)}
         responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
     for status, response in responses.items():
         if status < "400":

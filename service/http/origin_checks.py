@@ -35,6 +35,7 @@ class OriginChecks:
         bound = f"[{settings.host}]" if ":" in settings.host else settings.host
         listed = (name.strip().lower() for name in settings.allowed_hosts.split(","))
         self._hosts = {*_LOOPBACK, bound.lower(), *listed} - {""}
+        self._origins = frozenset(settings.allowed_origins)
         self._any_address = settings.host in ("", "0.0.0.0", "::")  # noqa: S104  # binds nothing
         self._is_allowed = lru_cache(256)(self._allows)
 
@@ -45,9 +46,14 @@ class OriginChecks:
             host = headers.get(b"host", b"").decode("latin-1").lower()
             if not self._is_allowed(host):
                 raise _refusal(421, f"The host {host!r} is not allowed (HEED_ALLOWED_HOSTS).")
-            if scope["method"] not in _SAFE_METHODS and _is_cross_site(headers, host):
+            if scope["method"] not in _SAFE_METHODS and self._is_cross_site(headers, host):
                 raise _refusal(403, "Pages of another origin may not write.")
         await self._app(scope, receive, send)
+
+    def _is_cross_site(self, headers: dict[bytes, bytes], host: str) -> bool:
+        """True for a request from a page of another origin that CORS does not allow."""
+        origin = headers.get(b"origin", b"").decode("latin-1").lower()
+        return origin not in self._origins and _is_cross_site(headers, host)
 
     def _allows(self, host: str) -> bool:
         found = _HOST.fullmatch(host)

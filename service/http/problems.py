@@ -40,6 +40,7 @@ STATUS: Mapping[type[errors.HeedError], int] = {
     errors.Unavailable: 503,
     errors.DeadlineExceeded: 503,
     errors.Overloaded: 429,
+    errors.RateLimited: 429,
     errors.StoreFull: 507,
     errors.Corrupt: 500,
     errors.Incompatible: 500,

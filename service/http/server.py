@@ -20,17 +20,27 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from service.domain.errors import Invalid
-from service.domain.settings import PREFIX, Settings, check_bind_address, unknown_variables
+from service.domain.settings import (
+    PREFIX,
+    Settings,
+    check_bind_address,
+    is_exposed,
+    unknown_variables,
+)
 from service.engine.engine import Engine, open_engine
 from service.engine.namespaces import Namespaces
 from service.engine.preload import preload
+from service.http.access.first_key import create_first_key
+from service.http.access.rate_limits import RateLimits
 from service.http.app import create_app
 from service.http.examples import suggest
 from service.http.routes import health
 from service.http.uvicorn_config import configure
+from service.runtime.data_layout import FIRST_KEY_FILE, STORE_FILE
 from service.runtime.prefork import PreforkServer
 from service.runtime.worker_messages import WorkerPeers, worker_sockets
 from service.snapshots.live_snapshot import PreloadedSnapshot
+from service.stores.sqlite.store import SQLiteStore
 
 _REFRESH = 5.0  # seconds for the other workers to serve items that were written
 _FOLLOW = 60.0  # seconds for the other workers to load a model that was activated
@@ -74,14 +84,18 @@ class _Server(uvicorn.Server):
         self._console.print("\nStop with Ctrl-C.", style="dim")
 
 
-def run(settings: Settings, console: Console, *, examples: bool) -> None:
+def run(
+    settings: Settings, console: Console, *, examples: bool, with_first_key: bool = False
+) -> None:
     """Serve until SIGINT or SIGTERM, then let requests in flight finish.
+
+    With `with_first_key`, an installation without any API key gets one.
 
     Raises:
         Invalid: when the address would be open to other machines.
         Corrupt: naming the file of the store or of the model that fails its checks.
     """
-    check_bind_address(settings)
+    _prepare_keys(settings, console, with_first_key=with_first_key)
     for sentence in unknown_variables(os.environ):
         console.print(f"warning: {sentence}", markup=False, highlight=False)
     logging.basicConfig(
@@ -101,6 +115,34 @@ def run(settings: Settings, console: Console, *, examples: bool) -> None:
         runner.run(_serve(settings, console, sockets, examples=examples))
 
 
+def _prepare_keys(settings: Settings, console: Console, *, with_first_key: bool) -> None:
+    """Create the first key if there shall be one, and check that an exposed service has keys."""
+
+    async def prepare() -> bool:
+        store = SQLiteStore(settings.data / STORE_FILE)
+        try:
+            if with_first_key:
+                await create_first_key(store, settings.data)
+            return await store.keys_version() > 0
+        finally:
+            await store.close()
+
+    # On loopback, and wherever the settings alone decide, no store is opened for it.
+    unsure = is_exposed(settings) and settings.keys == "auto"
+    has_keys = (with_first_key or unsure) and asyncio.run(prepare())
+    check_bind_address(settings, has_keys=has_keys)
+    first = settings.data / FIRST_KEY_FILE
+    if with_first_key and first.exists():
+        console.print(
+            f"The first API key, which may everything, is in {first}; see it with\n"
+            f"  cat {first}          (of a container: docker compose exec api cat {first})\n"
+            "Create narrower ones with heed keys create, and delete the file once it is noted.",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
 async def _serve(
     settings: Settings,
     console: Console | None,
@@ -109,6 +151,7 @@ async def _serve(
     examples: bool,
     loaded: PreloadedSnapshot | None = None,
     peers: WorkerPeers | None = None,
+    rates: RateLimits | None = None,
 ) -> None:
     """Serve in this process, which may be one of several workers: it talks to its `peers`.
 
@@ -116,7 +159,7 @@ async def _serve(
     """
     engine = await open_engine(settings, preloaded=loaded)
     tries = await suggest(engine) if examples and console else []
-    app = create_app(settings, engine=engine)
+    app = create_app(settings, engine=engine, rates=rates)
     app.state.peers = peers
     # What is loaded by now stays: the collector need not walk it again at every generation,
     # which is a fifth of the time of ingestion otherwise.
@@ -170,6 +213,7 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
     bound = _bind_all(settings.host, settings.port, shared=True)
     loaded = preload(settings)
     points = worker_sockets(settings.workers)
+    rates = RateLimits()  # before the fork, so that all workers count together
 
     def work(number: int, first: bool) -> None:
         form = logging.Formatter(f"worker {number}: %(message)s")
@@ -185,6 +229,7 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
                     examples=examples,
                     loaded=loaded,
                     peers=WorkerPeers(points, number),
+                    rates=rates,
                 )
             )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -101,6 +102,27 @@ def parse_mix(text: str) -> dict[str, float]:
     if not shares:
         raise Invalid("--mix", f"has no request; for example {DEFAULT_MIX}")
     return shares
+
+
+def read_key(file: Path | None, variable: str | None) -> list[tuple[str, str]]:
+    """Return the header of an API key: of the file, or else of the variable HEED_API_KEY.
+
+    Raises:
+        Invalid: when the file cannot be read, or does not hold one line. The message never repeats
+            what it holds.
+    """
+    source, key = "HEED_API_KEY", (variable or "").strip()
+    if file is not None:
+        source = "--key-file"
+        try:
+            key = file.read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise Invalid(source, f"{file} cannot be read: {type(error).__name__}") from None
+    elif not key:
+        return []
+    if not re.fullmatch(r"[\x21-\x7e]+", key):
+        raise Invalid(source, "must hold an API key and nothing else")
+    return [("Authorization", f"Bearer {key}")]
 
 
 def parse_headers(lines: Sequence[str]) -> list[tuple[str, str]]:

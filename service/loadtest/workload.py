@@ -50,7 +50,9 @@ def ask(http: httpx.Client, method: str, path: str, **given: Any) -> Any:
         raise Unavailable(f"{http.base_url} does not answer: {why}") from None
     said = f"{method} {path} was answered with {answer.status_code}"
     if answer.status_code in (401, 403):
-        raise Unavailable(f'{said}: give your key as --header "Authorization: Bearer …"')
+        raise Unavailable(
+            f"{said}: give an API key that may, by HEED_API_KEY, --key-file or --header"
+        )
     try:
         return answer.raise_for_status().json()
     except (httpx.HTTPStatusError, ValueError):

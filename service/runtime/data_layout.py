@@ -14,6 +14,7 @@ CHECKPOINT_FILE = "training.checkpoint"  # of an unfinished training; may be del
 SEARCH_FILE = "search.json"  # fitted parameters; defaults apply without it
 QUERY_TABLE_FILE = "queries.safetensors"  # derived; the text encoder encodes queries without it
 INDEXING_LOCK = "indexing.lock"  # held by the worker that rebuilds the index; may be deleted
+FIRST_KEY_FILE = "admin.key"  # the token of the first API key; may be deleted once it is noted
 NAMESPACES_FOLDER = "namespaces"
 
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from service.domain.item_patch import ItemPatch
 from service.domain.records import Event, Item, User, Vector
 from service.domain.scenarios import Scenario
+from service.stores.key_store import KeyStore
 
 
 class AppendResult(NamedTuple):
@@ -141,8 +142,11 @@ class LogChanges(NamedTuple):
 OnCatalogueChange = Callable[[int, int], None]
 
 
-class Store(Protocol):
-    """Histories, profiles and the catalogue. The module documents the promises of all methods."""
+class Store(KeyStore, Protocol):
+    """Histories, profiles, the catalogue and, inherited, API keys.
+
+    The module documents the promises of all methods.
+    """
 
     # ------------------------------------------------------------------ histories
 

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from service.domain.errors import Conflict, Invalid, NotFound
 from service.domain.item_patch import ItemPatch
+from service.domain.keys import ApiKey, Rate, Scope, issue_key
 from service.domain.queries import (
     Answer,
     AnswerItem,
@@ -68,10 +69,33 @@ class FakeEngine:
         self.is_ready = True
         self.closed = False
         self.trained: list[Mapping[str, Any]] = []
+        self.api_keys: dict[str, ApiKey] = {}
+        self.changes_of_keys = 0
 
     @property
     def store(self) -> FakeEngine:
         return self
+
+    # ------------------------------------------------------------------ API keys
+
+    def issue(self, *scopes: Scope, rate: Rate | None = None, expires: int | None = None) -> str:
+        """Store a key with these scopes and return its token; `expires` may be in the past."""
+        key, token = issue_key("shop", frozenset(scopes), 0, expires=expires, rate=rate)
+        self.change(key)
+        return token
+
+    def change(self, key: ApiKey) -> None:
+        """Store or replace a key."""
+        self.api_keys[key.key_id] = key
+        self.changes_of_keys += 1
+
+    async def keys_version(self) -> int:
+        return self.changes_of_keys
+
+    async def key(self, key_id: str) -> ApiKey | None:
+        return self.api_keys.get(key_id)
+
+    # ------------------------------------------------------------------ parts
 
     @property
     def live(self) -> FakeEngine:

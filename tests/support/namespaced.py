@@ -10,12 +10,14 @@ from typing import Any
 import httpx
 import orjson
 from fastapi import FastAPI
+from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.domain.settings import Settings
 from service.engine.namespaces import Namespaces
 from service.http import app, server
-from service.http.engines import NAMESPACE
+from service.http.access.access_control import NAMESPACE
+from service.http.engines import Engines
 from service.runtime.data_layout import STORE_FILE
 from service.runtime.namespace_folders import create_namespace
 from service.stores.sqlite.store import SQLiteStore
@@ -49,7 +51,7 @@ class NamespacedService:
     def __init__(self, runner: asyncio.Runner, data: Path, **settings: Any) -> None:
         self.runner = runner
         self.app: FastAPI = app.create_app(Settings(data=data, **{"deadline": 60, **settings}))
-        self.app.add_middleware(NamespaceHeader)
+        _choose_by_header(self.app)
         self._lifespan = self.app.router.lifespan_context(self.app)
         runner.run(self._lifespan.__aenter__())
         transport = httpx.ASGITransport(self.app)
@@ -98,10 +100,16 @@ def choose_by_header() -> None:
 
     def create(*args: Any, **more: Any) -> Any:
         made = app.create_app(*args, **more)
-        made.add_middleware(NamespaceHeader)
+        _choose_by_header(made)
         return made
 
     server.create_app = create  # type: ignore[attr-defined]  # imported there
+
+
+def _choose_by_header(made: FastAPI) -> None:
+    """Put the header's namespace in the place of the one that access control sets."""
+    inner = [each.cls for each in made.user_middleware].index(Engines)
+    made.user_middleware.insert(inner, Middleware(NamespaceHeader))
 
 
 def copy_namespace(source: Path, data: Path, name: str) -> Path:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from service.domain.errors import Conflict, Invalid, NotFound, Unavailable
 from service.domain.item_patch import ItemPatch
+from service.domain.keys import Rate, Scope, issue_key
 from service.domain.records import Event, Item, User, Vector
 from service.stores.base import History, Store
 from tests.support.store_model import Notebook
@@ -1264,7 +1265,70 @@ class WholeContract(_Contract):
         await reopened.close()
 
 
+class KeyContract(_Contract):
+    """API keys."""
+
+    async def test_keys_are_stored_as_they_were_issued(
+        self, store: Store, another: Connect
+    ) -> None:
+        """A key comes back field by field, to every client, and the list is in order of time."""
+        reader = another()
+        assert await reader.keys() == []
+        scopes: frozenset[Scope] = frozenset({"write", "read"})
+        first, _ = issue_key("shop", scopes, NOON, expires=NOON + 9, rate=Rate(600, 60))
+        second, _ = issue_key("shop", frozenset({"admin"}), NOON + 1, namespace="acme")
+        await store.add_key(second)
+        await store.add_key(first)
+        assert await reader.key(first.key_id) == first
+        assert await reader.keys() == [first, second]
+        assert await reader.key("0" * 12) is None
+        with pytest.raises(Conflict, match=first.key_id):
+            await reader.add_key(first)
+        assert await reader.keys() == [first, second]
+
+    async def test_a_revoked_key_keeps_its_record(self, store: Store, another: Connect) -> None:
+        """Revoking sets a time once, and for this key alone."""
+        kept, _ = issue_key("kept", frozenset({"read"}), NOON)
+        gone, _ = issue_key("gone", frozenset({"read"}), NOON)
+        for key in (kept, gone):
+            await store.add_key(key)
+        reader = another()
+        assert await reader.revoke_key(gone.key_id)
+        found = await store.key(gone.key_id)
+        assert found is not None
+        assert found.revoked is not None
+        assert replace(found, revoked=None) == gone
+        assert await store.key(kept.key_id) == kept
+        assert not await store.revoke_key(gone.key_id)
+        assert not await store.revoke_key("0" * 12)
+        assert await store.key(gone.key_id) == found
+
+    async def test_each_change_of_keys_raises_their_version(
+        self, store: Store, another: Connect
+    ) -> None:
+        """The version is 0 before the first key, and rises with changes of keys alone."""
+        reader = another()
+        assert await reader.keys_version() == 0
+        await store.append([Event("u", "i")])
+        assert await reader.keys_version() == 0
+        first, _ = issue_key("first", frozenset({"read"}), NOON)
+        second, _ = issue_key("second", frozenset({"read"}), NOON)
+        versions = [0]
+        for change in (store.add_key(first), store.add_key(second), store.revoke_key(first.key_id)):
+            await change
+            versions.append(await reader.keys_version())
+        assert versions == sorted(set(versions))
+        await store.append([Event("u", "i")])
+        await store.revoke_key(first.key_id)
+        assert await reader.keys_version() == versions[-1]
+
+
 class StoreContract(
-    AppendContract, HistoryContract, CatalogueContract, ScenarioContract, WholeContract
+    AppendContract,
+    HistoryContract,
+    CatalogueContract,
+    ScenarioContract,
+    KeyContract,
+    WholeContract,
 ):
     """The whole store contract: inherit it and define the fixture `connect`."""

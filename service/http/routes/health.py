@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from service.domain.names import DEFAULT_NAMESPACE
 from service.engine.namespaces import Namespaces
+from service.http.access.access_control import ANONYMOUS
 from service.http.engines import namespace_of
 from service.http.problems import documented, problem
 from service.http.routes.context import Context, JsonRoute
@@ -29,14 +30,15 @@ async def live() -> Response:
 
 @router.get("/health/ready", responses={200: {"model": ReadyOut}, **documented(503)})
 async def ready(context: Context) -> Response:
-    """Answer 200 when store and model answer, else 503.
+    """Answer 200 when store and model answer, else 503. Where keys are on, a key sees `checks`.
 
     `checks.namespaces` has the other namespaces in use; a failure of theirs is no 503.
     """
     namespaces: Namespaces = context.app.state.namespaces
     is_ready, checks = await namespaces.ready(namespace_of(context.scope))
+    seen = {} if context.scope[ANONYMOUS] else {"checks": dict(checks)}
     if is_ready:
-        return Json({"ready": True, "checks": dict(checks)})
+        return Json({"ready": True, **seen})
     return problem(
         context.scope,
         503,
@@ -44,7 +46,7 @@ async def ready(context: Context) -> Response:
         "Store or model do not answer.",
         headers={"Retry-After": "1"},
         ready=False,
-        checks=dict(checks),
+        **seen,
     )
 
 

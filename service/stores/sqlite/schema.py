@@ -11,7 +11,7 @@ from service.domain.records import Event
 from service.stores.encoding import vectors_from
 from service.stores.event_identity import content_digest, content_id
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 MIGRATION_TIMEOUT_MS = 3_600_000  # for another process that migrates
 
 IMPORTS = """
@@ -63,6 +63,22 @@ CREATE TABLE claims ( -- of imports on events that were stored before; see impor
   last_seq  INTEGER NOT NULL,
   PRIMARY KEY (user_no, import_no, first_seq)
 ) STRICT, WITHOUT ROWID;
+"""
+
+KEYS = """
+CREATE TABLE keys ( -- rows are never deleted, so that a version of 0 means that there was no key
+  key_id    TEXT PRIMARY KEY,
+  name      TEXT NOT NULL,
+  namespace TEXT NOT NULL,
+  scopes    TEXT NOT NULL, -- separated by commas
+  digest    BLOB NOT NULL, -- SHA-256 of the secret
+  created   INTEGER NOT NULL, -- microseconds UTC, as the next two
+  expires   INTEGER,
+  revoked   INTEGER,
+  rate      TEXT,
+  change    INTEGER NOT NULL -- the tick of the last change
+) STRICT, WITHOUT ROWID;
+CREATE INDEX keys_by_change ON keys (change);
 """
 
 # Names are interned: an event row holds small integers, ~60 bytes less than the strings. Rows of
@@ -127,7 +143,7 @@ CREATE TABLE vectors ( -- apart, so that rows without any stay small
   PRIMARY KEY (user_no, seq)
 ) STRICT, WITHOUT ROWID;
 """
-SCHEMA += IMPORTS + LOG_CHANGES + SCENARIOS + CLAIMS
+SCHEMA += IMPORTS + LOG_CHANGES + SCENARIOS + CLAIMS + KEYS
 
 
 def migrate(connection: apsw.Connection) -> None:
@@ -149,6 +165,9 @@ def migrate(connection: apsw.Connection) -> None:
         if connection.pragma("user_version") == 4:  # nothing tells what earlier imports share
             connection.execute(CLAIMS)
             connection.pragma("user_version", 5)
+        if connection.pragma("user_version") == 5:
+            connection.execute(KEYS)
+            connection.pragma("user_version", 6)
     except BaseException:
         connection.execute("ROLLBACK")
         raise

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from service.domain.errors import Corrupt, HeedError, Invalid, Unavailable
 from service.domain.item_patch import ItemPatch
+from service.domain.keys import ApiKey
 from service.domain.records import (
     Event,
     Item,
@@ -47,13 +48,13 @@ from service.stores.base import (
     UndoneImport,
 )
 from service.stores.encoding import check_limit, user_document
-from service.stores.sqlite import scenarios
 from service.stores.sqlite.database_file import DatabaseFile
 from service.stores.sqlite.imports import import_ledger
 from service.stores.sqlite.integrity.store_guard import CHECK
 from service.stores.sqlite.items import ItemWrites
 from service.stores.sqlite.log_changes import log_changes
 from service.stores.sqlite.reads import Reads, read_transaction
+from service.stores.sqlite.registers import keys, scenarios
 from service.stores.sqlite.scan import scan, scan_events, scan_items, scan_user_ids, scan_users
 from service.stores.sqlite.writer import Transaction, Writer
 from service.stores.sqlite.writes import Names, Writes
@@ -233,6 +234,23 @@ class SQLiteStore(Store):
     async def delete_scenario(self, name: str) -> bool:
         now = time.time_ns() // 1000
         return await self._write(scenarios.delete, check_id(name, "/name"), now)
+
+    # ------------------------------------------------------------------ API keys
+
+    async def add_key(self, key: ApiKey) -> None:
+        return await self._write(keys.add, key)
+
+    async def revoke_key(self, key_id: str) -> bool:
+        return await self._write(keys.revoke, key_id, time.time_ns() // 1000)
+
+    async def key(self, key_id: str) -> ApiKey | None:
+        return self._read(keys.find, key_id)
+
+    async def keys(self) -> list[ApiKey]:
+        return self._read(keys.all_keys)
+
+    async def keys_version(self) -> int:
+        return self._read(keys.version)
 
     # ------------------------------------------------------------------ imports and their undoing
 

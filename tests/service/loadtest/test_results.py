@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 
 from service.domain.errors import Invalid
-from service.loadtest.options import Options, Slo, parse_headers, parse_mix, parse_url
+from service.loadtest.options import Options, Slo, parse_headers, parse_mix, parse_url, read_key
 from service.loadtest.ramp import FACTOR, LEAST, NEAR, find_highest_rate
 from service.loadtest.report import render_page, warnings
 from service.loadtest.results import (
@@ -136,6 +137,20 @@ def test_addresses_and_headers_are_read_or_refused() -> None:
     for bad in ("s3cret", "A B: s3cret", "A: s3cret\r\nB: c"):
         with pytest.raises(Invalid, match="--header") as error:
             parse_headers([bad])
+        assert "s3cret" not in str(error.value)
+
+
+def test_a_key_is_read_from_a_file_or_the_environment(tmp_path: Path) -> None:
+    """The file wins over the variable, and what is no key is refused without repeating it."""
+    path = tmp_path / "key"
+    path.write_text("heed_s3cret\n")
+    assert read_key(path, "other") == [("Authorization", "Bearer heed_s3cret")]
+    assert read_key(None, "other") == [("Authorization", "Bearer other")]
+    assert read_key(None, None) == read_key(None, "") == []
+    path.write_text("heed_s3cret\nand more")
+    for file, source in ((path, "--key-file"), (tmp_path / "none", "--key-file"), (None, "HEED_")):
+        with pytest.raises(Invalid, match=source) as error:
+            read_key(file, "two s3cret")
         assert "s3cret" not in str(error.value)
 
 

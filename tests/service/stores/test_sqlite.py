@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from service.domain.errors import Conflict, HeedError, Overloaded, Unavailable
+from service.domain.keys import issue_key
 from service.domain.records import Event, Item
 from service.stores.sqlite import database_file, writer
 from service.stores.sqlite.store import SQLiteStore
@@ -297,4 +298,20 @@ async def test_stores_of_version_3_get_scenarios(tmp_path: Path) -> None:
     stored = await store.put_scenario("home", {"question": "popular"})
     assert await store.scenario("home") == stored
     assert await store.get_items(["a"]) == [Item("a")]
+    await store.close()
+
+
+async def test_stores_of_version_5_get_keys(tmp_path: Path) -> None:
+    """A store from before there were keys keeps what it holds, has no key, and takes one."""
+    path = tmp_path / "heed.db"
+    store = SQLiteStore(path)
+    await store.append([Event("u", "i")])
+    await store.close()
+    to_version(path, 5)
+    store = SQLiteStore(path)
+    assert (await store.keys(), await store.keys_version()) == ([], 0)
+    key, _ = issue_key("shop", frozenset({"read"}), 1)
+    await store.add_key(key)
+    assert await store.keys() == [key]
+    assert len(await store.history("u")) == 1
     await store.close()

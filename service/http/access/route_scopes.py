@@ -1,0 +1,114 @@
+"""Scopes of the routes: one table, which names every route of the service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from starlette.routing import BaseRoute, Route
+
+from service.domain.keys import Scope
+
+Scopes = frozenset[Scope]
+
+PUBLIC: Scopes = frozenset()  # no key is needed
+_READ: Scopes = frozenset({"read"})
+_WRITE: Scopes = frozenset({"write"})
+_TRAIN: Scopes = frozenset({"train"})
+_WATCH: Scopes = frozenset({"read", "train"})  # whoever starts a training follows it
+_ADMIN: Scopes = frozenset({"admin"})
+
+# Any one of the scopes suffices, and `admin` implies all.
+ROUTES: Mapping[tuple[str, str], Scopes] = {
+    ("POST", "/v1/score"): _READ,
+    ("POST", "/v1/recommend"): _READ,
+    ("POST", "/v1/search"): _READ,
+    ("POST", "/v1/attend"): _READ,
+    ("POST", "/v1/popular"): _READ,
+    ("POST", "/v1/rows"): _READ,
+    ("POST", "/v1/batch"): _READ,
+    ("GET", "/v1/items"): _READ,
+    ("POST", "/v1/items"): _WRITE,
+    ("GET", "/v1/items/{item_id}"): _READ,
+    ("PATCH", "/v1/items/{item_id}"): _WRITE,
+    ("DELETE", "/v1/items/{item_id}"): _WRITE,
+    ("GET", "/v1/items/{item_id}/similar"): _READ,
+    ("POST", "/v1/items/{item_id}/similar"): _READ,
+    ("GET", "/v1/items/{item_id}/together"): _READ,
+    ("POST", "/v1/items/{item_id}/together"): _READ,
+    ("GET", "/v1/items/{item_id}/audience"): _READ,
+    ("POST", "/v1/events"): _WRITE,
+    ("GET", "/v1/users"): _READ,
+    ("GET", "/v1/users/{user_id}"): _READ,
+    ("PUT", "/v1/users/{user_id}"): _WRITE,
+    ("DELETE", "/v1/users/{user_id}"): _WRITE,
+    ("GET", "/v1/users/{user_id}/history"): _READ,
+    ("DELETE", "/v1/users/{user_id}/history/{event_id}"): _WRITE,
+    ("POST", "/v1/users/{user_id}/merge"): _WRITE,
+    ("GET", "/v1/users/{user_id}/affinities"): _READ,
+    ("GET", "/v1/scenarios"): _READ,
+    ("GET", "/v1/scenarios/{name}"): _READ,
+    ("GET", "/v1/scenarios/{name}/versions"): _READ,
+    ("POST", "/v1/scenarios/{name}"): _READ,
+    ("PUT", "/v1/scenarios/{name}"): _WRITE,
+    ("DELETE", "/v1/scenarios/{name}"): _WRITE,
+    ("POST", "/v1/models/train"): _TRAIN,
+    ("POST", "/v1/models/{version}/activate"): _TRAIN,
+    ("GET", "/v1/models"): _WATCH,
+    ("GET", "/v1/jobs"): _WATCH,
+    ("GET", "/v1/jobs/{job_id}"): _WATCH,
+    ("POST", "/v1/jobs/{job_id}/cancel"): _TRAIN,
+    ("GET", "/metrics"): _ADMIN,
+    ("GET", "/health/live"): PUBLIC,
+    ("GET", "/health/ready"): PUBLIC,
+    # Files of the page and of the documentation, which hold no data: the page asks for a key.
+    ("GET", "/"): PUBLIC,
+    ("GET", "/playground/settings.json"): PUBLIC,
+    ("GET", "/playground/{name:path}"): PUBLIC,
+    ("GET", "/docs"): PUBLIC,
+    ("GET", "/docs/{name}"): PUBLIC,
+    ("GET", "/openapi.json"): PUBLIC,
+    ("HEAD", "/openapi.json"): PUBLIC,
+}
+
+
+class RouteScopes:
+    """The scopes of each request, by the patterns of the routes themselves.
+
+    Args:
+        routes: in the order in which the router tries them.
+
+    Raises:
+        LookupError: a route has no line in `ROUTES`.
+    """
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        self._patterns: dict[str, list[tuple[Route, Scopes]]] = {}
+        self._exact: dict[tuple[str, str], Scopes] = {}
+        for route in routes:
+            if not isinstance(route, Route):
+                raise LookupError(f"{route!r} has no scopes, since it has no path")
+            for method in route.methods or ():
+                if (method, route.path) not in ROUTES:
+                    raise LookupError(f"{method} {route.path} has no scopes in {__name__}.ROUTES")
+                found = (route, ROUTES[method, route.path])
+                self._patterns.setdefault(method, []).append(found)
+        # A path without parameters may still be caught by the pattern of an earlier route.
+        for method, patterns in self._patterns.items():
+            for route, _ in patterns:
+                if not route.param_convertors:
+                    self._exact[method, route.path] = self._first(method, route.path) or PUBLIC
+
+    def of(self, method: str, path: str) -> Scopes | None:
+        """Return the scopes of which a request needs one; None where no route answers it."""
+        exact = self._exact.get((method, path))
+        return self._first(method, path) if exact is None else exact
+
+    def methods(self, path: str) -> list[str]:
+        """Return the methods that a path takes."""
+        return sorted(method for method in self._patterns if self._first(method, path) is not None)
+
+    def _first(self, method: str, path: str) -> Scopes | None:
+        for route, scopes in self._patterns.get(method, ()):
+            if route.path_regex.match(path):
+                return scopes
+        return None
