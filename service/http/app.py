@@ -33,6 +33,7 @@ from service.http.routes import (
     users,
 )
 from service.http.telemetry import Metrics, Telemetry
+from service.http.telemetry.access_log import AccessLog
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
         redirect_slashes=False,  # a path that ends in a slash has an empty id, which is no id
         lifespan=lifespan,
         middleware=[  # the first is the outermost
-            Middleware(Telemetry, metrics=metrics),
+            Middleware(Telemetry, metrics=metrics, access_log=AccessLog(settings.access_log)),
             Middleware(Problems),
             Middleware(OriginChecks, settings=settings),
             Middleware(Paths),

@@ -24,6 +24,9 @@ STREAM_TYPE = "application/x-ndjson"
 MERGE_PATCH_TYPE = "application/merge-patch+json"  # RFC 7396
 _EXEMPT = frozenset({"/", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"})
 
+# What is found inside, and telemetry, outside, counts and logs.
+_SHARED = ("route", "heed.namespace", "heed.key")
+
 
 class Paths:
     """Keeps a slash inside an id apart from the slashes between segments.
@@ -56,8 +59,9 @@ class Paths:
         try:
             await self._app(inner, receive, send)
         finally:
-            if "route" in inner:  # telemetry, outside, counts by it
-                scope["route"] = inner["route"]
+            for name in _SHARED:
+                if name in inner:
+                    scope[name] = inner[name]
 
 
 def segment(part: str) -> str:

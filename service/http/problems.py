@@ -93,7 +93,7 @@ def answer(scope: Scope, error: Exception, **extensions: Any) -> Response:
     if isinstance(error, HTTPException):
         return _http(scope, error)
     request_id = scope.get(REQUEST_ID, "")
-    _log.error("request %s failed: %r", request_id, error, exc_info=error)
+    _log.error("request %s failed", request_id, exc_info=error)
     detail = "An unexpected error; the service's log has it under this request_id."
     return problem(scope, 500, "Internal Server Error", detail, **extensions)
 

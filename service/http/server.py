@@ -17,8 +17,8 @@ from typing import Any
 import uvicorn
 import uvloop
 from rich.console import Console
-from rich.logging import RichHandler
 
+from service import __version__
 from service.domain.errors import Invalid
 from service.domain.settings import PREFIX, Settings, check_bind_address, unknown_variables
 from service.engine.engine import open_engine
@@ -27,9 +27,12 @@ from service.http.app import create_app
 from service.http.examples import suggest
 from service.http.routes import health
 from service.http.uvicorn_config import configure
+from service.runtime import logs
 from service.runtime.prefork import PreforkServer
 from service.runtime.worker_messages import WorkerPeers, worker_sockets
 from service.snapshots.live_snapshot import PreloadedSnapshot
+
+_log = logging.getLogger(__name__)
 
 _REFRESH = 5.0  # seconds for the other workers to serve items that were written
 _FOLLOW = 60.0  # seconds for the other workers to load a model that was activated
@@ -55,12 +58,21 @@ class _Server(uvicorn.Server):
         self.force_exit |= self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and let requests in flight finish."""
+        _log.info("stopping")
+        await super().shutdown(sockets=sockets)
+        _log.info("stopped")
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then print."""
         await super().startup(sockets=sockets)
-        if not self.started or self._console is None:
+        if not self.started:
             return
         port = self.servers[0].sockets[0].getsockname()[1]
+        _log.info("serving", extra={"host": self.config.host, "port": port, "version": __version__})
+        if self._console is None:
+            return
         host = self.config.host if ":" not in self.config.host else f"[{self.config.host}]"
         base = f"http://{host}:{port}"
         hint = "open it in a browser; the API is at /docs"
@@ -81,13 +93,7 @@ def run(settings: Settings, console: Console, *, examples: bool) -> None:
     """
     check_bind_address(settings)
     for sentence in unknown_variables(os.environ):
-        console.print(f"warning: {sentence}", markup=False, highlight=False)
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(message)s",
-        handlers=[RichHandler(console=Console(stderr=True), show_path=False)],
-    )
-
+        _log.warning("%s", sentence)
     if settings.workers > 1:
         _share(settings, console, examples=examples)
         return
@@ -163,9 +169,7 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
     points = worker_sockets(settings.workers)
 
     def work(number: int, first: bool) -> None:
-        form = logging.Formatter(f"worker {number}: %(message)s")
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(form)
+        logs.set_process_fields(worker=number)
         speaks = console if number == 0 and first else None
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(

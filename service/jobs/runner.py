@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from service.domain.errors import Conflict, HeedError, Unavailable
+from service.jobs.child_logs import log_child_line
 from service.jobs.job import Job, JobState
 from service.jobs.job_store import JobStore
 from service.runtime import durable_files
@@ -93,6 +94,7 @@ class JobRunner:
             if self._closing:  # since the check above: nothing would stop the new training
                 raise Unavailable("the service is shutting down")
             self._live[job.id] = job
+            logger.info("job started", extra={"job": job.id})
             self._task = asyncio.create_task(self._run(job.id, argv, lock, stack.pop_all()))
         return job.id
 
@@ -140,6 +142,7 @@ class JobRunner:
                 del self._live[job_id]  # its file is found to be interrupted at the next start
                 raise
             self._live[job_id] = done
+            _log_end(done)
             if await asyncio.to_thread(self._write, done):
                 del self._live[job_id]
 
@@ -148,7 +151,8 @@ class JobRunner:
             self._live[job_id] = self._live[job_id].with_stdout(line)
 
         def on_stderr(line: str) -> None:
-            self._live[job_id] = self._live[job_id].with_stderr(line)
+            text = log_child_line(line, job_id)
+            self._live[job_id] = self._live[job_id].with_stderr(text)
 
         threads = dict.fromkeys(_THREADS, str(self._threads))
         try:
@@ -253,6 +257,19 @@ class JobRunner:
         unclaimed = self._recover()
         job = self._store.read(job_id)  # it may have ended meanwhile
         return _interrupted(job) if unclaimed and not job.is_final else job
+
+
+def _log_end(job: Job) -> None:
+    """Log how a job ended; its error stays in its record, for it may quote the training's data."""
+    begun, finished = job.started or job.created, job.finished or job.created
+    fields = {
+        "job": job.id,
+        "state": job.state,
+        "seconds": round((finished - begun) / 1e6, 3),
+        "exit_code": job.exit_code,
+        "version": (job.result or {}).get("version"),
+    }
+    logger.log(logging.ERROR if job.state == "failed" else logging.INFO, "job ended", extra=fields)
 
 
 def _now() -> int:

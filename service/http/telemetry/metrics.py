@@ -1,15 +1,8 @@
-"""Request ids, stage timings and Prometheus metrics.
-
-Every response has `X-Request-ID` (the client's own if that is plain) and `Server-Timing`
-(https://www.w3.org/TR/server-timing/), which shows the stage that made an answer slow. The same
-stage clock feeds the histograms, in a registry of its own for each app.
-"""
+"""Metrics of one process for Prometheus, in a registry of its own for each app."""
 
 from __future__ import annotations
 
-import re
 import time
-import uuid
 from collections.abc import Iterable, Mapping
 from functools import cache
 
@@ -23,16 +16,11 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from service.domain.stage_clock import StageClock
 
-REQUEST_ID = "heed.request_id"
-STAGES = "heed.stages"
-
-_PLAIN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _ERRORS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
 # Any other method is counted as OTHER, for each label value makes a new time series.
@@ -94,9 +82,7 @@ class Metrics:
 
     def observe(self, scope: Scope, status: int, stages: StageClock) -> None:
         """Count one finished request."""
-        method = scope["method"] if scope["method"] in _METHODS else "OTHER"
-        # The route's template, never the path: paths carry ids, and ids are without number.
-        route = getattr(scope.get("route"), "path", "unmatched")
+        method, route = method_label(scope), route_label(scope)
         self.requests(method, route, str(status)).inc()
         self.seconds(method, route).observe(time.perf_counter() - stages.started)
         for stage, seconds in stages.seconds.items():
@@ -111,23 +97,6 @@ class Metrics:
         return generate_latest(self.registry) + generate_latest(_Families(families))
 
 
-def merge_workers(texts: Mapping[int, bytes]) -> bytes:
-    """Merge what each worker renders, by its number; each series gets its `worker` label.
-
-    Workers are not summed up: a worker that is started again counts from 0, which a reader of the
-    sums could not tell from a worker that has ended.
-    """
-    merged: dict[str, Metric] = {}
-    for number, text in sorted(texts.items()):
-        for family in text_string_to_metric_families(text.decode()):
-            described = Metric(family.name, family.documentation, family.type)
-            metric = merged.setdefault(family.name, described)
-            for sample in family.samples:
-                labels = {**sample.labels, "worker": str(number)}
-                metric.add_sample(sample.name, labels, sample.value)
-    return generate_latest(_Families(merged.values()))
-
-
 class _Families(Collector):
     """Metric families with their values, as a collector."""
 
@@ -138,44 +107,11 @@ class _Families(Collector):
         return self._families
 
 
-class Telemetry:
-    """Pure ASGI middleware, the outermost: gives each request its id and its clock."""
-
-    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        stages = scope[STAGES] = StageClock()
-        request_id = scope[REQUEST_ID] = _request_id(scope)
-        status = 500  # what a server answers when the app ends without an answer
-
-        async def send_with_headers(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"x-request-id", request_id.encode("ascii")),
-                    (b"server-timing", stages.header().encode("ascii")),
-                ]
-            await send(message)
-
-        self._metrics.in_flight.inc()
-        try:
-            await self._app(scope, receive, send_with_headers)
-        finally:
-            self._metrics.in_flight.dec()
-            self._metrics.observe(scope, status, stages)
+def method_label(scope: Scope) -> str:
+    """The method of a request, `OTHER` for one that HTTP does not define."""
+    return scope["method"] if scope["method"] in _METHODS else "OTHER"
 
 
-def _request_id(scope: Scope) -> str:
-    """The caller's id when it is plain enough for logs and headers, else a new one."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and _PLAIN_ID.fullmatch(value):
-            return str(value, "ascii")
-    return uuid.uuid4().hex
+def route_label(scope: Scope) -> str:
+    """The template of a request's route, never its path, which carries ids without number."""
+    return getattr(scope.get("route"), "path", "unmatched")
