@@ -78,8 +78,8 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
             Middleware(Problems),
             Middleware(OriginChecks, settings=settings),
             Middleware(Paths),
-            Middleware(Bodies, settings=settings),
-            Middleware(Admission, settings=settings),
+            Middleware(Bodies, settings=settings, metrics=metrics),
+            Middleware(Admission, settings=settings, metrics=metrics),
         ],
         exception_handlers={HTTPException: handle, RequestValidationError: handle},
     )

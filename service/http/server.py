@@ -30,6 +30,7 @@ from service.http.uvicorn_config import configure
 from service.runtime import logs
 from service.runtime.prefork import PreforkServer
 from service.runtime.worker_messages import WorkerPeers, worker_sockets
+from service.runtime.worker_table import WorkerTable
 from service.snapshots.live_snapshot import PreloadedSnapshot
 
 _log = logging.getLogger(__name__)
@@ -147,8 +148,16 @@ async def _serve(
         await catalogue.catch_up()
         return b"refreshed"
 
+    async def ping() -> bytes:
+        return b"pong"
+
     answering = await peers.listen(
-        {"follow": follow, "refresh": refresh, "metrics": partial(health.render_metrics, app)}
+        {
+            "follow": follow,
+            "refresh": refresh,
+            "metrics": partial(health.render_metrics, app),
+            "ping": ping,
+        }
     )
     try:
         await server.serve(sockets)
@@ -167,6 +176,7 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
     bound = _bind_all(settings.host, settings.port, shared=True)
     loaded = preload(settings)
     points = worker_sockets(settings.workers)
+    table = WorkerTable(settings.workers)
 
     def work(number: int, first: bool) -> None:
         logs.set_process_fields(worker=number)
@@ -179,11 +189,11 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
                     [_bind(one.family, one.getsockname(), shared=True) for one in bound],
                     examples=examples,
                     loaded=loaded,
-                    peers=WorkerPeers(points, number),
+                    peers=WorkerPeers(points, number, table),
                 )
             )
 
-    PreforkServer(settings.workers, work, grace=settings.drain_timeout + _GRACE).run()
+    PreforkServer(settings.workers, work, grace=settings.drain_timeout + _GRACE, table=table).run()
 
 
 def _bind_all(host: str, port: int, *, shared: bool) -> list[socket.socket]:

@@ -66,7 +66,16 @@ class JobRunner:
         self._live: dict[str, Job] = {}  # the job that this process runs
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        # Of the jobs that this process ran.
+        self.ended: dict[JobState, int] = dict.fromkeys(("succeeded", "failed", "cancelled"), 0)
+        self.last_seconds = 0.0
         self._recover()
+
+    @property
+    def running_for(self) -> float:
+        """Seconds that the training of this process has run so far; 0 without one."""
+        begun = [job.started for job in self._live.values() if job.started and not job.is_final]
+        return max(0.0, (_now() - min(begun)) / 1e6) if begun else 0.0
 
     async def start(self, options: Mapping[str, Any]) -> str:
         """Start a training and return the id of its job.
@@ -142,6 +151,8 @@ class JobRunner:
                 del self._live[job_id]  # its file is found to be interrupted at the next start
                 raise
             self._live[job_id] = done
+            self.ended[done.state] = self.ended.get(done.state, 0) + 1
+            self.last_seconds = ((done.finished or done.created) - done.created) / 1e6
             _log_end(done)
             if await asyncio.to_thread(self._write, done):
                 del self._live[job_id]

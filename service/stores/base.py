@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from service.domain.item_patch import ItemPatch
 from service.domain.records import Event, Item, User, Vector
 from service.domain.scenarios import Scenario
+from service.stores.measures import MeasuredStore
 
 
 class AppendResult(NamedTuple):
@@ -141,7 +142,7 @@ class LogChanges(NamedTuple):
 OnCatalogueChange = Callable[[int, int], None]
 
 
-class Store(Protocol):
+class Store(MeasuredStore, Protocol):
     """Histories, profiles and the catalogue. The module documents the promises of all methods."""
 
     # ------------------------------------------------------------------ histories

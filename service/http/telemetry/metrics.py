@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
 from prometheus_client import (
@@ -11,15 +12,33 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Info,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import Scope
 
+from service import __version__
 from service.domain.stage_clock import StageClock
+from service.engine.measurements import Measurement
+from service.stores.sqlite.schema import SCHEMA_VERSION
+
+DEFAULT_NAMESPACE = "default"
+NAMESPACE_LABEL = "namespace"
+BUILD = {
+    "version": __version__,
+    "schema": str(SCHEMA_VERSION),
+    "python": platform.python_version(),
+}
+# Limits that refuse requests: of requests, streams and buffered bytes, and the deadline.
+REFUSALS = ("requests", "streams", "bodies", "deadline")
+
+# They double the text, and Prometheus knows by itself when a counter was reset.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _ERRORS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
@@ -69,6 +88,37 @@ class Metrics:
         self.in_flight = Gauge(
             "heed_http_in_flight", "Requests being answered now.", registry=self.registry
         )
+        self._errors = Counter(
+            "heed_errors",
+            "Requests answered with a problem, by the type of the error.",
+            ("type",),
+            registry=self.registry,
+        )
+        self._refused = Counter(
+            "heed_admission_refused",
+            "Requests refused or given up because of a limit, by the limit.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self._admitted = Gauge(
+            "heed_admission_in_flight",
+            "Requests that hold a place now.",
+            ("kind",),
+            registry=self.registry,
+        )
+        self._places = Gauge(
+            "heed_admission_limit", "Places for requests.", ("kind",), registry=self.registry
+        )
+        self.deadline = Gauge(
+            "heed_deadline_seconds",
+            "Seconds that a request may take (`HEED_DEADLINE`).",
+            registry=self.registry,
+        )
+        Info(
+            "heed_build", "Versions of Heed, its store's schema and Python.", registry=self.registry
+        ).info(BUILD)
+        for reason in REFUSALS:
+            self._refused.labels(reason)  # a series from the start, for rates
         # Looking a series up by its labels takes longer than counting.
         self.requests = cache(requests.labels)
         self.seconds = cache(seconds.labels)
@@ -80,6 +130,19 @@ class Metrics:
         if true > stated:
             self.attention_beyond.inc()
 
+    def count_error(self, kind: str) -> None:
+        """Count one request that was answered with a problem."""
+        self._errors.labels(kind).inc()
+
+    def count_refusal(self, reason: str) -> None:
+        """Count one request that a limit refused or ended; `reason` is one of `REFUSALS`."""
+        self._refused.labels(reason).inc()
+
+    def watch_places(self, kind: str, limit: int, in_flight: Callable[[], int]) -> None:
+        """Show the number of places for a kind of request, and those that are taken."""
+        self._places.labels(kind).set(limit)
+        self._admitted.labels(kind).set_function(in_flight)
+
     def observe(self, scope: Scope, status: int, stages: StageClock) -> None:
         """Count one finished request."""
         method, route = method_label(scope), route_label(scope)
@@ -88,22 +151,33 @@ class Metrics:
         for stage, seconds in stages.seconds.items():
             self.stage_seconds(route, stage).observe(seconds)
 
-    def render(self, gauges: Mapping[str, float]) -> bytes:
-        """All metrics in the text format of Prometheus, with the engine's current `gauges`."""
-        families = [
-            GaugeMetricFamily(f"heed_{name}", f"The engine's {name} now.", value=value)
-            for name, value in sorted(gauges.items())
-        ]
-        return generate_latest(self.registry) + generate_latest(_Families(families))
+    def render(self, engines: Mapping[str, Iterable[Measurement]]) -> bytes:
+        """Return the metrics in the text format of Prometheus.
+
+        Args:
+            engines: the current measurements of each engine, by the name of its namespace.
+        """
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for namespace, measurements in engines.items():
+            for each in measurements:
+                family = families.get(each.name)
+                if family is None:
+                    made = CounterMetricFamily if each.kind == "counter" else GaugeMetricFamily
+                    labels = (*each.labels, NAMESPACE_LABEL)
+                    family = made(f"heed_{each.name}", each.description, labels=labels)
+                    families[each.name] = family
+                family.add_metric((*each.labels.values(), namespace), each.value)
+        return generate_latest(self.registry) + generate_latest(Families(families.values()))
 
 
-class _Families(Collector):
+class Families(Collector):
     """Metric families with their values, as a collector."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
+        """Return the families."""
         return self._families
 
 

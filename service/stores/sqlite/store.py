@@ -47,6 +47,7 @@ from service.stores.base import (
     UndoneImport,
 )
 from service.stores.encoding import check_limit, user_document
+from service.stores.measures import StoreMeasures
 from service.stores.sqlite import import_ledger, scenarios
 from service.stores.sqlite.database_file import DatabaseFile
 from service.stores.sqlite.items import ItemWrites
@@ -284,6 +285,20 @@ class SQLiteStore(Store):
         except HeedError:
             return False
         return True
+
+    def measures(self) -> StoreMeasures:
+        database, log = self._file.sizes()
+        writer = self._writer
+        return StoreMeasures(
+            database,
+            log,
+            writer.log_pages,
+            writer.waiting,
+            writer.commits,
+            writer.checkpoints,
+            self._file.failures,
+            writer.failure is not None or self._damaged,
+        )
 
     async def close(self) -> None:
         self._closed = True

@@ -137,10 +137,12 @@ def test_metrics_count_by_route_and_never_by_id(client: Client) -> None:
 
 def test_metrics_show_the_engines_numbers_of_now(client: Client) -> None:
     """The engine's statistics are gauges, read at each scrape."""
-    assert samples(client)["heed_items"] == 0
+    items = 'heed_items{namespace="default"}'
+    hits = 'heed_cache_hits_total{cache="history",namespace="default"}'
+    assert samples(client)[items] == 0
     client.post("/v1/items", json={"items": [{"item_id": "a"}]})
     found = samples(client)
-    assert (found["heed_items"], found["heed_cache_hits"]) == (1, 3)
+    assert (found[items], found[hits]) == (1, 3)
 
 
 def test_two_apps_share_no_metrics(client: Client) -> None:
