@@ -16,7 +16,7 @@ AUDIT := $(VENV)-audit
 PEERS := $(VENV)-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test known walk faults browser lint audit bench bench-training bench-page bench-peers lock clean
+.PHONY: help setup demo test known walk faults browser prometheus lint audit bench bench-training bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,7 +29,7 @@ demo: $(STAMP) ## fetch a public data set, train, evaluate and serve
 # Schemathesis makes a test of each operation, all of one id, of which processes that share tests would run one.
 ALONE = tests/service/http/test_openapi.py tests/service/http/test_openapi_engine.py
 
-test: $(STAMP) browser ## run the tests, a core each for some (ARGS="-k name")
+test: $(STAMP) browser prometheus ## run the tests, a core each for some (ARGS="-k name")
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore %) $(ARGS)
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(ALONE) $(ARGS) || [ $$? = 5 ]
 
@@ -52,6 +52,16 @@ browser: $(STAMP) ## Chromium, which the tests of the page drive, unless there i
 	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
 	else $(PY) -m playwright install chromium; fi
+
+# Unpacked and not installed, for the package would start a daemon on port 9090.
+prometheus: $(STAMP) ## Prometheus and promtool, which the tests of alerts and of the dashboard run, unless there are
+	@export PATH="$$PATH:$(abspath $(VENV))/bin"; \
+	if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit 0; fi; \
+	command -v apt-get >/dev/null || { echo "test: put prometheus and promtool on PATH (https://prometheus.io/download)" >&2; exit 1; }; \
+	echo "test: fetching Prometheus"; set -e; \
+	[ "$$(id -u)" != 0 ] || apt-get update -qq; \
+	folder=$$(mktemp -d); chmod 755 "$$folder"; (cd "$$folder" && apt-get download -qq prometheus && dpkg -x prometheus_*.deb .); \
+	cp "$$folder/usr/bin/prometheus" "$$folder/usr/bin/promtool" $(VENV)/bin/; rm -rf "$$folder"
 
 lint: $(STAMP) ## ruff and mypy
 	$(PY) -m ruff check

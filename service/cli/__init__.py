@@ -6,6 +6,7 @@ Heavy libraries are imported by the commands that need them, so that `heed --hel
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -139,6 +140,15 @@ def _serve(
     set_threads(1)
     from service.domain.settings import Settings
     from service.http import server
+    from service.runtime import logs
 
-    settings = Settings.read({k: v for k, v in options.items() if v is not None})
-    server.run(settings, out, examples=examples, with_first_key=with_first_key)
+    logs.configure("info")  # until the settings say how
+    try:
+        settings = Settings.read({k: v for k, v in options.items() if v is not None})
+        logs.configure(settings.log_level, settings.log_format)
+        server.run(settings, out, examples=examples, with_first_key=with_first_key)
+    except (HeedError, OSError) as error:
+        if not logs.is_json():
+            raise
+        logging.getLogger("heed").critical("%s", error)
+        raise SystemExit(1) from None

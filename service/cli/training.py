@@ -94,7 +94,9 @@ def train(
     use_all_cores()
     from models.training.presets import Preset, choose_preset
     from service.cli import progress_bars
+    from service.domain.settings import Settings
     from service.evaluation.sentence import metrics_line, training_sentence
+    from service.runtime import logs
     from service.snapshots.registry import Registry
     from service.training import process_group, train_and_publish, training_corpus
 
@@ -103,6 +105,9 @@ def train(
 
     if not process_group.is_rank_zero():
         out.quiet, json_progress = True, False
+    if json_progress:
+        # Uncaught exceptions stay as Python prints them, for the record of the job.
+        logs.configure(Settings.read().log_level, "json", uncaught=False)
     # In a job, stdout is for messages.
     bars = progress_bars.stage_bars(out)
     shown = nullcontext(progress_bars.json_lines()) if json_progress else bars

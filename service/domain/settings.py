@@ -76,6 +76,18 @@ class Settings(BaseSettings):
         description="Origins whose pages may send requests from a browser (CORS), such as "
         "`https://shop.example`, separated by commas; none by default.",
     )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto",
+        description="Form of the log on stderr: `json`, one object a line; `console`, lines for "
+        "people; `auto`, lines for people on a terminal and JSON elsewhere.",
+    )
+    access_log: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Fraction of requests that the log has a line of, at level `info`; 0 for none. "
+        "Answers with a status of 500 or more always have one.",
+    )
 
     # ---- page
     page_fields: str = Field(

@@ -16,8 +16,10 @@ import torch
 from models.text.static_encoder import TextEncoder
 from service.domain.errors import Corrupt, Incompatible, ModelRejected
 from service.domain.settings import Settings
+from service.engine import readiness
 from service.engine.answers import Answers
 from service.engine.compose import Parts, compose
+from service.engine.measurements import Measurement, measure
 from service.engine.ready_answers import ReadyAnswers
 from service.histories.error_audit import ErrorObserver
 from service.jobs.job import Job
@@ -105,14 +107,8 @@ class Engine:
         return {"model_version": snapshot.version, "previous": before}
 
     async def ready(self) -> tuple[bool, Mapping[str, Any]]:
-        """Whether store and model answer, and what each said."""
-        problem = await self.store.problem()
-        said = {} if problem is None else {"problem": problem}
-        return problem is None, {
-            "store": problem is None,
-            "model": self.live.snapshot.version,
-            **said,
-        }
+        """Whether requests can be answered, and the result of each check (`readiness.check`)."""
+        return await readiness.check(self.store, self.live, self.parts.settings.data)
 
     async def typical_user(self) -> str | None:
         """A user with some 100 events, for examples; not the most active of all."""
@@ -122,15 +118,9 @@ class Engine:
         events = np.bincount(columns.users, minlength=len(columns.user_ids))
         return columns.user_ids[int(np.argmin(np.abs(events - 100)))]
 
-    async def stats(self) -> Mapping[str, float]:
-        """Sizes, counts and hits, for gauges."""
-        counts = await self.store.counts()
-        return {
-            **counts,
-            "logged_events": float(len(self.parts.event_log.loaded.log)),
-            "catalogue_rows": float(len(self.live.snapshot.catalogue)),
-            **self.parts.memories.stats(),
-        }
+    async def measure(self) -> list[Measurement]:
+        """Measure the parts, for metrics."""
+        return await measure(self.parts, self.jobs, await self.ready())
 
     async def _serve_trained(self, job: Job) -> None:
         """Serve what a training published; what it refused to publish changes nothing."""

@@ -44,7 +44,7 @@ class ClusterBuilder:
                 collapsed.adopt_clusters(*collapsed.build_clusters(snapshot))
                 on_built()
             except Exception:  # noqa: BLE001 - without clusters every item is attended
-                _log.exception("the history of %r is attended item by item", user_id)
+                _log.exception("a long history is attended item by item")
             finally:
                 with self._lock:
                     self._building.discard(user_id)

@@ -40,6 +40,7 @@ from service.http.routes import (
     users,
 )
 from service.http.telemetry import Metrics, Telemetry
+from service.http.telemetry.access_log import AccessLog
 
 _log = logging.getLogger(__name__)
 
@@ -93,14 +94,14 @@ def create_app(
         redirect_slashes=False,  # a path that ends in a slash has an empty id, which is no id
         lifespan=lifespan,
         middleware=[  # the first is the outermost
-            Middleware(Telemetry, metrics=metrics),
+            Middleware(Telemetry, metrics=metrics, access_log=AccessLog(settings.access_log)),
             *_cors(settings),
             Middleware(Problems),
             Middleware(OriginChecks, settings=settings),
             Middleware(Paths),
             Middleware(AccessControl, settings=settings, rates=rates or RateLimits()),
-            Middleware(Bodies, settings=settings),
-            Middleware(Admission, settings=settings),
+            Middleware(Bodies, settings=settings, metrics=metrics),
+            Middleware(Admission, settings=settings, metrics=metrics),
             Middleware(Engines),
         ],
         exception_handlers={HTTPException: handle, RequestValidationError: handle},

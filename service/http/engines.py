@@ -8,7 +8,7 @@ from service.domain.errors import NotFound
 from service.domain.names import DEFAULT_NAMESPACE
 from service.engine.namespaces import Namespaces
 from service.http.access.access_control import NAMESPACE
-from service.http.telemetry import SERVED
+from service.http.telemetry.metrics import SERVED
 
 ENGINE = "heed.engine"  # in the scope of every request under /v1/
 _PREFIX = "/v1/"

@@ -8,6 +8,7 @@ never one of the places in which work is done.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
@@ -18,13 +19,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.domain.errors import DeadlineExceeded, Overloaded, TooLarge
 from service.domain.settings import Settings
 from service.http.access.access_control import KEY, NAMESPACE
-from service.http.telemetry import SERVED
+from service.http.telemetry import Metrics
+from service.http.telemetry.metrics import SERVED
 
 BODY = "heed.body"  # in the scope of every request but streams
 ITEMS_PATH = "/v1/items"
 STREAM_TYPE = "application/x-ndjson"
 MERGE_PATCH_TYPE = "application/merge-patch+json"  # RFC 7396
 _EXEMPT = frozenset({"/", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"})
+
+# What is found inside, and telemetry, outside, counts and logs.
+_SHARED = ("route", KEY, NAMESPACE, SERVED)
 
 
 class Paths:
@@ -58,7 +63,7 @@ class Paths:
         try:
             await self._app(inner, receive, send)
         finally:
-            for name in ("route", KEY, NAMESPACE, SERVED):  # telemetry, outside, counts by these
+            for name in _SHARED:
                 if name in inner:
                     scope[name] = inner[name]
 
@@ -76,8 +81,9 @@ class Bodies:
     reader bounds the lines.
     """
 
-    def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, *, settings: Settings, metrics: Metrics) -> None:
         self._app = app
+        self._metrics = metrics
         self._max_body = settings.max_body_bytes
         self._max_held = settings.max_buffered_bytes
         self._timeout = settings.body_timeout
@@ -112,6 +118,7 @@ class Bodies:
                     if size > self._max_body:
                         raise self._too_large()
                     if self._held + len(chunk) > self._max_held:
+                        self._metrics.count_refusal("bodies")
                         raise Overloaded("Too many bodies are arriving (HEED_MAX_BUFFERED_BYTES).")
                     self._held += len(chunk)
                     chunks.append(chunk)
@@ -145,11 +152,19 @@ class Admission:
     (health, metrics) always gets in.
     """
 
-    def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, *, settings: Settings, metrics: Metrics) -> None:
         self._app = app
         self._settings = settings
+        self._metrics = metrics
         self._requests = asyncio.Semaphore(settings.max_in_flight)
         self._streams = asyncio.Semaphore(settings.max_streams)
+        metrics.deadline.set(settings.deadline)
+        self._in_flight = {"requests": 0, "streams": 0}
+        for kind, limit in (
+            ("requests", settings.max_in_flight),
+            ("streams", settings.max_streams),
+        ):
+            metrics.watch_places(kind, limit, partial(self._in_flight.__getitem__, kind))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -158,19 +173,27 @@ class Admission:
             return
         settings = self._settings
         stream = is_stream(scope)
+        kind = "streams" if stream else "requests"
         if stream and self._streams.locked():
+            self._metrics.count_refusal(kind)
             raise Overloaded(f"{settings.max_streams} streams are being read (HEED_MAX_STREAMS).")
         if not stream and self._requests.locked():
+            self._metrics.count_refusal(kind)
             raise Overloaded(
                 f"{settings.max_in_flight} requests are in flight (HEED_MAX_IN_FLIGHT)."
             )
         timer = asyncio.timeout(None if stream or is_unhurried(scope) else settings.deadline)
         try:
             async with self._streams if stream else self._requests, timer:
-                await self._app(scope, receive, send)
+                self._in_flight[kind] += 1
+                try:
+                    await self._app(scope, receive, send)
+                finally:
+                    self._in_flight[kind] -= 1
         except TimeoutError as error:
             if not timer.expired():  # a timeout inside the app
                 raise
+            self._metrics.count_refusal("deadline")
             detail = f"Not done within {settings.deadline:g} s (HEED_DEADLINE)."
             raise DeadlineExceeded(detail) from error
 

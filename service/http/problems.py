@@ -86,6 +86,9 @@ def problem(
 
 def answer(scope: Scope, error: Exception, **extensions: Any) -> Response:
     """The problem response for any exception; an unexpected one is logged and not described."""
+    scope["app"].state.metrics.count_error(
+        type(error).__name__ if _is_known(error) else "Unexpected"
+    )
     if isinstance(error, errors.HeedError):
         return _domain(scope, error, **extensions)
     if isinstance(error, RequestValidationError):
@@ -94,9 +97,14 @@ def answer(scope: Scope, error: Exception, **extensions: Any) -> Response:
     if isinstance(error, HTTPException):
         return _http(scope, error)
     request_id = scope.get(REQUEST_ID, "")
-    _log.error("request %s failed: %r", request_id, error, exc_info=error)
+    _log.error("request %s failed", request_id, exc_info=error)
     detail = "An unexpected error; the service's log has it under this request_id."
     return problem(scope, 500, "Internal Server Error", detail, **extensions)
+
+
+def _is_known(error: Exception) -> bool:
+    """True for the types of errors of the domain and of HTTP, whose names are few."""
+    return isinstance(error, (errors.HeedError, RequestValidationError, HTTPException))
 
 
 async def handle(request: Request, error: Exception) -> Response:

@@ -17,8 +17,8 @@ from typing import Any
 import uvicorn
 import uvloop
 from rich.console import Console
-from rich.logging import RichHandler
 
+from service import __version__
 from service.domain.errors import Invalid
 from service.domain.settings import (
     PREFIX,
@@ -36,11 +36,15 @@ from service.http.app import create_app
 from service.http.examples import suggest
 from service.http.routes import health
 from service.http.uvicorn_config import configure
+from service.runtime import logs
 from service.runtime.data_layout import FIRST_KEY_FILE, STORE_FILE
 from service.runtime.prefork import PreforkServer
 from service.runtime.worker_messages import WorkerPeers, worker_sockets
+from service.runtime.worker_table import WorkerTable
 from service.snapshots.live_snapshot import PreloadedSnapshot
 from service.stores.sqlite.store import SQLiteStore
+
+_log = logging.getLogger(__name__)
 
 _REFRESH = 5.0  # seconds for the other workers to serve items that were written
 _FOLLOW = 60.0  # seconds for the other workers to load a model that was activated
@@ -67,12 +71,21 @@ class _Server(uvicorn.Server):
         self.force_exit |= self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and let requests in flight finish."""
+        _log.info("stopping")
+        await super().shutdown(sockets=sockets)
+        _log.info("stopped")
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then print."""
         await super().startup(sockets=sockets)
-        if not self.started or self._console is None:
+        if not self.started:
             return
         port = self.servers[0].sockets[0].getsockname()[1]
+        _log.info("serving", extra={"host": self.config.host, "port": port, "version": __version__})
+        if self._console is None:
+            return
         host = self.config.host if ":" not in self.config.host else f"[{self.config.host}]"
         base = f"http://{host}:{port}"
         hint = "open it in a browser; the API is at /docs"
@@ -97,13 +110,7 @@ def run(
     """
     _prepare_keys(settings, console, with_first_key=with_first_key)
     for sentence in unknown_variables(os.environ):
-        console.print(f"warning: {sentence}", markup=False, highlight=False)
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(message)s",
-        handlers=[RichHandler(console=Console(stderr=True), show_path=False)],
-    )
-
+        _log.warning("%s", sentence)
     if settings.workers > 1:
         _share(settings, console, examples=examples)
         return
@@ -192,9 +199,17 @@ async def _serve(
         await opened.live.catalogue.catch_up()
         return b"refreshed"
 
+    async def ping(_: str) -> bytes:
+        return b"pong"
+
     namespaces.on_open(connect)
     answering = await peers.listen(
-        {"follow": follow, "refresh": refresh, "metrics": partial(health.render_metrics, app)}
+        {
+            "follow": follow,
+            "refresh": refresh,
+            "metrics": partial(health.render_metrics, app),
+            "ping": ping,
+        }
     )
     try:
         await server.serve(sockets)
@@ -214,11 +229,10 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
     loaded = preload(settings)
     points = worker_sockets(settings.workers)
     rates = RateLimits()  # before the fork, so that all workers count together
+    table = WorkerTable(settings.workers)
 
     def work(number: int, first: bool) -> None:
-        form = logging.Formatter(f"worker {number}: %(message)s")
-        for handler in logging.getLogger().handlers:
-            handler.setFormatter(form)
+        logs.set_process_fields(worker=number)
         speaks = console if number == 0 and first else None
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(
@@ -228,12 +242,12 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
                     [_bind(one.family, one.getsockname(), shared=True) for one in bound],
                     examples=examples,
                     loaded=loaded,
-                    peers=WorkerPeers(points, number),
+                    peers=WorkerPeers(points, number, table),
                     rates=rates,
                 )
             )
 
-    PreforkServer(settings.workers, work, grace=settings.drain_timeout + _GRACE).run()
+    PreforkServer(settings.workers, work, grace=settings.drain_timeout + _GRACE, table=table).run()
 
 
 def _bind_all(host: str, port: int, *, shared: bool) -> list[socket.socket]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from service.domain.errors import Conflict, HeedError, Unavailable
+from service.jobs.child_logs import log_child_line
 from service.jobs.job import Job, JobState
 from service.jobs.job_store import JobStore
 from service.runtime import durable_files
@@ -66,12 +67,21 @@ class JobRunner:
         self._live: dict[str, Job] = {}  # the job that this process runs
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        # Of the jobs that this process ran.
+        self.ended: dict[JobState, int] = dict.fromkeys(("succeeded", "failed", "cancelled"), 0)
+        self.last_seconds = 0.0
         self._recover()
 
     @property
     def is_running(self) -> bool:
         """True while this process runs a training."""
         return self._task is not None and not self._task.done()
+
+    @property
+    def running_for(self) -> float:
+        """Seconds that the training of this process has run so far; 0 without one."""
+        begun = [job.started for job in self._live.values() if job.started and not job.is_final]
+        return max(0.0, (_now() - min(begun)) / 1e6) if begun else 0.0
 
     async def start(self, options: Mapping[str, Any]) -> str:
         """Start a training and return the id of its job.
@@ -99,6 +109,7 @@ class JobRunner:
             if self._closing:  # since the check above: nothing would stop the new training
                 raise Unavailable("the service is shutting down")
             self._live[job.id] = job
+            logger.info("job started", extra={"job": job.id})
             self._task = asyncio.create_task(self._run(job.id, argv, lock, stack.pop_all()))
         return job.id
 
@@ -146,6 +157,9 @@ class JobRunner:
                 del self._live[job_id]  # its file is found to be interrupted at the next start
                 raise
             self._live[job_id] = done
+            self.ended[done.state] = self.ended.get(done.state, 0) + 1
+            self.last_seconds = ((done.finished or done.created) - done.created) / 1e6
+            _log_end(done)
             if await asyncio.to_thread(self._write, done):
                 del self._live[job_id]
 
@@ -154,7 +168,8 @@ class JobRunner:
             self._live[job_id] = self._live[job_id].with_stdout(line)
 
         def on_stderr(line: str) -> None:
-            self._live[job_id] = self._live[job_id].with_stderr(line)
+            text = log_child_line(line, job_id)
+            self._live[job_id] = self._live[job_id].with_stderr(text)
 
         threads = dict.fromkeys(_THREADS, str(self._threads))
         try:
@@ -259,6 +274,19 @@ class JobRunner:
         unclaimed = self._recover()
         job = self._store.read(job_id)  # it may have ended meanwhile
         return _interrupted(job) if unclaimed and not job.is_final else job
+
+
+def _log_end(job: Job) -> None:
+    """Log how a job ended; its error stays in its record, for it may quote the training's data."""
+    begun, finished = job.started or job.created, job.finished or job.created
+    fields = {
+        "job": job.id,
+        "state": job.state,
+        "seconds": round((finished - begun) / 1e6, 3),
+        "exit_code": job.exit_code,
+        "version": (job.result or {}).get("version"),
+    }
+    logger.log(logging.ERROR if job.state == "failed" else logging.INFO, "job ended", extra=fields)
 
 
 def _now() -> int:

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from service.runtime.worker_table import WorkerTable
+
 _log = logging.getLogger(__name__)
 
 _STOP = (signal.SIGTERM, signal.SIGINT)
@@ -46,12 +48,21 @@ class PreforkServer:
         work: called in each worker with its number, and whether it is the first process of that
             number; the process ends when it returns. It handles SIGTERM and SIGINT itself.
         grace: seconds between SIGTERM to the workers and SIGKILL.
+        table: is told of each start and end, for the workers to read.
     """
 
-    def __init__(self, count: int, work: Callable[[int, bool], None], *, grace: float) -> None:
+    def __init__(
+        self,
+        count: int,
+        work: Callable[[int, bool], None],
+        *,
+        grace: float,
+        table: WorkerTable | None = None,
+    ) -> None:
         self._slots = [_Slot(number) for number in range(count)]
         self._work = work
         self._grace = grace
+        self._table = table or WorkerTable(count)
         self._mask: set[int | signal.Signals] = set()  # of signals, before `run`
 
     def run(self) -> None:
@@ -84,6 +95,7 @@ class PreforkServer:
         sys.stderr.flush()
         parent, first = os.getpid(), not slot.started
         slot.started = time.monotonic()
+        self._table.start(slot.number)
         slot.pid = os.fork()
         if not slot.pid:
             self._run_worker(slot.number, first, parent)
@@ -135,6 +147,7 @@ class PreforkServer:
                 pid, status = child
                 if pid in slots:
                     slots[pid].pid = 0
+                    self._table.end(slots[pid].number)
                     ended.append((slots[pid], pid, os.waitstatus_to_exitcode(status)))
         return ended
 

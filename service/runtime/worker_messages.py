@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from service.runtime.worker_table import WorkerTable
 
 _log = logging.getLogger(__name__)
 
 _MAX_REQUEST = 128  # bytes
+_START_TIME = 30.0  # seconds that a new worker may take to listen
 
 # By the first word of a request; called with the second, the name of a namespace.
 MessageHandlers = Mapping[str, Callable[[str], Awaitable[bytes]]]
@@ -35,11 +39,15 @@ class WorkerPeers:
     Args:
         sockets: from `worker_sockets`.
         number: index of this worker's own socket.
+        table: the workers as their parent sees them.
     """
 
-    def __init__(self, sockets: Sequence[socket.socket], number: int) -> None:
+    def __init__(
+        self, sockets: Sequence[socket.socket], number: int, table: WorkerTable | None = None
+    ) -> None:
         self._sockets = sockets
         self.number = number
+        self.table = table or WorkerTable(len(sockets))
 
     async def listen(self, handlers: MessageHandlers) -> asyncio.Server:
         """Answer requests of the other workers until the returned server is closed."""
@@ -63,6 +71,22 @@ class WorkerPeers:
         others = [number for number in range(len(self._sockets)) if number != self.number]
         answers = await asyncio.gather(*(self._ask(one, request, patience) for one in others))
         return {number: answer for number, answer in zip(others, answers, strict=True) if answer}
+
+    async def silent(self, patience: float) -> list[int]:
+        """Return the workers that have run for a while and do not answer within `patience` s.
+
+        A worker that is being started again is not among them: it takes no connections.
+        """
+        established = time.time() - _START_TIME
+        asked = [
+            number
+            for number in range(len(self._sockets))
+            if number != self.number
+            and self.table[number].is_running
+            and self.table[number].started < established
+        ]
+        answers = await asyncio.gather(*(self._ask(one, "ping", patience) for one in asked))
+        return [number for number, answer in zip(asked, answers, strict=True) if not answer]
 
     async def _ask(self, number: int, request: str, patience: float) -> bytes:
         """Ask one worker; the answer is empty where it was not reached."""

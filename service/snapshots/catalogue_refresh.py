@@ -69,6 +69,7 @@ class CatalogueRefresh:
         self._thread = ThreadPoolExecutor(
             1, "heed-catalogue", initializer=torch.set_num_threads, initargs=(1,)
         )
+        self._behind_since: float | None = None  # monotonic
         self._batch: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._encoding: asyncio.Task[None] | None = None
@@ -102,7 +103,11 @@ class CatalogueRefresh:
     async def follow(self) -> None:
         """Begin to take over changes, where there are any. Call it often, for other processes'."""
         if await self._store.catalogue_version() > self.version:
+            if self._behind_since is None:
+                self._behind_since = time.monotonic()
             self._begin()
+        else:
+            self._behind_since = None
 
     async def put_items(self, items: Sequence[Item]) -> int:
         """`Store.put_items`, acknowledged once the items are served, by peers too.
@@ -121,6 +126,12 @@ class CatalogueRefresh:
     async def delete_item(self, item_id: str) -> bool:
         """`Store.delete_item`, acknowledged as `put_items` is."""
         return await self._write(partial(self._store.delete_item, item_id))
+
+    @property
+    def lag_seconds(self) -> float:
+        """Seconds since `follow` first found changes that are not served; 0 without any."""
+        since = self._behind_since
+        return 0.0 if since is None else time.monotonic() - since
 
     def close(self) -> None:
         """Abandon the work in progress."""
@@ -161,6 +172,7 @@ class CatalogueRefresh:
             changes = await self._store.catalogue_changes(self.version, _REFRESH_BATCH)
             await self._update(partial(self._updates.apply, changes=changes, defer=True))
             self.version = changes.version
+            self._behind_since = None  # what is left is counted from the next look on
 
     def _begin(self) -> None:
         if self._following is None or self._following.done():

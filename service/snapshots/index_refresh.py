@@ -33,6 +33,7 @@ class ServedSnapshot:
     current: Snapshot | None
     counts: NDArray[np.int64]  # popularity by item row
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    replaced_at: float = field(default_factory=time.time)  # seconds since 1970
 
     @property
     def snapshot(self) -> Snapshot:
@@ -44,6 +45,7 @@ class ServedSnapshot:
     async def replace(self, executor: Executor, make: Callable[[], Snapshot]) -> None:
         """Serve the snapshot that `make` returns on the executor. Call it under the lock."""
         self.current = await asyncio.get_running_loop().run_in_executor(executor, make)
+        self.replaced_at = time.time()
 
 
 class IndexRefresh:
@@ -62,6 +64,10 @@ class IndexRefresh:
         self._executor = executor
         self._index_from = index_from
         self._lock = lock
+        # Of this process, since it started.
+        self.builds = 0
+        self.failures = 0
+        self.build_seconds = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._building: asyncio.Task[None] | None = None
 
@@ -76,6 +82,11 @@ class IndexRefresh:
         if self._building is None and self._are_due():
             delay = 0.0 if self._are_due(_CHANGING) else _STEADY
             self._timer = asyncio.get_running_loop().call_later(delay, self._begin)
+
+    @property
+    def is_building(self) -> bool:
+        """True while indexes are built."""
+        return self._building is not None
 
     async def wait(self) -> None:
         """Return when no indexes are being built."""
@@ -106,8 +117,11 @@ class IndexRefresh:
                     adopt = partial(now.with_indexes, base, indexed)
                     await self._served.replace(self._executor, adopt)
             took = time.monotonic() - started
+            self.builds += 1
+            self.build_seconds += took
             _log.info("indexed %s items anew in %.0f s", f"{len(indexed.catalogue):,}", took)
         except Exception:  # noqa: BLE001 - the old ones still answer
+            self.failures += 1
             _log.exception("the catalogue was not indexed anew")
         finally:
             self._building = None

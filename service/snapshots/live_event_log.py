@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
@@ -53,6 +54,7 @@ class LiveEventLog:
         self._items = items
         self._executor = executor
         self.loaded = LoadedEventLog() if loaded is None else loaded
+        self.load_seconds = 0.0  # that reading took, of this process
         self._batch: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[EventLog] | None = None
 
@@ -93,10 +95,11 @@ class LiveEventLog:
                 task.cancel()
 
     async def _take_over(self) -> None:
-        before = self.loaded
+        before, started = self.loaded, time.monotonic()
         changes = await self._store.log_changes(before.version, before.known, _BATCH)
         loop = asyncio.get_running_loop()
         self.loaded = await loop.run_in_executor(self._executor, self._applied, before, changes)
+        self.load_seconds += time.monotonic() - started
 
     def _applied(self, before: LoadedEventLog, changes: LogChanges) -> LoadedEventLog:
         events, types = changes.events, before.types

@@ -47,6 +47,7 @@ class PreloadedSnapshot:
     token: PointerToken | None = None
     unacknowledged: UnacknowledgedWrites = field(default_factory=UnacknowledgedWrites)
     event_log: LoadedEventLog | None = None
+    model_created: int | None = None
 
 
 class LiveSnapshot:
@@ -86,6 +87,8 @@ class LiveSnapshot:
         self._activations: set[asyncio.Task[Snapshot]] = set()
         state = preloaded or PreloadedSnapshot(embeddings)
         self.vocabulary, self._token = state.vocabulary, state.token
+        # Time at which the served model was published, microseconds UTC; None without a model.
+        self.model_created = state.model_created
         self._served = ServedSnapshot(state.snapshot, state.counts)
         self.indexes = IndexRefresh(
             self._served, executor, index_from=index_from, lock=indexing_lock
@@ -108,6 +111,11 @@ class LiveSnapshot:
     def is_activating(self) -> bool:
         """True while a model version is being activated."""
         return bool(self._activations)
+
+    @property
+    def replaced_at(self) -> float:
+        """Time at which the snapshot last changed, seconds since 1970."""
+        return self._served.replaced_at
 
     async def open(self) -> None:
         """Load the catalogue, popularity and the current model; of a preloaded state, what changed.
@@ -144,6 +152,7 @@ class LiveSnapshot:
             self.catalogue.version,
             self._token,
             self.catalogue.unacknowledged,
+            model_created=self.model_created,
         )
 
     def close(self) -> None:
@@ -239,6 +248,7 @@ class LiveSnapshot:
         """
         counts, index_from = self._served.counts, self._index_from
         if version is None:
+            self.model_created = None
             return Snapshot.build(UNTRAINED, None, catalogue, counts, index_from=index_from)
         files, encoder = self._registry.load(version), self._embeddings.encoder.name
         try:
@@ -250,6 +260,7 @@ class LiveSnapshot:
                 )
             snapshot = Snapshot.build(version, trained, catalogue, counts, index_from=index_from)
             _warm_up(snapshot)
+            self.model_created = self._registry.created(version)
         except ValueError as error:
             raise ModelRejected(f"model {version}: {error}") from error
         return snapshot

@@ -140,6 +140,11 @@ class Registry:
         with self._reading(version) as directory:
             return dict(read_files(directory, read_manifest(directory)))
 
+    def created(self, version: str) -> int:
+        """Return the time at which `version` was published, microseconds UTC. Raises as `load`."""
+        with self._reading(version) as directory:
+            return read_manifest(directory).created
+
     def activate(self, version: str) -> None:
         """Make `version` current, after every byte of it was verified. Raises as `load` does."""
         with self._reading(version) as directory:

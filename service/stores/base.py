@@ -29,6 +29,7 @@ from service.domain.item_patch import ItemPatch
 from service.domain.records import Event, Item, User, Vector
 from service.domain.scenarios import Scenario
 from service.stores.key_store import KeyStore
+from service.stores.measures import MeasuredStore
 
 
 class AppendResult(NamedTuple):
@@ -142,8 +143,8 @@ class LogChanges(NamedTuple):
 OnCatalogueChange = Callable[[int, int], None]
 
 
-class Store(KeyStore, Protocol):
-    """Histories, profiles, the catalogue and, inherited, API keys.
+class Store(KeyStore, MeasuredStore, Protocol):
+    """Histories, profiles, the catalogue and, inherited, API keys and measures.
 
     The module documents the promises of all methods.
     """

@@ -66,10 +66,13 @@ def test_health_metrics_and_headers_report_the_state(http: httpx.Client, world: 
     """Liveness, readiness, metrics and response headers report the state of the service."""
     assert http.get("/health/live").json() == {"live": True}
     ready = http.get("/health/ready").json()
-    assert ready == {"ready": True, "checks": {"store": True, "model": world.first}}
+    details = ready["checks"].pop("details")
+    assert ready == {"ready": True, "checks": {"store": True, "disk": True, "model": world.first}}
+    assert details["disk"]["free_bytes"] > details["disk"]["needed_bytes"]
+    assert details["model"] == {"degraded": False}
     metrics = http.get("/metrics").text
-    assert re.search(r'^heed_events{namespace="default"} 480\.0$', metrics, re.MULTILINE)
-    assert re.search(r'^heed_items{namespace="default"} 60\.0$', metrics, re.MULTILINE)
+    assert re.search(r'^heed_events\{namespace="default"\} 480\.0$', metrics, re.MULTILINE)
+    assert re.search(r'^heed_items\{namespace="default"\} 60\.0$', metrics, re.MULTILINE)
     scored = http.post("/v1/score", json={"user_id": "u1", "item_ids": NAMES[:1]})
     assert {"store", "attend"} <= set(re.findall(r"(\w+);dur=", scored.headers["server-timing"]))
     assert scored.headers["x-request-id"]

@@ -252,6 +252,10 @@ def test_killed_worker_is_replaced(world: World, tmp_path: Path) -> None:
             assert witness.ask("POST", "/v1/events", {"events": events}).status == 200
             assert witness.ask("POST", "/v1/items", {"items": [item]}).status == 200
             eventually(lambda: len(answering(server)) == COUNT)
+            text = witness.ask("GET", "/metrics").body
+            restarts = re.findall(r"^heed_worker_restarts_total\{.*\} (.*)$", text, re.MULTILINE)
+            assert sum(map(float, restarts)) == round_ + 1
+            assert len(re.findall(r"^heed_worker_up\{.*\} 1\.0$", text, re.MULTILINE)) == COUNT
             (new,) = [each for each in workers(server) if each.pid != witness.pid]
             assert new.pid != victim.pid
             found = new.ask("POST", "/v1/search", {"query": f"wombat{round_}"}).body["items"]

@@ -45,6 +45,7 @@ from service.domain.scenarios import Scenario
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
+from service.engine.measurements import Measurement
 from service.http.app import create_app
 from service.jobs.job import Job
 from service.stores.base import AppendResult, PatchResult
@@ -346,8 +347,9 @@ class FakeEngine:
     async def ready(self) -> tuple[bool, Mapping[str, Any]]:
         return self.is_ready, {"store": self.is_ready, "model": "v1"}
 
-    async def stats(self) -> Mapping[str, float]:
-        return {"items": len(self.items), "cache_hits": 3.0}
+    async def measure(self) -> list[Measurement]:
+        hits = Measurement("cache_hits_total", "counter", "Hits.", 3.0, {"cache": "history"})
+        return [Measurement("items", "gauge", "Items.", len(self.items)), hits]
 
     async def close(self) -> None:
         self.closed = True

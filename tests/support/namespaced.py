@@ -108,7 +108,7 @@ def choose_by_header() -> None:
 
 def _choose_by_header(made: FastAPI) -> None:
     """Put the header's namespace in the place of the one that access control sets."""
-    inner = [each.cls for each in made.user_middleware].index(Engines)
+    inner = [str(each.cls) for each in made.user_middleware].index(str(Engines))
     made.user_middleware.insert(inner, Middleware(NamespaceHeader))
 
 

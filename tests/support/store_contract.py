@@ -1238,6 +1238,17 @@ class WholeContract(_Contract):
             await reader.put_items([Item(f"i{n}", str(n))])
             assert await writer.get_items([f"i{n}"]) == [Item(f"i{n}", str(n))]
 
+    async def test_sizes_and_commits_are_measured(self, connect: Connect) -> None:
+        """Measures count the commits, and nothing is queued or failed once they are done."""
+        store = connect()
+        before = store.measures()
+        for n in range(3):
+            await store.append([Event("u", f"i{n}")])
+        after = store.measures()
+        assert after.commits == before.commits + 3
+        assert after.database_bytes + after.log_bytes > 0
+        assert (after.queued_rows, after.failures, after.failed) == (0, 0, False)
+
     async def test_a_closed_store_says_so(self, connect: Connect) -> None:
         """Closing completes accepted writes, and later calls raise Unavailable."""
         store = connect()

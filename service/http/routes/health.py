@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import APIRouter, FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
@@ -15,11 +17,13 @@ from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.rendering import Json
 from service.http.schemas.running import LiveOut, ReadyOut
 from service.http.telemetry import Metrics, merge_workers
+from service.http.telemetry.workers import render_workers
 from service.runtime.worker_messages import WorkerPeers
 
 router = APIRouter(route_class=JsonRoute, tags=["run"])
 
 _PATIENCE = 1.0  # seconds for the other workers to say what they measured
+_PING = 0.5  # seconds for them to say that they run
 
 
 @router.get("/health/live", responses={200: {"model": LiveOut}})
@@ -30,20 +34,29 @@ async def live() -> Response:
 
 @router.get("/health/ready", responses={200: {"model": ReadyOut}, **documented(503)})
 async def ready(context: Context) -> Response:
-    """Answer 200 when store and model answer, else 503. Where keys are on, a key sees `checks`.
+    """Answer 200 when the store, the disk and all workers are well, else 503.
 
+    Where keys are on, a key sees `checks`, also those of a 503: `store` is false once nothing is
+    written or the file is gone, `disk` when it is all but full, `workers` when one of them hangs.
     `checks.namespaces` has the other namespaces in use; a failure of theirs is no 503.
     """
+    peers: WorkerPeers | None = context.app.state.peers
     namespaces: Namespaces = context.app.state.namespaces
-    is_ready, checks = await namespaces.ready(namespace_of(context.scope))
+    (is_ready, checks), silent = await asyncio.gather(
+        namespaces.ready(namespace_of(context.scope)), _silent_workers(peers)
+    )
+    if peers is not None:
+        details = {**checks.get("details", {}), "workers": {"silent": silent}}
+        checks = {**checks, "workers": not silent, "details": details}
     seen = {} if context.scope[ANONYMOUS] else {"checks": dict(checks)}
-    if is_ready:
+    if is_ready and not silent:
         return Json({"ready": True, **seen})
+    failed = [name for name, passes in checks.items() if passes is False]
     return problem(
         context.scope,
         503,
         "Not Ready",
-        "Store or model do not answer.",
+        f"These checks fail: {', '.join(failed)}.",
         headers={"Retry-After": "1"},
         ready=False,
         **seen,
@@ -62,10 +75,14 @@ async def metrics(context: Context) -> Response:
     """
     peers: WorkerPeers | None = context.app.state.peers
     name = namespace_of(context.scope)
-    text = await render_metrics(context.app, name)
-    if peers is not None:
-        others = await peers.ask(f"metrics {name}", _PATIENCE)
-        text = merge_workers({**others, peers.number: text})
+    if peers is None:
+        text = await render_metrics(context.app, name) + render_workers(None, [0])
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+    own, others = await asyncio.gather(
+        render_metrics(context.app, name), peers.ask(f"metrics {name}", _PATIENCE)
+    )
+    texts = {**others, peers.number: own}
+    text = merge_workers(texts) + render_workers(peers.table, texts)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
@@ -74,8 +91,13 @@ async def render_metrics(app: FastAPI, namespace: str) -> bytes:
     metrics: Metrics = app.state.metrics
     namespaces: Namespaces = app.state.namespaces
     only = None if namespace == DEFAULT_NAMESPACE else namespace
-    engines = namespaces.engines()
-    gauges = {
-        name: await engine.stats() for name, engine in engines.items() if only in (None, name)
+    engines = {
+        name: await engine.measure()
+        for name, engine in namespaces.engines().items()
+        if only in (None, name)
     }
-    return metrics.render(gauges, only=only)
+    return metrics.render(engines, only=only)
+
+
+async def _silent_workers(peers: WorkerPeers | None) -> list[int]:
+    return [] if peers is None else await peers.silent(_PING)

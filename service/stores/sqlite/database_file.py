@@ -46,6 +46,7 @@ class DatabaseFile:
         self.path = path.absolute()
         self._vfs = vfs or checksum_vfs()
         self._accept_loss = accept_loss
+        self.failures = 0  # errors that were explained
         try:
             make_directory(self.path.parent)
             self._prepare()
@@ -190,10 +191,15 @@ class DatabaseFile:
 
     # ------------------------------------------------------------------ errors
 
+    def sizes(self) -> tuple[int, int]:
+        """Return the bytes of the database and of its log; 0 for a file that is not there."""
+        return _size(self.path), _size(Path(f"{self.path}-wal"))
+
     def explain(self, error: Exception) -> tuple[HeedError, bool]:
         """Translate an error of SQLite; also report whether further writes are unsafe."""
         if isinstance(error, HeedError):
             return error, isinstance(error, Corrupt)
+        self.failures += 1
         extended = getattr(error, "extendedresult", 0)
         if (
             isinstance(error, (apsw.CorruptError, apsw.NotADBError))
@@ -216,6 +222,13 @@ class DatabaseFile:
         # Some calls report a full disk as a failed write (growing the log's index, late
         # allocation), which must not stop the writer for good.
         return shutil.disk_usage(self.path.parent).free < MIN_FREE_BYTES
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _is_new(connection: apsw.Connection) -> bool:

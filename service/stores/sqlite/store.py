@@ -48,6 +48,7 @@ from service.stores.base import (
     UndoneImport,
 )
 from service.stores.encoding import check_limit, user_document
+from service.stores.measures import StoreMeasures
 from service.stores.sqlite.database_file import DatabaseFile
 from service.stores.sqlite.imports import import_ledger
 from service.stores.sqlite.integrity.store_guard import CHECK
@@ -311,6 +312,20 @@ class SQLiteStore(Store):
         except HeedError as error:
             return error.detail
         return None
+
+    def measures(self) -> StoreMeasures:
+        database, log = self._file.sizes()
+        writer = self._writer
+        return StoreMeasures(
+            database,
+            log,
+            writer.log_pages,
+            writer.waiting,
+            writer.commits,
+            writer.checkpoints,
+            self._file.failures,
+            writer.failure is not None or self._damaged,
+        )
 
     async def close(self) -> None:
         self._closed = True

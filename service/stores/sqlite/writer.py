@@ -99,7 +99,9 @@ class Writer:
         self._waiting = 0
         self._closed = False
         self.failure: HeedError | None = None  # after which no write is possible
-        self._log_pages = 0
+        self.log_pages = 0
+        self.commits = 0
+        self.checkpoints = 0
         self._checkpoint_at = CHECKPOINT_PAGES
         # A hook of our own takes the place of SQLite's, which checkpoints before COMMIT returns
         # and so before any job is acknowledged.
@@ -137,6 +139,11 @@ class Writer:
                 self._queue.put(None)
         self._thread.join()
 
+    @property
+    def waiting(self) -> int:
+        """Rows that are accepted and not yet taken into a transaction."""
+        return self._waiting
+
     # -------------------------------------------------------------- on the writer thread
 
     def _run(self) -> None:
@@ -145,7 +152,7 @@ class Writer:
             while group := self._gather():
                 self._commit(group)
                 self._settle(group)
-                if self._log_pages >= self._checkpoint_at:
+                if self.log_pages >= self._checkpoint_at:
                     self._checkpoint()
         except BaseException as error:
             # If the writer dies, waiting requests get an error, and `failure` reports it.
@@ -200,7 +207,8 @@ class Writer:
                     self._run_job(transaction, ticket)
             tick = transaction.finish()
             execute("COMMIT")
-            self._guard.confirm(self._connection, tick, self._log_pages)
+            self._guard.confirm(self._connection, tick, self.log_pages)
+            self.commits += 1
         except Exception as error:  # noqa: BLE001  # after any error no job is acknowledged
             reason, fatal = self._explain(error)
             for ticket in group:
@@ -269,7 +277,7 @@ class Writer:
     # -------------------------------------------------------------- checkpoints
 
     def _measure_log(self, _connection: apsw.Connection, _database: str, pages: int) -> int:
-        self._log_pages = pages
+        self.log_pages = pages
         return apsw.SQLITE_OK
 
     def _checkpoint(self) -> None:
@@ -277,14 +285,15 @@ class Writer:
         try:
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             self._checkpoint_at = CHECKPOINT_PAGES
+            self.checkpoints += 1
         except apsw.BusyError:
             pass  # another process is checkpointing
         except apsw.Error as error:
             reason, fatal = self._explain(error)
             if fatal:
                 self.fail(reason)
-            self._checkpoint_at = 2 * self._log_pages  # retry later: on a full disk it fails again
-        self._log_pages = 0
+            self._checkpoint_at = 2 * self.log_pages  # retry later: on a full disk it fails again
+        self.log_pages = 0
 
 
 def _deliver(tickets: list[_Ticket[Any]]) -> None:

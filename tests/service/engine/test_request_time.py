@@ -189,7 +189,7 @@ def test_a_time_after_all_events_is_answered_from_the_cache(data: Path) -> None:
         newest = max((event.timestamp or 0) for event in await later_events(engine))
         for at, hits in ((newest, 0), (newest, 1), (newest - 1, 1), (newest, 2)):
             await recommend(engine, Requester(USER, at=at))
-            assert (await engine.stats())["memory_hits"] == hits
+            assert engine.parts.memories.stats()["memory_hits"] == hits
 
     run(data, story)
 
@@ -250,7 +250,7 @@ def test_a_collapsed_history_is_bounded_too(data: Path, monkeypatch: pytest.Monk
         await engine.store.append(events[1_000:])
         await engine.store.append([replace(each, user_id="short") for each in events[:901]])
         whole = plain(await recommend(engine, Requester("long")))
-        stats = await engine.stats()
+        stats = engine.parts.memories.stats()
         assert stats["long_histories"] == 1
         for ask in (recommend, search):
             bounded = await ask(engine, Requester("long", at=AT))

@@ -135,7 +135,7 @@ def test_clusters_are_built_in_the_background_and_report_their_error(
         first = await engine.answers.score(ScoreQuery(requester, ITEMS), StageClock())
         assert first.retrieval == "exact"  # cells are not waited for
         for _ in range(6_000):
-            if not (await engine.stats())["long_histories_waiting_for_clusters"]:
+            if not engine.parts.memories.stats()["long_histories_waiting_for_clusters"]:
                 break
             await asyncio.sleep(0.01)
         found = await agree(engine, tolerance=0.01, retrieval=coarse)
@@ -153,7 +153,7 @@ def test_clusters_are_built_in_the_background_and_report_their_error(
             ScoreQuery(replace(requester, retrieval=Retrieval("exact")), ITEMS), StageClock()
         )
         assert exact.retrieval == "exact"
-        stats = await engine.stats()
+        stats = engine.parts.memories.stats()
         assert stats["long_histories"] == 1
         assert stats["cached_memory_bytes"] > 0
         for _ in range(6_000):
@@ -172,7 +172,7 @@ def test_without_room_answers_are_the_same(world: tiny.World, tmp_path: Path) ->
     async def story(engine: Engine) -> None:
         await told(engine, events(LENGTH))
         await agree(engine)
-        assert (await engine.stats())["long_histories"] == 0
+        assert engine.parts.memories.stats()["long_histories"] == 0
 
     _run(world.copy(tmp_path / "data"), story, history_cache_bytes=0)
 

@@ -137,11 +137,12 @@ def test_metrics_count_by_route_and_never_by_id(client: Client) -> None:
 
 def test_metrics_show_the_engines_numbers_of_now(client: Client) -> None:
     """The engine's statistics are gauges, read at each scrape."""
-    label = '{namespace="default"}'
-    assert samples(client)[f"heed_items{label}"] == 0
+    items = 'heed_items{namespace="default"}'
+    hits = 'heed_cache_hits_total{cache="history",namespace="default"}'
+    assert samples(client)[items] == 0
     client.post("/v1/items", json={"items": [{"item_id": "a"}]})
     found = samples(client)
-    assert (found[f"heed_items{label}"], found[f"heed_cache_hits{label}"]) == (1, 3)
+    assert (found[items], found[hits]) == (1, 3)
 
 
 def test_two_apps_share_no_metrics(client: Client) -> None:

@@ -7,8 +7,13 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from types import SimpleNamespace
+
+import pytest
 
 from service.runtime.worker_messages import WorkerPeers, worker_sockets
+from service.runtime.worker_table import WorkerTable
 
 SHORT_LIVED = """
 import logging, os, sys
@@ -44,6 +49,37 @@ def test_restart_delay_doubles() -> None:
         *(("0", "True"), ("1", "False"), ("1", "False"), ("1", "True"))
     ]
     assert "stopped" in rest
+
+
+def test_a_hung_worker_is_silent_and_a_new_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the workers that do not answer, those are silent that run and are not just starting."""
+    points, table = worker_sockets(4), WorkerTable(4)
+    for number in (0, 1, 2):
+        table.start(number)
+    table.start(2)  # again
+    later = time.time() + 3_600
+    monkeypatch.setattr("service.runtime.worker_messages.time", SimpleNamespace(time=lambda: later))
+    table.end(2)
+
+    async def talk() -> tuple[list[int], list[int]]:
+        peers = WorkerPeers(points, 0, table)
+        hung = await peers.silent(0.1)
+
+        async def pong(_: str) -> bytes:
+            return b"pong"
+
+        answering = await WorkerPeers(points, 1, table).listen({"ping": pong})
+        try:
+            return hung, await peers.silent(0.5)
+        finally:
+            answering.close()
+
+    assert asyncio.run(talk()) == ([1], [])
+    assert [table[number].restarts for number in range(4)] == [0, 0, 1, 0]
+    monkeypatch.undo()
+    assert asyncio.run(WorkerPeers(points, 0, table).silent(0.1)) == []  # it has just started
+    for point in points:
+        point.close()
 
 
 def test_a_worker_that_does_not_answer_is_left_out() -> None:

@@ -1,15 +1,9 @@
-"""Request ids, stage timings and Prometheus metrics.
-
-Every response has `X-Request-ID` (the client's own if that is plain) and `Server-Timing`
-(https://www.w3.org/TR/server-timing/), which shows the stage that made an answer slow. The same
-stage clock feeds the histograms, in a registry of its own for each app.
-"""
+"""Metrics of one process for Prometheus, in a registry of its own for each app."""
 
 from __future__ import annotations
 
-import re
+import platform
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 
@@ -18,23 +12,34 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Info,
     PlatformCollector,
     ProcessCollector,
+    disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
+from service import __version__
 from service.domain.stage_clock import StageClock
+from service.engine.measurements import Measurement
+from service.stores.sqlite.schema import SCHEMA_VERSION
 
-REQUEST_ID = "heed.request_id"
-STAGES = "heed.stages"
 SERVED = "heed.served"  # the namespace, which exists, that a request under /v1/ is about
 NAMESPACE_LABEL = "namespace"
+BUILD = {
+    "version": __version__,
+    "schema": str(SCHEMA_VERSION),
+    "python": platform.python_version(),
+}
+# Limits that refuse requests: of requests, streams and buffered bytes, and the deadline.
+REFUSALS = ("requests", "streams", "bodies", "deadline")
 
-_PLAIN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+# They double the text, and Prometheus knows by itself when a counter was reset.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _ERRORS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
 # Any other method is counted as OTHER, for each label value makes a new time series.
@@ -98,6 +103,37 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
+        self._errors = Counter(
+            "heed_errors",
+            "Requests answered with a problem, by the type of the error.",
+            ("type",),
+            registry=self.registry,
+        )
+        self._refused = Counter(
+            "heed_admission_refused",
+            "Requests refused or given up because of a limit, by the limit.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self._admitted = Gauge(
+            "heed_admission_in_flight",
+            "Requests that hold a place now.",
+            ("kind",),
+            registry=self.registry,
+        )
+        self._places = Gauge(
+            "heed_admission_limit", "Places for requests.", ("kind",), registry=self.registry
+        )
+        self.deadline = Gauge(
+            "heed_deadline_seconds",
+            "Seconds that a request may take (`HEED_DEADLINE`).",
+            registry=self.registry,
+        )
+        Info(
+            "heed_build", "Versions of Heed, its store's schema and Python.", registry=self.registry
+        ).info(BUILD)
+        for reason in REFUSALS:
+            self._refused.labels(reason)  # a series from the start, for rates
         # Looking a series up by its labels takes longer than counting.
         self.namespace_requests = cache(self._namespace_requests.labels)
         self.namespace_seconds = cache(self._namespace_seconds.labels)
@@ -129,11 +165,22 @@ class Metrics:
         self.namespace_requests.cache_clear()
         self.namespace_seconds.cache_clear()
 
+    def count_error(self, kind: str) -> None:
+        """Count one request that was answered with a problem."""
+        self._errors.labels(kind).inc()
+
+    def count_refusal(self, reason: str) -> None:
+        """Count one request that a limit refused or ended; `reason` is one of `REFUSALS`."""
+        self._refused.labels(reason).inc()
+
+    def watch_places(self, kind: str, limit: int, in_flight: Callable[[], int]) -> None:
+        """Show the number of places for a kind of request, and those that are taken."""
+        self._places.labels(kind).set(limit)
+        self._admitted.labels(kind).set_function(in_flight)
+
     def observe(self, scope: Scope, status: int, stages: StageClock) -> None:
         """Count one finished request."""
-        method = scope["method"] if scope["method"] in _METHODS else "OTHER"
-        # The route's template, never the path: paths carry ids, and ids are without number.
-        route = getattr(scope.get("route"), "path", "unmatched")
+        method, route = method_label(scope), route_label(scope)
         seconds = time.perf_counter() - stages.started
         self.requests(method, route, str(status)).inc()
         self.seconds(method, route).observe(seconds)
@@ -144,28 +191,29 @@ class Metrics:
             self.stage_seconds(route, stage).observe(spent)
 
     def render(
-        self, gauges: Mapping[str, Mapping[str, float]], *, only: str | None = None
+        self, engines: Mapping[str, Iterable[Measurement]], *, only: str | None = None
     ) -> bytes:
         """Return the metrics in the text format of Prometheus.
 
         Args:
-            gauges: the current numbers of each engine, by the name of its namespace.
+            engines: the current measurements of each engine, by the name of its namespace.
             only: a namespace, of which alone there are series then.
         """
-        families: dict[str, GaugeMetricFamily] = {}
-        for namespace, numbers in gauges.items():
-            for name, value in numbers.items():
-                if name not in families:
-                    text = f"The engine's {name} now."
-                    families[name] = GaugeMetricFamily(
-                        f"heed_{name}", text, labels=(NAMESPACE_LABEL,)
-                    )
-                families[name].add_metric((namespace,), value)
-        own = generate_latest(_Families(family for _, family in sorted(families.items())))
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for namespace, measurements in engines.items():
+            for each in measurements:
+                family = families.get(each.name)
+                if family is None:
+                    made = CounterMetricFamily if each.kind == "counter" else GaugeMetricFamily
+                    labels = (*each.labels, NAMESPACE_LABEL)
+                    family = made(f"heed_{each.name}", each.description, labels=labels)
+                    families[each.name] = family
+                family.add_metric((*each.labels.values(), namespace), each.value)
+        own = generate_latest(Families(families.values()))
         if only is None:
             return generate_latest(self.registry) + own
         counted = (_of_namespace(metric, only) for metric in self.registry.collect())
-        return generate_latest(_Families(metric for metric in counted if metric.samples)) + own
+        return generate_latest(Families(metric for metric in counted if metric.samples)) + own
 
 
 def _of_namespace(metric: Metric, namespace: str) -> Metric:
@@ -177,71 +225,22 @@ def _of_namespace(metric: Metric, namespace: str) -> Metric:
     return chosen
 
 
-def merge_workers(texts: Mapping[int, bytes]) -> bytes:
-    """Merge what each worker renders, by its number; each series gets its `worker` label.
-
-    Workers are not summed up: a worker that is started again counts from 0, which a reader of the
-    sums could not tell from a worker that has ended.
-    """
-    merged: dict[str, Metric] = {}
-    for number, text in sorted(texts.items()):
-        for family in text_string_to_metric_families(text.decode()):
-            described = Metric(family.name, family.documentation, family.type)
-            metric = merged.setdefault(family.name, described)
-            for sample in family.samples:
-                labels = {**sample.labels, "worker": str(number)}
-                metric.add_sample(sample.name, labels, sample.value)
-    return generate_latest(_Families(merged.values()))
-
-
-class _Families(Collector):
+class Families(Collector):
     """Metric families with their values, as a collector."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
+        """Return the families."""
         return self._families
 
 
-class Telemetry:
-    """Pure ASGI middleware, the outermost: gives each request its id and its clock."""
-
-    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        stages = scope[STAGES] = StageClock()
-        request_id = scope[REQUEST_ID] = _request_id(scope)
-        status = 500  # what a server answers when the app ends without an answer
-
-        async def send_with_headers(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [
-                    *message.get("headers", ()),
-                    (b"x-request-id", request_id.encode("ascii")),
-                    (b"server-timing", stages.header().encode("ascii")),
-                ]
-            await send(message)
-
-        self._metrics.in_flight.inc()
-        try:
-            await self._app(scope, receive, send_with_headers)
-        finally:
-            self._metrics.in_flight.dec()
-            self._metrics.observe(scope, status, stages)
+def method_label(scope: Scope) -> str:
+    """The method of a request, `OTHER` for one that HTTP does not define."""
+    return scope["method"] if scope["method"] in _METHODS else "OTHER"
 
 
-def _request_id(scope: Scope) -> str:
-    """The caller's id when it is plain enough for logs and headers, else a new one."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and _PLAIN_ID.fullmatch(value):
-            return str(value, "ascii")
-    return uuid.uuid4().hex
+def route_label(scope: Scope) -> str:
+    """The template of a request's route, never its path, which carries ids without number."""
+    return getattr(scope.get("route"), "path", "unmatched")

@@ -1,0 +1,72 @@
+"""Middleware around all others: gives a request its id and clock, counts and logs its end.
+
+Every response has `X-Request-ID` (the client's own if that is plain) and `Server-Timing`
+(https://www.w3.org/TR/server-timing/), which shows the stage that made an answer slow.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.domain.stage_clock import StageClock
+from service.http.telemetry.access_log import AccessLog
+from service.http.telemetry.metrics import Metrics
+from service.runtime import logs
+
+REQUEST_ID = "heed.request_id"
+STAGES = "heed.stages"
+
+_PLAIN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+
+
+class Telemetry:
+    """Pure ASGI middleware, the outermost: gives each request its id and its clock."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, access_log: AccessLog) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._access_log = access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        stages = scope[STAGES] = StageClock()
+        request_id = scope[REQUEST_ID] = _request_id(scope)
+        status = 500  # what a server answers when the app ends without an answer
+        size = 0
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request_id.encode("ascii")),
+                    (b"server-timing", stages.header().encode("ascii")),
+                ]
+            elif message["type"] == "http.response.body":
+                size += len(message.get("body", b""))
+            await send(message)
+
+        token = logs.REQUEST.set(request_id)
+        self._metrics.in_flight.inc()
+        try:
+            await self._app(scope, receive, send_with_headers)
+        finally:
+            self._metrics.in_flight.dec()
+            self._metrics.observe(scope, status, stages)
+            self._access_log.write(scope, status, size, stages)
+            logs.REQUEST.reset(token)
+
+
+def _request_id(scope: Scope) -> str:
+    """The caller's id when it is plain enough for logs and headers, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _PLAIN_ID.fullmatch(value):
+            return str(value, "ascii")
+    return uuid.uuid4().hex

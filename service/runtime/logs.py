@@ -1,0 +1,219 @@
+"""Structured logs: one JSON object a line on stderr, or readable lines on a terminal.
+
+Everything goes through the root logger of `logging`: the service's modules, uvicorn's, warnings and
+uncaught exceptions. Messages of exceptions can quote what a client sent, so only those of types
+that never do are logged, unless the level is `debug`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Literal, TextIO
+
+import apsw
+import orjson
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from service.domain.errors import HeedError
+
+Format = Literal["auto", "json", "console"]
+
+# The id of the request that the code at hand works for; in each of its log lines.
+REQUEST: ContextVar[str | None] = ContextVar("heed.request", default=None)
+
+# Workers share the pipe of stderr, and POSIX keeps a write whole up to this size (PIPE_BUF).
+MAX_LINE_BYTES = 4096
+
+_MAX_FRAMES = 12  # the innermost frames of each exception that are logged
+_MAX_CHAIN = 4  # exceptions of a chain of causes that are logged
+_MAX_EVENT = 2_000  # characters
+# Types whose messages are written by Heed or the system: paths, addresses, names of libraries.
+_PLAIN_ERRORS = (HeedError, OSError, MemoryError, ImportError, apsw.Error)
+# asyncio appends the repr of a task or transport to its sentence, and warnings their source.
+_FIRST_LINE_ONLY = frozenset({"asyncio", "py.warnings"})
+
+_process_fields: dict[str, Any] = {}
+
+
+def configure(
+    level: str,
+    format: Format = "auto",
+    stream: TextIO | None = None,
+    *,
+    uncaught: bool = True,
+) -> None:
+    """Send all log records and warnings of this process to one stream.
+
+    Args:
+        level: the lowest severity that is logged.
+        format: `json`, `console`, or `auto`: `console` on a terminal, `json` elsewhere.
+        stream: by default stderr.
+        uncaught: log uncaught exceptions too, instead of having Python print them.
+    """
+    stream = stream or sys.stderr
+    as_json = format == "json" or (format == "auto" and not stream.isatty())
+    shared: list[Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _add_context,
+        _Exceptions(with_messages=level == "debug"),
+        structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+    ]
+    render: Processor = _render_json if as_json else _console(stream)
+    handler = _Handler(stream, as_json=as_json)
+    handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=[*shared, render]))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    # httpx logs the address of each request, which may have a query.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    if uncaught:
+        sys.excepthook = _log_uncaught
+        sys.unraisablehook = _log_unraisable
+        threading.excepthook = _log_uncaught_in_thread
+
+
+def is_json() -> bool:
+    """Whether `configure` has chosen JSON for this process."""
+    return any(isinstance(each, _Handler) and each.as_json for each in logging.root.handlers)
+
+
+def set_process_fields(**fields: Any) -> None:
+    """Add these fields to each later log line of this process, such as the worker's number."""
+    _process_fields.update(fields)
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """A handler that reports its own failures as log lines too."""
+
+    def __init__(self, stream: TextIO, *, as_json: bool) -> None:
+        super().__init__(stream)
+        self.as_json = as_json
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Report that a record could not be formatted or written."""
+        failure = sys.exc_info()[0]
+        event = {
+            "event": "a log record could not be written",
+            "level": "error",
+            "logger": record.name,
+            "line": f"{record.pathname}:{record.lineno}",
+            "error": "" if failure is None else failure.__name__,
+        }
+        try:
+            self.stream.write(_render_json(None, "", event) + self.terminator)
+            self.flush()
+        except (OSError, ValueError):
+            pass  # nothing reads stderr any more
+
+
+class _Exceptions:
+    """Processor that renders `exc_info` as a traceback, without values and most messages."""
+
+    def __init__(self, *, with_messages: bool) -> None:
+        self._with_messages = with_messages
+
+    def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        record: logging.LogRecord | None = event.get("_record")
+        info = event.pop("exc_info", None) or (record.exc_info if record else None)
+        error = info[1] if isinstance(info, tuple) else info
+        if isinstance(error, BaseException):
+            event["exception"] = self._text(error)
+        return event
+
+    def _text(self, error: BaseException) -> str:
+        # The innermost cause first, as Python prints them.
+        parts = [self._one(each) for each in _chain(error)]
+        return "\n\n".join(reversed(parts))
+
+    def _one(self, error: BaseException) -> str:
+        frames = traceback.extract_tb(error.__traceback__)[-_MAX_FRAMES:]
+        name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+        message = ""
+        if self._with_messages or isinstance(error, _PLAIN_ERRORS):
+            message = f": {error}"
+        stack = "".join(traceback.format_list(frames))
+        return f"Traceback (most recent call last):\n{stack}{name}{message}"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, then its causes, each once."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen and len(seen) < _MAX_CHAIN:
+        seen.add(id(current))
+        yield current
+        implicit = None if current.__suppress_context__ else current.__context__
+        current = current.__cause__ or implicit
+
+
+def _add_context(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    if event.get("logger") in _FIRST_LINE_ONLY:
+        event["event"] = str(event["event"]).partition("\n")[0]
+    event["event"] = str(event["event"])[:_MAX_EVENT]
+    if "request_id" not in event and (request := REQUEST.get()) is not None:
+        event["request_id"] = request
+    return {**event, **_process_fields}
+
+
+def _render_json(_logger: WrappedLogger | None, _method: str, event: EventDict) -> str:
+    """Render one line of at most `MAX_LINE_BYTES` bytes, with the newline."""
+    exception = event.get("exception", "")
+    kept = len(exception)
+    while len(line := _dump(event)) >= MAX_LINE_BYTES:
+        if kept < 100:
+            event = {
+                name: value[:200] if isinstance(value, str) else value
+                for name, value in event.items()
+                if not isinstance(value, dict | list | tuple)
+            }
+            return _dump(event)[: MAX_LINE_BYTES - 1].decode(errors="ignore")
+        # The end has the exception that was raised last.
+        kept = kept * 3 // 4
+        event = {**event, "exception": f"… {exception[-kept:]}"}
+    return line.decode()
+
+
+def _dump(event: EventDict) -> bytes:
+    try:
+        return orjson.dumps(event, default=repr, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:  # a lone surrogate, or an integer beyond 64 bits
+        plain = {
+            str(name): str(value).encode(errors="replace").decode() for name, value in event.items()
+        }
+        return orjson.dumps(plain)
+
+
+def _console(stream: TextIO) -> Processor:
+    return structlog.dev.ConsoleRenderer(
+        colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+    )
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        sys.__excepthook__(kind, error, trace)
+        return
+    logging.getLogger("heed").critical("uncaught exception", exc_info=error)
+
+
+def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None:
+        name = args.thread.name if args.thread else "a thread"
+        logging.getLogger("heed").critical(
+            "uncaught exception in %s", name, exc_info=args.exc_value
+        )
+
+
+def _log_unraisable(args: Any) -> None:
+    logging.getLogger("heed").error("an exception was ignored", exc_info=args.exc_value)

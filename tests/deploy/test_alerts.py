@@ -1,0 +1,64 @@
+"""Prometheus' configuration and alerts, checked and run by promtool."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from tests.support.heed_process import ROOT
+from tests.support.prometheus_server import CONFIGURATION, program
+
+ALERTS = yaml.safe_load((CONFIGURATION / "alerts.yml").read_text())
+TESTS = yaml.safe_load((CONFIGURATION / "alerts_test.yml").read_text())
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in ALERTS["groups"] for rule in group["rules"]]
+
+
+def promtool(*arguments: str) -> None:
+    done = subprocess.run(
+        [program("promtool"), *arguments],
+        cwd=CONFIGURATION,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_configuration_is_valid() -> None:
+    """Prometheus accepts its configuration and the rules that it names."""
+    promtool("check", "config", "prometheus.yml")
+
+
+def test_alerts_fire_when_they_should() -> None:
+    """The unit tests of the alerts pass."""
+    promtool("test", "rules", "alerts_test.yml")
+
+
+def test_each_alert_is_tested_both_ways() -> None:
+    """For each alert there are series on which it fires and others on which it does not."""
+    tried = {
+        (case["alertname"], bool(case["exp_alerts"]))
+        for test in TESTS["tests"]
+        for case in test["alert_rule_test"]
+    }
+    names = {rule["alert"] for rule in rules()}
+    assert tried == {(name, fires) for name in names for fires in (True, False)}
+
+
+def test_alerts_name_metrics_that_exist() -> None:
+    """Each metric of an expression is in the table of service/README.md."""
+    table = (ROOT / "service" / "README.md").read_text("utf-8")
+    known = set(re.findall(r"^\| `(heed_\w+)` \|", table, re.MULTILINE))
+    named = {
+        re.sub(r"(_bucket|_count|_sum)$", "", name)
+        for rule in rules()
+        for name in re.findall(r"\bheed_\w+", rule["expr"])
+    }
+    assert named - known == set()
+    assert named

@@ -1,0 +1,48 @@
+"""Readiness checks of the disk, with the store and the model well."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from service.engine import readiness
+from service.snapshots.live_snapshot import LiveSnapshot
+from service.stores.sqlite.store import SQLiteStore
+
+LIVE = cast(LiveSnapshot, SimpleNamespace(snapshot=SimpleNamespace(version="v1"), degraded=False))
+
+
+def checked(data: Path) -> tuple[bool, Any]:
+    return asyncio.run(_checked(data))
+
+
+async def _checked(data: Path) -> tuple[bool, Any]:
+    store = SQLiteStore(data.parent / "store.db")
+    try:
+        return await readiness.check(store, LIVE, data)
+    finally:
+        await store.close()
+
+
+def test_a_full_disk_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk with less room than a checkpoint needs fails its check, with the numbers."""
+    data = tmp_path / "data"
+    data.mkdir()
+    assert checked(data)[0]
+    monkeypatch.setattr(readiness, "MIN_FREE_BYTES", 1 << 60)
+    is_ready, checks = checked(data)
+    assert not is_ready
+    assert (checks["store"], checks["disk"]) == (True, False)
+    assert 0 < checks["details"]["disk"]["free_bytes"] < 1 << 60
+
+
+def test_a_vanished_data_directory_is_not_ready(tmp_path: Path) -> None:
+    """A data directory that is gone fails the check of the disk, which says why."""
+    is_ready, checks = checked(tmp_path / "gone")
+    assert not is_ready
+    assert not checks["disk"]
+    assert "No such file" in checks["details"]["disk"]["error"]

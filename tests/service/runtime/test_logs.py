@@ -1,0 +1,143 @@
+"""Log lines: one JSON object each, short enough for one write, without messages that quote data."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from service.runtime import logs
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    """What a configured process writes; afterwards the process is as before."""
+    before = logging.root.handlers[:], logging.root.level
+    hooks = sys.excepthook, sys.unraisablehook
+    stream = io.StringIO()
+    logs.configure("info", "json", stream, uncaught=False)
+    yield stream
+    logging.captureWarnings(False)
+    logging.root.handlers[:], logging.root.level = before
+    sys.excepthook, sys.unraisablehook = hooks
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_line_has_the_record_and_the_context(stream: io.StringIO) -> None:
+    """A line has event, level, logger, an ISO time, the extra fields and the request's id."""
+    token = logs.REQUEST.set("r-1")
+    logging.getLogger("a.b").warning("took %d s", 3, extra={"job": "j"})
+    logs.REQUEST.reset(token)
+    (line,) = lines(stream)
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {
+        "event": "took 3 s",
+        "level": "warning",
+        "logger": "a.b",
+        "job": "j",
+        "request_id": "r-1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "is_shown"),
+    [(KeyError("user-7"), False), (ValueError("user-7"), False), (OSError(28, "user-7"), True)],
+)
+def test_messages_of_exceptions_are_logged_where_they_quote_no_data(
+    stream: io.StringIO, error: Exception, is_shown: bool
+) -> None:
+    """A traceback has the frames and the type; the message of system errors alone."""
+    try:
+        raise error
+    except Exception:
+        logging.getLogger("a").exception("failed")
+    (line,) = lines(stream)
+    assert type(error).__name__ in line["exception"]
+    assert "Traceback" in line["exception"]
+    assert "test_logs.py" in line["exception"]
+    assert ("user-7" in stream.getvalue()) is is_shown
+
+
+def test_causes_come_before_what_they_caused(stream: io.StringIO) -> None:
+    """A chained exception is logged after its cause."""
+    try:
+        try:
+            raise KeyError("x")
+        except KeyError as error:
+            raise OSError("the end") from error
+    except OSError:
+        logging.getLogger("a").exception("failed")
+    (line,) = lines(stream)
+    assert line["exception"].index("KeyError") < line["exception"].index("the end")
+
+
+def test_long_lines_are_cut_and_still_json(stream: io.StringIO) -> None:
+    """However long a record is, its line is JSON of at most PIPE_BUF bytes and says what failed."""
+
+    def deep(n: int) -> None:
+        if n:
+            deep(n - 1)
+        raise OSError("ü" * 900)
+
+    try:
+        deep(900)
+    except OSError:
+        logging.getLogger("a").exception("failed %s", "é" * 5_000)
+    logging.getLogger("a").info("x" * 9_000, extra={f"f{n}": "y" * 900 for n in range(9)})
+    logging.getLogger("a").info("bad \ud800", extra={"n": 1 << 70, "o": object()})
+    found = lines(stream)
+    assert len(found) == 3
+    assert found[0]["exception"].endswith("ü")
+    assert max(len(line.encode()) for line in stream.getvalue().splitlines()) < logs.MAX_LINE_BYTES
+
+
+def test_warnings_and_reports_of_asyncio_are_one_sentence(stream: io.StringIO) -> None:
+    """A warning is a line; the repr that asyncio appends to its sentence is not logged."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("careful", stacklevel=1)
+    logging.getLogger("asyncio").error("Task exception was never retrieved\nfuture: <user-7>")
+    careful, task = lines(stream)
+    assert "careful" in careful["event"]
+    assert task["event"] == "Task exception was never retrieved"
+
+
+FAULTS = """
+import logging, threading
+from service.runtime import logs
+logs.configure("info", "auto")
+logging.getLogger("a").info("%d", "no number")
+class Bad:
+    def __del__(self):
+        raise KeyError("user-7")
+Bad()
+def fail():
+    raise KeyError("user-7")
+thread = threading.Thread(target=fail, name="t1")
+thread.start(); thread.join()
+fail()
+"""
+
+
+def test_faults_are_lines_of_the_log() -> None:
+    """Uncaught exceptions of any thread and finaliser, and faulty log calls, are JSON lines."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], check=False, capture_output=True, text=True
+    )
+    found = [json.loads(line) for line in done.stderr.splitlines()]
+    assert done.returncode == 1
+    unwritten, *uncaught = found
+    assert "could not be written" in unwritten["event"]
+    assert [line["level"] for line in uncaught] == ["error", "critical", "critical"]
+    assert all("KeyError" in line["exception"] for line in uncaught)
+    assert "user-7" not in done.stderr
