@@ -66,6 +66,10 @@ class StoreFull(Unavailable):
     """The disk is full; reads go on, writes succeed again once there is room."""
 
 
+class QuotaExceeded(HeedError):
+    """The store would hold more than it may; nothing was changed. Waiting does not help."""
+
+
 class Corrupt(HeedError):
     """Stored bytes fail their integrity check. The detail names the file."""
 

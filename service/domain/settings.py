@@ -211,6 +211,22 @@ class Settings(BaseSettings):
         description="Seconds that requests in flight have to finish at shutdown.",
     )
 
+    max_events: int = Field(
+        0,
+        ge=0,
+        description="Most events of a namespace, for clients over HTTP; more are refused with 507. "
+        "0: no limit, as for the next two.",
+    )
+    max_items: int = Field(
+        0, ge=0, description="Most items of a namespace's catalogue; more are refused with 507."
+    )
+    max_store_bytes: int = Field(
+        0,
+        ge=0,
+        description="Most bytes of a namespace's `heed.db`, without free pages; what would add to "
+        "them is refused with 507. Models and the write-ahead log are not counted.",
+    )
+
     @field_validator("page_fields")
     @classmethod
     def _check_page_fields(cls, text: str) -> str:

@@ -27,6 +27,7 @@ from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
 from service.stores.base import Store
+from service.stores.quota import StoreQuota
 from service.stores.sqlite.store import SQLiteStore
 
 
@@ -83,7 +84,8 @@ def compose(
     check_embedding_dim(settings, embeddings.encoder.name, embeddings.encoder.dimension)
     make_directory(settings.data)
     search = LiveSearch(embeddings, settings.data)
-    store = SQLiteStore(settings.data / STORE_FILE)
+    quota = StoreQuota(settings.max_events, settings.max_items, settings.max_store_bytes)
+    store = SQLiteStore(settings.data / STORE_FILE, quota=quota)
     registry = Registry(settings.data / MODELS_FOLDER)
     executor = executor or compute_executor(settings, threads)
     live = LiveSnapshot(

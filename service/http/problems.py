@@ -42,6 +42,7 @@ STATUS: Mapping[type[errors.HeedError], int] = {
     errors.Overloaded: 429,
     errors.RateLimited: 429,
     errors.StoreFull: 507,
+    errors.QuotaExceeded: 507,
     errors.Corrupt: 500,
     errors.Incompatible: 500,
 }

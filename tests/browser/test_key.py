@@ -1,11 +1,12 @@
-"""The page of a service behind a guard that requires an API key."""
+"""The page of a service that requires an API key."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, expect
 
 from tests.support.driving import (
     attempt,
@@ -16,34 +17,47 @@ from tests.support.driving import (
     stored_events,
     trials,
 )
+from tests.support.heed_process import HeedProcess
 from tests.support.server import Server
 
-READS, WRITES = "reads-only", "reads-and-writes"
-
-
-def guard(route: Route) -> None:
-    """Continue a request whose key permits it; answer 401 without a key, 403 for a weak one."""
-    asked = route.request
-    key = asked.headers.get("authorization", "").removeprefix("Bearer ")
-    writes = asked.url.endswith("/v1/events")
-    if key == WRITES or (key == READS and not writes):
-        route.continue_()
-    elif key == READS:
-        route.fulfill(status=403, content_type="text/html", body="<h1>no</h1>")
-    else:
-        problem = '{"title": "Unauthorized", "detail": "A key is needed."}'
-        route.fulfill(status=401, content_type="application/problem+json", body=problem)
+Create = Callable[..., str]
 
 
 @pytest.fixture
-def guarded(browser: Browser, server: Server) -> Iterator[Page]:
-    """Yield the page of a guarded service; its console may report 401 and 403 alone."""
+def create(server: Server, tmp_path: Path) -> Create:
+    """A function that creates a key with scopes beside the running server, and returns it."""
+
+    def create(*scopes: str) -> str:
+        options = [part for scope in scopes for part in ("--scope", scope)]
+        log = tmp_path / f"{'-'.join(scopes)}.log"
+        command = ("keys", "create", "--data", server.data, "--name", "page")
+        process = HeedProcess(*command, *options, log=log)
+        assert process.wait() == 0, process.log()
+        return process.out().strip()
+
+    return create
+
+
+@pytest.fixture
+def reads(create: Create) -> str:
+    """A key that may read."""
+    return create("read")
+
+
+@pytest.fixture
+def writes(create: Create) -> str:
+    """A key that may read and write."""
+    return create("read", "write")
+
+
+@pytest.fixture
+def guarded(browser: Browser, server: Server, reads: str) -> Iterator[Page]:
+    """Yield the page of a service with keys; its console may report 401 and 403 alone."""
     page = browser.new_page(viewport={"width": 360, "height": 740})
     page.set_default_timeout(15_000)
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
-    page.route("**/v1/**", guard)
     page.goto(server.url)
     yield page
     page.close()
@@ -58,7 +72,9 @@ def give(page: Page, key: str) -> None:
         page.get_by_label("API key").press("Enter")
 
 
-def test_page_prompts_for_stores_and_replaces_the_api_key(guarded: Page) -> None:
+def test_page_prompts_for_stores_and_replaces_the_api_key(
+    guarded: Page, reads: str, writes: str
+) -> None:
     """Without a key the page is empty; a missing, wrong or weak key each get their own message."""
     page = guarded
     form = page.get_by_role("region", name="A key is needed")
@@ -72,7 +88,7 @@ def test_page_prompts_for_stores_and_replaces_the_api_key(guarded: Page) -> None
     give(page, "guessed")
     expect(page.get_by_role("region", name="The key was not accepted")).to_be_visible()
 
-    give(page, READS)
+    give(page, reads)
     search(page, "rocket")
     expect(results(page).first).to_be_visible()
     expect(page.locator("#key")).to_be_hidden()
@@ -83,7 +99,7 @@ def test_page_prompts_for_stores_and_replaces_the_api_key(guarded: Page) -> None
     expect(page.get_by_role("region", name="The key is not enough")).to_be_visible()
 
     page.get_by_role("button", name="Change key").click()
-    give(page, WRITES)
+    give(page, writes)
     choose(page, "u3")
     page.get_by_role("button", name="Record as events").click()  # the trial is still there
     expect(trials(page)).to_have_count(0)
@@ -91,20 +107,39 @@ def test_page_prompts_for_stores_and_replaces_the_api_key(guarded: Page) -> None
     expect(page.locator("#key")).to_be_hidden()
 
 
-def test_api_key_is_stored_per_tab_and_never_in_a_url(guarded: Page) -> None:
+def test_api_key_is_stored_per_tab_and_never_in_a_url(guarded: Page, writes: str) -> None:
     """The key survives a reload, can be forgotten, and is in no URL and no local storage."""
     page = guarded
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    give(page, WRITES)
+    give(page, writes)
     page.reload()
     expect(recommended(page).first).to_be_visible()
     expect(page.locator("#key")).to_be_hidden()
     assert asked
-    assert not any(WRITES in url for url in [*asked, page.url])
+    assert not any(writes in url for url in [*asked, page.url])
     assert page.evaluate("localStorage.length") == 0
     page.get_by_role("button", name="Change key").click()
     with page.expect_navigation():
         page.get_by_role("button", name="Forget it").click()
     expect(page.get_by_role("region", name="A key is needed")).to_be_visible()
-    assert WRITES not in page.evaluate("JSON.stringify(sessionStorage)")
+    assert writes not in page.evaluate("JSON.stringify(sessionStorage)")
+
+
+def test_live_figures_need_an_admin_key(guarded: Page, reads: str, create: Create) -> None:
+    """The page asks for /metrics once with a key that may not read it, and gets it with another."""
+    page = guarded
+    admin = create("admin")
+    asked: list[int] = []
+    page.on(
+        "response",
+        lambda answer: asked.append(answer.status) if answer.url.endswith("/metrics") else None,
+    )
+    give(page, reads)
+    expect(recommended(page).first).to_be_visible()
+    page.wait_for_timeout(2_000)  # in which it would ask some times more
+    assert asked.count(403) == 1
+    page.get_by_role("button", name="Change key").click()
+    with page.expect_response(lambda answer: answer.url.endswith("/metrics") and answer.ok):
+        give(page, admin)
+    expect(page.locator("#key")).to_be_hidden()

@@ -1,7 +1,7 @@
 """The contract of every store, as tests to inherit.
 
 `connect` is a fixture: a function each call of which gives another client of one fresh database,
-as another process would have it.
+as another process would have it. `limited` gives one with a quota.
 """
 
 import asyncio
@@ -16,14 +16,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.domain.errors import Conflict, Invalid, NotFound, Unavailable
+from service.domain.errors import Conflict, Invalid, NotFound, QuotaExceeded, Unavailable
 from service.domain.item_patch import ItemPatch
 from service.domain.keys import Rate, Scope, issue_key
 from service.domain.records import Event, Item, User, Vector
 from service.stores.base import History, Store
+from service.stores.quota import StoreQuota
 from tests.support.store_model import Notebook
 
 Connect = Callable[[], Store]
+Limited = Callable[[StoreQuota], Store]
 
 NOON = 1_700_000_000_000_000  # some microsecond
 IDS = [
@@ -91,6 +93,10 @@ class _Contract:
 
     @pytest.fixture
     def connect(self) -> Connect:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def limited(self) -> Limited:
         raise NotImplementedError
 
     @pytest.fixture
@@ -1334,12 +1340,72 @@ class KeyContract(_Contract):
         assert await reader.keys_version() == versions[-1]
 
 
+class QuotaContract(_Contract):
+    """Quotas, checked in the transaction that would exceed them."""
+
+    async def test_a_write_beyond_the_quota_stores_nothing(
+        self, store: Store, limited: Limited
+    ) -> None:
+        """Of concurrent batches exactly as many are stored as fit, each whole; deletions free."""
+        bounded = limited(StoreQuota(events=10))
+        batches = [[Event("u", f"i{n}", f"{n}-{m}") for m in range(3)] for n in range(8)]
+        answers = await asyncio.gather(
+            *(bounded.append(batch) for batch in batches), return_exceptions=True
+        )
+        stored = [n for n, answer in enumerate(answers) if answer == (3, 0)]
+        refused = [answer for answer in answers if isinstance(answer, QuotaExceeded)]
+        assert (len(stored), len(refused)) == (3, 5)
+        assert "9 events and may hold 10 (HEED_MAX_EVENTS)" in refused[0].detail
+        assert (await store.counts())["events"] == 9
+        assert await bounded.append(batches[stored[0]]) == (0, 3)  # duplicates add nothing
+        await bounded.append([Event("v", "i")])
+        with pytest.raises(QuotaExceeded):
+            await bounded.append([Event("v", "i")])
+        assert await bounded.forget("u") == 9
+        assert await bounded.append([Event("v", "i")]) == (1, 0)
+
+    async def test_items_in_the_catalogue_are_bounded(self, store: Store, limited: Limited) -> None:
+        """New items beyond the quota are refused; replacing and deleting go on."""
+        bounded = limited(StoreQuota(items=2))
+        await bounded.put_items([Item("a"), Item("b")])
+        with pytest.raises(QuotaExceeded, match="HEED_MAX_ITEMS"):
+            await bounded.put_items([Item("a", "new"), Item("c")])
+        with pytest.raises(QuotaExceeded):
+            await bounded.patch_items([ItemPatch("c", {"title": "new"})])
+        assert await store.get_items(["a", "c"]) == [Item("a"), None]
+        assert await bounded.put_items([Item("a", "new")]) == 1
+        await store.put_items([Item("c")])  # by a client without a quota
+        assert await bounded.put_items([Item("a", "newer")]) == 1
+        assert await bounded.delete_item("b")
+        assert await bounded.delete_item("c")
+        assert await bounded.put_items([Item("d")]) == 1
+
+    async def test_bytes_are_bounded(self, store: Store, limited: Limited) -> None:
+        """A store that has grown to its quota takes no more events, items or profiles."""
+        bounded = limited(StoreQuota(bytes=1 << 20))
+        sent, full = 0, False
+        while not full:
+            try:
+                await bounded.put_items([Item(f"{sent}", "x" * 60_000)])
+                sent += 1
+            except QuotaExceeded as error:
+                full = "HEED_MAX_STORE_BYTES" in error.detail
+        assert 8 <= sent <= 18
+        assert (await store.counts())["items"] == sent
+        with pytest.raises(QuotaExceeded):
+            await bounded.put_user(User("u", {"text": "x" * 60_000}, ()))
+        for n in range(sent):
+            await bounded.delete_item(f"{n}")
+        assert await bounded.put_items([Item("a", "x" * 60_000)]) == 1
+
+
 class StoreContract(
     AppendContract,
     HistoryContract,
     CatalogueContract,
     ScenarioContract,
     KeyContract,
+    QuotaContract,
     WholeContract,
 ):
-    """The whole store contract: inherit it and define the fixture `connect`."""
+    """The whole store contract: inherit it and define the fixtures `connect` and `limited`."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from service.domain.records import DISLIKE, Event, Item, User
 from service.stores.base import CatalogueChanges, History
 from service.stores.encoding import cursor_of, item_from, position_of, user_from, vectors_from
+from service.stores.quota import StoreUsage
 
 Rows = list[tuple[Any, ...]]
 
@@ -55,6 +56,13 @@ def find_names(connection: apsw.Connection, table: str, numbers: Collection[int]
     find = f"SELECT {number}, {name} FROM {table} WHERE {number} IN carray(?) ORDER BY {number}"  # noqa: S608
     wanted = np.fromiter(numbers, np.int64, len(numbers))
     return dict(connection.execute(find, (apsw.carray(wanted),)))
+
+
+def usage(connection: apsw.Connection) -> StoreUsage:
+    """Read the contents of the store, with those of the transaction in progress."""
+    events, items = connection.execute("SELECT events, items FROM state").get
+    pages = connection.pragma("page_count") - connection.pragma("freelist_count")
+    return StoreUsage(events, items, pages * connection.pragma("page_size"))
 
 
 class Spelling:

@@ -49,12 +49,13 @@ from service.stores.base import (
 )
 from service.stores.encoding import check_limit, user_document
 from service.stores.measures import StoreMeasures
+from service.stores.quota import StoreQuota
 from service.stores.sqlite.database_file import DatabaseFile
 from service.stores.sqlite.imports import import_ledger
 from service.stores.sqlite.integrity.store_guard import CHECK
 from service.stores.sqlite.items import ItemWrites
 from service.stores.sqlite.log_changes import log_changes
-from service.stores.sqlite.reads import Reads, read_transaction
+from service.stores.sqlite.reads import Reads, read_transaction, usage
 from service.stores.sqlite.registers import keys, scenarios
 from service.stores.sqlite.scan import scan, scan_events, scan_items, scan_user_ids, scan_users
 from service.stores.sqlite.writer import Transaction, Writer
@@ -72,13 +73,17 @@ READER_THREADS = 2  # threads for longer reads
 class SQLiteStore(Store):
     """Store in the file `path`.
 
-    The file and its directory are created if they are not there. `vfs` names another SQLite
-    VFS to go through; tests inject faults with it.
+    The file and its directory are created if they are not there. `quota` bounds what this client
+    of the file may add to it. `vfs` names another SQLite VFS to go through; tests inject faults
+    with it.
 
     Raises `Incompatible`, `Corrupt` or `Unavailable` if the file is not, or no longer, a store.
     """
 
-    def __init__(self, path: Path | str, *, vfs: str | None = None) -> None:
+    def __init__(
+        self, path: Path | str, *, quota: StoreQuota | None = None, vfs: str | None = None
+    ) -> None:
+        self._quota = quota if quota and any(quota) else None
         self._file = DatabaseFile(Path(path), vfs)
         self._reads = Reads()
         items = Names("items")
@@ -104,7 +109,8 @@ class SQLiteStore(Store):
         if not events:
             return AppendResult(0, 0)
         now = time.time_ns() // 1000
-        return await self._write(self._writes.append, events, now, import_id, rows=len(events))
+        job = self._writes.append
+        return await self._add(job, events, now, import_id, rows=len(events))
 
     async def version(self, user_id: str) -> int:
         return self._read(self._reads.version, check_id(user_id, "/user_id"))
@@ -143,7 +149,7 @@ class SQLiteStore(Store):
     async def put_user(self, user: User, *, import_id: int | None = None) -> None:
         check_user(user)
         profile = user_document(user)
-        return await self._write(self._writes.put_user, user.user_id, profile, import_id)
+        return await self._add(self._writes.put_user, user.user_id, profile, import_id)
 
     async def get_user(self, user_id: str) -> User | None:
         return self._read(self._reads.user, check_id(user_id, "/user_id"))
@@ -161,7 +167,7 @@ class SQLiteStore(Store):
         if not items:
             return 0
         job = self._item_writes.put_items
-        return await self._write(job, items, on_change, import_id, rows=len(items))
+        return await self._add(job, items, on_change, import_id, rows=len(items))
 
     async def patch_items(
         self,
@@ -175,7 +181,7 @@ class SQLiteStore(Store):
         if not patches:
             return PatchResult(0, ())
         job = self._item_writes.patch_items
-        return await self._write(job, patches, create, on_change, import_id, rows=len(patches))
+        return await self._add(job, patches, create, on_change, import_id, rows=len(patches))
 
     async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
         for index, item_id in enumerate(item_ids):
@@ -214,7 +220,7 @@ class SQLiteStore(Store):
 
     async def put_scenario(self, name: str, body: Mapping[str, Any]) -> Scenario:
         now = time.time_ns() // 1000
-        return await self._write(scenarios.put, check_id(name, "/name"), body, now)
+        return await self._add(scenarios.put, check_id(name, "/name"), body, now)
 
     async def scenario(self, name: str) -> Scenario | None:
         return self._read(scenarios.current, check_id(name, "/name"))
@@ -347,6 +353,22 @@ class SQLiteStore(Store):
         return self._scan(scan_user_ids)
 
     # ------------------------------------------------------------------ inside
+
+    def _add(
+        self, job: Callable[[Transaction, *Ts], T], *args: *Ts, rows: int = 1
+    ) -> asyncio.Future[T]:
+        """Write what adds to the store, within its quota."""
+        quota = self._quota
+        if quota is None:
+            return self._write(job, *args, rows=rows)
+
+        def bounded(transaction: Transaction) -> T:
+            before = usage(transaction.connection)
+            result = job(transaction, *args)
+            quota.check(before, usage(transaction.connection))  # which rolls the job back
+            return result
+
+        return self._writer.submit(bounded, rows)
 
     def _write(
         self, job: Callable[[Transaction, *Ts], T], *args: *Ts, rows: int = 1

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from service.domain.errors import QuotaExceeded
 from service.http.limits import is_unhurried
 from tests.support.http_fake import Client, serving
 
@@ -19,6 +20,18 @@ JSON = {"host": "localhost", "content-type": "application/json"}
 async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
     for part in parts:
         yield part
+
+
+def test_a_quota_is_507_and_names_no_time() -> None:
+    """What exceeds a quota is 507 without Retry-After, since waiting does not help."""
+    with serving() as client:
+        client.engine.raises = QuotaExceeded("the store may hold 10 events (HEED_MAX_EVENTS)")
+        event = {"user_id": "u", "item_id": "i"}
+        answer = client.post("/v1/events", json={"events": [event]})
+    assert answer.status_code == 507
+    assert answer.json()["title"] == "Quota Exceeded"
+    assert "HEED_MAX_EVENTS" in answer.json()["detail"]
+    assert "retry-after" not in answer.headers
 
 
 def test_a_body_too_long_is_refused_by_its_length_alone() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import apsw
@@ -13,12 +14,13 @@ import pytest
 from service.domain.errors import Conflict, HeedError, Overloaded, Unavailable
 from service.domain.keys import issue_key
 from service.domain.records import Event, Item
+from service.stores.quota import StoreQuota
 from service.stores.sqlite import database_file, writer
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.sqlite.writer import Transaction
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.old_stores import to_version
-from tests.support.store_contract import Connect, StoreContract
+from tests.support.store_contract import Connect, Limited, StoreContract
 
 
 class TestSQLiteStore(StoreContract):
@@ -27,6 +29,18 @@ class TestSQLiteStore(StoreContract):
     @pytest.fixture
     def connect(self, tmp_path: Path) -> Connect:
         return lambda: SQLiteStore(tmp_path / "data" / "heed.db")
+
+    @pytest.fixture
+    async def limited(self, tmp_path: Path) -> AsyncIterator[Limited]:
+        made: list[SQLiteStore] = []
+
+        def connect(quota: StoreQuota) -> SQLiteStore:
+            made.append(SQLiteStore(tmp_path / "data" / "heed.db", quota=quota))
+            return made[-1]
+
+        yield connect
+        for store in made:
+            await store.close()
 
 
 pytestmark = pytest.mark.anyio

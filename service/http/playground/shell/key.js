@@ -1,4 +1,4 @@
-// The key that whatever guards the service asks for: sent with each request, and kept until the tab is closed.
+// The API key: sent with each request, and kept until the tab is closed.
 
 import { $ } from "../lib/dom.js";
 

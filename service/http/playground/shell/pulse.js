@@ -14,6 +14,7 @@ const NAME = "heed-readings";
 const readings = restored();
 const lines = Object.fromEntries(["growth", "traffic", "waiting", "failures"].map((name) => [name, sparkline($(`${name}-line`))]));
 let busy = false;
+let refused = false;
 
 export function begin() {
   for (const place of document.querySelectorAll(".origin")) place.textContent = new URL(".", location).href.replace(/\/$/, "");
@@ -31,12 +32,13 @@ async function follow() {
 
 export const soon = debounced(() => refresh(), 100);
 
-// A guard may keep /metrics to itself: then nothing is known.
+// Not every key may read /metrics: then nothing is known, nor asked for again before the page is reloaded.
 async function refresh() {
-  if (busy) return;
+  if (busy || refused) return;
   busy = true;
   try {
     const answer = await fetch("metrics", { headers: given() }).catch(() => null);
+    refused ||= answer?.status === 401 || answer?.status === 403;
     if (!answer?.ok) return;
     readings.push(reading(await answer.text()));
     readings.splice(0, readings.length - KEPT);
