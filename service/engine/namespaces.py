@@ -229,7 +229,7 @@ class Namespaces:
             await asyncio.wait([closing])
         started = time.monotonic()
         try:
-            engine = await asyncio.to_thread(self._compose, name, token)
+            engine = await self._composed(name, token)
             try:
                 await engine.open()
             except BaseException:
@@ -248,6 +248,15 @@ class Namespaces:
             prepare(name, engine)
         _log.info("namespace %s opened in %.0f ms", name, 1e3 * (time.monotonic() - started))
         return engine
+
+    async def _composed(self, name: str, token: StoreToken | None) -> Engine:
+        composing = asyncio.create_task(asyncio.to_thread(self._compose, name, token))
+        try:
+            return await asyncio.shield(composing)
+        except asyncio.CancelledError:
+            # A thread cannot be interrupted, and what it has opened must be closed.
+            await (await composing).close()
+            raise
 
     def _compose(self, name: str, token: StoreToken | None) -> Engine:
         """Wire an engine. Opening creates files that are missing, so that removals wait for it."""

@@ -127,8 +127,11 @@ def remove_namespace(data: Path, name: str) -> None:
         gone = folder.with_name(f"{_REMOVED}{name}-{secrets.token_hex(4)}")
         folder.rename(gone)
         durable_files.sync_directory(gone.parent)
-        shutil.rmtree(gone)
-        durable_files.sync_directory(gone.parent)
+    # Without the lock, since openings wait for it; `_clean` may delete the same files meanwhile.
+    shutil.rmtree(gone, ignore_errors=True)
+    if gone.exists():
+        shutil.rmtree(gone)  # raises what stands in the way
+    durable_files.sync_directory(gone.parent)
 
 
 def folder_size(folder: Path) -> int:
@@ -151,4 +154,4 @@ def _clean(data: Path) -> None:
     """Delete what killed processes left. The caller must hold the lock."""
     for each in (data / NAMESPACES_FOLDER).iterdir():
         if each.name.startswith((_NEW, _REMOVED)):
-            shutil.rmtree(each)
+            shutil.rmtree(each, ignore_errors=each.name.startswith(_REMOVED))

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,15 @@ def others(service: NamespacedService) -> set[str]:
     return service.namespaces.engines().keys() - {"default"}
 
 
+def open_files() -> list[str]:
+    """Return the paths of the files that this process has open."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # it was closed meanwhile
+            found.append(str(descriptor.readlink()))
+    return found
+
+
 def eventually(service: NamespacedService, held: Callable[[], object]) -> None:
     """Let the service run until this holds."""
     until = time.monotonic() + PATIENCE
@@ -86,10 +95,9 @@ def test_few_namespaces_are_open_at_once(tmp_path: Path) -> None:
         assert title(service, "b") == "of b"
         assert title(service, "a") == "of a"  # opened anew, with what it has stored
         assert others(service) == {"a", "b"}
-        files = Path("/proc/self/fd")
 
         def held() -> set[str]:
-            found = {str(one.readlink()) for one in files.iterdir() if one.is_symlink()}
+            found = open_files()
             return {name for name in names if any(f"/{name}/{STORE_FILE}" in f for f in found)}
 
         eventually(service, lambda: held() == {"a", "b"})
@@ -187,6 +195,33 @@ def test_a_removed_namespace_is_refused_at_once(tmp_path: Path) -> None:
     for name in ("a", "b"):  # what a new service reads
         with serving(tmp_path) as service:
             assert title(service, name) == {"a": "once more", "b": "of b"}[name]
+
+
+def test_a_namespace_that_is_removed_while_it_opens_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A removal during an opening leaves no file open, and a request that waits is refused."""
+    for name in ("a", "b"):
+        empty_namespace(tmp_path, name)
+    go, composed = threading.Event(), threading.Event()
+    compose = Namespaces._compose
+
+    def waiting(self: Namespaces, *args: Any) -> Any:
+        engine = compose(self, *args)
+        composed.set()
+        assert go.wait(PATIENCE)
+        return engine
+
+    monkeypatch.setattr(Namespaces, "_compose", waiting)
+    with serving(tmp_path, max_open_namespaces=1, deadline=0.1) as service:
+        assert service.ask("GET", "/v1/items", namespace="a").status_code == 503
+        assert composed.wait(PATIENCE)
+        remove_namespace(tmp_path, "a")
+        assert service.ask("GET", "/v1/items", namespace="a").status_code == 404
+        go.set()
+
+        eventually(service, lambda: not any(".removed-a" in file for file in open_files()))
+        assert [path.name for path in (tmp_path / "namespaces").glob("[!.]*")] == ["b"]
 
 
 @pytest.mark.parametrize("name", ["nope", "../b", "", ".lock", "B", "a" * 65, "default/"])

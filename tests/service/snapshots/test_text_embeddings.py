@@ -201,3 +201,20 @@ async def test_the_loop_does_not_wait_for_a_slow_encoder(tmp_path: Path, quick: 
     finally:
         await engine.close()
     assert [name == threading.current_thread().name for name in seen] == [quick]
+
+
+def test_a_folder_that_was_removed_is_not_created_again(tmp_path: Path) -> None:
+    """New embeddings do not bring the folder of a removed namespace back."""
+    removed, missing = tmp_path / "removed", tmp_path / "missing"
+    removed.mkdir()
+    caches = [EmbeddingCache(Counting(), folder / "e.bin") for folder in (removed, missing)]
+    removed.rmdir()
+    for cache in caches:
+        cache.encode(["a"])
+        cache.save()
+    assert [path.name for path in tmp_path.iterdir()] == ["missing"]
+    caches[1].detach()
+    before = (missing / "e.bin").read_bytes()
+    caches[1].encode(["b"])
+    caches[1].save()
+    assert (missing / "e.bin").read_bytes() == before
