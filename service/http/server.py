@@ -16,18 +16,20 @@ from typing import Any
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 from rich.console import Console
 
 from service import __version__
 from service.domain.errors import Invalid
 from service.domain.settings import PREFIX, Settings, check_bind_address, unknown_variables
-from service.engine.engine import open_engine
+from service.engine.engine import Engine, open_engine
 from service.engine.preload import preload
 from service.http.app import create_app
 from service.http.examples import suggest
 from service.http.routes import health
+from service.http.telemetry.measured import export_measurements
 from service.http.uvicorn_config import configure
-from service.runtime import logs
+from service.runtime import logs, tracing
 from service.runtime.prefork import PreforkServer
 from service.runtime.worker_messages import WorkerPeers, worker_sockets
 from service.runtime.worker_table import WorkerTable
@@ -131,6 +133,24 @@ async def _serve(
         for each in sockets:
             unread = int(settings.body_timeout * 1000)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread)
+    if tracing.start(__version__):
+        export_measurements(engine)
+    try:
+        await _listen(settings, console, sockets, app, engine, tries, peers)
+    finally:
+        await asyncio.to_thread(tracing.stop)
+
+
+async def _listen(
+    settings: Settings,
+    console: Console | None,
+    sockets: list[socket.socket],
+    app: FastAPI,
+    engine: Engine,
+    tries: list[str],
+    peers: WorkerPeers | None,
+) -> None:
+    """Serve the app until it is stopped, and answer the other workers."""
     config = configure(app, settings)
     server = _Server(config, console, tries)
     if peers is None:
