@@ -90,7 +90,7 @@ lock: ## resolve pyproject.toml anew into requirements/
 	$(find_python); "$$python" -m venv $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip install --quiet 'pip-tools>=7.4'
 	$(compile) -o requirements/runtime.txt pyproject.toml
-	$(compile) -c requirements/runtime.txt --extra dev --extra parquet --extra plots --extra transformers -o requirements/dev.txt pyproject.toml
+	$(compile) -c requirements/runtime.txt --extra dev --extra otel --extra parquet --extra plots --extra transformers -o requirements/dev.txt pyproject.toml
 	rm -rf $(VENV)-lock
 
 clean: ## remove .venv, caches and builds; data stays

@@ -14,11 +14,13 @@ class StageClock:
     and stages may nest; the time of an inner stage counts for the outer one too.
     """
 
-    __slots__ = ("seconds", "started")
+    __slots__ = ("entries", "seconds", "started")
 
-    def __init__(self) -> None:
+    def __init__(self, *, keep_entries: bool = False) -> None:
         self.seconds: dict[str, float] = {}
         self.started = time.perf_counter()
+        # Each entry of a stage with its begin and end, by `perf_counter`; None if not kept.
+        self.entries: list[tuple[str, float, float]] | None = [] if keep_entries else None
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -27,7 +29,10 @@ class StageClock:
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+            ended = time.perf_counter()
+            self.seconds[name] = self.seconds.get(name, 0.0) + ended - started
+            if self.entries is not None:
+                self.entries.append((name, started, ended))
 
     def header(self) -> str:
         """Return the value of `Server-Timing`: each stage and the total so far, in milliseconds."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 from rich.console import Console
 
 from service import __version__
@@ -35,8 +36,9 @@ from service.http.access.rate_limits import RateLimits
 from service.http.app import create_app
 from service.http.examples import suggest
 from service.http.routes import health
+from service.http.telemetry.measured import export_measurements
 from service.http.uvicorn_config import configure
-from service.runtime import logs
+from service.runtime import logs, tracing
 from service.runtime.data_layout import FIRST_KEY_FILE, STORE_FILE
 from service.runtime.prefork import PreforkServer
 from service.runtime.worker_messages import WorkerPeers, worker_sockets
@@ -176,6 +178,24 @@ async def _serve(
         for each in sockets:
             unread = int(settings.body_timeout * 1000)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread)
+    if tracing.start(__version__):
+        export_measurements(engine)
+    try:
+        await _listen(settings, console, sockets, app, engine, tries, peers)
+    finally:
+        await asyncio.to_thread(tracing.stop)
+
+
+async def _listen(
+    settings: Settings,
+    console: Console | None,
+    sockets: list[socket.socket],
+    app: FastAPI,
+    engine: Engine,
+    tries: list[str],
+    peers: WorkerPeers | None,
+) -> None:
+    """Serve the app until it is stopped, and answer the other workers."""
     config = configure(app, settings)
     server = _Server(config, console, tries)
     if peers is None:

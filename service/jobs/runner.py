@@ -22,7 +22,7 @@ from service.domain.errors import Conflict, HeedError, Unavailable
 from service.jobs.child_logs import log_child_line
 from service.jobs.job import Job, JobState
 from service.jobs.job_store import JobStore
-from service.runtime import durable_files
+from service.runtime import durable_files, tracing
 from service.runtime.child_process import ChildProcess, kill_holders
 from service.runtime.data_layout import JOBS_FOLDER, RUNNER_LOCK
 
@@ -160,6 +160,13 @@ class JobRunner:
             self.ended[done.state] = self.ended.get(done.state, 0) + 1
             self.last_seconds = ((done.finished or done.created) - done.created) / 1e6
             _log_end(done)
+            tracing.record(
+                "training",
+                1000 * done.created,
+                1000 * (done.finished or done.created),
+                {"heed.job": done.id, "heed.job.state": done.state},
+                ok=done.state != "failed",
+            )
             if await asyncio.to_thread(self._write, done):
                 del self._live[job_id]
 

@@ -27,6 +27,8 @@ Format = Literal["auto", "json", "console"]
 
 # The id of the request that the code at hand works for; in each of its log lines.
 REQUEST: ContextVar[str | None] = ContextVar("heed.request", default=None)
+# The id of the trace that it belongs to, where traces are exported.
+TRACE: ContextVar[str | None] = ContextVar("heed.trace", default=None)
 
 # Workers share the pipe of stderr, and POSIX keeps a write whole up to this size (PIPE_BUF).
 MAX_LINE_BYTES = 4096
@@ -161,6 +163,8 @@ def _add_context(_logger: WrappedLogger, _method: str, event: EventDict) -> Even
     event["event"] = str(event["event"])[:_MAX_EVENT]
     if "request_id" not in event and (request := REQUEST.get()) is not None:
         event["request_id"] = request
+    if (trace := TRACE.get()) is not None:
+        event["trace_id"] = trace
     return {**event, **_process_fields}
 
 

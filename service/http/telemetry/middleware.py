@@ -7,17 +7,20 @@ Every response has `X-Request-ID` (the client's own if that is plain) and `Serve
 from __future__ import annotations
 
 import re
+import time
 import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.domain.stage_clock import StageClock
 from service.http.telemetry.access_log import AccessLog
-from service.http.telemetry.metrics import Metrics
-from service.runtime import logs
+from service.http.telemetry.metrics import Metrics, method_label, route_label
+from service.runtime import logs, tracing
 
 REQUEST_ID = "heed.request_id"
 STAGES = "heed.stages"
+
+_SERVER_ERROR = 500
 
 _PLAIN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
@@ -35,7 +38,8 @@ class Telemetry:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        stages = scope[STAGES] = StageClock()
+        span = tracing.begin(scope["headers"])
+        stages = scope[STAGES] = StageClock(keep_entries=span is not None)
         request_id = scope[REQUEST_ID] = _request_id(scope)
         status = 500  # what a server answers when the app ends without an answer
         size = 0
@@ -54,6 +58,7 @@ class Telemetry:
             await send(message)
 
         token = logs.REQUEST.set(request_id)
+        trace = logs.TRACE.set(None if span is None else span.trace_id)
         self._metrics.in_flight.inc()
         try:
             await self._app(scope, receive, send_with_headers)
@@ -61,7 +66,35 @@ class Telemetry:
             self._metrics.in_flight.dec()
             self._metrics.observe(scope, status, stages)
             self._access_log.write(scope, status, size, stages)
+            self._export(scope, status, size, stages, span)
+            logs.TRACE.reset(trace)
             logs.REQUEST.reset(token)
+
+    def _export(
+        self, scope: Scope, status: int, size: int, stages: StageClock, span: tracing.Span | None
+    ) -> None:
+        """Hand the request to OpenTelemetry, by the names of its semantic conventions."""
+        method, route = method_label(scope), route_label(scope)
+        attributes: dict[str, str | int | float | bool] = {
+            "http.request.method": method,
+            "http.route": route,
+            "http.response.status_code": status,
+        }
+        now = time.perf_counter()
+        tracing.count_request(now - stages.started, attributes)
+        if span is not None:
+            epoch = time.time_ns() - int(1e9 * now)  # of perf_counter
+            children = [
+                (name, epoch + int(1e9 * begun), epoch + int(1e9 * ended))
+                for name, begun, ended in stages.entries or ()
+            ]
+            details = {
+                **attributes,
+                "http.response.body.size": size,
+                "heed.request_id": scope[REQUEST_ID],
+                "heed.namespace": scope.get("heed.namespace", "default"),
+            }
+            span.end(f"{method} {route}", details, children, ok=status < _SERVER_ERROR)
 
 
 def _request_id(scope: Scope) -> str:

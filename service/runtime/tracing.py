@@ -1,0 +1,235 @@
+"""Traces and metrics exported by OpenTelemetry, which comes with the extra `otel`.
+
+An endpoint (`OTEL_EXPORTER_OTLP_ENDPOINT`, or that of one signal) switches the export on; the
+standard variables of the SDK apply. Without an endpoint, nothing of the SDK is imported. The
+providers are not made global, so that libraries with instrumentation of their own add no spans.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+_log = logging.getLogger(__name__)
+
+_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+_OF_SIGNAL = "OTEL_EXPORTER_OTLP_{}_ENDPOINT"
+_NEEDED = "opentelemetry.exporter.otlp.proto.http"
+_NAME = "heed"
+
+Attributes = Mapping[str, str | int | float | bool]
+# The span that work at hand belongs to, as a context of OpenTelemetry; None without one.
+_current: ContextVar[Any] = ContextVar("heed.span", default=None)
+
+
+class Reading(NamedTuple):
+    """A number that is exported as a metric: its name, kind, description, value and labels."""
+
+    name: str
+    kind: str  # gauge or counter
+    description: str
+    value: float
+    labels: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Exports:
+    traces: Any  # a TracerProvider, or None
+    metrics: Any  # a MeterProvider, or None
+    tracer: Any
+    durations: Any  # a histogram of seconds, or None
+
+
+_exports: _Exports | None = None
+
+
+def start(version: str) -> bool:
+    """Start exporting from this process, if its environment asks for it; call it after a fork."""
+    global _exports  # noqa: PLW0603 - one for each process, as loggers are
+    signals = [name for name in ("TRACES", "METRICS") if _is_wanted(name)]
+    if not signals:
+        return False
+    if not _is_installed():
+        _log.warning("%s is set, but needs: pip install 'heed[otel]'", _ENDPOINT)
+        return False
+    protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    if protocol != "http/protobuf":
+        _log.warning("OTEL_EXPORTER_OTLP_PROTOCOL is %s; exporting by http/protobuf", protocol)
+    from opentelemetry.sdk.resources import Resource
+
+    # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME take precedence.
+    named = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or _NAME}
+    resource = Resource.create({"service.version": version, "process.pid": os.getpid(), **named})
+    traces = _trace_provider(resource) if "TRACES" in signals else None
+    metrics = _meter_provider(resource) if "METRICS" in signals else None
+    _exports = _Exports(
+        traces,
+        metrics,
+        traces.get_tracer(_NAME, version) if traces else None,
+        metrics.get_meter(_NAME, version).create_histogram(
+            "http.server.request.duration", "s", "Seconds from arrival to the end of the answer."
+        )
+        if metrics
+        else None,
+    )
+    return True
+
+
+def stop() -> None:
+    """Export what is left. Blocks, for at most the exporter's timeout."""
+    global _exports
+    exports, _exports = _exports, None
+    if exports is not None:
+        for provider in (exports.traces, exports.metrics):
+            if provider is not None:
+                provider.shutdown()
+
+
+def _tracer() -> Any:
+    """Return the tracer of OpenTelemetry, None where no spans are recorded."""
+    return None if _exports is None else _exports.tracer
+
+
+class Span:
+    """A span in progress, to which spans and log lines of its context belong."""
+
+    def __init__(self, tracer: Any, span: Any, token: Token[Any]) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._token = token
+
+    @property
+    def trace_id(self) -> str:
+        """The id of its trace, 32 hexadecimal digits."""
+        return f"{self._span.get_span_context().trace_id:032x}"
+
+    def end(
+        self, name: str, attributes: Attributes, stages: Iterable[tuple[str, int, int]], *, ok: bool
+    ) -> None:
+        """End the span under its final name; `stages` are its children, in nanoseconds of 1970."""
+        from opentelemetry.trace import StatusCode
+
+        for stage, begun, ended in stages:
+            child = self._tracer.start_span(stage, context=_current.get(), start_time=begun)
+            child.end(ended)
+        self._span.update_name(name)
+        self._span.set_attributes(dict(attributes))
+        if not ok:
+            self._span.set_status(StatusCode.ERROR)
+        self._span.end()
+        _current.reset(self._token)
+
+
+def begin(headers: Sequence[tuple[bytes, bytes]]) -> Span | None:
+    """Begin the span of a request, which continues the trace of its `traceparent`; None if off."""
+    if (tracer := _tracer()) is None:
+        return None
+    from opentelemetry.trace import SpanKind, set_span_in_context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    carrier = {
+        name.decode("latin-1"): value.decode("latin-1")
+        for name, value in headers
+        if name in {b"traceparent", b"tracestate"}
+    }
+    parent = TraceContextTextMapPropagator().extract(carrier)
+    span = tracer.start_span("request", context=parent, kind=SpanKind.SERVER)
+    return Span(tracer, span, _current.set(set_span_in_context(span, parent)))
+
+
+def record(name: str, begun: int, ended: int, attributes: Attributes, *, ok: bool) -> None:
+    """Record a span of the current context after its end; times are nanoseconds since 1970."""
+    if (tracer := _tracer()) is None:
+        return
+    from opentelemetry.trace import StatusCode
+
+    span = tracer.start_span(
+        name, context=_current.get(), start_time=begun, attributes=dict(attributes)
+    )
+    if not ok:
+        span.set_status(StatusCode.ERROR)
+    span.end(ended)
+
+
+def count_request(seconds: float, attributes: Attributes) -> None:
+    """Add the duration of a request to the histogram of durations."""
+    if _exports is not None and _exports.durations is not None:
+        _exports.durations.record(seconds, dict(attributes))
+
+
+def export_readings(read: Callable[[], Sequence[Reading]]) -> None:
+    """Export readings as metrics `heed.NAME`; `read` is called on the exporter's thread."""
+    if _exports is None or _exports.metrics is None:
+        return
+    from opentelemetry.metrics import CallbackOptions, Observation
+
+    meter = _exports.metrics.get_meter(_NAME)
+    last: list[Reading] = []
+    taken = 0.0
+
+    def latest() -> list[Reading]:
+        nonlocal taken
+        if time.monotonic() - taken > 0.1:  # all instruments of one export share a reading
+            last[:], taken = read(), time.monotonic()
+        return last
+
+    def observer(name: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        return lambda _: [
+            Observation(each.value, dict(each.labels)) for each in latest() if each.name == name
+        ]
+
+    described = {each.name: each for each in latest()}
+    for name, each in described.items():
+        make = (
+            meter.create_observable_counter
+            if each.kind == "counter"
+            else meter.create_observable_gauge
+        )
+        exported = f"heed.{name.removesuffix('_total')}"
+        make(exported, [observer(name)], _unit(name), each.description)
+
+
+def _unit(name: str) -> str:
+    plain = name.removesuffix("_total")
+    return "s" if plain.endswith("_seconds") else "By" if plain.endswith("_bytes") else ""
+
+
+def _is_wanted(signal: str) -> bool:
+    environment = os.environ
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    if environment.get(f"OTEL_{signal}_EXPORTER", "otlp").strip().lower() == "none":
+        return False
+    return bool(environment.get(_ENDPOINT) or environment.get(_OF_SIGNAL.format(signal)))
+
+
+def _is_installed() -> bool:
+    try:
+        return importlib.util.find_spec(_NEEDED) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _trace_provider(resource: Any) -> Any:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
+
+
+def _meter_provider(resource: Any) -> Any:
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+    return MeterProvider([reader], resource=resource, shutdown_on_exit=False)
