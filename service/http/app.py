@@ -16,7 +16,8 @@ from service import __version__
 from service.domain.settings import Settings, unknown_variables
 from service.engine.engine import Engine, open_engine
 from service.http import openapi
-from service.http.limits import Admission, Bodies, Paths
+from service.http.admission.middleware import Admission
+from service.http.limits import Bodies, Paths
 from service.http.origin_checks import OriginChecks
 from service.http.problems import Problems, handle
 from service.http.routes import (

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.http.limits import is_unhurried
+from service.http.admission.middleware import is_unhurried
 from tests.support.http_fake import Client, serving
 
 SCORE = {"item_ids": ["a"]}
