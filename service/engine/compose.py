@@ -82,10 +82,8 @@ def compose(
     search = LiveSearch(embeddings, settings.data)
     store = SQLiteStore(settings.data / STORE_FILE)
     registry = Registry(settings.data / MODELS_FOLDER)
-    # Together, the workers compute on not many more threads than there are cores.
-    share = min(4, ceil((os.cpu_count() or 1) / settings.workers))
     executor = ThreadPoolExecutor(
-        threads or share,
+        threads or compute_threads(settings),
         thread_name_prefix="heed-compute",
         # A pool thread starts with OpenMP's default; requests run beside each other instead.
         initializer=torch.set_num_threads,
@@ -104,3 +102,11 @@ def compose(
     loaded = None if preloaded is None else preloaded.event_log
     event_log = LiveEventLog(store, live.vocabulary, executor, loaded=loaded)
     return Parts(settings, store, registry, embeddings, live, memories, event_log, search, executor)
+
+
+def compute_threads(settings: Settings) -> int:
+    """Return the number of threads on which a worker computes answers.
+
+    Together, the workers compute on not many more threads than there are cores.
+    """
+    return min(4, ceil((os.cpu_count() or 1) / settings.workers))
