@@ -16,7 +16,7 @@ AUDIT := $(VENV)-audit
 PEERS := $(VENV)-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test known walk faults browser prometheus lint audit bench bench-training bench-page bench-peers lock clean
+.PHONY: help setup demo test fuzz known walk faults browser prometheus lint audit bench bench-training bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,6 +32,9 @@ ALONE = tests/service/http/test_openapi.py tests/service/http/test_openapi_engin
 test: $(STAMP) browser prometheus ## run the tests, a core each for some (ARGS="-k name")
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore %) $(ARGS)
 	OMP_NUM_THREADS=1 $(PY) -m pytest $(ALONE) $(ARGS) || [ $$? = 5 ]
+
+fuzz: $(STAMP) ## draw 500 requests of each operation, new ones each time (EXAMPLES=500, ARGS="-k search")
+	HEED_SCHEMATHESIS_EXAMPLES=$(or $(EXAMPLES),500) OMP_NUM_THREADS=1 $(PY) -m pytest tests/service/http/test_openapi_engine.py $(ARGS)
 
 known: $(STAMP) ## search PyVideo for known items and record where they are found (PYVIDEO=DIR)
 	@test -e "$(PYVIDEO)/videos.jsonl.gz" || { echo "name a folder with PyVideo's videos.jsonl.gz: make known PYVIDEO=DIR" >&2; exit 1; }

@@ -103,12 +103,18 @@ def compose(
     return Parts(settings, store, registry, embeddings, live, memories, event_log, search, executor)
 
 
+def compute_threads(settings: Settings) -> int:
+    """Return the number of threads on which a worker computes answers.
+
+    Together, the workers compute on not many more threads than there are cores.
+    """
+    return min(4, ceil((os.cpu_count() or 1) / settings.workers))
+
+
 def compute_executor(settings: Settings, threads: int | None = None) -> ThreadPoolExecutor:
-    """Return an executor of so many threads, by default as many as suit the settings' workers."""
-    # Together, the workers compute on not many more threads than there are cores.
-    share = min(4, ceil((os.cpu_count() or 1) / settings.workers))
+    """Return an executor of so many threads, by default `compute_threads` of them."""
     return ThreadPoolExecutor(
-        threads or share,
+        threads or compute_threads(settings),
         thread_name_prefix="heed-compute",
         # A pool thread starts with OpenMP's default; requests run beside each other instead.
         initializer=torch.set_num_threads,

@@ -1,14 +1,13 @@
-"""Bounds on what a request may cost, as pure ASGI middleware: path, body, admission, deadline.
+"""Bounds on the path and the body of a request, as pure ASGI middleware.
 
-Past a bound the answer comes at once (413, 408, 429 or 503 with `Retry-After`), never a hang. A
-body is read whole before its request is admitted, so that a slow sender holds a little memory and
-never one of the places in which work is done.
+Past a bound the answer comes at once (413, 408 or 429 with `Retry-After`), never a hang. A body is
+read whole before its request is admitted, so that a slow sender holds a little memory and never one
+of the places in which work is done.
 """
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
@@ -16,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.domain.errors import DeadlineExceeded, Overloaded, TooLarge
+from service.domain.errors import Overloaded, TooLarge
 from service.domain.settings import Settings
 from service.http.access.access_control import KEY, NAMESPACE
 from service.http.telemetry import Metrics
@@ -26,7 +25,6 @@ BODY = "heed.body"  # in the scope of every request but streams
 ITEMS_PATH = "/v1/items"
 STREAM_TYPE = "application/x-ndjson"
 MERGE_PATCH_TYPE = "application/merge-patch+json"  # RFC 7396
-_EXEMPT = frozenset({"/", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"})
 
 # What is found inside, and telemetry, outside, counts and logs.
 _SHARED = ("route", KEY, NAMESPACE, SERVED)
@@ -143,66 +141,6 @@ class Bodies:
         return HTTPException(408, detail, headers={"Connection": "close"})
 
 
-class Admission:
-    """Lets so many requests in at once, refuses the next at once, and ends them at the deadline.
-
-    A refusal costs next to nothing, so a service at three times its load still does what it can.
-    Streams have places of their own and no deadline: they last as long as there is input. What
-    `is_unhurried` picks has a place like any other, and no deadline. What `is_exempt` picks
-    (health, metrics) always gets in.
-    """
-
-    def __init__(self, app: ASGIApp, *, settings: Settings, metrics: Metrics) -> None:
-        self._app = app
-        self._settings = settings
-        self._metrics = metrics
-        self._requests = asyncio.Semaphore(settings.max_in_flight)
-        self._streams = asyncio.Semaphore(settings.max_streams)
-        metrics.deadline.set(settings.deadline)
-        self._in_flight = {"requests": 0, "streams": 0}
-        for kind, limit in (
-            ("requests", settings.max_in_flight),
-            ("streams", settings.max_streams),
-        ):
-            metrics.watch_places(kind, limit, partial(self._in_flight.__getitem__, kind))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        if scope["type"] != "http" or is_exempt(scope):
-            await self._app(scope, receive, send)
-            return
-        settings = self._settings
-        stream = is_stream(scope)
-        kind = "streams" if stream else "requests"
-        if stream and self._streams.locked():
-            self._metrics.count_refusal(kind)
-            raise Overloaded(f"{settings.max_streams} streams are being read (HEED_MAX_STREAMS).")
-        if not stream and self._requests.locked():
-            self._metrics.count_refusal(kind)
-            raise Overloaded(
-                f"{settings.max_in_flight} requests are in flight (HEED_MAX_IN_FLIGHT)."
-            )
-        timer = asyncio.timeout(None if stream or is_unhurried(scope) else settings.deadline)
-        try:
-            async with self._streams if stream else self._requests, timer:
-                self._in_flight[kind] += 1
-                try:
-                    await self._app(scope, receive, send)
-                finally:
-                    self._in_flight[kind] -= 1
-        except TimeoutError as error:
-            if not timer.expired():  # a timeout inside the app
-                raise
-            self._metrics.count_refusal("deadline")
-            detail = f"Not done within {settings.deadline:g} s (HEED_DEADLINE)."
-            raise DeadlineExceeded(detail) from error
-
-
-def is_exempt(scope: Scope) -> bool:
-    """True for what must answer also when the service is full: it costs nothing."""
-    return scope["path"].removeprefix(scope["root_path"]) in _EXEMPT
-
-
 def is_stream(scope: Scope) -> bool:
     """True for the one request that is read as a stream instead of whole."""
     path = scope["path"].removeprefix(scope["root_path"])
@@ -212,18 +150,3 @@ def is_stream(scope: Scope) -> bool:
 def media_type(scope: Scope) -> str:
     """The media type of a request's body, in lower case; empty without one."""
     return Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
-
-
-def is_unhurried(scope: Scope) -> bool:
-    """True for requests whose work goes on without them, so that a deadline would say 503 of it.
-
-    `POST /v1/models/{version}/activate` reads every byte of a model, and answers before it serves.
-    Writes of items answer once the items are served: a bulk import waits, so that searches do not.
-    """
-    parts = scope["path"].removeprefix(scope["root_path"]).split("/")
-    match scope["method"], parts:
-        case "POST", ["", "v1", "models", _, "activate"]:
-            return True
-        case ("POST", ["", "v1", "items"]) | ("DELETE" | "PATCH", ["", "v1", "items", _]):
-            return True
-    return False

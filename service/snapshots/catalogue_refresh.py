@@ -19,6 +19,7 @@ from models.catalogue.catalogue import Catalogue
 from service.domain.item_patch import ItemPatch
 from service.domain.records import Item
 from service.runtime.daemon_thread import run_in_daemon_thread
+from service.runtime.work_slot import slot_released
 from service.snapshots.catalogue_updates import CatalogueUpdates
 from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
 from service.stores.base import OnCatalogueChange, PatchResult, Store
@@ -94,7 +95,8 @@ class CatalogueRefresh:
         """Return when every acknowledged change is served. Raises what a refresh raised."""
         stored = await self._store.catalogue_version()
         if stored > self.version:
-            await self._reach(self.unacknowledged.acknowledged_at(stored))
+            with slot_released():
+                await self._reach(self.unacknowledged.acknowledged_at(stored))
 
     async def catch_up(self) -> None:
         """Return when everything that is stored by now is served, acknowledged or not."""

@@ -10,6 +10,7 @@ import typer
 
 from service.cli.console import DATA, ENCODER, Data, Encoder, open_store, out, set_threads
 from service.domain.errors import Invalid
+from tests.benchmarks.http.load_commands import overload
 from tests.benchmarks.studies.commands import (
     cold_start,
     explanations,
@@ -26,6 +27,7 @@ app.command("explanations")(explanations)
 app.command("reasons")(reasons)
 app.command("small-shops")(small_shops)
 app.command("finding")(finding)
+app.command("overload")(overload)
 
 _FEW = 100  # items, with fewer of which there is nothing to copy
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import orjson
@@ -15,6 +16,7 @@ from starlette.types import Receive, Scope
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
+from service.http.admission.middleware import BULK_TURN
 from service.http.engines import ENGINE
 from service.http.limits import BODY, MERGE_PATCH_TYPE, media_type
 from service.http.telemetry import STAGES
@@ -42,6 +44,11 @@ class Context(Request):
         """
         engine: Engine = self.scope[ENGINE]
         return engine
+
+    def bulk_turn(self) -> AbstractAsyncContextManager[object]:
+        """A turn among the bulk work, of one batch of a stream; see `Admission`."""
+        turn: Callable[[], AbstractAsyncContextManager[object]] = self.scope[BULK_TURN]
+        return turn()
 
     async def body(self) -> bytes:
         """The body, which `Bodies` has read."""

@@ -118,12 +118,14 @@ async def store_stream(context: Context) -> Response:
             with stages("parse"):
                 work.read(number, line)
             if len(work.batch) >= BATCH:
-                with stages("store"):
-                    await work.flush()
+                async with context.bulk_turn():  # questions that wait come first
+                    with stages("store"):
+                        await work.flush()
             elif number % BATCH == 0:
                 await asyncio.sleep(0)  # wrong lines wait for nothing, and others want to run too
-        with stages("store"):
-            await work.flush()
+        async with context.bulk_turn():
+            with stages("store"):
+                await work.flush()
     except HeedError as error:
         return answer(context.scope, error, **work.report())
     return Json(work.report())

@@ -7,6 +7,7 @@ draws wrong requests too, and from all strings, which a small fake answers faste
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -143,10 +144,12 @@ def url(world: tiny.World, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     assert "Traceback" not in server.log()
 
 
+# Requests drawn for each operation; `make fuzz` draws more, and other ones each time.
+EXAMPLES = int(os.environ.get("HEED_SCHEMATHESIS_EXAMPLES", "0"))
 conforming = settings(
-    max_examples=20,
+    max_examples=EXAMPLES or 20,
     deadline=None,
-    derandomize=True,
+    derandomize=not EXAMPLES,
     database=None,
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
