@@ -6,7 +6,7 @@ import hashlib
 import logging
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -45,9 +45,7 @@ class EmbeddingCache:
         self._vectors = CowArray(np.zeros((0, encoder.dimension), dtype=np.float16))
         self._saved = 0
         # Returns the unit vector [D] of a query; the latest few thousand are cached.
-        self.query: Callable[[str], Vectors] = lru_cache(maxsize=4_096)(
-            lambda text: encoder.encode([text])[0]
-        )
+        self.query = lru_cache(maxsize=4_096)(self._encode_query)
         if path is not None:
             self._load(path)
 
@@ -74,6 +72,10 @@ class EmbeddingCache:
     def missing(self, texts: Iterable[str]) -> set[str]:
         """Return the texts that `encode` would encode."""
         return {text for text in texts if _digest(text) not in self._rows}
+
+    def _encode_query(self, text: str) -> Vectors:
+        vector: Vectors = self.encoder.encode([text])[0]
+        return vector
 
     def _encode_missing(self, chunk: dict[bytes, str]) -> None:
         """Encode the texts of a chunk, by digest, that another thread has not encoded meanwhile."""

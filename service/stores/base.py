@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from service.domain.item_patch import ItemPatch
 from service.domain.records import Event, Item, User, Vector
 from service.domain.scenarios import Scenario
+from service.stores.forgetting_ledger import ForgettingLedger
 
 
 class AppendResult(NamedTuple):
@@ -141,7 +142,7 @@ class LogChanges(NamedTuple):
 OnCatalogueChange = Callable[[int, int], None]
 
 
-class Store(Protocol):
+class Store(ForgettingLedger, Protocol):
     """Histories, profiles and the catalogue. The module documents the promises of all methods."""
 
     # ------------------------------------------------------------------ histories
@@ -190,7 +191,10 @@ class Store(Protocol):
         ...
 
     async def forget(self, user_id: str) -> int:
-        """Delete everything about the user; return the number of events. No-op if unknown."""
+        """Delete everything about the user, and add an entry to the ledger of forgotten users.
+
+        Returns the number of events. No-op if the user is unknown.
+        """
         ...
 
     async def merge(self, user_id: str, source: str) -> int:
