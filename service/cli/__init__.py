@@ -16,6 +16,7 @@ from service.cli.console import DATA, Data, err, open_store, out, set_threads
 from service.cli.loadtest import loadtest
 from service.cli.recommending import recommend_all
 from service.cli.search_quality import evaluate_search, tune_search
+from service.cli.store.check import check
 from service.cli.store.forgotten import forgotten
 from service.cli.training import evaluate, train
 from service.cli.transfer.export import export
@@ -38,6 +39,7 @@ app.add_typer(imports, name="import")
 app.add_typer(versions, name="models")
 app.add_typer(forgotten, name="forgotten")
 app.command("export", no_args_is_help=True)(export)
+app.command("check")(check)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
 app.command("benchmark")(benchmark)
