@@ -19,6 +19,8 @@ from service.cli.loadtest import loadtest
 from service.cli.namespaces import namespaces
 from service.cli.recommending import recommend_all
 from service.cli.search_quality import evaluate_search, tune_search
+from service.cli.store.check import check
+from service.cli.store.forgotten import forgotten
 from service.cli.training import evaluate, train
 from service.cli.transfer.export import export
 from service.cli.transfer.imports import import_dataset, imports, open_movielens
@@ -40,7 +42,9 @@ app.add_typer(imports, name="import")
 app.add_typer(versions, name="models")
 app.add_typer(namespaces, name="namespaces")
 app.add_typer(keys, name="keys")
+app.add_typer(forgotten, name="forgotten")
 app.command("export", no_args_is_help=True)(in_namespace(export))
+app.command("check")(in_namespace(check))
 app.command("train")(in_namespace(train))
 app.command("evaluate")(in_namespace(evaluate))
 app.command("benchmark")(in_namespace(benchmark))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from contextlib import nullcontext
 from typing import Annotated, Any, Literal
 
@@ -114,6 +116,7 @@ def train(
     with open_store(data) as store, shown as progress:
         try:
             vectors = open_embeddings(encoder, data)
+            began = time.time_ns() // 1000
             corpus = training_corpus.read_store(store, vectors, progress)
             chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
             result = train_and_publish.train(
@@ -127,6 +130,7 @@ def train(
                 checkpoint=data / CHECKPOINT_FILE,
                 processes=processes,
                 announce=None if json_progress else announce,
+                count_forgotten=lambda: asyncio.run(store.count_forgotten(began)),
             )
         except HeedError as error:
             if json_progress:

@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 _POPULARITY = 30.0  # seconds between two countings, and more where counting takes long
 _STORE_POLL = 0.1  # seconds between two looks at what other processes wrote to the catalogue
+_FORGETTING = 1.0  # seconds between two looks for users who were forgotten
 _POLL = 0.5  # seconds between two looks at what other processes made current
 
 
@@ -72,6 +73,8 @@ class Engine:
             asyncio.create_task(_repeat(_POLL, self.live.follow_registry)),
             asyncio.create_task(_repeat(_POLL, self.parts.search.follow)),
             asyncio.create_task(_repeat(_STORE_POLL, self.live.catalogue.follow)),
+            asyncio.create_task(_repeat(_FORGETTING, self.parts.memories.drop_forgotten)),
+            asyncio.create_task(_repeat(_FORGETTING, self.store.clean_up)),
         ]
 
     async def close(self) -> None:
@@ -148,7 +151,7 @@ async def open_engine(
     return engine
 
 
-async def _repeat(seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+async def _repeat(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
     """Do work now and then; what goes wrong is logged, and the next time may go well.
 
     Work that takes long is done seldom: a hundredth of the time at most.

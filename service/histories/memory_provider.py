@@ -48,6 +48,7 @@ class MemoryProvider:
         self._cache = UserCache(settings.history_cache_bytes)
         self._clusters = ClusterBuilder()
         self._crossover = CROSSOVER
+        self._forgotten = 0  # entries of the ledger when the cache was last compared with it
         counts = ("history_hits", "history_misses", "memory_hits", "memory_misses")
         self._counts = dict.fromkeys(counts, 0)
 
@@ -145,6 +146,20 @@ class MemoryProvider:
     def resize_cache(self, max_bytes: int) -> None:
         """Keep at most so many bytes of users, of at most those in the settings."""
         self._cache.resize(max_bytes)
+
+    async def drop_forgotten(self) -> None:
+        """Drop forgotten users from memory, whichever process forgot them. Call it now and then.
+
+        No answer depends on it: a request compares versions with the store.
+        """
+        forgotten = await self._store.count_forgotten(0)
+        if forgotten == self._forgotten:
+            return
+        for user_id in self._cache.user_ids():
+            if not await self._store.version(user_id):
+                self._cache.drop(user_id)
+        self._embeddings.query.cache_clear()  # texts of interests
+        self._forgotten = forgotten
 
     def stats(self) -> Mapping[str, float]:
         """Sizes and hits of the cache."""

@@ -148,6 +148,17 @@ class UserCache:
             self._derived[user_id] = derived
             return True
 
+    def user_ids(self) -> list[str]:
+        """Return the users of whom anything is kept."""
+        with self._lock:
+            return [*self._events.keys() | self._derived.keys()]
+
+    def drop(self, user_id: str) -> None:
+        """Drop what is kept of a user."""
+        with self._lock:
+            self._events.pop(user_id, None)
+            self._derived.pop(user_id, None)
+
     def remeasure(self, user_id: str) -> None:
         """Account for what a user's collapsed history has grown by since it was put."""
         with self._lock:

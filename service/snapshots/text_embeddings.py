@@ -6,7 +6,7 @@ import hashlib
 import logging
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -47,9 +47,7 @@ class EmbeddingCache:
         # A folder that is gone since was removed with its namespace, and is not created again.
         self._has_folder = path is not None and path.parent.is_dir()
         # Returns the unit vector [D] of a query; the latest few thousand are cached.
-        self.query: Callable[[str], Vectors] = lru_cache(maxsize=4_096)(
-            lambda text: encoder.encode([text])[0]
-        )
+        self.query = lru_cache(maxsize=4_096)(self._encode_query)
         if path is not None:
             self._load(path)
 
@@ -76,6 +74,10 @@ class EmbeddingCache:
     def missing(self, texts: Iterable[str]) -> set[str]:
         """Return the texts that `encode` would encode."""
         return {text for text in texts if _digest(text) not in self._rows}
+
+    def _encode_query(self, text: str) -> Vectors:
+        vector: Vectors = self.encoder.encode([text])[0]
+        return vector
 
     def _encode_missing(self, chunk: dict[bytes, str]) -> None:
         """Encode the texts of a chunk, by digest, that another thread has not encoded meanwhile."""
@@ -158,6 +160,13 @@ class EmbeddingCache:
         self._vectors = CowArray(parts["vectors"][:0]).extended(parts["vectors"])
         self._rows = {hashes[16 * at : 16 * at + 16]: at for at in range(len(self._vectors))}
         self._saved = len(self._vectors)
+
+
+def is_intact(path: Path) -> bool:
+    """Whether a file of embeddings matches its checksum. Raises `OSError`."""
+    content = path.read_bytes()
+    data = content[18 + int.from_bytes(content[16:18], "big") :]
+    return content[:16] == hashlib.blake2b(data, digest_size=16).digest()
 
 
 def is_of_other_encoder(path: Path, encoder: str) -> bool:

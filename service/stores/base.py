@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from service.domain.item_patch import ItemPatch
 from service.domain.records import Event, Item, User, Vector
 from service.domain.scenarios import Scenario
+from service.stores.forgetting_ledger import ForgettingLedger
 from service.stores.key_store import KeyStore
 from service.stores.measures import MeasuredStore
 
@@ -143,8 +144,8 @@ class LogChanges(NamedTuple):
 OnCatalogueChange = Callable[[int, int], None]
 
 
-class Store(KeyStore, MeasuredStore, Protocol):
-    """Histories, profiles, the catalogue and, inherited, API keys and measures.
+class Store(KeyStore, ForgettingLedger, MeasuredStore, Protocol):
+    """Histories, profiles, the catalogue and, inherited, API keys, the ledger and measures.
 
     The module documents the promises of all methods.
     """
@@ -195,7 +196,10 @@ class Store(KeyStore, MeasuredStore, Protocol):
         ...
 
     async def forget(self, user_id: str) -> int:
-        """Delete everything about the user; return the number of events. No-op if unknown."""
+        """Delete everything about the user, and add an entry to the ledger of forgotten users.
+
+        Returns the number of events. No-op if the user is unknown.
+        """
         ...
 
     async def merge(self, user_id: str, source: str) -> int:

@@ -47,6 +47,7 @@ def train(
     checkpoint: Path | None = None,
     processes: int | None = None,
     announce: Callable[[Preset], None] | None = None,
+    count_forgotten: Callable[[], int] | None = None,
 ) -> dict[str, Any]:
     """Fit on all but each user's last events, evaluate on these, publish what beats the baselines.
 
@@ -65,6 +66,8 @@ def train(
             same events and settings is resumed. It is removed at the end.
         processes: number of processes that share the work; by default the fastest number.
         announce: called before the training, with the preset as it is for these events.
+        count_forgotten: returns the number of users who were forgotten since the corpus was read;
+            the model has learned from them, and its metadata have the number.
 
     Returns:
         dict: the version, its metrics and those of the baselines; empty in processes other than
@@ -124,6 +127,13 @@ def train(
         "weights": fitted.weights._asdict(),
         "model_config": found.model.config.as_dict(),
     }
+    if count_forgotten is not None and (forgotten := count_forgotten()):
+        metadata["forgotten_users"] = forgotten
+        _log.warning(
+            "%d users were forgotten while the model was trained, and are in its training set; the "
+            "next training leaves them out",
+            forgotten,
+        )
     trained = TrainedModel(
         found.model,
         corpus.item_ids,

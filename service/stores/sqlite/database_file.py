@@ -20,6 +20,7 @@ from service.domain.errors import Corrupt, HeedError, Incompatible, StoreFull, U
 from service.runtime.data_layout import MODELS_FOLDER
 from service.runtime.durable_files import PRIVATE_FILE, make_directory
 from service.stores.sqlite.integrity.high_water_mark import mark_path, read_mark
+from service.stores.sqlite.integrity.scrubbing_vfs import scrubbing_vfs
 from service.stores.sqlite.integrity.store_guard import CHECK, StoreGuard
 from service.stores.sqlite.integrity.wal import check_wal
 from service.stores.sqlite.schema import SCHEMA, SCHEMA_VERSION, migrate
@@ -45,6 +46,7 @@ class DatabaseFile:
     def __init__(self, path: Path, vfs: str | None = None, *, accept_loss: bool = False) -> None:
         self.path = path.absolute()
         self._vfs = vfs or checksum_vfs()
+        self._writing_vfs = scrubbing_vfs(self._vfs)  # of all connections that checkpoint
         self._accept_loss = accept_loss
         self.failures = 0  # errors that were explained
         try:
@@ -57,14 +59,15 @@ class DatabaseFile:
 
     def reader(self) -> apsw.Connection:
         """Open a read-only connection, for use by any thread, one at a time."""
-        connection = self._connect(READ_TIMEOUT_MS)
+        connection = self._connect(READ_TIMEOUT_MS, self._vfs)
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         connection.pragma("query_only", True)
         connection.pragma("cache_size", -8_000)  # KiB
         return connection
 
     def writer(self) -> apsw.Connection:
         """Open a connection whose commits are durable when they return."""
-        connection = self._connect(WRITE_TIMEOUT_MS)
+        connection = self._connect(WRITE_TIMEOUT_MS, self._writing_vfs)
         connection.pragma("synchronous", "FULL")
         connection.pragma("cache_size", -64_000)  # KiB; writes to the index of event ids are random
         connection.pragma("journal_size_limit", 64 << 20)
@@ -79,8 +82,8 @@ class DatabaseFile:
         except OSError as error:
             raise self.explain(error)[0] from error
 
-    def _connect(self, wait: int) -> apsw.Connection:
-        connection = apsw.Connection(str(self.path), vfs=self._vfs, statementcachesize=64)
+    def _connect(self, wait: int, vfs: str) -> apsw.Connection:
+        connection = apsw.Connection(str(self.path), vfs=vfs, statementcachesize=64)
         connection.set_busy_timeout(wait)
         connection.pragma("wal_autocheckpoint", 0)  # the writer checkpoints, after acknowledging
         connection.pragma("temp_store", "MEMORY")
@@ -96,7 +99,7 @@ class DatabaseFile:
         if not (self.path.exists() and self.path.stat().st_size):
             self._refuse_loss(log if logged else None)
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE))
-        connection = self._connect(WRITE_TIMEOUT_MS)
+        connection = self._connect(WRITE_TIMEOUT_MS, self._writing_vfs)
         try:
             # A store that is refused stays as it is, its log too.
             connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)

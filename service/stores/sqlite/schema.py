@@ -81,9 +81,35 @@ CREATE TABLE keys ( -- rows are never deleted, so that a version of 0 means that
 CREATE INDEX keys_by_change ON keys (change);
 """
 
+FORGETTING = """
+CREATE TABLE forgotten ( -- ledger of forgotten users; see forgetting.py
+  digest    BLOB NOT NULL, -- SHA-256 of the salt and the user_id
+  forgotten INTEGER NOT NULL, -- microseconds UTC
+  salt      BLOB NOT NULL,
+  events    INTEGER NOT NULL,
+  PRIMARY KEY (digest, forgotten)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX forgotten_by_time ON forgotten (forgotten);
+
+CREATE TABLE unused_names ( -- that deleted events used, and maybe no other event does
+  kind   TEXT NOT NULL CHECK (kind IN ('items', 'types')),
+  number INTEGER NOT NULL,
+  noted  INTEGER NOT NULL, -- tick
+  PRIMARY KEY (kind, number)
+) STRICT, WITHOUT ROWID;
+
+-- The tick of the last deletion of personal data, until the log has been emptied since; 0: none.
+ALTER TABLE state ADD COLUMN scrub INTEGER NOT NULL DEFAULT 0;
+-- The tick of the last deletion of names, and the highest numbers that they had.
+ALTER TABLE state ADD COLUMN names INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE state ADD COLUMN last_item INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE state ADD COLUMN last_type INTEGER NOT NULL DEFAULT 0;
+"""
+
 # Names are interned: an event row holds small integers, ~60 bytes less than the strings. Rows of
-# `items` and `types` are never deleted (a deleted item only loses its document), so that processes
-# may cache the numbers; rows of `users` are deleted, so that none may.
+# `items` and `types` are deleted only with the last event of them (a deleted item only loses its
+# document), and their numbers are not used again, so that readers may cache them; writers cache
+# them until `state.names` changes. Rows of `users` are deleted, so that no process may cache them.
 #
 # `state` has one row. Its clock issues all versions, one tick for each transaction with a change,
 # so that no version is issued twice.
@@ -143,7 +169,7 @@ CREATE TABLE vectors ( -- apart, so that rows without any stay small
   PRIMARY KEY (user_no, seq)
 ) STRICT, WITHOUT ROWID;
 """
-SCHEMA += IMPORTS + LOG_CHANGES + SCENARIOS + CLAIMS + KEYS
+SCHEMA += IMPORTS + LOG_CHANGES + SCENARIOS + CLAIMS + KEYS + FORGETTING
 
 
 def migrate(connection: apsw.Connection) -> None:
@@ -167,6 +193,7 @@ def migrate(connection: apsw.Connection) -> None:
             connection.pragma("user_version", 5)
         if connection.pragma("user_version") == 5:
             connection.execute(KEYS)
+            connection.execute(FORGETTING)
             connection.pragma("user_version", 6)
     except BaseException:
         connection.execute("ROLLBACK")

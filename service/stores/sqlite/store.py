@@ -48,9 +48,11 @@ from service.stores.base import (
     UndoneImport,
 )
 from service.stores.encoding import check_limit, user_document
+from service.stores.forgetting_ledger import ForgottenAgain, ForgottenUser, user_digest
 from service.stores.measures import StoreMeasures
 from service.stores.quota import StoreQuota
-from service.stores.sqlite.database_file import DatabaseFile
+from service.stores.sqlite import forgetting
+from service.stores.sqlite.database_file import WRITE_TIMEOUT_MS, DatabaseFile
 from service.stores.sqlite.imports import import_ledger
 from service.stores.sqlite.integrity.store_guard import CHECK
 from service.stores.sqlite.items import ItemWrites
@@ -91,7 +93,7 @@ class SQLiteStore(Store):
         self._damaged = False
         connection = self._file.writer()
         self._guard = self._file.guard()
-        self._writer = Writer(connection, self._explain, self._guard)
+        self._writer = Writer(connection, self._explain, self._guard, WRITE_TIMEOUT_MS)
         if self._guard.is_damaged():
             self._stop_writes(Corrupt(f"{self._file.path} was found damaged before: {CHECK}"))
         self._pool = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="heed-store-reader")
@@ -138,7 +140,7 @@ class SQLiteStore(Store):
 
     async def forget(self, user_id: str) -> int:
         check_id(user_id, "/user_id")
-        return await self._write(self._writes.forget, user_id)
+        return await self._write(forgetting.forget, user_id, time.time_ns() // 1000)
 
     async def merge(self, user_id: str, source: str) -> int:
         check_id(user_id, "/user_id")
@@ -258,6 +260,52 @@ class SQLiteStore(Store):
 
     async def keys_version(self) -> int:
         return self._read(keys.version)
+
+    # ------------------------------------------------------------------ forgotten users
+
+    async def page_forgotten(
+        self, *, cursor: str | None = None, limit: int = 100
+    ) -> tuple[list[ForgottenUser], str | None]:
+        return await self._read_rows(10 * check_limit(limit), forgetting.page, cursor, limit)
+
+    async def find_forgotten(self, user_id: str) -> list[ForgottenUser]:
+        return self._read(forgetting.find, check_id(user_id, "/user_id"))
+
+    async def count_forgotten(self, since: int) -> int:
+        return self._read(forgetting.count, since)
+
+    async def forget_again(self, entries: Sequence[ForgottenUser]) -> ForgottenAgain:
+        new = await self._read_rows(len(entries), forgetting.unknown_entries, entries)
+        by_salt: dict[bytes, dict[bytes, ForgottenUser]] = {}
+        for entry in new:
+            by_salt.setdefault(entry.salt, {})[entry.digest] = entry
+        matches = await asyncio.to_thread(
+            lambda: [
+                (user_id, entry)
+                for user_id in (self.scan_user_ids() if by_salt else ())
+                for salt, named in by_salt.items()
+                if (entry := named.get(user_digest(salt, user_id))) is not None
+            ]
+        )
+        now = time.time_ns() // 1000
+        found = [
+            await self._write(forgetting.forget_entry, user_id, entry, now)
+            for user_id, entry in matches
+        ]
+        await self._write(forgetting.add_entries, new)
+        events = [count for count in found if count is not None]
+        return ForgottenAgain(len(events), sum(events), len(new))
+
+    async def clean_up(self) -> bool:
+        if not self._read(forgetting.has_noted_names):
+            return False
+        noted, unused = await self._read_rows(MAX_INLINE_ROWS + 1, forgetting.find_unused)
+        # Twice, since the writer's thread is to look at little: at what changes meanwhile.
+        since, unused = await self._read_rows(
+            MAX_INLINE_ROWS + 1, forgetting.still_unused, noted, unused
+        )
+        await self._write(forgetting.delete_names, noted, since, unused)
+        return True
 
     # ------------------------------------------------------------------ imports and their undoing
 

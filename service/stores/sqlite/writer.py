@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -24,6 +25,9 @@ T = TypeVar("T")
 
 MAX_GROUP_ROWS = 5_000  # rows in one transaction (~0.1 s), unless a single job has more
 MAX_QUEUED_ROWS = 200_000  # rows accepted and not yet committed
+SCRUB_WAIT_MS = 20  # for readers of the log, before it is emptied; writes wait meanwhile
+SCRUB_RETRY = 0.5  # seconds between two attempts to empty the log
+SCRUB_POLL = 10.0  # seconds between two looks at what a process that ended has left in the log
 CHECKPOINT_PAGES = 8_000  # 32 MB of log: a page written often is copied once, recovery is short
 
 _FAULTS_OF_A_STATEMENT = (
@@ -42,7 +46,8 @@ class Transaction:
     def __init__(self, connection: apsw.Connection) -> None:
         self.connection = connection
         self.hooks: list[Callable[[], None]] = []
-        self._clock: int = connection.execute("SELECT clock FROM state").get
+        row: tuple[int, int, int] = connection.execute("SELECT clock, names, scrub FROM state").get
+        self._clock, self.names, self.scrubs = row  # names: the tick of their last deletion
         self._ticked = False
 
     def tick(self) -> int:
@@ -53,6 +58,16 @@ class Transaction:
     def after_commit(self, hook: Callable[[], None]) -> None:
         """Call `hook` once the writes of this job are durable; never if they are rolled back."""
         self.hooks.append(hook)
+
+    def scrub(self) -> None:
+        """Empty the log soon after the commit: it holds personal data that is deleted here."""
+        self.scrubs = self.tick()
+        self.connection.execute("UPDATE state SET scrub = ?", (self.scrubs,))
+
+    def renumber(self) -> None:
+        """Record that names are deleted here, so that no process goes on using their numbers."""
+        self.names = self.tick()
+        self.connection.execute("UPDATE state SET names = ?", (self.names,))
 
     def finish(self) -> int:
         """Advance the clock if any job has used the tick; return the tick, or 0."""
@@ -83,6 +98,7 @@ class Writer:
             anew.
         guard: called before each commit, and before it is acknowledged. An error that it raises
             fails the commit's jobs.
+        busy_timeout: of the connection, in milliseconds.
     """
 
     def __init__(
@@ -90,10 +106,12 @@ class Writer:
         connection: apsw.Connection,
         explain: Callable[[Exception], tuple[HeedError, bool]],
         guard: StoreGuard,
+        busy_timeout: int,
     ) -> None:
         self._connection = connection
         self._explain = explain
         self._guard = guard
+        self._busy_timeout = busy_timeout
         self._queue: SimpleQueue[_Ticket[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()  # guards the four below, and that nothing follows the None
         self._waiting = 0
@@ -103,6 +121,8 @@ class Writer:
         self.commits = 0
         self.checkpoints = 0
         self._checkpoint_at = CHECKPOINT_PAGES
+        self._scrub_delay = 0.0  # seconds from a commit until the log is emptied
+        self._scrub_at = 0.0  # when the log is looked at, or emptied, next (monotonic)
         # A hook of our own takes the place of SQLite's, which checkpoints before COMMIT returns
         # and so before any job is acknowledged.
         connection.set_wal_hook(self._measure_log)
@@ -147,29 +167,37 @@ class Writer:
     # -------------------------------------------------------------- on the writer thread
 
     def _run(self) -> None:
-        group: list[_Ticket[Any]] = []
+        group: list[_Ticket[Any]] | None = []
         try:
-            while group := self._gather():
+            while (group := self._gather()) is not None:
                 self._commit(group)
                 self._settle(group)
                 if self.log_pages >= self._checkpoint_at:
                     self._checkpoint()
+                if time.monotonic() >= self._scrub_at:
+                    self._scrub()
         except BaseException as error:
             # If the writer dies, waiting requests get an error, and `failure` reports it.
             reason = Unavailable(f"the store's writer stopped: {type(error).__name__}")
-            for ticket in group:
+            for ticket in group or ():
                 ticket.error = ticket.error or reason
-            self._settle(group)
+            self._settle(group or [])
             self.fail(reason)
             raise
         finally:
             self._connection.close()  # of several connections, the last one to close checkpoints
 
-    def _gather(self) -> list[_Ticket[Any]]:
-        """Wait for a ticket, and take those queued behind it; empty when closed."""
+    def _gather(self) -> list[_Ticket[Any]] | None:
+        """Wait for a ticket, and take those queued behind it; None when closed.
+
+        Without any until the log is to be looked at, the list is empty.
+        """
         group: list[_Ticket[Any]] = []
         rows = 0
-        ticket = self._queue.get()
+        try:
+            ticket = self._queue.get(timeout=max(0, self._scrub_at - time.monotonic()))
+        except Empty:
+            return group
         while ticket is not None:
             group.append(ticket)
             rows += ticket.rows
@@ -182,7 +210,7 @@ class Writer:
         else:
             self._queue.put(None)  # for the next round: finish this group first
             if not group:
-                return []
+                return None
         with self._lock:
             self._waiting -= rows
         return group
@@ -194,6 +222,8 @@ class Writer:
         `DatabaseFile.writer` opens the connection with `synchronous = FULL`.
         """
         execute = self._connection.execute
+        if not group:
+            return
         if self.failure is not None:
             for ticket in group:
                 ticket.error = copy.copy(self.failure)
@@ -218,6 +248,8 @@ class Writer:
             if fatal:
                 self.fail(reason)
         else:
+            if transaction.scrubs:
+                self._scrub_at = min(self._scrub_at, time.monotonic() + self._scrub_delay)
             for ticket in group:
                 if ticket.error is None:
                     for hook in ticket.hooks:
@@ -294,6 +326,29 @@ class Writer:
                 self.fail(reason)
             self._checkpoint_at = 2 * self.log_pages  # retry later: on a full disk it fails again
         self.log_pages = 0
+
+    def _scrub(self) -> None:
+        """Empty the log if personal data was deleted since that was done last, by any process.
+
+        A reader of an earlier state keeps it from being emptied: it is tried again then.
+        """
+        wait, self._scrub_delay = SCRUB_POLL, 0.0
+        execute = self._connection.execute
+        try:
+            tick = 0 if self.failure else execute("SELECT scrub FROM state").get
+            if tick:
+                self._connection.set_busy_timeout(SCRUB_WAIT_MS)
+                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                execute("UPDATE state SET scrub = 0 WHERE scrub = ?", (tick,))
+        except apsw.BusyError:
+            wait = self._scrub_delay = SCRUB_RETRY
+        except apsw.Error as error:
+            reason, fatal = self._explain(error)
+            if fatal:
+                self.fail(reason)
+        finally:
+            self._connection.set_busy_timeout(self._busy_timeout)
+        self._scrub_at = time.monotonic() + wait
 
 
 def _deliver(tickets: list[_Ticket[Any]]) -> None:

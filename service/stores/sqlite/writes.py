@@ -17,10 +17,10 @@ from service.stores.encoding import (
     vector_bytes,
 )
 from service.stores.event_identity import body_digest
+from service.stores.sqlite.forgetting import drop_user, note_names
 from service.stores.sqlite.imports.import_claims import (
     Owners,
     add_claims,
-    drop_claims_on,
     move_claims,
 )
 from service.stores.sqlite.imports.replaced_records import keep_replaced
@@ -29,17 +29,23 @@ from service.stores.sqlite.writer import Transaction
 
 
 class Names:
-    """Numbers of interned names, cached. Only for tables whose rows no process deletes."""
+    """Numbers of interned names, cached until names are deleted."""
 
     def __init__(self, table: Literal["items", "types"]) -> None:
         number, name = INTERNED[table]
         self._find = f"SELECT {name}, {number} FROM {table} WHERE {name} IN carray(?)"  # noqa: S608
-        self._next = f"SELECT coalesce(max({number}), 0) + 1 FROM {table}"  # noqa: S608
+        last = f"last_{table.removesuffix('s')}"
+        self._next = (
+            f"SELECT max(coalesce((SELECT max({number}) FROM {table}), 0), {last}) + 1 FROM state"  # noqa: S608
+        )
         self._add = f"INSERT INTO {table} ({number}, {name}) VALUES (?, ?)"  # noqa: S608
         self._known: dict[str, int] = {}
+        self._tick = 0  # of the last deletion of names
 
     def numbers(self, transaction: Transaction, names: Iterable[str]) -> dict[str, int]:
         """Return the number of each name; new names are inserted."""
+        if transaction.names != self._tick:
+            self._known, self._tick = {}, transaction.names
         known = self._known
         wanted = set(names)
         found = {name: known[name] for name in wanted if name in known}
@@ -151,29 +157,17 @@ class Writes:
         ).fetchone()
         if row is None:
             return False
-        user_no, timestamp, seq = row
-        execute(
-            "DELETE FROM events WHERE user_no = ? AND timestamp = ? AND seq = ?",
-            (user_no, timestamp, seq),
-        )
+        user_no, _, seq = row
+        place = "user_no = ? AND timestamp = ? AND seq = ?"
+        note_names(transaction, place, row)
+        execute(f"DELETE FROM events WHERE {place}", row)  # noqa: S608
+        transaction.scrub()
         execute("DELETE FROM vectors WHERE user_no = ? AND seq = ?", (user_no, seq))
         rewrite_history(transaction, user_no)
         execute("UPDATE state SET events = events - 1")
         return True
 
     # ------------------------------------------------------------------ users
-
-    def forget(self, transaction: Transaction, user_id: str) -> int:
-        user_no = _user_no(transaction, user_id)
-        if user_no is None:
-            return 0
-        connection = transaction.connection
-        connection.execute("DELETE FROM events WHERE user_no = ?", (user_no,))
-        events: int = connection.changes()
-        connection.execute("DELETE FROM vectors WHERE user_no = ?", (user_no,))
-        drop_user(transaction, user_no)
-        connection.execute("UPDATE state SET events = events - ?", (events,))
-        return events
 
     def merge(self, transaction: Transaction, user_id: str, source: str) -> int:
         source_no = _user_no(transaction, source)
@@ -222,16 +216,6 @@ class Writes:
             "UPDATE users SET version = ?, profile = ? WHERE user_no = ?",
             (transaction.tick(), profile, user_no),
         )
-
-
-def drop_user(transaction: Transaction, user_no: int) -> None:
-    """Delete a user without events, with the profiles that imports have replaced and claims."""
-    drop_claims_on(transaction, user_no)
-    execute = transaction.connection.execute
-    execute("DELETE FROM users WHERE user_no = ?", (user_no,))
-    execute("DELETE FROM replaced WHERE kind = 'user' AND row_no = ?", (user_no,))
-    execute("INSERT OR REPLACE INTO gone_users VALUES (?, ?)", (user_no, transaction.tick()))
-    execute("UPDATE state SET users = users - 1")
 
 
 def _users(transaction: Transaction, user_ids: set[str]) -> dict[str, list[int]]:

@@ -163,13 +163,16 @@ async def test_a_disk_full_only_for_the_checkpoint(
 ) -> None:
     """A checkpoint on a full disk loses no acknowledged event."""
     monkeypatch.setattr(writer, "CHECKPOINT_PAGES", 1)
-    store = SQLiteStore(path, vfs=disk.name)
+    measure = writer.Writer._measure_log
 
-    def after_the_commit(connection: apsw.Connection, name: str, pages: int) -> int:
+    def after_the_commit(
+        self: writer.Writer, connection: apsw.Connection, name: str, pages: int
+    ) -> int:
         disk.full = True
-        return store._writer._measure_log(connection, name, pages)
+        return measure(self, connection, name, pages)
 
-    store._writer._connection.set_wal_hook(after_the_commit)
+    monkeypatch.setattr(writer.Writer, "_measure_log", after_the_commit)
+    store = SQLiteStore(path, vfs=disk.name)
     assert await store.append([Event("u", "i")]) == (1, 0)
     with pytest.raises(StoreFull):
         await store.append([Event("u", "j")])

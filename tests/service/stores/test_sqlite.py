@@ -114,7 +114,10 @@ async def test_a_job_that_fails_fails_alone(path: Path) -> None:
         raise ZeroDivisionError
 
     def statement(transaction: Transaction) -> None:
-        transaction.connection.execute("INSERT INTO state VALUES (2, 0, 0, 0, 0, 0)")
+        transaction.connection.execute(
+            "INSERT INTO state (only, clock, catalogue, users, items, events)"
+            " VALUES (2, 0, 0, 0, 0, 0)"
+        )
 
     first = store._writer.submit(job)
     second = store._writer.submit(statement)

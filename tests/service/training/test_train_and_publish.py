@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -116,6 +117,31 @@ def shopping(users: int = 40, baskets: int = 10) -> list[Event]:
                 event_id = f"{user}-{week}-{at}"
                 sent.append(Event(f"u{user}", f"p{item}", event_id, timestamp=time))
     return sent
+
+
+def test_users_forgotten_during_a_training_are_counted_in_its_model(
+    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
+) -> None:
+    """A model whose training set still has forgotten users says so; the next one does not."""
+    fill(store, shopping(users=20))
+    preset = replace(QUICK, train_config=replace(QUICK.train_config, batch_tokens=480))
+    told = []
+    for user_id in ("u3", None):
+        began = time.time_ns() // 1000
+        corpus = training_corpus.read_store(store, embeddings)
+        if user_id is not None:
+            assert asyncio.run(store.forget(user_id)) == 30
+        done = train_and_publish.train(
+            corpus,
+            registry,
+            embeddings.encoder.name,
+            preset=preset,
+            count_forgotten=lambda began=began: asyncio.run(store.count_forgotten(began)),  # type: ignore[misc]
+        )
+        published = {each.version: each.metadata or {} for each in registry.versions()}
+        metadata = published[done["version"]]
+        told.append((metadata["events"], metadata.get("forgotten_users")))
+    assert told == [(600, 1), (570, None)]
 
 
 def test_a_log_of_baskets_is_trained_and_served_as_one(

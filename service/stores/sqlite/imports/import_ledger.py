@@ -10,11 +10,12 @@ import apsw
 
 from service.domain.errors import Invalid
 from service.stores.base import ImportRecord
+from service.stores.sqlite.forgetting import drop_user
 from service.stores.sqlite.imports.import_claims import claimants, drop_claims
 from service.stores.sqlite.imports.replaced_records import Document, Replacement, document_digest
 from service.stores.sqlite.items import replace_items
 from service.stores.sqlite.writer import Transaction
-from service.stores.sqlite.writes import drop_user, rewrite_history
+from service.stores.sqlite.writes import rewrite_history
 
 Position = tuple[int, int, int]
 """Primary key of an event: user_no, timestamp, seq."""
@@ -99,6 +100,7 @@ def undo_events(
         rewrite_history(transaction, user_no)
         _drop_if_empty(transaction, user_no)
     connection.execute("UPDATE state SET events = events - ?", (len(deleted),))
+    transaction.scrub()
     return len(deleted), len(handed), _last(rows) if len(rows) == limit else None
 
 

@@ -102,6 +102,11 @@ class StoreGuard:
         state = self._mark.read() or MarkState(0, False)
         self._mark.write(MarkState(state.tick, True))
 
+    def clear_damage(self) -> None:
+        """Record that the store is intact."""
+        state = self._mark.read() or MarkState(0, False)
+        self._mark.write(MarkState(state.tick, False))
+
     def close(self) -> None:
         """Close the mark."""
         self._mark.close()

@@ -16,7 +16,7 @@ from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from service.domain.errors import Corrupt
 from service.stores.sqlite.integrity.store_guard import CHECK
@@ -50,7 +50,7 @@ def _problem(file: BufferedReader) -> str | None:
     magic, _, page_size, _, *rest = HEADER.unpack(header)
     order = "<u4" if magic == LITTLE_ENDIAN else ">u4"
     salts, checksum = np.array(rest, np.uint32).reshape(2, 2)
-    if (_checksums(np.zeros(2, np.uint32), header[:24], order) != checksum).any():
+    if (checksums(np.zeros(2, np.uint32), header[:24], order) != checksum).any():
         return "its header fails its checksum" if file.read(1) else None
     size = FRAME + page_size
     valid = commits = 0
@@ -62,7 +62,7 @@ def _problem(file: BufferedReader) -> str | None:
         if not broken:
             before = np.vstack([checksum, head[:-1, 4:]])  # each continues the one before it
             summed = np.hstack([frames[:, :8], frames[:, FRAME:]])
-            good = ours & (_checksums(before, summed, order) == head[:, 4:]).all(axis=1)
+            good = ours & (checksums(before, summed, order) == head[:, 4:]).all(axis=1)
             intact = count if good.all() else int(good.argmin())
             valid, broken, checksum = valid + intact, intact < count, head[-1, 4:]
             ours[:intact] = False
@@ -70,9 +70,7 @@ def _problem(file: BufferedReader) -> str | None:
     return f"{commits} transactions lie beyond frame {valid}" if commits > 1 else None
 
 
-def _checksums(
-    before: NDArray[np.uint32], data: bytes | NDArray[np.uint8], order: str
-) -> NDArray[np.uint32]:
+def checksums(before: ArrayLike, data: bytes | NDArray[np.uint8], order: str) -> NDArray[np.uint32]:
     """The log's running checksum [..., 2] after `data` [..., 8·n bytes], from `before` [..., 2].
 
     For each pair of words: s1 += x1 + s2; s2 += x2 + s1, modulo 2³². That is linear, so that after
@@ -80,7 +78,7 @@ def _checksums(
     """
     words = np.frombuffer(data, order).reshape(*np.shape(data)[:-1], -1).astype(np.uint32)
     of_words, of_before = _weights(words.shape[-1] // 2)
-    return words @ of_words + before @ of_before
+    return words @ of_words + np.asarray(before, np.uint32) @ of_before
 
 
 @cache
