@@ -16,6 +16,7 @@ from service import __version__
 from service.domain.settings import Settings, unknown_variables
 from service.engine.engine import Engine, open_engine
 from service.http import openapi
+from service.http.clients.head_requests import HeadRequests
 from service.http.limits import Admission, Bodies, Paths
 from service.http.origin_checks import OriginChecks
 from service.http.problems import Problems, handle
@@ -75,6 +76,7 @@ def create_app(settings: Settings | None = None, *, engine: Engine | None = None
         middleware=[  # the first is the outermost
             Middleware(Telemetry, metrics=metrics),
             Middleware(Problems),
+            Middleware(HeadRequests),
             Middleware(OriginChecks, settings=settings),
             Middleware(Paths),
             Middleware(Bodies, settings=settings),

@@ -28,6 +28,7 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.domain.stage_clock import StageClock
+from service.http.clients.disconnects import CLOSED_REQUEST, DISCONNECTED
 
 REQUEST_ID = "heed.request_id"
 STAGES = "heed.stages"
@@ -170,7 +171,8 @@ class Telemetry:
             await self._app(scope, receive, send_with_headers)
         finally:
             self._metrics.in_flight.dec()
-            self._metrics.observe(scope, status, stages)
+            is_closed = DISCONNECTED in scope
+            self._metrics.observe(scope, CLOSED_REQUEST if is_closed else status, stages)
 
 
 def _request_id(scope: Scope) -> str:
