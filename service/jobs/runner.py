@@ -2,7 +2,7 @@
 
     <root>/jobs/<id>.json     the job, replaced atomically as it proceeds
     <root>/jobs/<id>.cancel   requests cancellation, from any process
-    <root>/jobs/runner.lock   held by the process that runs the current job
+    <root>/jobs/runner.lock   held by the process that runs the current job, `heed train` too
     <root>/jobs/child.lock    held by that process and inherited by the training
 
 With the runner's lock free, the child's tells an orphaned training from none.
@@ -21,8 +21,10 @@ from typing import Any
 from service.domain.errors import Conflict, HeedError, Unavailable
 from service.jobs.job import Job, JobState
 from service.jobs.job_store import JobStore
+from service.jobs.training_lock import RUNNER_LOCK, conflict
 from service.runtime import durable_files
 from service.runtime.child_process import ChildProcess, kill_holders
+from service.runtime.data_layout import JOBS_FOLDER
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class JobRunner:
         grace: float = 10.0,
         keep: int = 100,
     ) -> None:
-        self._root = root / "jobs"
+        self._root = root / JOBS_FOLDER
         self._argv = argv
         self._on_success = on_success
         self._threads = threads
@@ -64,6 +66,7 @@ class JobRunner:
         self._store = JobStore(self._root, keep)
         self._live: dict[str, Job] = {}  # the job that this process runs
         self._task: asyncio.Task[None] | None = None
+        self._child: ChildProcess | None = None
         self._closing = False
         self._recover()
 
@@ -81,15 +84,15 @@ class JobRunner:
         argv = list(self._argv(options))
         with contextlib.ExitStack() as stack:
             # A process that reaps interrupted jobs holds the lock for a moment.
-            if await self._claim("runner.lock", stack, attempts=5) is None:
-                which = await asyncio.to_thread(self._which_runs)
-                raise Conflict(f"a training is running{which}; one runs at a time")
+            if await self._claim(RUNNER_LOCK, stack, attempts=5) is None:
+                raise await asyncio.to_thread(conflict, self._store)
             await asyncio.to_thread(self._reap)
             # A killed orphan takes a moment to end.
             lock = await self._claim("child.lock", stack, attempts=100)
             if lock is None:
                 raise Conflict("an interrupted training has not ended yet; one runs at a time")
-            job = await asyncio.to_thread(self._store.create, options, _now())
+            who = f"the service, process {os.getpid()}"
+            job = await asyncio.to_thread(self._store.create, options, _now(), who)
             if self._closing:  # since the check above: nothing would stop the new training
                 raise Unavailable("the service is shutting down")
             self._live[job.id] = job
@@ -122,6 +125,12 @@ class JobRunner:
         self._closing = True
         if self._task is not None:
             await asyncio.wait([self._task])
+
+    def kill(self) -> None:
+        """Kill the training that this process runs, without waiting; call it from any thread."""
+        self._closing = True
+        if self._child is not None:
+            self._child.kill()
 
     # Running one job ----------------------------------------------------------------------------
 
@@ -162,6 +171,7 @@ class JobRunner:
             )
         except (OSError, ValueError) as error:
             return self._live[job_id].with_error(f"it could not be started: {error}", _now())
+        self._child = child
         try:
             self._live[job_id] = dataclasses.replace(
                 self._live[job_id], state="running", started=_now()
@@ -171,6 +181,8 @@ class JobRunner:
             child.kill()
             await child.finish()  # reaps it
             raise
+        finally:
+            self._child = None
 
     async def _follow(self, job_id: str, child: ChildProcess) -> Job:
         loop = asyncio.get_running_loop()
@@ -220,16 +232,10 @@ class JobRunner:
             await asyncio.sleep(0.02)
         return None
 
-    def _which_runs(self) -> str:
-        for job_id in self._store.ids()[:-4:-1]:
-            if not self._store.read(job_id).is_final:
-                return f" (job {job_id})"
-        return ""  # its file is not written yet
-
     def _recover(self) -> bool:
         """Reap interrupted jobs, unless a process runs one; True when none does."""
         with contextlib.ExitStack() as stack:
-            unclaimed = _try_lock(self._root / "runner.lock", stack) is not None
+            unclaimed = _try_lock(self._root / RUNNER_LOCK, stack) is not None
             if unclaimed:
                 self._reap()
         return unclaimed
@@ -260,7 +266,7 @@ def _now() -> int:
 
 
 def _interrupted(job: Job) -> Job:
-    return job.with_error("interrupted: the service that ran it is gone", _now())
+    return job.with_error("interrupted: the process that ran it is gone", _now())
 
 
 def _try_lock(path: Path, stack: contextlib.ExitStack) -> int | None:

@@ -2,6 +2,7 @@
 
 STORE_FILE = "heed.db"
 MODELS_FOLDER = "models"
+JOBS_FOLDER = "jobs"
 CACHE_FOLDER = "cache"  # downloads; may be deleted
 EMBEDDINGS_FILE = "embeddings.bin"  # derived; may be deleted
 CHECKPOINT_FILE = "training.checkpoint"  # of an unfinished training; may be deleted
