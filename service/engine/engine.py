@@ -79,6 +79,10 @@ class Engine:
         await self.jobs.close()
         await self.parts.close()
 
+    def abandon(self) -> None:
+        """Kill the training, without waiting for anything: the process is about to end."""
+        self.jobs.kill()
+
     def observe_errors(self, observer: ErrorObserver) -> None:
         """Call `observer` with the true and the stated errors of a sample of answers."""
         self.parts.memories.audit.observer = observer

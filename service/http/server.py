@@ -27,22 +27,30 @@ from service.http.app import create_app
 from service.http.examples import suggest
 from service.http.routes import health
 from service.http.uvicorn_config import configure
+from service.runtime.heartbeats import Heartbeats
 from service.runtime.prefork import PreforkServer
+from service.runtime.shutdown_limit import ShutdownLimit
 from service.runtime.worker_messages import WorkerPeers, worker_sockets
 from service.snapshots.live_snapshot import PreloadedSnapshot
 
 _REFRESH = 5.0  # seconds for the other workers to serve items that were written
 _FOLLOW = 60.0  # seconds for the other workers to load a model that was activated
-_GRACE = 5.0  # seconds beyond those to drain, after which a worker is killed
+_CLOSING = 5.0  # seconds beyond those to drain, after which a process ends as it is
+_GRACE = 2.0  # seconds beyond all those, after which a worker is killed
 
 
 class _Server(uvicorn.Server):
     """uvicorn's server, which prints its address and example requests once it listens."""
 
     def __init__(
-        self, config: uvicorn.Config, console: Console | None, examples: list[str]
+        self,
+        config: uvicorn.Config,
+        console: Console | None,
+        examples: list[str],
+        limit: ShutdownLimit,
     ) -> None:
         super().__init__(config)
+        self._limit = limit
         self._console = console
         self._examples = examples
 
@@ -54,6 +62,7 @@ class _Server(uvicorn.Server):
         """
         self.force_exit |= self.should_exit and sig == signal.SIGINT
         self.should_exit = True
+        self._limit.start()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, then print."""
@@ -107,6 +116,7 @@ async def _serve(
     examples: bool,
     loaded: PreloadedSnapshot | None = None,
     peers: WorkerPeers | None = None,
+    heartbeats: Heartbeats | None = None,
 ) -> None:
     """Serve in this process, which may be one of several workers: it talks to its `peers`.
 
@@ -125,8 +135,9 @@ async def _serve(
             unread = int(settings.body_timeout * 1000)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread)
     config = configure(app, settings)
-    server = _Server(config, console, tries)
-    if peers is None:
+    limit = ShutdownLimit(settings.drain_timeout + _CLOSING, abandon=engine.abandon)
+    server = _Server(config, console, tries, limit)
+    if peers is None or heartbeats is None:
         await server.serve(sockets)
         return
     engine.announce = partial(peers.ask, "follow", _FOLLOW)
@@ -144,9 +155,11 @@ async def _serve(
     answering = await peers.listen(
         {"follow": follow, "refresh": refresh, "metrics": partial(health.render_metrics, app)}
     )
+    beating = asyncio.create_task(heartbeats.keep_beating(peers.number))
     try:
         await server.serve(sockets)
     finally:
+        beating.cancel()
         answering.close()
 
 
@@ -161,6 +174,7 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
     bound = _bind_all(settings.host, settings.port, shared=True)
     loaded = preload(settings)
     points = worker_sockets(settings.workers)
+    heartbeats = Heartbeats(settings.workers)
 
     def work(number: int, first: bool) -> None:
         form = logging.Formatter(f"worker {number}: %(message)s")
@@ -175,11 +189,18 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
                     [_bind(one.family, one.getsockname(), shared=True) for one in bound],
                     examples=examples,
                     loaded=loaded,
-                    peers=WorkerPeers(points, number),
+                    peers=WorkerPeers(points, number, heartbeats),
+                    heartbeats=heartbeats,
                 )
             )
 
-    PreforkServer(settings.workers, work, grace=settings.drain_timeout + _GRACE).run()
+    PreforkServer(
+        settings.workers,
+        work,
+        grace=settings.drain_timeout + _CLOSING + _GRACE,
+        heartbeats=heartbeats,
+        patience=settings.worker_timeout,
+    ).run()
 
 
 def _bind_all(host: str, port: int, *, shared: bool) -> list[socket.socket]:

@@ -8,10 +8,14 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
+from service.runtime.heartbeats import Heartbeats, SilenceWatch
 from service.runtime.worker_messages import WorkerPeers, worker_sockets
 
 SHORT_LIVED = """
 import logging, os, sys
+from service.runtime.heartbeats import Heartbeats
 from service.runtime.prefork import PreforkServer
 logging.basicConfig(format="%(message)s", stream=sys.stdout, level="ERROR")
 def work(number, first):
@@ -19,7 +23,7 @@ def work(number, first):
     if number:
         os._exit(3)
     __import__("signal").pause()
-PreforkServer(2, work, grace=5.0).run()
+PreforkServer(2, work, grace=5.0, heartbeats=Heartbeats(2), patience=30.0).run()
 print("stopped")
 """
 
@@ -48,18 +52,61 @@ def test_restart_delay_doubles() -> None:
 
 def test_a_worker_that_does_not_answer_is_left_out() -> None:
     """A request to all peers returns the answers of those that answer in time."""
-    points = worker_sockets(3)
+    points, heartbeats = worker_sockets(4), Heartbeats(4)
+    for number in (1, 2):  # the third has not begun to serve
+        heartbeats.beat(number)
 
     async def talk() -> dict[int, bytes]:
         async def told() -> bytes:
             return b"x" * 300_000
 
-        answering = await WorkerPeers(points, 1).listen({"size": told})
+        answering = await WorkerPeers(points, 1, heartbeats).listen({"size": told})
         try:
-            return await WorkerPeers(points, 0).ask("size", 0.5)
+            return await WorkerPeers(points, 0, heartbeats).ask("size", 0.5)
         finally:
             answering.close()
 
     assert asyncio.run(talk()) == {1: b"x" * 300_000}
     for point in points:
         point.close()
+
+
+def test_a_pause_of_all_processes_is_not_held_against_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Silence is counted while the parent runs: a worker that loads or was paused is not hung."""
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    heartbeats = Heartbeats(1)
+    watch = SilenceWatch(heartbeats)
+    watch.restart(0)
+
+    def pass_by(seconds: float) -> float:
+        now[0] += seconds
+        watch.check()
+        return watch.silence(0)
+
+    assert [pass_by(1.0) for _ in range(100)] == [0.0] * 100  # it loads
+    heartbeats.beat(0)
+    assert pass_by(1.0) == 0.0
+    assert pass_by(3600.0) <= 2.0  # the machine was asleep
+    assert [pass_by(1.0) for _ in range(3)] == [3.0, 4.0, 5.0]
+    heartbeats.beat(0)
+    assert pass_by(1.0) == 0.0
+
+
+STUCK = """
+import threading, time
+from concurrent.futures import ThreadPoolExecutor
+from service.runtime.shutdown_limit import ShutdownLimit
+ThreadPoolExecutor(1).submit(threading.Event().wait)  # which an ordinary exit would wait for
+ShutdownLimit(0.2, abandon=lambda: print("abandoned")).start()
+"""
+
+
+def test_a_process_ends_although_a_thread_does_not() -> None:
+    """At its limit a process that is stopping ends well, whatever still runs in it."""
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "abandoned\n")
