@@ -14,6 +14,7 @@ import typer
 
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, in_namespace, open_store, out, set_threads
+from service.cli.jobs import jobs
 from service.cli.keys import keys
 from service.cli.loadtest import loadtest
 from service.cli.namespaces import namespaces
@@ -42,6 +43,7 @@ app.add_typer(imports, name="import")
 app.add_typer(versions, name="models")
 app.add_typer(namespaces, name="namespaces")
 app.add_typer(keys, name="keys")
+app.add_typer(jobs, name="jobs")
 app.add_typer(forgotten, name="forgotten")
 app.command("export", no_args_is_help=True)(in_namespace(export))
 app.command("check")(in_namespace(check))

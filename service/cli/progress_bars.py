@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,6 +59,11 @@ def _plain_lines(console: Console) -> StageProgressCallback:
 
 def json_lines() -> StageProgressCallback:
     """Return a callback that writes progress to stdout as JSON lines, as jobs read it."""
+    return job_messages(print_message)
+
+
+def job_messages(take: Callable[[dict[str, Any]], None]) -> StageProgressCallback:
+    """Return a callback that hands progress to `take` in the form of a job's messages."""
     latest = ("", 0.0)
 
     def write(stage: str, done: int, total: int, training: Training | None) -> None:
@@ -75,9 +80,22 @@ def json_lines() -> StageProgressCallback:
             if training.validation is not None:
                 found = training.validation
                 message["validation"] = {"hr": found.hr, "ndcg": found.ndcg}
-        print_message(message)
+        take(message)
 
     return write
+
+
+def both(
+    drawn: StageProgressCallback, take: Callable[[dict[str, Any]], None]
+) -> StageProgressCallback:
+    """Return a callback that passes progress to `drawn`, and to `take` as a job's messages."""
+    recorded = job_messages(take)
+
+    def show(stage: str, done: int, total: int, training: Training | None) -> None:
+        drawn(stage, done, total, training)
+        recorded(stage, done, total, training)
+
+    return show
 
 
 def print_message(message: dict[str, Any]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -21,8 +23,9 @@ from service.cli.console import (
     use_all_cores,
     write_json,
 )
-from service.domain.errors import HeedError, Invalid
+from service.domain.errors import Conflict, HeedError, Invalid
 from service.domain.timestamps import from_rfc3339
+from service.jobs.training_command import MAX_EPOCHS
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER
 
 Protocol = Literal["newest", "leave-one-out", "hstu", "global-time"]
@@ -39,6 +42,7 @@ Epochs = Annotated[
     int | None,
     typer.Option(
         min=1,
+        max=MAX_EPOCHS,
         help="Of the first stage, at most, instead of the preset's; half as many where users "
         "buy in baskets. The attention and the newest events take a few more.",
     ),
@@ -84,12 +88,16 @@ def train(
             "large enough; OMP_NUM_THREADS limits the cores.",
         ),
     ] = None,
+    as_job: Annotated[
+        bool, typer.Option("--as-job", hidden=True, help="The caller holds the training lock.")
+    ] = False,
 ) -> None:
     """Train on all stored events, and publish what ranks held-out events best.
 
     A model is served only with the text encoder that it was trained with.
 
-    A training that was killed is resumed, if the events are still the same.
+    A training that was killed is resumed, if the events are still the same. One training of a data
+    directory runs at a time, of the service or of this command; heed jobs lists and cancels them.
 
     On several machines that share the data: [bold]torchrun … --no-python heed train[/bold].
     """
@@ -113,7 +121,15 @@ def train(
     # In a job, stdout is for messages.
     bars = progress_bars.stage_bars(out)
     shown = nullcontext(progress_bars.json_lines()) if json_progress else bars
-    with open_store(data) as store, shown as progress:
+    options = {"preset": preset, "epochs": epochs, "seed": seed}
+    chosen_options = {name: value for name, value in options.items() if value is not None}
+    is_exclusive = not as_job and process_group.is_rank_zero()
+    with (
+        _exclusive(data, chosen_options) if is_exclusive else nullcontext() as job,
+        open_store(data) as store,
+        shown as drawn,
+    ):
+        progress = drawn if job is None else progress_bars.both(drawn, job.take)
         try:
             vectors = open_embeddings(encoder, data)
             began = time.time_ns() // 1000
@@ -137,6 +153,8 @@ def train(
                 progress_bars.print_message({"error": error.detail})
                 raise typer.Exit(1) from None
             raise
+        if job is not None:
+            job.take({"result": result})
     if not result:  # rank 0 reports it
         return
     if json_progress:
@@ -151,6 +169,21 @@ def train(
     if result["served"] != "heed":
         out.print(f"{result['served']} ranks better than the trained model, and is served.")
     out.print(training_sentence(result))
+
+
+@contextmanager
+def _exclusive(data: Path, options: dict[str, Any]) -> Iterator[Any]:
+    """Record this process' training as a job. Raises `Conflict` while another one runs."""
+    from service.jobs.command_job import command_job
+
+    data.mkdir(parents=True, exist_ok=True)
+    with command_job(data, options) as job:
+        try:
+            yield job
+        except KeyboardInterrupt:
+            if not job.is_cancelled:
+                raise
+            raise Conflict("the training was cancelled on request") from None
 
 
 def evaluate(

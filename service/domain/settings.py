@@ -208,7 +208,14 @@ class Settings(BaseSettings):
     drain_timeout: float = Field(
         10.0,
         ge=0,
-        description="Seconds that requests in flight have to finish at shutdown.",
+        description="Seconds that requests in flight have to finish at shutdown. The process ends "
+        "5 s later at the latest.",
+    )
+    worker_timeout: float = Field(
+        30.0,
+        ge=5,
+        description="Seconds after which a worker whose event loop does not run is killed and "
+        "replaced. With one worker there is no process that could do so.",
     )
 
     max_events: int = Field(

@@ -46,12 +46,13 @@ class Parts:
     executor: Executor  # where requests are computed, beside the event loop
 
     async def close(self) -> None:
-        """Finish the work in hand, save new embeddings and close the store."""
+        """Finish the work that threads have begun, save embeddings and close the store."""
         self.live.close()
         self.event_log.close()
         self.memories.close()
         self.embeddings.save()
-        await asyncio.to_thread(self.executor.shutdown)
+        # Whoever waited for what has not begun yet has been answered or has left.
+        await asyncio.to_thread(self.executor.shutdown, cancel_futures=True)
         await self.store.close()
 
 

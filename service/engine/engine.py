@@ -89,6 +89,10 @@ class Engine:
         """True while work goes on that closing would undo: a training, an activation."""
         return self.jobs.is_running or self.live.is_activating
 
+    def abandon(self) -> None:
+        """Kill the training, without waiting for anything: the process is about to end."""
+        self.jobs.kill()
+
     def observe_errors(self, observer: ErrorObserver) -> None:
         """Call `observer` with the true and the stated errors of a sample of answers."""
         self.parts.memories.audit.observer = observer

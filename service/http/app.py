@@ -23,6 +23,7 @@ from service.http.access.access_control import AccessControl
 from service.http.access.rate_limits import RateLimits
 from service.http.access.route_scopes import RouteScopes
 from service.http.admission.middleware import Admission
+from service.http.clients.head_requests import HeadRequests
 from service.http.engines import Engines
 from service.http.limits import Bodies, Paths
 from service.http.origin_checks import OriginChecks
@@ -98,6 +99,7 @@ def create_app(
             Middleware(Telemetry, metrics=metrics, access_log=AccessLog(settings.access_log)),
             *_cors(settings),
             Middleware(Problems),
+            Middleware(HeadRequests),
             Middleware(OriginChecks, settings=settings),
             Middleware(Paths),
             Middleware(AccessControl, settings=settings, rates=rates or RateLimits()),

@@ -15,6 +15,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.domain.settings import Settings
+from service.http.clients.disconnects import CLIENT, ClientConnection
 from service.http.problems import problem
 
 _MAX_PIPELINED = 16  # requests that may wait for the answers to those before them
@@ -35,6 +36,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._settings = settings
         self._pending_bytes = 0  # that the parser took since a header's end or a body's piece
         self.header_timer: asyncio.TimerHandle | None = None
+        self._client = ClientConnection()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the idle timer; at the limit of connections, close an idle one or this one."""
@@ -50,9 +52,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.connections.discard(closed)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
+        """Stop the timer, and what is computed for the client."""
         self._stop_header_timer()
         super().connection_lost(exc)
+        self._client.lose()
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser, piece by piece where there are more bytes than may be pending."""
@@ -82,6 +85,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) == _MAX_PIPELINED:
             raise ValueError("too many requests wait on one connection")  # answered with 400
         super().on_headers_complete()
+        self.cycle.scope[CLIENT] = self._client  # type: ignore[literal-required]
 
     def on_body(self, body: bytes) -> None:
         """Hand a piece of the body over."""

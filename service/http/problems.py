@@ -22,7 +22,11 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.domain import errors
+from service.http.clients.disconnects import DISCONNECTED
+from service.http.clients.head_requests import METHOD
+from service.http.clients.lingering_close import lingering
 from service.http.telemetry import REQUEST_ID
+from service.runtime.file_paths import without_folders
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 20  # a batch may be wrong in every line; naming twenty of them is enough
@@ -138,11 +142,12 @@ class Problems:
         try:
             await self._app(scope, receive, watch)
         except ClientDisconnect:
-            return  # no client is left to answer
+            scope[DISCONNECTED] = True  # no client is left to answer
         except Exception as error:
             if begun:
                 raise
-            await answer(scope, error)(scope, receive, send)
+            reply = lingering(receive, send) if isinstance(error, errors.TooLarge) else send
+            await answer(scope, error)(scope, receive, reply)
 
 
 # ------------------------------------------------------------------------- documentation
@@ -194,10 +199,14 @@ def _domain(scope: Scope, error: errors.HeedError, **extensions: Any) -> Respons
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if isinstance(error, errors.TooLarge):
         headers["Connection"] = "close"  # the rest of the body is not worth reading
-    if status >= 500:
+    detail = error.detail
+    # Pointers and paths of the API in other details look like paths of files.
+    if status >= 500 or isinstance(error, errors.ModelRejected):
+        detail = without_folders(detail)
+    if status >= 500 or detail != error.detail:
         _log.warning("request %s: %s: %s", scope.get(REQUEST_ID, ""), kind.__name__, error.detail)
     title = "".join(f" {c}" if c.isupper() else c for c in kind.__name__).strip()
-    return problem(scope, status, title, error.detail, headers=headers, **extensions)
+    return problem(scope, status, title, detail, headers=headers, **extensions)
 
 
 def _invalid(scope: Scope, fields: list[dict[str, str]], total: int = 1) -> Response:
@@ -220,7 +229,8 @@ def _http(scope: Scope, error: HTTPException) -> Response:
         detail = f"There is nothing at {scope['method']} {scope['path']}."
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_allowed(scope))
-        detail = f"{scope['path']} does not take {scope['method']}; it takes {headers['Allow']}."
+        method = scope.get(METHOD, scope["method"])
+        detail = f"{scope['path']} does not take {method}; it takes {headers['Allow']}."
     return problem(scope, error.status_code, title, detail, headers=headers)
 
 
@@ -228,11 +238,12 @@ def _allowed(scope: Scope) -> list[str]:
     # A router that finds the path under several routes knows only the first one's methods.
     same = {key: scope[key] for key in ("type", "path", "root_path", "headers") if key in scope}
     routes = scope["app"].router.routes
-    return [
+    taken = [
         method
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
         if any(route.matches({**same, "method": method})[0] is Match.FULL for route in routes)
     ]
+    return ["GET", "HEAD", *taken[1:]] if "GET" in taken else taken
 
 
 def located(found: Iterable[Mapping[str, Any]], where: str = "") -> list[dict[str, str]]:

@@ -40,7 +40,9 @@ from service.http.telemetry.measured import export_measurements
 from service.http.uvicorn_config import configure
 from service.runtime import logs, tracing
 from service.runtime.data_layout import FIRST_KEY_FILE, STORE_FILE
+from service.runtime.heartbeats import Heartbeats
 from service.runtime.prefork import PreforkServer
+from service.runtime.shutdown_limit import ShutdownLimit
 from service.runtime.worker_messages import WorkerPeers, worker_sockets
 from service.runtime.worker_table import WorkerTable
 from service.snapshots.live_snapshot import PreloadedSnapshot
@@ -54,16 +56,22 @@ _CLOSED = b"closed"  # the answer of a worker that reads the namespace when it o
 # Seconds after which a thread that computes lets the event loop run. Each such thread would add
 # Python's own 5 ms to the latency of everything else.
 _SWITCH_INTERVAL = 0.001
-_GRACE = 5.0  # seconds beyond those to drain, after which a worker is killed
+_CLOSING = 5.0  # seconds beyond those to drain, after which a process ends as it is
+_GRACE = 2.0  # seconds beyond all those, after which a worker is killed
 
 
 class _Server(uvicorn.Server):
     """uvicorn's server, which prints its address and example requests once it listens."""
 
     def __init__(
-        self, config: uvicorn.Config, console: Console | None, examples: list[str]
+        self,
+        config: uvicorn.Config,
+        console: Console | None,
+        examples: list[str],
+        limit: ShutdownLimit,
     ) -> None:
         super().__init__(config)
+        self._limit = limit
         self._console = console
         self._examples = examples
 
@@ -75,6 +83,7 @@ class _Server(uvicorn.Server):
         """
         self.force_exit |= self.should_exit and sig == signal.SIGINT
         self.should_exit = True
+        self._limit.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and let requests in flight finish."""
@@ -164,6 +173,7 @@ async def _serve(
     loaded: PreloadedSnapshot | None = None,
     peers: WorkerPeers | None = None,
     rates: RateLimits | None = None,
+    heartbeats: Heartbeats | None = None,
 ) -> None:
     """Serve in this process, which may be one of several workers: it talks to its `peers`.
 
@@ -185,7 +195,7 @@ async def _serve(
     if tracing.start(__version__):
         export_measurements(engine)
     try:
-        await _listen(settings, console, sockets, app, tries, peers)
+        await _listen(settings, console, sockets, app, tries, peers, heartbeats)
     finally:
         await asyncio.to_thread(tracing.stop)
 
@@ -197,14 +207,21 @@ async def _listen(
     app: FastAPI,
     tries: list[str],
     peers: WorkerPeers | None,
+    heartbeats: Heartbeats | None,
 ) -> None:
     """Serve the app until it is stopped, and answer the other workers."""
     config = configure(app, settings)
-    server = _Server(config, console, tries)
-    if peers is None:
+    namespaces: Namespaces = app.state.namespaces
+
+    def abandon() -> None:
+        for opened in namespaces.engines().values():
+            opened.abandon()
+
+    limit = ShutdownLimit(settings.drain_timeout + _CLOSING, abandon=abandon)
+    server = _Server(config, console, tries, limit)
+    if peers is None or heartbeats is None:
         await server.serve(sockets)
         return
-    namespaces: Namespaces = app.state.namespaces
 
     def connect(name: str, opened: Engine) -> None:
         opened.announce = partial(peers.ask, f"follow {name}", _FOLLOW)
@@ -234,9 +251,11 @@ async def _listen(
             "ping": ping,
         }
     )
+    beating = asyncio.create_task(heartbeats.keep_beating(peers.number))
     try:
         await server.serve(sockets)
     finally:
+        beating.cancel()
         answering.close()
 
 
@@ -253,6 +272,7 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
     points = worker_sockets(settings.workers)
     rates = RateLimits()  # before the fork, so that all workers count together
     table = WorkerTable(settings.workers)
+    heartbeats = Heartbeats(settings.workers)
 
     def work(number: int, first: bool) -> None:
         logs.set_process_fields(worker=number)
@@ -265,12 +285,20 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
                     [_bind(one.family, one.getsockname(), shared=True) for one in bound],
                     examples=examples,
                     loaded=loaded,
-                    peers=WorkerPeers(points, number, table),
+                    peers=WorkerPeers(points, number, heartbeats, table),
                     rates=rates,
+                    heartbeats=heartbeats,
                 )
             )
 
-    PreforkServer(settings.workers, work, grace=settings.drain_timeout + _GRACE, table=table).run()
+    PreforkServer(
+        settings.workers,
+        work,
+        grace=settings.drain_timeout + _CLOSING + _GRACE,
+        heartbeats=heartbeats,
+        patience=settings.worker_timeout,
+        table=table,
+    ).run()
 
 
 def _bind_all(host: str, port: int, *, shared: bool) -> list[socket.socket]:

@@ -41,6 +41,7 @@ class Job:
     exit_code: int | None = None  # minus the number of the signal that ended the process
     log: tuple[str, ...] = ()  # last lines of stdout that are no messages
     stderr: tuple[str, ...] = ()
+    started_by: str | None = None  # the program and process that runs it, for people
 
     @property
     def is_final(self) -> bool:
@@ -112,7 +113,11 @@ class Job:
         if code == 0:
             return "the training process ended without a result"
         if code == -signal.SIGKILL:
-            return "the training process was killed (SIGKILL); it may have run out of memory"
+            return (
+                "the training process was killed (SIGKILL), most likely because memory ran out: "
+                "give the container or the machine more, train with the preset quick, or run "
+                "`heed train` where there is more memory"
+            )
         if code < 0:
             return f"the training process was ended by signal {-code}"
         detail = f": {self.stderr[-1]}" if self.stderr else ""

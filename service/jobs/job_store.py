@@ -22,7 +22,7 @@ class JobStore:
         """Return the ids of all jobs, oldest first."""
         return sorted(path.stem for path in self._directory.glob("*.json") if is_name(path.stem))
 
-    def create(self, options: Mapping[str, Any], created: int) -> Job:
+    def create(self, options: Mapping[str, Any], created: int, started_by: str) -> Job:
         """Write a queued job with a new id, and delete the oldest jobs beyond `keep`.
 
         Raises:
@@ -35,7 +35,8 @@ class JobStore:
         at = created
         while self._path(timestamped_name(at)).exists():
             at += 1
-        job = Job(timestamped_name(at), "queued", dict(options), created)
+        name = timestamped_name(at)
+        job = Job(name, "queued", dict(options), created, started_by=started_by)
         with durable_files.translate_disk_full("the disk has no room for a job"):
             self.write(job)
         return job

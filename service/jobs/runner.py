@@ -2,7 +2,7 @@
 
     <root>/jobs/<id>.json     the job, replaced atomically as it proceeds
     <root>/jobs/<id>.cancel   requests cancellation, from any process
-    <root>/jobs/runner.lock   held by the process that runs the current job
+    <root>/jobs/runner.lock   held by the process that runs the current job, `heed train` too
     <root>/jobs/child.lock    held by that process and inherited by the training
 
 With the runner's lock free, the child's tells an orphaned training from none.
@@ -22,6 +22,7 @@ from service.domain.errors import Conflict, HeedError, Unavailable
 from service.jobs.child_logs import log_child_line
 from service.jobs.job import Job, JobState
 from service.jobs.job_store import JobStore
+from service.jobs.training_lock import conflict
 from service.runtime import durable_files, tracing
 from service.runtime.child_process import ChildProcess, kill_holders
 from service.runtime.data_layout import JOBS_FOLDER, RUNNER_LOCK
@@ -66,6 +67,7 @@ class JobRunner:
         self._store = JobStore(self._root, keep)
         self._live: dict[str, Job] = {}  # the job that this process runs
         self._task: asyncio.Task[None] | None = None
+        self._child: ChildProcess | None = None
         self._closing = False
         # Of the jobs that this process ran.
         self.ended: dict[JobState, int] = dict.fromkeys(("succeeded", "failed", "cancelled"), 0)
@@ -98,14 +100,14 @@ class JobRunner:
         with contextlib.ExitStack() as stack:
             # A process that reaps interrupted jobs holds the lock for a moment.
             if await self._claim(RUNNER_LOCK, stack, attempts=5) is None:
-                which = await asyncio.to_thread(self._which_runs)
-                raise Conflict(f"a training is running{which}; one runs at a time")
+                raise await asyncio.to_thread(conflict, self._store)
             await asyncio.to_thread(self._reap)
             # A killed orphan takes a moment to end.
             lock = await self._claim("child.lock", stack, attempts=100)
             if lock is None:
                 raise Conflict("an interrupted training has not ended yet; one runs at a time")
-            job = await asyncio.to_thread(self._store.create, options, _now())
+            who = f"the service, process {os.getpid()}"
+            job = await asyncio.to_thread(self._store.create, options, _now(), who)
             if self._closing:  # since the check above: nothing would stop the new training
                 raise Unavailable("the service is shutting down")
             self._live[job.id] = job
@@ -139,6 +141,12 @@ class JobRunner:
         self._closing = True
         if self._task is not None:
             await asyncio.wait([self._task])
+
+    def kill(self) -> None:
+        """Kill the training that this process runs, without waiting; call it from any thread."""
+        self._closing = True
+        if self._child is not None:
+            self._child.kill()
 
     # Running one job ----------------------------------------------------------------------------
 
@@ -190,6 +198,7 @@ class JobRunner:
             )
         except (OSError, ValueError) as error:
             return self._live[job_id].with_error(f"it could not be started: {error}", _now())
+        self._child = child
         try:
             self._live[job_id] = dataclasses.replace(
                 self._live[job_id], state="running", started=_now()
@@ -199,6 +208,8 @@ class JobRunner:
             child.kill()
             await child.finish()  # reaps it
             raise
+        finally:
+            self._child = None
 
     async def _follow(self, job_id: str, child: ChildProcess) -> Job:
         loop = asyncio.get_running_loop()
@@ -248,12 +259,6 @@ class JobRunner:
             await asyncio.sleep(0.02)
         return None
 
-    def _which_runs(self) -> str:
-        for job_id in self._store.ids()[:-4:-1]:
-            if not self._store.read(job_id).is_final:
-                return f" (job {job_id})"
-        return ""  # its file is not written yet
-
     def _recover(self) -> bool:
         """Reap interrupted jobs, unless a process runs one; True when none does."""
         with contextlib.ExitStack() as stack:
@@ -301,7 +306,7 @@ def _now() -> int:
 
 
 def _interrupted(job: Job) -> Job:
-    return job.with_error("interrupted: the service that ran it is gone", _now())
+    return job.with_error("interrupted: the process that ran it is gone", _now())
 
 
 def _try_lock(path: Path, stack: contextlib.ExitStack) -> int | None:

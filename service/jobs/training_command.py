@@ -10,11 +10,14 @@ from typing import Any
 from service.domain.errors import Invalid
 from service.domain.names import DEFAULT_NAMESPACE
 
-# name -> minimum, or the allowed values
-OPTIONS: Mapping[str, int | tuple[str, ...]] = {
-    "epochs": 1,
+MAX_EPOCHS = 1000  # no log needs a tenth of them
+MAX_SEED = 2**63 - 1
+
+# name -> least and largest value, or the allowed values
+OPTIONS: Mapping[str, tuple[int, int] | tuple[str, ...]] = {
+    "epochs": (1, MAX_EPOCHS),
     "preset": ("quick", "best"),
-    "seed": 0,
+    "seed": (0, MAX_SEED),
 }
 
 
@@ -24,18 +27,22 @@ def training_command(data: Path, encoder: str, options: Mapping[str, Any]) -> Se
     Raises:
         Invalid: at `/options/NAME`, for an unknown option or a value that is not allowed.
     """
-    argv = [sys.executable, "-m", "service.cli", "train", "--json-progress", "--no-activate"]
+    argv = [sys.executable, "-m", "service.cli", "train", "--as-job", "--json-progress"]
     # The directory is a namespace's own already, whatever HEED_NAMESPACE is inherited.
-    argv += ["--data", str(data), "--namespace", DEFAULT_NAMESPACE, "--encoder", encoder]
+    argv += ["--no-activate", "--data", str(data), "--namespace", DEFAULT_NAMESPACE]
+    argv += ["--encoder", encoder]
     for name, value in options.items():
         allowed = OPTIONS.get(name)
         if allowed is None:
             names = ", ".join(sorted(OPTIONS))
             raise Invalid(f"/options/{name}", f"is not an option of training; those are {names}")
-        if isinstance(allowed, int):
-            if isinstance(value, bool) or not isinstance(value, int) or value < allowed:
-                raise Invalid(f"/options/{name}", f"must be a whole number of at least {allowed}")
+        if isinstance(allowed[0], int):
+            least, most = allowed
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise Invalid(f"/options/{name}", f"must be a whole number of at least {least}")
+            if value > most:
+                raise Invalid(f"/options/{name}", f"must be a whole number of at most {most}")
         elif value not in allowed:
-            raise Invalid(f"/options/{name}", f"must be one of {', '.join(allowed)}")
+            raise Invalid(f"/options/{name}", f"must be one of {', '.join(map(str, allowed))}")
         argv += [f"--{name}", str(value)]
     return argv

@@ -6,6 +6,7 @@ from typing import Any
 
 from service.domain.timestamps import to_rfc3339
 from service.jobs.job import Job
+from service.runtime.file_paths import without_folders
 from service.snapshots.registry import Version
 
 
@@ -15,6 +16,7 @@ def job_document(job: Job) -> dict[str, Any]:
         "job_id": job.id,
         "state": job.state,
         "options": dict(job.options),
+        "started_by": job.started_by,
         "created": to_rfc3339(job.created),
         "started": None if job.started is None else to_rfc3339(job.started),
         "finished": None if job.finished is None else to_rfc3339(job.finished),
@@ -22,7 +24,7 @@ def job_document(job: Job) -> dict[str, Any]:
         "curve": list(job.curve),
         "metrics": job.metrics,
         "result": job.result,
-        "error": job.error,
+        "error": job.error and without_folders(job.error),
     }
 
 

@@ -1,4 +1,4 @@
-"""A parent that forks worker processes, watches them, and starts them again when they die.
+"""A parent that forks worker processes, and replaces those that die or hang.
 
 gunicorn was tried in its place: its workers outlive a parent that is killed, and take connections
 from one socket, of a burst of 60 one worker 54.
@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from service.runtime.heartbeats import BEAT_INTERVAL, Heartbeats, SilenceWatch
 from service.runtime.worker_table import WorkerTable
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,9 @@ class PreforkServer:
         work: called in each worker with its number, and whether it is the first process of that
             number; the process ends when it returns. It handles SIGTERM and SIGINT itself.
         grace: seconds between SIGTERM to the workers and SIGKILL.
-        table: is told of each start and end, for the workers to read.
+        heartbeats: of the workers, which `work` keeps up once it serves.
+        patience: seconds without a heartbeat after which a worker is killed and replaced.
+        table: gets each start and end, for the workers to read.
     """
 
     def __init__(
@@ -57,11 +60,15 @@ class PreforkServer:
         work: Callable[[int, bool], None],
         *,
         grace: float,
+        heartbeats: Heartbeats,
+        patience: float,
         table: WorkerTable | None = None,
     ) -> None:
         self._slots = [_Slot(number) for number in range(count)]
         self._work = work
         self._grace = grace
+        self._watch = SilenceWatch(heartbeats)
+        self._patience = patience
         self._table = table or WorkerTable(count)
         self._mask: set[int | signal.Signals] = set()  # of signals, before `run`
 
@@ -73,8 +80,9 @@ class PreforkServer:
                 for slot in self._slots:
                     if not slot.pid and time.monotonic() >= slot.due:
                         self._start(slot)
-                if self._wait_for_signal(self._next_start()) in _STOP:
+                if self._wait_for_signal(min(BEAT_INTERVAL, self._next_start())) in _STOP:
                     break
+                self._kill_hung()
                 self._reap()
         finally:
             self._stop()
@@ -94,6 +102,7 @@ class PreforkServer:
         sys.stdout.flush()
         sys.stderr.flush()
         parent, first = os.getpid(), not slot.started
+        self._watch.restart(slot.number)
         slot.started = time.monotonic()
         self._table.start(slot.number)
         slot.pid = os.fork()
@@ -119,6 +128,20 @@ class PreforkServer:
             sys.stderr.flush()
             # An ordinary exit would touch, and so copy, every object in shared memory.
             os._exit(code)
+
+    def _kill_hung(self) -> None:
+        """Kill the workers that have been silent for too long; they are reaped like others."""
+        self._watch.check()
+        for slot in self._slots:
+            silent = self._watch.silence(slot.number)
+            if slot.pid and silent >= self._patience:
+                _log.error(
+                    "worker %d (process %d) hangs: no heartbeat for %.0f s; it is killed",
+                    slot.number,
+                    slot.pid,
+                    silent,
+                )
+                os.kill(slot.pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         """Log the workers that have ended, and schedule their successors."""

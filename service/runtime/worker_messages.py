@@ -8,12 +8,14 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from service.runtime.heartbeats import Heartbeats
 from service.runtime.worker_table import WorkerTable
 
 _log = logging.getLogger(__name__)
 
 _MAX_REQUEST = 128  # bytes
 _START_TIME = 30.0  # seconds that a new worker may take to listen
+_STALL_POLL = 0.2  # seconds between two looks whether a worker that is waited for has stalled
 
 # By the first word of a request; called with the second, the name of a namespace.
 MessageHandlers = Mapping[str, Callable[[str], Awaitable[bytes]]]
@@ -39,13 +41,19 @@ class WorkerPeers:
     Args:
         sockets: from `worker_sockets`.
         number: index of this worker's own socket.
+        heartbeats: of all workers. One that has stalled is not waited for.
         table: the workers as their parent sees them.
     """
 
     def __init__(
-        self, sockets: Sequence[socket.socket], number: int, table: WorkerTable | None = None
+        self,
+        sockets: Sequence[socket.socket],
+        number: int,
+        heartbeats: Heartbeats,
+        table: WorkerTable | None = None,
     ) -> None:
         self._sockets = sockets
+        self._heartbeats = heartbeats
         self.number = number
         self.table = table or WorkerTable(len(sockets))
 
@@ -67,9 +75,13 @@ class WorkerPeers:
         return await asyncio.start_unix_server(serve, sock=self._sockets[self.number].dup())
 
     async def ask(self, request: str, patience: float) -> dict[int, bytes]:
-        """Ask all other workers; return the answers, by number, that came within `patience` s."""
+        """Ask all other workers; return the answers, by number, that came within `patience` s.
+
+        A worker that has stalled is left out: it answers nobody. Should it go on, it reads by
+        itself what the others had to say.
+        """
         others = [number for number in range(len(self._sockets)) if number != self.number]
-        answers = await asyncio.gather(*(self._ask(one, request, patience) for one in others))
+        answers = await asyncio.gather(*(self._ask_alive(one, request, patience) for one in others))
         return {number: answer for number, answer in zip(others, answers, strict=True) if answer}
 
     async def silent(self, patience: float) -> list[int]:
@@ -87,6 +99,19 @@ class WorkerPeers:
         ]
         answers = await asyncio.gather(*(self._ask(one, "ping", patience) for one in asked))
         return [number for number, answer in zip(asked, answers, strict=True) if not answer]
+
+    async def _ask_alive(self, number: int, request: str, patience: float) -> bytes:
+        """Ask one worker for as long as its heart beats."""
+        asking = asyncio.ensure_future(self._ask(number, request, patience))
+        try:
+            while not asking.done():
+                if self._heartbeats.is_stalled(number):
+                    _log.warning("worker %d is not waited for: it does not serve now", number)
+                    return b""
+                await asyncio.wait([asking], timeout=_STALL_POLL)
+            return asking.result()
+        finally:
+            asking.cancel()
 
     async def _ask(self, number: int, request: str, patience: float) -> bytes:
         """Ask one worker; the answer is empty where it was not reached."""

@@ -195,8 +195,13 @@ def _fit(
     checkpoint: Path | None = None,
 ) -> TrainingResult:
     """Take part in a training, or in the rest of one whose checkpoint exists."""
+    announces_resumption = False
 
     def on_step(step: TrainingProgress) -> None:
+        nonlocal announces_resumption
+        if announces_resumption and progress is not None:  # the checkpoint has proved to fit
+            announces_resumption = False
+            progress("resuming from the checkpoint", 0, 0, None)
         if step.step % _TRIM_INTERVAL == 0:
             trim()
         if progress is not None:
@@ -219,12 +224,13 @@ def _fit(
     exists = checkpoint is not None and checkpoint.exists()
     data = group.broadcast(lambda: checkpoint.read_bytes() if checkpoint and exists else None)
     if data is not None:
-        if progress is not None:
-            progress("resuming from the checkpoint", 0, 0, None)
+        announces_resumption = True
         try:
             return run(resume=data)
         except CheckpointError as error:
-            _log.warning("training starts from the beginning: %s", error)
+            announces_resumption = False
+            if group.is_rank_zero:
+                _log.warning("training starts from the beginning: %s", error)
     return run()
 
 

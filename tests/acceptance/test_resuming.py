@@ -95,8 +95,10 @@ def test_checkpoint_of_other_events_is_ignored(killed: Path, tmp_path: Path) -> 
         await store.close()
 
     asyncio.run(happen())
-    epochs, _, err = trained(data)
+    epochs, out, err = trained(data)
+    assert err.count("training starts from the beginning") == 1
     assert "training starts from the beginning: the checkpoint is of another training" in err
+    assert "resuming" not in out
     assert epochs[0] == 1
     assert weights(data)
     assert not (data / CHECKPOINT_FILE).exists()

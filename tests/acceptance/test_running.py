@@ -132,6 +132,7 @@ def test_model_trained_over_http_is_served_without_a_restart(
     ("options", "why"),
     [
         ({"epochs": 0}, "whole number of at least 1"),
+        ({"epochs": 1001}, "whole number of at most 1000"),
         ({"epochs": "x"}, "whole number of at least 1"),
         ({"epochs": True}, "whole number of at least 1"),
         ({"seed": -1}, "whole number of at least 0"),

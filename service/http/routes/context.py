@@ -17,9 +17,12 @@ from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
 from service.http.admission.middleware import BULK_TURN
+from service.http.clients.disconnects import connection_of
 from service.http.engines import ENGINE
 from service.http.limits import BODY, MERGE_PATCH_TYPE, media_type
 from service.http.telemetry import STAGES
+
+_QUESTIONS = frozenset({"ask", "attend", "scenarios"})  # tags whose POST only reads
 
 
 class Context(Request):
@@ -75,12 +78,24 @@ class JsonRoute(APIRoute):
         methods = self.methods or set()
         takes_json = not {"POST", "PUT", "PATCH"}.isdisjoint(methods)
         types = {"application/json"} | ({MERGE_PATCH_TYPE} if "PATCH" in methods else set())
+        is_question = self._is_question()
 
         async def handle(request: Request) -> Response:
             context = Context(request.scope, request.receive)
             if takes_json and media_type(request.scope) not in types:
                 detail = "Send Content-Type: application/json, also with an empty body."
                 raise HTTPException(415, detail)
-            return await handler(context)
+            if not is_question:
+                return await handler(context)
+            with connection_of(request.scope).cancels():
+                return await handler(context)
 
         return handle
+
+    def _is_question(self) -> bool:
+        """True for routes that change nothing: their work is dropped when the client leaves."""
+        methods = self.methods or set()
+        if methods == {"POST"}:
+            about = _QUESTIONS.intersection(map(str, self.tags))
+            return bool(about) or self.path.endswith("/similar")
+        return methods <= {"GET"}

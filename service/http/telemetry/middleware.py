@@ -13,6 +13,7 @@ import uuid
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.domain.stage_clock import StageClock
+from service.http.clients.disconnects import CLOSED_REQUEST, DISCONNECTED
 from service.http.telemetry.access_log import AccessLog
 from service.http.telemetry.metrics import Metrics, method_label, route_label
 from service.runtime import logs, tracing
@@ -64,6 +65,8 @@ class Telemetry:
             await self._app(scope, receive, send_with_headers)
         finally:
             self._metrics.in_flight.dec()
+            if DISCONNECTED in scope:
+                status = CLOSED_REQUEST
             self._metrics.observe(scope, status, stages)
             self._access_log.write(scope, status, size, stages)
             self._export(scope, status, size, stages, span)

@@ -165,7 +165,7 @@ say(result={"version": "v1", "metrics": {"hr": 0.31}})
         ("sys.exit('out of cheese')", "ended with exit code 1: out of cheese", 1),
         ("pass", "ended without a result", 0),
         ('say(result="v1")', "ended without a result", 0),
-        ("os.kill(os.getpid(), 9)", "was killed (SIGKILL); it may have run out of memory", -9),
+        ("os.kill(os.getpid(), 9)", "was killed (SIGKILL), most likely because memory ran out", -9),
         ("os.kill(os.getpid(), 11)", "was ended by signal 11", -11),
     ],
 )
@@ -443,7 +443,7 @@ def test_a_killed_service_leaves_an_interrupted_job(tmp_path: Path) -> None:
         service.wait()
         assert not is_dead(int(pid))  # deaf, and it has not written to the pipe that is gone
         job = await watcher.get(job_id)
-        assert (job.state, job.error) == ("failed", "interrupted: the service that ran it is gone")
+        assert (job.state, job.error) == ("failed", "interrupted: the process that ran it is gone")
         restarted = JobRunner(tmp_path, argv)
         assert await restarted.get(job_id) == job
         done = await end_of(restarted, await restarted.start({"code": SUCCEED}))

@@ -12,11 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from service.runtime.heartbeats import Heartbeats, SilenceWatch
 from service.runtime.worker_messages import WorkerPeers, worker_sockets
 from service.runtime.worker_table import WorkerTable
 
 SHORT_LIVED = """
 import logging, os, sys
+from service.runtime.heartbeats import Heartbeats
 from service.runtime.prefork import PreforkServer
 logging.basicConfig(format="%(message)s", stream=sys.stdout, level="ERROR")
 def work(number, first):
@@ -24,7 +26,7 @@ def work(number, first):
     if number:
         os._exit(3)
     __import__("signal").pause()
-PreforkServer(2, work, grace=5.0).run()
+PreforkServer(2, work, grace=5.0, heartbeats=Heartbeats(2), patience=30.0).run()
 print("stopped")
 """
 
@@ -62,13 +64,13 @@ def test_a_hung_worker_is_silent_and_a_new_one_is_not(monkeypatch: pytest.Monkey
     table.end(2)
 
     async def talk() -> tuple[list[int], list[int]]:
-        peers = WorkerPeers(points, 0, table)
+        peers = WorkerPeers(points, 0, Heartbeats(4), table)
         hung = await peers.silent(0.1)
 
         async def pong(_: str) -> bytes:
             return b"pong"
 
-        answering = await WorkerPeers(points, 1, table).listen({"ping": pong})
+        answering = await WorkerPeers(points, 1, Heartbeats(4), table).listen({"ping": pong})
         try:
             return hung, await peers.silent(0.5)
         finally:
@@ -77,25 +79,70 @@ def test_a_hung_worker_is_silent_and_a_new_one_is_not(monkeypatch: pytest.Monkey
     assert asyncio.run(talk()) == ([1], [])
     assert [table[number].restarts for number in range(4)] == [0, 0, 1, 0]
     monkeypatch.undo()
-    assert asyncio.run(WorkerPeers(points, 0, table).silent(0.1)) == []  # it has just started
+    assert (
+        asyncio.run(WorkerPeers(points, 0, Heartbeats(4), table).silent(0.1)) == []
+    )  # it has just started
     for point in points:
         point.close()
 
 
 def test_a_worker_that_does_not_answer_is_left_out() -> None:
     """A request to all peers returns the answers of those that answer in time."""
-    points = worker_sockets(3)
+    points, heartbeats = worker_sockets(4), Heartbeats(4)
+    for number in (1, 2):  # the third has not begun to serve
+        heartbeats.beat(number)
 
     async def talk() -> dict[int, bytes]:
         async def told(name: str) -> bytes:
             return name.encode() * 300_000
 
-        answering = await WorkerPeers(points, 1).listen({"size": told})
+        answering = await WorkerPeers(points, 1, heartbeats).listen({"size": told})
         try:
-            return await WorkerPeers(points, 0).ask("size x", 0.5)
+            return await WorkerPeers(points, 0, heartbeats).ask("size x", 0.5)
         finally:
             answering.close()
 
     assert asyncio.run(talk()) == {1: b"x" * 300_000}
     for point in points:
         point.close()
+
+
+def test_a_pause_of_all_processes_is_not_held_against_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Silence is counted while the parent runs: a worker that loads or was paused is not hung."""
+    now = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    heartbeats = Heartbeats(1)
+    watch = SilenceWatch(heartbeats)
+    watch.restart(0)
+
+    def pass_by(seconds: float) -> float:
+        now[0] += seconds
+        watch.check()
+        return watch.silence(0)
+
+    assert [pass_by(1.0) for _ in range(100)] == [0.0] * 100  # it loads
+    heartbeats.beat(0)
+    assert pass_by(1.0) == 0.0
+    assert pass_by(3600.0) <= 2.0  # the machine was asleep
+    assert [pass_by(1.0) for _ in range(3)] == [3.0, 4.0, 5.0]
+    heartbeats.beat(0)
+    assert pass_by(1.0) == 0.0
+
+
+STUCK = """
+import threading, time
+from concurrent.futures import ThreadPoolExecutor
+from service.runtime.shutdown_limit import ShutdownLimit
+ThreadPoolExecutor(1).submit(threading.Event().wait)  # which an ordinary exit would wait for
+ShutdownLimit(0.2, abandon=lambda: print("abandoned")).start()
+"""
+
+
+def test_a_process_ends_although_a_thread_does_not() -> None:
+    """At its limit a process that is stopping ends well, whatever still runs in it."""
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "abandoned\n")
