@@ -1,4 +1,4 @@
-"""The command line: demo, serve, import, train, evaluate, models, export, loadtest.
+"""The command line: demo, serve, import, train, evaluate, models, export, loadtest, backup.
 
 Heavy libraries are imported by the commands that need them, so that `heed --help` answers at once.
 """
@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from service.cli.backups import backup, restore
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, open_store, out, set_threads
 from service.cli.loadtest import loadtest
@@ -43,6 +44,8 @@ app.command("loadtest")(loadtest)
 app.command("evaluate-search")(evaluate_search)
 app.command("tune-search")(tune_search)
 app.command("recommend-all")(recommend_all)
+app.command("backup", no_args_is_help=True)(backup)
+app.command("restore", no_args_is_help=True)(restore)
 
 
 # ---------------------------------------------------------------------------------- serving

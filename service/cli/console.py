@@ -43,9 +43,10 @@ JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write JSON h
 @contextmanager
 def open_store(data: Path) -> Iterator[Any]:
     """Open the store of a data directory, and close it at the end."""
-    from service.runtime.data_layout import STORE_FILE
+    from service.runtime.data_layout import STORE_FILE, check_restored
     from service.stores.sqlite.store import SQLiteStore
 
+    check_restored(data)
     data.mkdir(parents=True, exist_ok=True)
     store = SQLiteStore(data / STORE_FILE)
     try:

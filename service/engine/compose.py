@@ -18,6 +18,7 @@ from service.runtime.data_layout import (
     INDEXING_LOCK,
     MODELS_FOLDER,
     STORE_FILE,
+    check_restored,
 )
 from service.snapshots.live_event_log import LiveEventLog
 from service.snapshots.live_search import LiveSearch
@@ -69,7 +70,8 @@ def compose(
         threads: of the executor; by default as many as suit the settings' workers.
 
     Raises:
-        Corrupt: naming the file of the store or of the search parameters that fails its checks.
+        Corrupt: naming the file of the store or of the search parameters that fails its checks, or
+            the data directory whose restore was interrupted.
         Invalid: when there is no such text encoder, or its dimension is not the configured one.
     """
     if preloaded is not None:
@@ -78,6 +80,7 @@ def compose(
         encoder = encoder or open_encoder(settings.encoder)
         embeddings = EmbeddingCache(encoder, settings.data / EMBEDDINGS_FILE)
     check_embedding_dim(settings, embeddings.encoder.name, embeddings.encoder.dimension)
+    check_restored(settings.data)
     settings.data.mkdir(parents=True, exist_ok=True)
     search = LiveSearch(embeddings, settings.data)
     store = SQLiteStore(settings.data / STORE_FILE)
