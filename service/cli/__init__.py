@@ -1,4 +1,4 @@
-"""The command line: demo, serve, import, train, evaluate, models, export, loadtest, backup.
+"""The command line: demo, serve, import, train, evaluate, models, export, loadtest, backup, doctor.
 
 Heavy libraries are imported by the commands that need them, so that `heed --help` answers at once.
 """
@@ -14,6 +14,7 @@ import typer
 from service.cli.backups import backup, restore
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, open_store, out, set_threads
+from service.cli.doctor import doctor
 from service.cli.loadtest import loadtest
 from service.cli.recommending import recommend_all
 from service.cli.search_quality import evaluate_search, tune_search
@@ -46,6 +47,7 @@ app.command("tune-search")(tune_search)
 app.command("recommend-all")(recommend_all)
 app.command("backup", no_args_is_help=True)(backup)
 app.command("restore", no_args_is_help=True)(restore)
+app.command("doctor")(doctor)
 
 
 # ---------------------------------------------------------------------------------- serving

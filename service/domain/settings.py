@@ -237,7 +237,7 @@ def check_bind_address(settings: Settings) -> None:
     Raises:
         Invalid: naming the setting that allows the address.
     """
-    if settings.insecure or _is_loopback(settings.host):
+    if settings.insecure or is_loopback(settings.host):
         return
     raise Invalid(
         "",
@@ -247,7 +247,8 @@ def check_bind_address(settings: Settings) -> None:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address; False for other host names."""
     if host == "localhost":
         return True
     try:

@@ -14,6 +14,7 @@ QUERY_TABLE_FILE = "queries.safetensors"  # derived; the text encoder encodes qu
 INDEXING_LOCK = "indexing.lock"  # held by the worker that rebuilds the index; may be deleted
 JOBS_FOLDER = "jobs"  # records of trainings
 NAMESPACES_FOLDER = "namespaces"  # each folder in it is laid out as the data directory
+LAST_BACKUP_FILE = "last_backup.json"  # when, and where to; for heed doctor
 UNFINISHED_RESTORE = "restore.unfinished"  # present while a restore fills the directory
 
 # Files that a backup contains, besides the store, the models and the records of trainings. What is

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +29,7 @@ from service.runtime import durable_files
 from service.runtime.data_layout import (
     BACKED_UP_FILES,
     JOBS_FOLDER,
+    LAST_BACKUP_FILE,
     MODELS_FOLDER,
     NAMESPACES_FOLDER,
     STORE_FILE,
@@ -103,6 +106,7 @@ def back_up(
             writer.objects.keep_only({digest for _, digest in manifest.files.values()})
     except TimeoutError as error:
         raise Unavailable(f"another process is backing up into {target}") from error
+    _record(data, target, manifest)
     return manifest
 
 
@@ -219,6 +223,13 @@ class _Writer:
         for name, (size, digest) in manifest.files.items():
             self.objects.link(directory / name, size, digest)
         return {**manifest.files, MANIFEST: self.objects.add(directory / MANIFEST)}
+
+
+def _record(data: Path, target: Path, manifest: BackupManifest) -> None:
+    """Note in the data directory that there is a backup; a directory that is read-only has none."""
+    record = {"target": str(target.resolve()), "created": manifest.created}
+    with contextlib.suppress(OSError):
+        durable_files.replace(data / LAST_BACKUP_FILE, json.dumps(record).encode() + b"\n")
 
 
 def _check_target(data: Path, target: Path) -> None:
