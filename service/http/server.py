@@ -27,9 +27,14 @@ from service.http.app import create_app
 from service.http.examples import suggest
 from service.http.routes import health
 from service.http.uvicorn_config import configure
+from service.maintenance.backups.backup import find_namespaces
+from service.runtime.data_layout import STORE_FILE
 from service.runtime.prefork import PreforkServer
 from service.runtime.worker_messages import WorkerPeers, worker_sockets
 from service.snapshots.live_snapshot import PreloadedSnapshot
+from service.stores.sqlite_files.kept_copies import remove_kept_copies
+
+_log = logging.getLogger(__name__)
 
 _REFRESH = 5.0  # seconds for the other workers to serve items that were written
 _FOLLOW = 60.0  # seconds for the other workers to load a model that was activated
@@ -90,13 +95,17 @@ def run(settings: Settings, console: Console, *, examples: bool) -> None:
 
     if settings.workers > 1:
         _share(settings, console, examples=examples)
-        return
-    with contextlib.ExitStack() as stack:
-        sockets = _bind_all(settings.host, settings.port, shared=False)
-        for each in sockets:  # closed also if the service cannot start
-            stack.enter_context(each)
-        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        runner.run(_serve(settings, console, sockets, examples=examples))
+    else:
+        with contextlib.ExitStack() as stack:
+            sockets = _bind_all(settings.host, settings.port, shared=False)
+            for each in sockets:  # closed also if the service cannot start
+                stack.enter_context(each)
+            runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+            runner.run(_serve(settings, console, sockets, examples=examples))
+    # Started and stopped: nobody needs to go back to the Heed before a migration any more.
+    for _, data in find_namespaces(settings.data):
+        for path in remove_kept_copies(data / STORE_FILE):
+            _log.info("%s, kept from before a migration, was removed", path)
 
 
 async def _serve(
