@@ -33,6 +33,7 @@ ROOMS = (
     "service.jobs",
     "service.engine",
     "service.evaluation",
+    "service.maintenance",
     "service.http",
     "service.loadtest",
     "service.cli",
@@ -43,7 +44,7 @@ RELATIVE = (
     "How Where When Why"
 )
 MOST_ENTRIES = 14  # of a folder of `service` or `models`
-MOST_ARROWS = 125  # pairs of rooms of which one imports the other
+MOST_ARROWS = 133  # pairs of rooms of which one imports the other
 
 # The only rooms that may import a package.
 ONLY = {
@@ -120,11 +121,11 @@ def test_every_module_stands_in_a_room() -> None:
 
 
 def test_folders_are_small() -> None:
-    """A folder has at most MOST_ENTRIES entries beside its `__init__.py`."""
+    """A folder has at most MOST_ENTRIES entries beside `__init__.py` and README.md."""
     folders = {path.parent for path in MODULES.values()}
     entries = {
         folder.relative_to(ROOT).as_posix(): len(
-            [e for e in folder.iterdir() if not e.name.startswith(("_", "."))]
+            [e for e in folder.iterdir() if not e.name.startswith(("_", ".", "README"))]
         )
         for folder in folders
     }

@@ -1,4 +1,4 @@
-"""The command line: demo, serve, import, train, evaluate, models, namespaces, keys, export.
+"""The command line: demo, serve, import, train, evaluate, export, keys, backup, doctor and others.
 
 Heavy libraries are imported by the commands that need them, so that `heed --help` answers at once.
 """
@@ -12,8 +12,10 @@ from typing import Annotated
 
 import typer
 
+from service.cli.backups import backup, restore
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, in_namespace, open_store, out, set_threads
+from service.cli.doctor import doctor
 from service.cli.jobs import jobs
 from service.cli.keys import keys
 from service.cli.loadtest import loadtest
@@ -54,6 +56,9 @@ app.command("loadtest")(loadtest)
 app.command("evaluate-search")(in_namespace(evaluate_search))
 app.command("tune-search")(in_namespace(tune_search))
 app.command("recommend-all")(in_namespace(recommend_all))
+app.command("backup", no_args_is_help=True)(backup)
+app.command("restore", no_args_is_help=True)(restore)
+app.command("doctor")(in_namespace(doctor))
 
 
 # ---------------------------------------------------------------------------------- serving

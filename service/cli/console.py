@@ -84,10 +84,11 @@ def in_namespace(command: Callable[..., T]) -> Callable[..., T]:
 @contextmanager
 def open_store(data: Path) -> Iterator[Any]:
     """Open the store of a data directory, and close it at the end."""
-    from service.runtime.data_layout import STORE_FILE
+    from service.runtime.data_layout import STORE_FILE, check_restored
     from service.runtime.durable_files import make_directory
     from service.stores.sqlite.store import SQLiteStore
 
+    check_restored(data)
     make_directory(data)
     store = SQLiteStore(data / STORE_FILE)
     try:

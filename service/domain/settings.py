@@ -312,7 +312,7 @@ def is_exposed(settings: Settings) -> bool:
 
     A host name other than `localhost` may resolve to anything, so it counts as exposed.
     """
-    return not settings.insecure and not _is_loopback(settings.host)
+    return not settings.insecure and not is_loopback(settings.host)
 
 
 def check_bind_address(settings: Settings, *, has_keys: bool) -> None:
@@ -334,7 +334,8 @@ def check_bind_address(settings: Settings, *, has_keys: bool) -> None:
     )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address; False for other host names."""
     if host == "localhost":
         return True
     try:

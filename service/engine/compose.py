@@ -18,6 +18,7 @@ from service.runtime.data_layout import (
     INDEXING_LOCK,
     MODELS_FOLDER,
     STORE_FILE,
+    check_restored,
 )
 from service.runtime.durable_files import make_directory
 from service.snapshots.live_event_log import LiveEventLog
@@ -74,7 +75,8 @@ def compose(
         executor: to compute on, which is shut down with the parts; by default a new one.
 
     Raises:
-        Corrupt: naming the file of the store or of the search parameters that fails its checks.
+        Corrupt: naming the file of the store or of the search parameters that fails its checks, or
+            the data directory whose restore was interrupted.
         Invalid: when there is no such text encoder, or its dimension is not the configured one.
     """
     if preloaded is not None:
@@ -83,6 +85,7 @@ def compose(
         encoder = encoder or open_encoder(settings.encoder)
         embeddings = EmbeddingCache(encoder, settings.data / EMBEDDINGS_FILE)
     check_embedding_dim(settings, embeddings.encoder.name, embeddings.encoder.dimension)
+    check_restored(settings.data)
     make_directory(settings.data)
     search = LiveSearch(embeddings, settings.data)
     quota = StoreQuota(settings.max_events, settings.max_items, settings.max_store_bytes)

@@ -38,6 +38,7 @@ from service.http.examples import suggest
 from service.http.routes import health
 from service.http.telemetry.measured import export_measurements
 from service.http.uvicorn_config import configure
+from service.maintenance.backups.backup import find_namespaces
 from service.runtime import logs, tracing
 from service.runtime.data_layout import FIRST_KEY_FILE, STORE_FILE
 from service.runtime.heartbeats import Heartbeats
@@ -47,6 +48,7 @@ from service.runtime.worker_messages import WorkerPeers, worker_sockets
 from service.runtime.worker_table import WorkerTable
 from service.snapshots.live_snapshot import PreloadedSnapshot
 from service.stores.sqlite.store import SQLiteStore
+from service.stores.sqlite_files.kept_copies import remove_kept_copies
 
 _log = logging.getLogger(__name__)
 
@@ -127,13 +129,17 @@ def run(
         _log.warning("%s", sentence)
     if settings.workers > 1:
         _share(settings, console, examples=examples)
-        return
-    with contextlib.ExitStack() as stack:
-        sockets = _bind_all(settings.host, settings.port, shared=False)
-        for each in sockets:  # closed also if the service cannot start
-            stack.enter_context(each)
-        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        runner.run(_serve(settings, console, sockets, examples=examples))
+    else:
+        with contextlib.ExitStack() as stack:
+            sockets = _bind_all(settings.host, settings.port, shared=False)
+            for each in sockets:  # closed also if the service cannot start
+                stack.enter_context(each)
+            runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+            runner.run(_serve(settings, console, sockets, examples=examples))
+    # Started and stopped: nobody needs to go back to the Heed before a migration any more.
+    for _, data in find_namespaces(settings.data):
+        for path in remove_kept_copies(data / STORE_FILE):
+            _log.info("%s, kept from before a migration, was removed", path)
 
 
 def _prepare_keys(settings: Settings, console: Console, *, with_first_key: bool) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from service.domain.errors import Corrupt
 from service.domain.names import DEFAULT_NAMESPACE
 
 STORE_FILE = "heed.db"
@@ -15,7 +16,13 @@ SEARCH_FILE = "search.json"  # fitted parameters; defaults apply without it
 QUERY_TABLE_FILE = "queries.safetensors"  # derived; the text encoder encodes queries without it
 INDEXING_LOCK = "indexing.lock"  # held by the worker that rebuilds the index; may be deleted
 FIRST_KEY_FILE = "admin.key"  # the token of the first API key; may be deleted once it is noted
-NAMESPACES_FOLDER = "namespaces"
+NAMESPACES_FOLDER = "namespaces"  # each folder in it is laid out as the data directory
+LAST_BACKUP_FILE = "last_backup.json"  # when, and where to; for heed doctor
+UNFINISHED_RESTORE = "restore.unfinished"  # present while a restore fills the directory
+
+# Files that a backup contains, besides the store, the models and the records of trainings. What is
+# derived and cheap to derive again, temporary, or a lock is left out.
+BACKED_UP_FILES = (SEARCH_FILE, QUERY_TABLE_FILE, EMBEDDINGS_FILE)
 
 
 def namespace_folder(data: Path, name: str) -> Path:
@@ -24,3 +31,16 @@ def namespace_folder(data: Path, name: str) -> Path:
     The caller must have checked the name (`service.domain.names.is_name`).
     """
     return data if name == DEFAULT_NAMESPACE else data / NAMESPACES_FOLDER / name
+
+
+def check_restored(data: Path) -> None:
+    """Check that no restore into this data directory was interrupted.
+
+    Raises:
+        Corrupt: one was.
+    """
+    if (data / UNFINISHED_RESTORE).exists():
+        raise Corrupt(
+            f"{data} holds part of a backup: its restore was interrupted. Empty the directory and "
+            "run heed restore again"
+        )

@@ -8,8 +8,10 @@ even to read: by POSIX, closing a file drops all locks that the process holds on
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +26,9 @@ from service.stores.sqlite.integrity.scrubbing_vfs import scrubbing_vfs
 from service.stores.sqlite.integrity.store_guard import CHECK, StoreGuard
 from service.stores.sqlite.integrity.wal import check_wal
 from service.stores.sqlite.schema import SCHEMA, SCHEMA_VERSION, migrate
+from service.stores.sqlite_files.kept_copies import keep_copy, kept_path
+
+_log = logging.getLogger(__name__)
 
 APPLICATION_ID = int.from_bytes(b"Heed", "big")  # by which `file` and other programs recognise it
 CHECKSUM_BYTES = 8  # at the end of each page; cksumvfs recognises its files by this size
@@ -169,7 +174,7 @@ class DatabaseFile:
             raise Incompatible(f"{self.path} is a database, but not one of Heed's")
         version = connection.pragma("user_version")
         if version < SCHEMA_VERSION:
-            migrate(connection)
+            self._migrate(connection)
         elif version > SCHEMA_VERSION:
             raise Incompatible(
                 f"{self.path} has schema version {version}; this Heed reads up to "
@@ -177,6 +182,24 @@ class DatabaseFile:
             )
         if connection.reserve_bytes("main") != CHECKSUM_BYTES:
             raise Corrupt(f"{self.path} has lost its page checksums: its header is damaged")
+
+    def _migrate(self, connection: apsw.Connection) -> None:
+        """Migrate the store, and keep a copy of it as it was."""
+
+        def keep(version: int) -> None:
+            with closing(self._connect(READ_TIMEOUT_MS, self._vfs)) as reader:
+                keep_copy(reader, self.path, version, self._vfs)
+
+        earlier = migrate(connection, keep)
+        if earlier < SCHEMA_VERSION:
+            _log.warning(
+                "%s was migrated from schema version %d to %d. The store as it was is kept in %s "
+                "until the service has been started and stopped",
+                self.path,
+                earlier,
+                SCHEMA_VERSION,
+                kept_path(self.path, earlier),
+            )
 
     def _check_length(self, connection: apsw.Connection) -> None:
         """Raise `Corrupt` if the end of the file is missing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import apsw
@@ -172,11 +173,22 @@ CREATE TABLE vectors ( -- apart, so that rows without any stay small
 SCHEMA += IMPORTS + LOG_CHANGES + SCENARIOS + CLAIMS + KEYS + FORGETTING
 
 
-def migrate(connection: apsw.Connection) -> None:
-    """Bring a store of an earlier version to this one, in one transaction."""
+def migrate(connection: apsw.Connection, before: Callable[[int], None]) -> int:
+    """Bring a store of an earlier version to this one, in one transaction.
+
+    Args:
+        connection: that may write.
+        before: called with the earlier version, while no other process can write; where it raises,
+            nothing is migrated.
+
+    Returns: the earlier version; this one where another process was faster.
+    """
     connection.set_busy_timeout(MIGRATION_TIMEOUT_MS)
     connection.execute("BEGIN IMMEDIATE")
     try:
+        earlier: int = connection.pragma("user_version")
+        if earlier < SCHEMA_VERSION:
+            before(earlier)
         if connection.pragma("user_version") == 1:  # another process may have been faster
             connection.execute(IMPORTS)
             connection.execute("ALTER TABLE events ADD COLUMN import_no INTEGER")
@@ -199,6 +211,7 @@ def migrate(connection: apsw.Connection) -> None:
         connection.execute("ROLLBACK")
         raise
     connection.execute("COMMIT")
+    return earlier
 
 
 def _rename_imported_events(connection: apsw.Connection) -> None:

@@ -1,0 +1,144 @@
+"""Commands `heed backup` and `heed restore`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli.console import DATA, Data, out, set_threads
+
+if TYPE_CHECKING:
+    from service.maintenance.backups.backup import BackupProgress
+    from service.maintenance.backups.manifest import BackupManifest
+
+_NICE = 10  # increment to this process's niceness, which keeps requests fast
+_RECORDED = ("encoder", "embedding_dim", "keyword_fields")  # settings that belong to the data
+
+
+def backup(
+    target: Annotated[
+        Path,
+        typer.Argument(help="Folder of the backup: missing, empty, or an earlier backup."),
+    ],
+    data: Data = DATA,
+    rest: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Time to rest after each MiB of the store, as a multiple of the time that the MiB "
+            "took; 0 copies as fast as possible.",
+        ),
+    ] = 1.0,
+) -> None:
+    """Back up the data directory, also while it is served.
+
+    Everything that was acknowledged before the command began is in the backup: events, items,
+    users and scenarios of all namespaces, the models and what search was fitted to. Settings
+    (HEED_*) and downloads are not.
+
+    A TARGET that holds an earlier backup is brought up to date: models that are there already are
+    not copied again. Until the command succeeds, the earlier backup remains whole.
+
+    Try a backup with [bold]heed restore TARGET --drill[/].
+    """
+    os.nice(_NICE)
+    set_threads(1)
+    from service.domain.settings import Settings
+    from service.maintenance.backups.backup import back_up
+
+    settings = Settings.read({"data": data})
+    recorded = {name: getattr(settings, name) for name in _RECORDED}
+    with _bar() as progress:
+        manifest = back_up(data, target, settings=recorded, rest=rest, progress=progress)
+    for reason in manifest.left_out:
+        out.print(f"warning: a model was left out: {reason}", markup=False, soft_wrap=True)
+    _describe(manifest)
+    out.print(f"Backed up to {target}, {manifest.size / 1e6:,.1f} MB", markup=False, soft_wrap=True)
+
+
+def restore(
+    source: Annotated[Path, typer.Argument(help="Folder of a backup.")],
+    data: Data = DATA,
+    drill: Annotated[
+        bool,
+        typer.Option(
+            "--drill",
+            help="Restore into a temporary directory, answer a question from it, and remove it; "
+            "--data stays as it is.",
+        ),
+    ] = False,
+    work: Annotated[
+        Path | None,
+        typer.Option(help="Where --drill makes the temporary directory; default: TMPDIR."),
+    ] = None,
+) -> None:
+    """Restore a backup into an empty data directory.
+
+    Every file is verified before the first is written, and the restored content is compared with
+    the backup's digests. --data must be missing or empty: data are never overwritten.
+
+    To go back to a backup, stop the service, move the data directory away, restore, and start.
+    """
+    set_threads(1)
+    from service.domain.settings import Settings
+    from service.maintenance.backups import drill as drills
+    from service.maintenance.backups import restore as restoring
+
+    if drill:
+        with _bar() as progress:
+            result = drills.drill(
+                source, Settings.read({"data": data}), work=work, progress=progress
+            )
+        _describe(result.manifest)
+        for name, items in result.answers.items():
+            out.print(f"{name}: a question was answered with {items} items")
+        out.print(f"The drill succeeded in {result.seconds:.1f} s; nothing of it is left")
+        return
+    with _bar() as progress:
+        manifest = restoring.restore(source, data, progress=progress)
+    _describe(manifest)
+    out.print(f"Restored to {data}", markup=False, soft_wrap=True)
+    out.print(
+        "Users who were forgotten after that time are in it again: forget them once more before "
+        "you serve it.",
+        soft_wrap=True,
+    )
+    if encoder := manifest.settings.get("encoder"):
+        out.print(f"It was served with HEED_ENCODER={encoder}", markup=False, soft_wrap=True)
+
+
+def _describe(manifest: BackupManifest) -> None:
+    from service.domain.timestamps import to_rfc3339
+
+    out.print(f"Content as of {to_rfc3339(manifest.created)}, by Heed {manifest.heed}")
+    for name, content in manifest.namespaces.items():
+        tables = (content.digests or {}).items()
+        counts = ", ".join(f"{each.records:,} {table}" for table, each in tables)
+        model = content.model or "none"
+        out.print(
+            f"{name}: {counts or f'schema version {content.schema}'}; {len(content.models)} "
+            f"models, in use: {model}",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+@contextmanager
+def _bar() -> Iterator[BackupProgress]:
+    """Draw the stage and its share; yield a function that takes the stage, done and total."""
+    from rich.progress import Progress
+
+    from service.cli.transfer.row_bars import columns
+
+    with Progress(*columns(), console=out, transient=True) as bar:
+        task = bar.add_task("", total=None, note="")
+
+        def show(stage: str, done: int, total: int) -> None:
+            bar.update(task, description=stage, completed=done, total=total or None)
+
+        yield show

@@ -1,0 +1,60 @@
+"""Command `heed doctor`."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated
+
+import typer
+
+from service.cli.console import DATA, Data, out, set_threads
+
+_COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim"}
+
+
+def doctor(
+    data: Data = DATA,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the findings as JSON instead of a table.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Check every page of stores over 256 MiB too.")
+    ] = False,
+    backup_days: Annotated[
+        int, typer.Option(min=1, help="Age in days from which on a backup is old.")
+    ] = 7,
+) -> None:
+    """Find what is wrong with this installation, and say what to do.
+
+    Checks the stores, models, events, settings (HEED_*), disk, clock, permissions and backups, and
+    the hit rate of the cache if the service runs. It only reads, and the service may be running.
+
+    The exit code is 1 if there is an error or a warning; notes leave it at 0.
+    """
+    set_threads(1)
+    from service.maintenance.doctor.diagnose import diagnose
+
+    findings = diagnose(data, os.environ, full=full, backup_days=backup_days)
+    if as_json:
+        typer.echo(json.dumps([each._asdict() for each in findings], indent=1))
+    elif not findings:
+        out.print("Nothing is wrong.")
+    else:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(show_lines=True)
+        for name in ("severity", "what", "why it matters", "what to do"):
+            table.add_column(name, overflow="fold")
+        for each in findings:
+            where = "" if each.namespace in (None, "default") else f"{each.namespace}: "
+            table.add_row(
+                Text(f"{each.severity}\n{each.code}", _COLOURS[each.severity]),
+                Text(where + each.what),
+                Text(each.why),
+                Text(each.todo),
+            )
+        out.print(table)
+    if any(each.severity != "note" for each in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""Maintenance of a data directory: backups, restores, drills, and the diagnosis of faults."""

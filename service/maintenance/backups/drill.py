@@ -1,0 +1,73 @@
+"""Drill: restoring a backup into a temporary place, and answering a question from it."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from service.domain.errors import Corrupt
+from service.domain.queries import RecommendQuery, Requester
+from service.domain.settings import Settings
+from service.domain.stage_clock import StageClock
+from service.engine.engine import open_engine
+from service.maintenance.backups.backup import BackupProgress
+from service.maintenance.backups.manifest import BackupManifest
+from service.maintenance.backups.restore import restore
+from service.runtime.data_layout import namespace_folder
+
+
+class DrillResult(NamedTuple):
+    """A drill that succeeded. `answers` has the number of recommended items by namespace."""
+
+    manifest: BackupManifest
+    answers: dict[str, int]
+    seconds: float
+
+
+def drill(
+    source: Path,
+    settings: Settings,
+    *,
+    work: Path | None = None,
+    progress: BackupProgress = lambda _stage, _done, _total: None,
+) -> DrillResult:
+    """Restore a backup into a temporary directory, recommend from each namespace, and remove it.
+
+    Args:
+        source: the backup's folder, which stays as it is.
+        settings: of the service; the text encoder is the one recorded in the manifest.
+        work: where the temporary directory is made; by default the system's place for them.
+        progress: called as it proceeds.
+
+    Raises:
+        NotFound, Incompatible, Corrupt, StoreFull: as `restore`; Corrupt also where the service
+            does not serve the model that the manifest names.
+    """
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="heed-drill-", dir=work) as temporary:
+        data = Path(temporary, "data")
+        manifest = restore(source, data, progress=progress)
+        encoder = manifest.settings.get("encoder", settings.encoder)
+        answers = {}
+        for name, content in manifest.namespaces.items():
+            progress(f"{name}: answering a question", 0, 0)
+            folder = namespace_folder(data, name)
+            used = Settings.read({**settings.model_dump(), "data": folder, "encoder": encoder})
+            answers[name], model = asyncio.run(_recommend(used))
+            if content.model not in (None, model):
+                raise Corrupt(f"{source}: {name} serves the model {model}, not {content.model}")
+    return DrillResult(manifest, answers, time.monotonic() - started)
+
+
+async def _recommend(settings: Settings) -> tuple[int, str]:
+    """Recommend for one user of the store, or for nobody; return the number of items, the model."""
+    engine = await open_engine(settings)
+    try:
+        query = RecommendQuery(Requester(user_id=await engine.typical_user()), limit=10)
+        answer = await engine.answers.recommend(query, StageClock())
+    finally:
+        await engine.close()
+    return len(answer.items), answer.model_version

@@ -1,0 +1,125 @@
+"""Files of a backup, named by the SHA-256 of their content, so that each is stored once."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from service.domain.errors import Corrupt
+from service.runtime import durable_files
+
+_CHUNK = 1 << 20  # bytes read at once
+
+
+class ObjectFolder:
+    """The objects of the backup in `folder`; `incoming/` beside them holds incomplete files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._objects = folder / "objects"
+        self.incoming = folder / "incoming"
+
+    def prepare(self) -> None:
+        """Create the folders, and remove what an interrupted backup left."""
+        shutil.rmtree(self.incoming, ignore_errors=True)
+        durable_files.make_directory(self._objects)
+        durable_files.make_directory(self.incoming)
+
+    def path(self, digest: str) -> Path:
+        """Return the path of an object."""
+        return self._objects / digest
+
+    def has(self, digest: str, size: int) -> bool:
+        """Whether an object of this size is there. Its content is not read."""
+        try:
+            return self.path(digest).stat().st_size == size
+        except FileNotFoundError:
+            return False
+
+    def add(self, file: Path) -> tuple[int, str]:
+        """Copy a file durably; return its size and SHA-256.
+
+        The copy is of one moment if the file is replaced by renaming, as all files of a data
+        directory are, rather than overwritten.
+        """
+        new = self.incoming / "file"
+        size, digest = copy_file(file, new)
+        self.take(new, digest)
+        return size, digest
+
+    def link(self, file: Path, size: int, digest: str) -> None:
+        """Store a file that is never overwritten and whose SHA-256 is known: linked, or copied.
+
+        Raises:
+            Corrupt: the file's content is not of this size and SHA-256.
+        """
+        if self.has(digest, size):
+            return
+        new = self.incoming / "file"
+        try:
+            os.link(file, new, follow_symlinks=False)
+            found = hash_file(new)
+        except OSError:  # another file system, or one without links
+            new.unlink(missing_ok=True)
+            found = copy_file(file, new)
+        if found != (size, digest):
+            new.unlink(missing_ok=True)
+            raise Corrupt(f"{file.parent.name}/{file.name}: it is not what was published")
+        self.take(new, digest)
+
+    def take(self, file: Path, digest: str) -> None:
+        """Move a file of `incoming`, which is on disk, among the objects."""
+        os.replace(file, self.path(digest))
+
+    def sync(self) -> None:
+        """Make the names of all objects durable."""
+        durable_files.sync_directory(self._objects)
+
+    def keep_only(self, digests: Collection[str]) -> None:
+        """Remove all other objects."""
+        for path in list(self._objects.iterdir()):
+            if path.name not in digests:
+                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.incoming.rmdir()
+
+
+def copy_file(source: Path, target: Path, *, mode: int = 0o644) -> tuple[int, str]:
+    """Copy a file to a new one and fsync it; return the size and the SHA-256 of what was copied."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with (
+        _open(source) as read,
+        durable_files.translate_disk_full(f"there is no room to write {target}"),
+        os.fdopen(os.open(target, flags, mode), "wb") as file,
+    ):
+        hashed, size = hashlib.sha256(), 0
+        for chunk in _chunks(read):
+            file.write(chunk)
+            hashed.update(chunk)
+            size += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return size, hashed.hexdigest()
+
+
+def hash_file(path: Path) -> tuple[int, str]:
+    """Return the size and the SHA-256 of a file."""
+    hashed, size = hashlib.sha256(), 0
+    with _open(path) as file:
+        for chunk in _chunks(file):
+            hashed.update(chunk)
+            size += len(chunk)
+    return size, hashed.hexdigest()
+
+
+def _open(path: Path) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    while chunk := file.read(_CHUNK):
+        yield chunk

@@ -1,0 +1,142 @@
+"""Restoration of a backup into an empty data directory."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from service.domain.errors import Corrupt, Incompatible, Invalid, StoreFull
+from service.maintenance.backups.backup import BackupProgress, digest_file
+from service.maintenance.backups.manifest import BackupManifest, read_backup_manifest
+from service.maintenance.backups.objects import ObjectFolder, copy_file, hash_file
+from service.runtime import durable_files
+from service.runtime.data_layout import (
+    MODELS_FOLDER,
+    STORE_FILE,
+    UNFINISHED_RESTORE,
+    namespace_folder,
+)
+from service.stores.sqlite.schema import SCHEMA_VERSION
+
+_IGNORED = {"lost+found"}  # of an empty directory that is the root of a file system
+
+
+def verify(
+    source: Path, *, progress: BackupProgress = lambda _stage, _done, _total: None
+) -> BackupManifest:
+    """Read a backup to the last byte, and return its manifest.
+
+    Raises:
+        NotFound, Incompatible: as `read_backup_manifest`.
+        Corrupt: naming a file that is missing or damaged.
+    """
+    manifest = read_backup_manifest(source)
+    objects, done = ObjectFolder(source), 0
+    paths = {digest: path for path, (_, digest) in manifest.files.items()}
+    for size, digest in sorted(set(manifest.files.values())):
+        try:
+            found = hash_file(objects.path(digest))
+        except FileNotFoundError:
+            raise Corrupt(f"{source}: {paths[digest]} (objects/{digest}) is missing") from None
+        if found != (size, digest):
+            raise Corrupt(
+                f"{source}: {paths[digest]} (objects/{digest}) is damaged: its SHA-256 is not "
+                "that of the manifest"
+            )
+        done += size
+        progress("verifying the backup", done, manifest.size)
+    return manifest
+
+
+def restore(
+    source: Path,
+    data: Path,
+    *,
+    before_use: Callable[[Path], None] | None = None,
+    progress: BackupProgress = lambda _stage, _done, _total: None,
+) -> BackupManifest:
+    """Restore the backup in the folder `source` into the empty directory `data`.
+
+    Every byte is verified before the first is written, and again as it is copied; then the digests
+    of the restored stores are compared with the manifest. Until all of this is done, `data` has a
+    file by which Heed refuses to use it. A restore that fails leaves `data` empty.
+
+    Args:
+        source: the backup's folder, which stays as it is.
+        data: a directory that is missing or empty.
+        before_use: called with the directory of each namespace when its content has been verified
+            and before it may be used; deletes again what must not come back from a backup.
+        progress: called as it proceeds.
+
+    Raises:
+        NotFound, Incompatible, Corrupt: as `verify`; Corrupt also for a store whose content is not
+            that of the manifest.
+        Invalid: `data` is not empty.
+        StoreFull: the disk of `data` has too little room.
+    """
+    if data.exists() and (not data.is_dir() or _entries(data)):
+        raise Invalid("", f"{data} must be empty or missing: a backup is never restored over data")
+    manifest = verify(source, progress=progress)
+    _check_schemas(source, manifest)
+    durable_files.make_directory(data)
+    need = sum(size for size, _ in manifest.files.values())
+    if (free := shutil.disk_usage(data).free) < need:
+        raise StoreFull(
+            f"the restore needs {need / 1e6:,.0f} MB, and the disk of {data} has "
+            f"{free / 1e6:,.0f} MB free"
+        )
+    marker = data / UNFINISHED_RESTORE
+    try:
+        durable_files.replace(marker, b"This restore has not finished.\n")
+        _copy(source, data, manifest, progress)
+        for name, content in manifest.namespaces.items():
+            progress(f"{name}: comparing the store with the manifest", 0, 0)
+            folder = namespace_folder(data, name)
+            # A migration may change ids; the bytes have been compared in any case.
+            if content.schema == SCHEMA_VERSION:
+                found = asyncio.run(digest_file(folder / STORE_FILE))
+                if content.digests is not None and found != content.digests:
+                    raise Corrupt(f"{source}: the content of {name} is not that of its manifest")
+            if before_use is not None:
+                before_use(folder)
+    except BaseException:
+        for path in _entries(data):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        raise
+    marker.unlink()
+    durable_files.sync_directory(data)
+    return manifest
+
+
+def _copy(source: Path, data: Path, manifest: BackupManifest, progress: BackupProgress) -> None:
+    objects, done = ObjectFolder(source), 0
+    total = sum(size for size, _ in manifest.files.values())
+    folders = set()
+    for place, expected in sorted(manifest.files.items()):
+        path = data / place
+        durable_files.make_directory(path.parent)
+        folders.add(path.parent)
+        # Versions of models are never written again.
+        is_version = MODELS_FOLDER in path.parts[:-2] and path.name != "current"
+        mode = 0o444 if is_version else 0o600
+        if copy_file(objects.path(expected[1]), path, mode=mode) != expected:
+            raise Corrupt(f"{source}: {place} changed while it was restored")
+        done += expected[0]
+        progress("restoring", done, total)
+    for folder in folders:
+        durable_files.sync_directory(folder)
+
+
+def _check_schemas(source: Path, manifest: BackupManifest) -> None:
+    for name, content in manifest.namespaces.items():
+        if content.schema > SCHEMA_VERSION:
+            raise Incompatible(
+                f"{source}: the store of {name} has schema version {content.schema}, and this "
+                f"Heed reads up to {SCHEMA_VERSION}. Restore it with Heed {manifest.heed} or newer"
+            )
+
+
+def _entries(data: Path) -> list[Path]:
+    return [path for path in data.iterdir() if path.name not in _IGNORED]
