@@ -108,7 +108,9 @@ def loadtest(
     from service.loadtest.report import render_page
     from service.loadtest.runner import run
 
-    key = read_key(key_file, os.environ.get("HEED_API_KEY"))
+    headers = parse_headers(header or ())
+    if not any(name.lower() == "authorization" for name, _ in headers):
+        headers += read_key(key_file, os.environ.get("HEED_API_KEY"))
     report = run(
         out,
         Options(
@@ -118,7 +120,7 @@ def loadtest(
             warmup=warmup,
             arrivals=arrivals,
             mix=mix,
-            headers=[*key, *parse_headers(header or ())],
+            headers=headers,
             users=users,
             targets=targets,
             limit=limit,

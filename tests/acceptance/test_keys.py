@@ -142,3 +142,6 @@ def test_a_load_test_takes_a_key(
         assert token[18:] not in report.read_text() + said.out
         monkeypatch.setenv("HEED_API_KEY", token)
         assert heed(*load, "--url", server.url).code == 0
+        header = f"Authorization: Bearer {token}"
+        monkeypatch.setenv("HEED_API_KEY", "stale")
+        assert heed(*load, "--url", server.url, "--header", header).code == 0
