@@ -63,7 +63,7 @@ prometheus: $(STAMP) ## Prometheus and promtool, which the tests of alerts and o
 	command -v apt-get >/dev/null || { echo "test: put prometheus and promtool on PATH (https://prometheus.io/download)" >&2; exit 1; }; \
 	echo "test: fetching Prometheus"; set -e; \
 	[ "$$(id -u)" != 0 ] || apt-get update -qq; \
-	folder=$$(mktemp -d); chmod 755 "$$folder"; (cd "$$folder" && apt-get download -qq prometheus && dpkg -x prometheus_*.deb .); \
+	folder=$$(mktemp -d); chmod 755 "$$folder"; (cd "$$folder" && apt-get download -qq -o APT::Sandbox::User=root prometheus && dpkg -x prometheus_*.deb .); \
 	cp "$$folder/usr/bin/prometheus" "$$folder/usr/bin/promtool" $(VENV)/bin/; rm -rf "$$folder"
 
 lint: $(STAMP) ## ruff and mypy

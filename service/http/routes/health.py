@@ -23,7 +23,7 @@ from service.runtime.worker_messages import WorkerPeers
 router = APIRouter(route_class=JsonRoute, tags=["run"])
 
 _PATIENCE = 1.0  # seconds for the other workers to say what they measured
-_PING = 0.5  # seconds for them to say that they run
+_PING = 1.0  # seconds for them to say that they run
 
 
 @router.get("/health/live", responses={200: {"model": LiveOut}})
