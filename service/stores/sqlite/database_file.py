@@ -9,6 +9,8 @@ even to read: by POSIX, closing a file drops all locks that the process holds on
 from __future__ import annotations
 
 import shutil
+import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +27,7 @@ CHECKSUM_BYTES = 8  # at the end of each page; cksumvfs recognises its files by 
 MAX_FULL_CHECK_BYTES = 256 << 20  # checked in full at open (~1 s); larger files as pages are read
 MIN_FREE_BYTES = 1 << 20  # below which a failed write is attributed to a full disk
 WRITE_TIMEOUT_MS = 5_000  # for another process's transaction
+_WRITER_POLL = 0.001  # seconds between two looks whether it has ended
 READ_TIMEOUT_MS = 250  # readers wait only for a recovery, and may run on an event loop
 
 # Before 3.51.3, a checkpoint racing a reset of the log could lose committed transactions.
@@ -59,6 +62,7 @@ class DatabaseFile:
     def writer(self) -> apsw.Connection:
         """Open a connection whose commits are durable when they return."""
         connection = self._connect(WRITE_TIMEOUT_MS)
+        connection.set_busy_handler(_writer_wait())
         connection.pragma("synchronous", "FULL")
         connection.pragma("cache_size", -64_000)  # KiB; writes to the index of event ids are random
         connection.pragma("journal_size_limit", 64 << 20)
@@ -167,6 +171,24 @@ class DatabaseFile:
         # Some calls report a full disk as a failed write (growing the log's index, late
         # allocation), which must not stop the writer for good.
         return shutil.disk_usage(self.path.parent).free < MIN_FREE_BYTES
+
+
+def _writer_wait() -> Callable[[int], bool]:
+    """Return a busy handler that waits for another process's transaction, `WRITE_TIMEOUT_MS` long.
+
+    SQLite's own handler looks only every 100 ms in the end, and hardly ever meets the moment
+    between two transactions of an import.
+    """
+    started = 0.0
+
+    def wait(attempts: int) -> bool:
+        nonlocal started
+        if attempts == 0:
+            started = time.monotonic()
+        time.sleep(_WRITER_POLL)
+        return 1000 * (time.monotonic() - started) < WRITE_TIMEOUT_MS
+
+    return wait
 
 
 def _is_new(connection: apsw.Connection) -> bool:
