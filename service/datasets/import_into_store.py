@@ -17,7 +17,8 @@ from service.stores.base import AppendResult, Store
 T = TypeVar("T")
 Through = Callable[[Iterable[T]], Iterator[T]]
 
-_BATCH = 20_000  # events of one transaction, which share an fsync
+_BATCH = 4_000  # events of one transaction, ~0.1 s: other processes that write wait for it
+_GAP = 0.004  # seconds between two transactions, in which a process that waits can begin its own
 _PATCHES = 1_000  # items of one transaction
 _USERS = 1_000  # profiles stored concurrently
 
@@ -65,6 +66,7 @@ async def import_dataset(
     for batch in batches(items_through(source.items()), 1_000):
         items += await store.put_items(batch, import_id=import_id)
         progress("items", items)
+        await asyncio.sleep(_GAP)
     # While the writer's thread stores one batch, the next is read.
     storing: asyncio.Task[AppendResult] | None = None
     for events in chain(batches(events_through(source.events()), _BATCH), [None]):
@@ -72,6 +74,7 @@ async def import_dataset(
             appended = await storing
             stored, duplicates = stored + appended.stored, duplicates + appended.duplicates
             progress("events", stored + duplicates)
+            await asyncio.sleep(_GAP)
         if events is not None:
             storing = asyncio.create_task(store.append(events, import_id=import_id))
             await asyncio.sleep(0)
@@ -86,6 +89,7 @@ async def import_patches(
     for batch in batches(patches, _PATCHES):
         await store.patch_items(batch, import_id=import_id)
         count += len(batch)
+        await asyncio.sleep(_GAP)
     return count
 
 
@@ -96,4 +100,5 @@ async def import_users(store: Store, users: Iterable[User], *, import_id: int | 
         # Concurrently, since writes that wait together share a commit; the writer keeps the order.
         await asyncio.gather(*(store.put_user(user, import_id=import_id) for user in batch))
         count += len(batch)
+        await asyncio.sleep(_GAP)
     return count

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
+from collections.abc import Callable
 from contextlib import closing
 from functools import cache
 from pathlib import Path
@@ -34,6 +36,7 @@ APPLICATION_ID = int.from_bytes(b"Heed", "big")  # by which `file` and other pro
 CHECKSUM_BYTES = 8  # at the end of each page; cksumvfs recognises its files by this size
 MIN_FREE_BYTES = 1 << 20  # below which a failed write is attributed to a full disk
 WRITE_TIMEOUT_MS = 5_000  # for another process's transaction
+_WRITER_POLL = 0.001  # seconds between two looks whether it has ended
 READ_TIMEOUT_MS = 250  # readers wait only for a recovery, and may run on an event loop
 
 # Before 3.51.3, a checkpoint racing a reset of the log could lose committed transactions.
@@ -73,6 +76,7 @@ class DatabaseFile:
     def writer(self) -> apsw.Connection:
         """Open a connection whose commits are durable when they return."""
         connection = self._connect(WRITE_TIMEOUT_MS, self._writing_vfs)
+        connection.set_busy_handler(_writer_wait())
         connection.pragma("synchronous", "FULL")
         connection.pragma("cache_size", -64_000)  # KiB; writes to the index of event ids are random
         connection.pragma("journal_size_limit", 64 << 20)
@@ -255,6 +259,24 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def _writer_wait() -> Callable[[int], bool]:
+    """Return a busy handler that waits for another process's transaction, `WRITE_TIMEOUT_MS` long.
+
+    SQLite's own handler looks only every 100 ms in the end, and hardly ever meets the moment
+    between two transactions of an import.
+    """
+    started = 0.0
+
+    def wait(attempts: int) -> bool:
+        nonlocal started
+        if attempts == 0:
+            started = time.monotonic()
+        time.sleep(_WRITER_POLL)
+        return 1000 * (time.monotonic() - started) < WRITE_TIMEOUT_MS
+
+    return wait
 
 
 def _is_new(connection: apsw.Connection) -> bool:

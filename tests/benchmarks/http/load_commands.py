@@ -1,4 +1,4 @@
-"""Commands of the benchmarks of a loaded server: `overload`."""
+"""Commands of the benchmarks of a loaded server: `overload` and `interference`."""
 
 from __future__ import annotations
 
@@ -60,6 +60,53 @@ def overload(
     tables.table(
         out,
         f"Load beside capacity, {tables.rate(spread(found.capacity))} requests a second",
+        measuring.COLUMNS,
+        found.rows(),
+        caption=f"{cores}; load average {os.getloadavg()[0]:.1f}",
+    )
+    if json_file is not None:
+        json_file.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
+
+
+def interference(
+    data: Copied = None,
+    mix: Annotated[str, typer.Option(help="Shares by kind of request.")] = DEFAULT_MIX,
+    rate: Annotated[float, typer.Option(min=1, help="Requests a second.")] = 60.0,
+    deadline: Annotated[float, typer.Option(min=0.05, help="HEED_DEADLINE, seconds.")] = 1.0,
+    rounds: Rounds = 3,
+    seconds: Seconds = 8.0,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure questions beside bulk requests, an import and a training, over questions alone."""
+    set_threads(1)
+    from tests.benchmarks.harness import tables
+    from tests.benchmarks.harness.conditions import environment, exit_on_sigterm
+    from tests.benchmarks.harness.processes import Cores, serving
+    from tests.benchmarks.http import interference as measuring
+    from tests.benchmarks.workload.data import prepare_data
+
+    cores = Cores.choose()
+    with exit_on_sigterm(), prepare_data(data) as ground:
+        arguments = ["-m", "service.cli", "serve", "--data", str(ground.data), "--port", "0"]
+        settings = environment() | {"HEED_DEADLINE": str(deadline)}
+        with (
+            serving(arguments, core=cores.server, environment=settings) as server,
+            tables.stage(out, "interference") as progress,
+        ):
+            found = measuring.measure(
+                ground,
+                server,
+                cores,
+                rate=rate,
+                mix=mix,
+                rounds=rounds,
+                seconds=seconds,
+                deadline=deadline,
+                progress=progress,
+            )
+    tables.table(
+        out,
+        f"{rate:g} questions a second beside other work",
         measuring.COLUMNS,
         found.rows(),
         caption=f"{cores}; load average {os.getloadavg()[0]:.1f}",
