@@ -21,6 +21,7 @@ from rich.console import Console
 
 from service import __version__
 from service.domain.errors import Invalid
+from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.settings import (
     PREFIX,
     Settings,
@@ -38,10 +39,10 @@ from service.http.examples import suggest
 from service.http.routes import health
 from service.http.telemetry.measured import export_measurements
 from service.http.uvicorn_config import configure
-from service.maintenance.backups.backup import find_namespaces
 from service.runtime import logs, tracing
-from service.runtime.data_layout import FIRST_KEY_FILE, STORE_FILE
+from service.runtime.data_layout import FIRST_KEY_FILE, STORE_FILE, namespace_folder
 from service.runtime.heartbeats import Heartbeats
+from service.runtime.namespace_folders import namespace_names
 from service.runtime.prefork import PreforkServer
 from service.runtime.shutdown_limit import ShutdownLimit
 from service.runtime.worker_messages import WorkerPeers, worker_sockets
@@ -137,8 +138,9 @@ def run(
             runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
             runner.run(_serve(settings, console, sockets, examples=examples))
     # Started and stopped: nobody needs to go back to the Heed before a migration any more.
-    for _, data in find_namespaces(settings.data):
-        for path in remove_kept_copies(data / STORE_FILE):
+    for name in (DEFAULT_NAMESPACE, *namespace_names(settings.data)):
+        store = namespace_folder(settings.data, name) / STORE_FILE
+        for path in remove_kept_copies(store):
             _log.info("%s, kept from before a migration, was removed", path)
 
 

@@ -35,14 +35,14 @@ _COUNTS = {
 }
 
 
-class Finding(NamedTuple):
+class IntegrityFinding(NamedTuple):
     """One result of a check: a problem, something to know, or what was found intact."""
 
     level: Literal["ok", "note", "problem"]
     sentence: str
 
 
-def check_store(path: Path, *, full: bool = False) -> Iterator[Finding]:
+def check_store(path: Path, *, full: bool = False) -> Iterator[IntegrityFinding]:
     """Check the store in the file `path`, which may be in use.
 
     Every page is read, and so its checksum verified. With `full`, also the order and the indexes of
@@ -52,7 +52,7 @@ def check_store(path: Path, *, full: bool = False) -> Iterator[Finding]:
         file = DatabaseFile(path)
         connection = file.reader()
     except HeedError as error:
-        yield Finding("problem", error.detail)
+        yield IntegrityFinding("problem", error.detail)
         return
     problems = 0
     try:
@@ -61,61 +61,65 @@ def check_store(path: Path, *, full: bool = False) -> Iterator[Finding]:
             yield finding
     except (apsw.Error, OSError) as error:
         problems += 1
-        yield Finding("problem", file.explain(error)[0].detail)
+        yield IntegrityFinding("problem", file.explain(error)[0].detail)
     finally:
         connection.close()
     yield from _check_mark(path, intact=not problems)
 
 
-def _check(file: DatabaseFile, connection: apsw.Connection, full: bool) -> Iterator[Finding]:
+def _check(
+    file: DatabaseFile, connection: apsw.Connection, full: bool
+) -> Iterator[IntegrityFinding]:
     pragma = "integrity_check" if full else "quick_check"
     found = connection.execute(f"PRAGMA {pragma}({_MOST_PROBLEMS})").fetchall()
     sentences = [str(row[0]) for row in found]
     if sentences != ["ok"]:
         for sentence in sentences:
-            yield Finding("problem", f"{file.path}: {sentence}")
+            yield IntegrityFinding("problem", f"{file.path}: {sentence}")
         return
     pages = connection.pragma("page_count")
-    yield Finding("ok", f"{file.path}: {pages:,} pages are intact")
+    yield IntegrityFinding("ok", f"{file.path}: {pages:,} pages are intact")
     connection.execute("BEGIN")  # counts belong together
     for what, find in _COUNTS.items():
         counted: Any = connection.execute(find).get
         recorded: Any = connection.execute(f"SELECT {what} FROM state").get  # noqa: S608
         if counted == recorded:
-            yield Finding("ok", f"{counted:,} {what}")
+            yield IntegrityFinding("ok", f"{counted:,} {what}")
         else:
-            yield Finding(
+            yield IntegrityFinding(
                 "problem", f"{file.path}: {counted:,} {what} are stored, {recorded:,} recorded"
             )
     if full:
         for what, find in _REFERENCES.items():
             rows: Any = connection.execute(find).get
             if rows:
-                yield Finding("problem", f"{file.path}: {rows:,} {what}")
+                yield IntegrityFinding("problem", f"{file.path}: {rows:,} {what}")
     connection.execute("ROLLBACK")
 
 
-def _check_mark(path: Path, *, intact: bool) -> Iterator[Finding]:
+def _check_mark(path: Path, *, intact: bool) -> Iterator[IntegrityFinding]:
     mark = mark_path(path)
     if mark.exists() and mark.stat().st_size and read_mark(path) is None:
-        yield Finding("problem", f"{mark} fails its checksum; the next start writes a new one")
+        yield IntegrityFinding(
+            "problem", f"{mark} fails its checksum; the next start writes a new one"
+        )
         return
     state = read_mark(path)
     if state is None or not state.is_damaged:
         return
     if not intact:
-        yield Finding("note", f"{path} takes no writes, since a process found it damaged")
+        yield IntegrityFinding("note", f"{path} takes no writes, since a process found it damaged")
         return
     guard = StoreGuard(path)
     guard.clear_damage()
     guard.close()
-    yield Finding(
+    yield IntegrityFinding(
         "note",
         f"{path} was found damaged before, and is intact now: it takes writes once restarted",
     )
 
 
-def check_modes(directory: Path) -> Iterator[Finding]:
+def check_modes(directory: Path) -> Iterator[IntegrityFinding]:
     """Report what other users of the machine may read or enter in a data directory."""
     entries = [directory, *sorted(directory.rglob("*"))]
     open_ones = [
@@ -124,7 +128,7 @@ def check_modes(directory: Path) -> Iterator[Finding]:
         if not entry.is_symlink() and stat.S_IMODE(entry.stat().st_mode) & 0o077
     ]
     if directory in open_ones:
-        yield Finding(
+        yield IntegrityFinding(
             "note",
             f"other users may read {directory}, with {len(open_ones) - 1:,} entries in it: "
             f"chmod -R go= {directory}",
