@@ -11,7 +11,7 @@ import typer
 from service.cli.console import DATA, Data, err, out
 
 if TYPE_CHECKING:
-    from service.stores.sqlite.integrity.check import IntegrityFinding
+    from service.stores.sqlite.integrity.check import CheckResult
     from service.stores.sqlite.integrity.salvage import Gap
 
 
@@ -72,7 +72,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _print(findings: Iterable[IntegrityFinding]) -> int:
+def _print(findings: Iterable[CheckResult]) -> int:
     """Print findings; return the number of problems."""
     problems = 0
     for finding in findings:
@@ -81,11 +81,11 @@ def _print(findings: Iterable[IntegrityFinding]) -> int:
     return problems
 
 
-def _check_models(data: Path) -> Iterable[IntegrityFinding]:
+def _check_models(data: Path) -> Iterable[CheckResult]:
     from service.domain.errors import HeedError
     from service.runtime.data_layout import MODELS_FOLDER
     from service.snapshots.registry import Registry
-    from service.stores.sqlite.integrity.check import IntegrityFinding
+    from service.stores.sqlite.integrity.check import CheckResult
 
     if not (data / MODELS_FOLDER).exists():
         return
@@ -93,31 +93,29 @@ def _check_models(data: Path) -> Iterable[IntegrityFinding]:
     try:
         current = registry.current()
     except HeedError as error:
-        yield IntegrityFinding("problem", f"{data / MODELS_FOLDER}/{error.detail}")
+        yield CheckResult("problem", f"{data / MODELS_FOLDER}/{error.detail}")
         current = None
     versions = registry.versions()
     for version in versions:
         if version.broken:
-            yield IntegrityFinding("problem", f"model {version.version}: {version.broken}")
+            yield CheckResult("problem", f"model {version.version}: {version.broken}")
         else:
-            yield IntegrityFinding(
-                "ok", f"model {version.version}: every file matches its manifest"
-            )
+            yield CheckResult("ok", f"model {version.version}: every file matches its manifest")
     if current is not None and current not in {version.version for version in versions}:
-        yield IntegrityFinding("problem", f"model {current} is current, and is missing")
+        yield CheckResult("problem", f"model {current} is current, and is missing")
 
 
-def _check_embeddings(data: Path) -> Iterable[IntegrityFinding]:
+def _check_embeddings(data: Path) -> Iterable[CheckResult]:
     from service.runtime.data_layout import EMBEDDINGS_FILE
     from service.snapshots.text_embeddings import is_intact
-    from service.stores.sqlite.integrity.check import IntegrityFinding
+    from service.stores.sqlite.integrity.check import CheckResult
 
     path = data / EMBEDDINGS_FILE
     if path.exists():
         if is_intact(path):
-            yield IntegrityFinding("ok", f"{path}: its checksum matches")
+            yield CheckResult("ok", f"{path}: its checksum matches")
         else:
-            yield IntegrityFinding(
+            yield CheckResult(
                 "note", f"{path} is damaged; texts are encoded again at the next start"
             )
 

@@ -35,14 +35,14 @@ _COUNTS = {
 }
 
 
-class IntegrityFinding(NamedTuple):
+class CheckResult(NamedTuple):
     """One result of a check: a problem, something to know, or what was found intact."""
 
     level: Literal["ok", "note", "problem"]
     sentence: str
 
 
-def check_store(path: Path, *, full: bool = False) -> Iterator[IntegrityFinding]:
+def check_store(path: Path, *, full: bool = False) -> Iterator[CheckResult]:
     """Check the store in the file `path`, which may be in use.
 
     Every page is read, and so its checksum verified. With `full`, also the order and the indexes of
@@ -52,7 +52,7 @@ def check_store(path: Path, *, full: bool = False) -> Iterator[IntegrityFinding]
         file = DatabaseFile(path)
         connection = file.reader()
     except HeedError as error:
-        yield IntegrityFinding("problem", error.detail)
+        yield CheckResult("problem", error.detail)
         return
     problems = 0
     try:
@@ -61,65 +61,61 @@ def check_store(path: Path, *, full: bool = False) -> Iterator[IntegrityFinding]
             yield finding
     except (apsw.Error, OSError) as error:
         problems += 1
-        yield IntegrityFinding("problem", file.explain(error)[0].detail)
+        yield CheckResult("problem", file.explain(error)[0].detail)
     finally:
         connection.close()
     yield from _check_mark(path, intact=not problems)
 
 
-def _check(
-    file: DatabaseFile, connection: apsw.Connection, full: bool
-) -> Iterator[IntegrityFinding]:
+def _check(file: DatabaseFile, connection: apsw.Connection, full: bool) -> Iterator[CheckResult]:
     pragma = "integrity_check" if full else "quick_check"
     found = connection.execute(f"PRAGMA {pragma}({_MOST_PROBLEMS})").fetchall()
     sentences = [str(row[0]) for row in found]
     if sentences != ["ok"]:
         for sentence in sentences:
-            yield IntegrityFinding("problem", f"{file.path}: {sentence}")
+            yield CheckResult("problem", f"{file.path}: {sentence}")
         return
     pages = connection.pragma("page_count")
-    yield IntegrityFinding("ok", f"{file.path}: {pages:,} pages are intact")
+    yield CheckResult("ok", f"{file.path}: {pages:,} pages are intact")
     connection.execute("BEGIN")  # counts belong together
     for what, find in _COUNTS.items():
         counted: Any = connection.execute(find).get
         recorded: Any = connection.execute(f"SELECT {what} FROM state").get  # noqa: S608
         if counted == recorded:
-            yield IntegrityFinding("ok", f"{counted:,} {what}")
+            yield CheckResult("ok", f"{counted:,} {what}")
         else:
-            yield IntegrityFinding(
+            yield CheckResult(
                 "problem", f"{file.path}: {counted:,} {what} are stored, {recorded:,} recorded"
             )
     if full:
         for what, find in _REFERENCES.items():
             rows: Any = connection.execute(find).get
             if rows:
-                yield IntegrityFinding("problem", f"{file.path}: {rows:,} {what}")
+                yield CheckResult("problem", f"{file.path}: {rows:,} {what}")
     connection.execute("ROLLBACK")
 
 
-def _check_mark(path: Path, *, intact: bool) -> Iterator[IntegrityFinding]:
+def _check_mark(path: Path, *, intact: bool) -> Iterator[CheckResult]:
     mark = mark_path(path)
     if mark.exists() and mark.stat().st_size and read_mark(path) is None:
-        yield IntegrityFinding(
-            "problem", f"{mark} fails its checksum; the next start writes a new one"
-        )
+        yield CheckResult("problem", f"{mark} fails its checksum; the next start writes a new one")
         return
     state = read_mark(path)
     if state is None or not state.is_damaged:
         return
     if not intact:
-        yield IntegrityFinding("note", f"{path} takes no writes, since a process found it damaged")
+        yield CheckResult("note", f"{path} takes no writes, since a process found it damaged")
         return
     guard = StoreGuard(path)
     guard.clear_damage()
     guard.close()
-    yield IntegrityFinding(
+    yield CheckResult(
         "note",
         f"{path} was found damaged before, and is intact now: it takes writes once restarted",
     )
 
 
-def check_modes(directory: Path) -> Iterator[IntegrityFinding]:
+def check_modes(directory: Path) -> Iterator[CheckResult]:
     """Report what other users of the machine may read or enter in a data directory."""
     entries = [directory, *sorted(directory.rglob("*"))]
     open_ones = [
@@ -128,7 +124,7 @@ def check_modes(directory: Path) -> Iterator[IntegrityFinding]:
         if not entry.is_symlink() and stat.S_IMODE(entry.stat().st_mode) & 0o077
     ]
     if directory in open_ones:
-        yield IntegrityFinding(
+        yield CheckResult(
             "note",
             f"other users may read {directory}, with {len(open_ones) - 1:,} entries in it: "
             f"chmod -R go= {directory}",
