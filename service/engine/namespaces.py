@@ -11,19 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from service.domain.errors import Corrupt, HeedError, NotFound, Unavailable
+from service.domain.errors import HeedError, NotFound, Unavailable
 from service.domain.names import DEFAULT_NAMESPACE, is_name
 from service.domain.settings import Settings
-from service.engine.compose import compose
 from service.engine.engine import Engine
-from service.runtime.data_layout import STORE_FILE, namespace_folder
+from service.engine.namespace_opening import open_namespace
+from service.runtime.data_layout import namespace_folder
 from service.runtime.namespace_folders import (
     StoreToken,
     namespace_names,
-    namespaces_locked,
     store_token,
 )
-from service.runtime.shared_executor import ExecutorShare
 
 _log = logging.getLogger(__name__)
 
@@ -229,12 +227,7 @@ class Namespaces:
             await asyncio.wait([closing])
         started = time.monotonic()
         try:
-            engine = await self._composed(name, token)
-            try:
-                await engine.open()
-            except BaseException:
-                await engine.close()
-                raise
+            engine = await open_namespace(self._settings, name, token, self.default.parts)
         except NotFound:
             raise
         except Exception as error:
@@ -248,32 +241,6 @@ class Namespaces:
             prepare(name, engine)
         _log.info("namespace %s opened in %.0f ms", name, 1e3 * (time.monotonic() - started))
         return engine
-
-    async def _composed(self, name: str, token: StoreToken | None) -> Engine:
-        composing = asyncio.create_task(asyncio.to_thread(self._compose, name, token))
-        try:
-            return await asyncio.shield(composing)
-        except asyncio.CancelledError:
-            # A thread cannot be interrupted, and what it has opened must be closed.
-            await (await composing).close()
-            raise
-
-    def _compose(self, name: str, token: StoreToken | None) -> Engine:
-        """Wire an engine. Opening creates files that are missing, so that removals wait for it."""
-        folder = namespace_folder(self._settings.data, name)
-        with namespaces_locked(self._settings.data):
-            found = store_token(folder)
-            if found is None and folder.is_dir():
-                raise Corrupt(f"{folder / STORE_FILE} is missing")
-            if found is None or found != token:
-                raise NotFound(f"there is no namespace {name!r}")
-            shared = self.default.parts
-            parts = compose(
-                self._settings.model_copy(update={"data": folder}),
-                encoder=shared.embeddings.encoder,
-                executor=ExecutorShare(shared.executor),
-            )
-            return Engine(parts)
 
     def _settle(self, entry: _Entry, _: asyncio.Task[Engine]) -> None:
         """Divide the caches anew once a namespace is open; forget one that could not be opened."""

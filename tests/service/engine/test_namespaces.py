@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from service.domain.records import Event
-from service.engine.namespaces import Namespaces
+from service.engine import namespace_opening
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.runtime.namespace_folders import namespace_names, remove_namespace
 from service.snapshots.registry import Registry
@@ -72,13 +72,13 @@ def eventually(service: NamespacedService, held: Callable[[], object]) -> None:
 def slow_opening(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Make every opening wait for the event that is returned."""
     go = threading.Event()
-    compose = Namespaces._compose
+    compose = namespace_opening.compose_engine
 
-    def waiting(self: Namespaces, *args: Any) -> Any:
+    def waiting(*args: Any) -> Any:
         assert go.wait(PATIENCE)
-        return compose(self, *args)
+        return compose(*args)
 
-    monkeypatch.setattr(Namespaces, "_compose", waiting)
+    monkeypatch.setattr(namespace_opening, "compose_engine", waiting)
     return go
 
 
@@ -204,15 +204,15 @@ def test_a_namespace_that_is_removed_while_it_opens_is_closed(
     for name in ("a", "b"):
         empty_namespace(tmp_path, name)
     go, composed = threading.Event(), threading.Event()
-    compose = Namespaces._compose
+    compose = namespace_opening.compose_engine
 
-    def waiting(self: Namespaces, *args: Any) -> Any:
-        engine = compose(self, *args)
+    def waiting(*args: Any) -> Any:
+        engine = compose(*args)
         composed.set()
         assert go.wait(PATIENCE)
         return engine
 
-    monkeypatch.setattr(Namespaces, "_compose", waiting)
+    monkeypatch.setattr(namespace_opening, "compose_engine", waiting)
     with serving(tmp_path, max_open_namespaces=1, deadline=0.1) as service:
         assert service.ask("GET", "/v1/items", namespace="a").status_code == 503
         assert composed.wait(PATIENCE)
