@@ -62,6 +62,10 @@ class StoreFull(Unavailable):
     """The disk is full; reads go on, writes succeed again once there is room."""
 
 
+class StoreReadOnly(Unavailable):
+    """The disk can only be read; reads go on."""
+
+
 class Corrupt(HeedError):
     """Stored bytes fail their integrity check. The detail names the file."""
 
