@@ -70,6 +70,10 @@ class QuotaExceeded(HeedError):
     """The store would hold more than it may; nothing was changed. Waiting does not help."""
 
 
+class StoreReadOnly(Unavailable):
+    """The disk can only be read; reads go on."""
+
+
 class Corrupt(HeedError):
     """Stored bytes fail their integrity check. The detail names the file."""
 

@@ -98,12 +98,19 @@ def open_replacement(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 def try_lock(path: Path, *, directory: bool = False) -> int | None:
     """Lock the file `path` (created when missing) exclusively; None if the lock is taken.
 
+    None as well on a disk that can only be read, where there is nothing to guard.
+
     With `directory`, it is a directory that exists. The returned descriptor is the lock: it is held
     until every copy is closed, explicitly or by the end of the processes that have it, so that a
     lock never outlives its holders. Threads of one process exclude each other as processes do.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY if directory else os.O_RDWR | os.O_CREAT
-    descriptor = os.open(path, flags | os.O_NOFOLLOW, PRIVATE_FILE)
+    try:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW, PRIVATE_FILE)
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            return None
+        raise
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException as error:

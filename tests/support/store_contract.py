@@ -5,6 +5,7 @@ as another process would have it. `limited` gives one with a quota.
 """
 
 import asyncio
+import hashlib
 import random
 import time
 from collections.abc import AsyncIterator, Callable
@@ -1229,6 +1230,31 @@ class WholeContract(_Contract):
         next(abandoned)
         del abandoned
         assert sum(len(slice_) for slice_ in store.scan()) == 299
+
+    async def test_forgotten_users_are_in_the_ledger(self, store: Store, another: Connect) -> None:
+        """Each forgotten user has an entry without the id, which only the id finds."""
+        before = time.time_ns() // 1000
+        for n in range(5):
+            await store.append([Event(f"u{n}", "i") for _ in range(n + 1)])
+            assert await store.forget(f"u{n}") == n + 1
+        await store.forget("unknown")
+        entries, cursor = [], None
+        while True:
+            page, cursor = await store.page_forgotten(cursor=cursor, limit=2)
+            assert len(page) <= 2
+            entries += page
+            if cursor is None:
+                break
+        assert [entry.events for entry in entries] == [1, 2, 3, 4, 5]
+        assert await store.count_forgotten(before) == 5
+        assert await store.count_forgotten(entries[-1].forgotten + 1) == 0
+        reader = another()
+        for n, entry in enumerate(entries):
+            assert await reader.find_forgotten(f"u{n}") == [entry]
+            assert hashlib.sha256(entry.salt + f"u{n}".encode()).digest() == entry.digest
+        assert await reader.find_forgotten("unknown") == []
+        await store.clean_up()
+        assert not await store.clean_up()
 
     async def test_clients_see_each_other_at_once(self, store: Store, another: Connect) -> None:
         """What one client was told is done, another one reads, with whatever both remember."""

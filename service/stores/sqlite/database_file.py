@@ -20,7 +20,14 @@ from pathlib import Path
 import apsw
 import apsw.sqlite_extra
 
-from service.domain.errors import Corrupt, HeedError, Incompatible, StoreFull, Unavailable
+from service.domain.errors import (
+    Corrupt,
+    HeedError,
+    Incompatible,
+    StoreFull,
+    StoreReadOnly,
+    Unavailable,
+)
 from service.runtime.data_layout import MODELS_FOLDER
 from service.runtime.durable_files import PRIVATE_FILE, make_directory
 from service.stores.sqlite.integrity.high_water_mark import mark_path, read_mark
@@ -221,37 +228,50 @@ class DatabaseFile:
 
     # ------------------------------------------------------------------ errors
 
-    def sizes(self) -> tuple[int, int]:
-        """Return the bytes of the database and of its log; 0 for a file that is not there."""
-        return _size(self.path), _size(Path(f"{self.path}-wal"))
-
     def explain(self, error: Exception) -> tuple[HeedError, bool]:
         """Translate an error of SQLite; also report whether further writes are unsafe."""
-        if isinstance(error, HeedError):
-            return error, isinstance(error, Corrupt)
-        self.failures += 1
-        extended = getattr(error, "extendedresult", 0)
-        if (
-            isinstance(error, (apsw.CorruptError, apsw.NotADBError))
-            or extended == apsw.SQLITE_IOERR_DATA
-        ):
-            return Corrupt(f"{self.path} is damaged: {error}; {CHECK}"), True
-        if isinstance(error, apsw.FullError) or (
-            isinstance(error, (apsw.IOError, OSError)) and self._disk_is_full()
-        ):
-            return StoreFull(f"the disk that holds {self.path} is full", 5.0), False
-        if isinstance(error, (apsw.BusyError, apsw.LockedError)):
-            return Unavailable(f"another process keeps {self.path} locked"), False
-        if isinstance(error, (apsw.Error, OSError)):
-            # After a failed write or sync the content of the disk is unknown (the kernel may drop
-            # the pages and report success next time): further writes could acknowledge a loss.
-            return Unavailable(f"{self.path} failed: {type(error).__name__}: {error}", 30.0), True
-        return Unavailable(f"the store failed: {type(error).__name__}: {error}"), False
+        self.failures += not isinstance(error, HeedError)
+        return explain(self.path, error)
 
-    def _disk_is_full(self) -> bool:
-        # Some calls report a full disk as a failed write (growing the log's index, late
-        # allocation), which must not stop the writer for good.
-        return shutil.disk_usage(self.path.parent).free < MIN_FREE_BYTES
+
+def explain(path: Path, error: Exception) -> tuple[HeedError, bool]:
+    """Translate an error of a database; also report whether further writes are unsafe."""
+    if isinstance(error, HeedError):
+        return error, isinstance(error, Corrupt)
+    extended = getattr(error, "extendedresult", 0)
+    if (
+        isinstance(error, (apsw.CorruptError, apsw.NotADBError))
+        or extended == apsw.SQLITE_IOERR_DATA
+    ):
+        return Corrupt(f"{path} is damaged: {error}; {CHECK}"), True
+    if isinstance(error, apsw.FullError) or (
+        isinstance(error, (apsw.IOError, OSError)) and _disk_is_full(path)
+    ):
+        return StoreFull(f"the disk that holds {path} is full", 5.0), False
+    if isinstance(error, (apsw.BusyError, apsw.LockedError)):
+        return Unavailable(f"another process keeps {path} locked"), False
+    if (
+        isinstance(error, (apsw.CantOpenError, apsw.ReadOnlyError, OSError))
+        and path.parent.is_dir()
+        and not os.access(path.parent, os.W_OK)
+    ):
+        return StoreReadOnly(f"the disk that holds {path} can only be read", 30.0), True
+    if isinstance(error, (apsw.Error, OSError)):
+        # After a failed write or sync the content of the disk is unknown (the kernel may drop
+        # the pages and report success next time): further writes could acknowledge a loss.
+        return Unavailable(f"{path} failed: {type(error).__name__}: {error}", 30.0), True
+    return Unavailable(f"the store failed: {type(error).__name__}: {error}"), False
+
+
+def _disk_is_full(path: Path) -> bool:
+    # Some calls report a full disk as a failed write (growing the log's index, late
+    # allocation), which must not stop the writer for good.
+    return shutil.disk_usage(path.parent).free < MIN_FREE_BYTES
+
+
+def file_sizes(path: Path) -> tuple[int, int]:
+    """Return the bytes of a database and of its log; 0 for a file that is not there."""
+    return _size(path), _size(Path(f"{path}-wal"))
 
 
 def _size(path: Path) -> int:

@@ -8,6 +8,7 @@ Changes go to the writer's thread. Nothing is cached that another process could 
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,14 @@ import apsw
 import numpy as np
 from numpy.typing import NDArray
 
-from service.domain.errors import Corrupt, HeedError, Invalid, Unavailable
+from service.domain.errors import (
+    Corrupt,
+    HeedError,
+    Invalid,
+    StoreFull,
+    StoreReadOnly,
+    Unavailable,
+)
 from service.domain.item_patch import ItemPatch
 from service.domain.keys import ApiKey
 from service.domain.records import (
@@ -52,9 +60,16 @@ from service.stores.forgetting_ledger import ForgottenAgain, ForgottenUser, user
 from service.stores.measures import StoreMeasures
 from service.stores.quota import StoreQuota
 from service.stores.sqlite import forgetting
-from service.stores.sqlite.database_file import WRITE_TIMEOUT_MS, DatabaseFile
+from service.stores.sqlite.database_file import (
+    WRITE_TIMEOUT_MS,
+    DatabaseFile,
+    checksum_vfs,
+    explain,
+    file_sizes,
+)
 from service.stores.sqlite.imports import import_ledger
-from service.stores.sqlite.integrity.store_guard import CHECK
+from service.stores.sqlite.integrity.frozen_file import FrozenFile
+from service.stores.sqlite.integrity.store_guard import CHECK, StoreGuard
 from service.stores.sqlite.items import ItemWrites
 from service.stores.sqlite.log_changes import log_changes
 from service.stores.sqlite.reads import Reads, read_transaction, usage
@@ -69,6 +84,7 @@ Ts = TypeVarTuple("Ts")
 UNDONE_ROWS = 20_000  # events of an import that are taken back in one transaction
 MAX_INLINE_ROWS = 2_000  # rows that may be read on the event loop, ~1 ms
 ALL_ROWS = 1 << 62  # more than any log has
+REOPEN_INTERVAL = 1.0  # seconds between two attempts to open a store that can only be read
 READER_THREADS = 2  # threads for longer reads
 
 
@@ -86,21 +102,26 @@ class SQLiteStore(Store):
         self, path: Path | str, *, quota: StoreQuota | None = None, vfs: str | None = None
     ) -> None:
         self._quota = quota if quota and any(quota) else None
-        self._file = DatabaseFile(Path(path), vfs)
+        self._path, self._vfs = Path(path).absolute(), vfs
         self._reads = Reads()
         items = Names("items")
         self._writes, self._item_writes = Writes(items), ItemWrites(items)
-        self._damaged = False
-        connection = self._file.writer()
-        self._guard = self._file.guard()
-        self._writer = Writer(connection, self._explain, self._guard, WRITE_TIMEOUT_MS)
-        if self._guard.is_damaged():
-            self._stop_writes(Corrupt(f"{self._file.path} was found damaged before: {CHECK}"))
         self._pool = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="heed-store-reader")
         self._local = threading.local()
         self._connections: WeakSet[apsw.Connection] = WeakSet()
         self._connecting = threading.Lock()
         self._closed = False
+        self._damaged = False
+        self._frozen: FrozenFile | None = None  # where the store cannot be written
+        self._opening = threading.Lock()
+        self._open_again = 0.0  # when the store may be opened for writing again (monotonic)
+        self._file: DatabaseFile
+        self._guard: StoreGuard
+        self._writer: Writer
+        try:
+            self._open()
+        except (StoreFull, StoreReadOnly) as error:
+            self._frozen = FrozenFile(self._path, vfs or checksum_vfs(), error)
 
     # ------------------------------------------------------------------ histories
 
@@ -358,9 +379,11 @@ class SQLiteStore(Store):
     async def problem(self) -> str | None:
         if self._closed:
             return "the store is closed"
-        if self._writer.failure is not None:
-            return self._writer.failure.detail
         try:
+            if self._frozen is not None:
+                self._thaw()
+            if self._writer.failure is not None:
+                return self._writer.failure.detail
             self._guard.check()
             self._read(self._reads.catalogue_version)
         except HeedError as error:
@@ -368,7 +391,9 @@ class SQLiteStore(Store):
         return None
 
     def measures(self) -> StoreMeasures:
-        database, log = self._file.sizes()
+        database, log = file_sizes(self._path)
+        if self._frozen is not None:
+            return StoreMeasures(database, log, 0, 0, 0, 0, 0, failed=True)
         writer = self._writer
         return StoreMeasures(
             database,
@@ -416,11 +441,13 @@ class SQLiteStore(Store):
             quota.check(before, usage(transaction.connection))  # which rolls the job back
             return result
 
-        return self._writer.submit(bounded, rows)
+        return self._write(bounded, rows=rows)
 
     def _write(
         self, job: Callable[[Transaction, *Ts], T], *args: *Ts, rows: int = 1
     ) -> asyncio.Future[T]:
+        if self._frozen is not None:
+            self._thaw()
         return self._writer.submit(lambda transaction: job(transaction, *args), rows)
 
     def _read(self, question: Callable[[apsw.Connection, *Ts], T], *args: *Ts) -> T:
@@ -441,14 +468,52 @@ class SQLiteStore(Store):
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self._read, question, *args)
 
+    def _open(self) -> None:
+        """Open the file for reading and writing."""
+        self._file = DatabaseFile(self._path, self._vfs)
+        connection = self._file.writer()
+        try:
+            connection.execute("SELECT clock FROM state").get  # noqa: B018  # opens the log
+            self._guard = self._file.guard()
+        except (apsw.Error, OSError, HeedError) as error:
+            connection.close()
+            raise explain(self._path, error)[0] from error
+        self._writer = Writer(connection, self._explain, self._guard, WRITE_TIMEOUT_MS)
+        if self._guard.is_damaged():
+            self._stop_writes(Corrupt(f"{self._path} was found damaged before: {CHECK}"))
+
+    def _thaw(self) -> None:
+        """Open a store for writing that could only be read. Raises why it still cannot."""
+        with self._opening:
+            frozen, now = self._frozen, time.monotonic()
+            if frozen is None:
+                return
+            self._check_open()
+            if now < self._open_again:
+                raise copy.copy(frozen.reason)
+            self._open_again = now + REOPEN_INTERVAL
+            try:
+                self._open()
+            except Unavailable as error:
+                frozen.reason = error
+                raise
+            self._local = threading.local()  # connections that would not notice a change
+            self._frozen = None
+
+    def _reader(self) -> apsw.Connection:
+        frozen = self._frozen
+        return self._file.reader() if frozen is None else frozen.reader()
+
     def _check_open(self) -> None:
         if self._closed:
             raise Unavailable("the store is closed")
 
     def _connection(self) -> apsw.Connection:
+        if self._frozen is not None and not self._frozen.is_unchanged():
+            self._thaw()
         connection: apsw.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            connection = self._local.connection = self._file.reader()
+            connection = self._local.connection = self._reader()
             with self._connecting:
                 self._connections.add(connection)  # weakly: it ends with its thread
         return connection
@@ -459,15 +524,15 @@ class SQLiteStore(Store):
         """Read all in one transaction over a connection of its own, which it closes."""
         self._check_open()
         try:
-            with closing(self._file.reader()) as connection, read_transaction(connection):
+            with closing(self._reader()) as connection, read_transaction(connection):
                 yield from answers(connection, *args)
         except (apsw.Error, OSError) as error:
             raise self._explain(error)[0] from error
 
     def _explain(self, error: Exception) -> tuple[HeedError, bool]:
         """Translate an error of SQLite; once it has found damage, no process writes any more."""
-        reason, is_fatal = self._file.explain(error)
-        if isinstance(reason, Corrupt) and not self._damaged:
+        reason, is_fatal = explain(self._path, error)
+        if isinstance(reason, Corrupt) and not self._damaged and self._frozen is None:
             self._stop_writes(reason)
             if not isinstance(error, HeedError):
                 with suppress(OSError):  # the disk that is failing holds the mark too
@@ -483,5 +548,6 @@ class SQLiteStore(Store):
         with self._connecting:
             for connection in self._connections:
                 connection.close()
-        self._writer.close()  # last, since it checkpoints the log into the database
-        self._guard.close()
+        if self._frozen is None:
+            self._writer.close()  # last, since it checkpoints the log into the database
+            self._guard.close()
