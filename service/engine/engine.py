@@ -24,6 +24,7 @@ from service.jobs.job import Job
 from service.jobs.runner import JobRunner
 from service.jobs.training_command import training_command
 from service.jobs.views import version_document
+from service.runtime.file_paths import without_folders
 from service.snapshots.live_snapshot import PreloadedSnapshot
 
 _log = logging.getLogger(__name__)
@@ -104,9 +105,15 @@ class Engine:
         return {"model_version": snapshot.version, "previous": before}
 
     async def ready(self) -> tuple[bool, Mapping[str, Any]]:
-        """Whether store and model answer, and what each said."""
+        """Whether store and model answer, and what each said.
+
+        While another model answers, it is ready, `degraded`, and `fault` says why.
+        """
         healthy = await self.store.healthy()
-        return healthy, {"store": healthy, "model": self.live.snapshot.version}
+        checks = {"store": healthy, "model": self.live.snapshot.version}
+        if self.live.fault is not None:
+            checks |= {"degraded": True, "fault": without_folders(self.live.fault)}
+        return healthy, checks
 
     async def typical_user(self) -> str | None:
         """A user with some 100 events, for examples; not the most active of all."""
