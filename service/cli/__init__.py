@@ -13,6 +13,7 @@ import typer
 
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, open_store, out, set_threads
+from service.cli.health import health
 from service.cli.jobs import jobs
 from service.cli.loadtest import loadtest
 from service.cli.recommending import recommend_all
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.add_typer(imports, name="import")
 app.add_typer(versions, name="models")
 app.add_typer(jobs, name="jobs")
+app.command("health")(health)
 app.command("export", no_args_is_help=True)(export)
 app.command("train")(train)
 app.command("evaluate")(evaluate)
