@@ -46,6 +46,6 @@ WORKDIR /data
 VOLUME /data
 EXPOSE 8000
 HEALTHCHECK --interval=15s --timeout=3s --retries=3 --start-period=120s --start-interval=1s \
-    CMD ["python", "-I", "-S", "-c", "import urllib.request as u; u.build_opener(u.ProxyHandler({})).open('http://127.0.0.1:8000/health/ready', timeout=2)"]
+    CMD ["python", "-I", "-m", "service.runtime.health_check"]
 # Every address of the container, and so with API keys: the first one is created in /data/admin.key.
 CMD ["heed", "serve", "--host", "0.0.0.0", "--first-key"]

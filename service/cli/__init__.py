@@ -16,6 +16,7 @@ from service.cli.backups import backup, restore
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, in_namespace, open_store, out, set_threads
 from service.cli.doctor import doctor
+from service.cli.health import health
 from service.cli.jobs import jobs
 from service.cli.keys import keys
 from service.cli.loadtest import loadtest
@@ -47,6 +48,7 @@ app.add_typer(namespaces, name="namespaces")
 app.add_typer(keys, name="keys")
 app.add_typer(jobs, name="jobs")
 app.add_typer(forgotten, name="forgotten")
+app.command("health")(health)
 app.command("export", no_args_is_help=True)(in_namespace(export))
 app.command("check")(in_namespace(check))
 app.command("train")(in_namespace(train))

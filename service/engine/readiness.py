@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from service.runtime.file_paths import without_folders
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.stores.base import Store
 
@@ -27,7 +28,7 @@ async def check(store: Store, live: LiveSnapshot, data: Path) -> tuple[bool, Map
     disk: dict[str, Any] = {"free_bytes": free, "needed_bytes": MIN_FREE_BYTES}
     if fault:
         disk["error"] = fault
-    details: dict[str, Any] = {"disk": disk, "model": {"degraded": live.degraded}}
+    details: dict[str, Any] = {"disk": disk, "model": _model(live)}
     if problem is not None:
         details["store"] = {"problem": problem}
     checks = {
@@ -37,6 +38,12 @@ async def check(store: Store, live: LiveSnapshot, data: Path) -> tuple[bool, Map
         "details": details,
     }
     return problem is None and has_room, checks
+
+
+def _model(live: LiveSnapshot) -> dict[str, Any]:
+    if live.fault is None:
+        return {"degraded": False}
+    return {"degraded": True, "fault": without_folders(live.fault)}
 
 
 def _free_bytes(data: Path) -> tuple[int, str]:

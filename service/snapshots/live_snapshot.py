@@ -49,6 +49,8 @@ class PreloadedSnapshot:
     event_log: LoadedEventLog | None = None
     model_created: int | None = None
 
+    fault: str | None = None
+
 
 class LiveSnapshot:
     """Serves one snapshot to requests, and replaces it by later ones.
@@ -82,13 +84,13 @@ class LiveSnapshot:
         self._executor = executor
         self._index_from = index_from
         self._counted_at = -1  # the store's tick at which popularity was counted
-        # Whether an older model answers, since the registry's current one cannot be served.
-        self.degraded = False
         self._activations: set[asyncio.Task[Snapshot]] = set()
         state = preloaded or PreloadedSnapshot(embeddings)
         self.vocabulary, self._token = state.vocabulary, state.token
         # Time at which the served model was published, microseconds UTC; None without a model.
         self.model_created = state.model_created
+        # Why another model answers instead of the registry's current one; None if that answers.
+        self.fault = state.fault
         self._served = ServedSnapshot(state.snapshot, state.counts)
         self.indexes = IndexRefresh(
             self._served, executor, index_from=index_from, lock=indexing_lock
@@ -101,6 +103,11 @@ class LiveSnapshot:
             version=state.catalogue_version,
             unacknowledged=state.unacknowledged,
         )
+
+    @property
+    def degraded(self) -> bool:
+        """True while another model answers, since the current one cannot be served."""
+        return self.fault is not None
 
     @property
     def snapshot(self) -> Snapshot:
@@ -121,11 +128,12 @@ class LiveSnapshot:
         """Load the catalogue, popularity and the current model; of a preloaded state, what changed.
 
         A preloaded model goes on serving, `degraded`, where one that was made current since cannot
-        be served.
+        be served. Likewise, where the current model of a first start cannot be served, the newest
+        other one that can be is.
 
         Raises:
-            Corrupt: naming the model file that fails its checks.
-            ModelRejected: when the current model does not fit this service.
+            Corrupt: naming the model file that fails its checks, when no other model can be served.
+            ModelRejected: when the current model does not fit this service, and no other does.
         """
         if self._served.current is not None:
             await self.current()
@@ -138,7 +146,7 @@ class LiveSnapshot:
 
         def build() -> Snapshot:
             self._embeddings.save()
-            return self._load(self._registry.current(), catalogue)
+            return self._load_newest_intact(catalogue)
 
         await self._served.replace(self._executor, build)
 
@@ -153,6 +161,7 @@ class LiveSnapshot:
             self._token,
             self.catalogue.unacknowledged,
             model_created=self.model_created,
+            fault=self.fault,
         )
 
     def close(self) -> None:
@@ -200,9 +209,9 @@ class LiveSnapshot:
                     load = partial(self._load, version, self.snapshot.catalogue)
                     await self._served.replace(self._executor, load)
                     _log.info("serving model %s", version)
-                self.degraded = False
+                self.fault = None
             except HeedError as error:
-                self.degraded = True
+                self.fault = error.detail
                 _log.error(
                     "what was made current is not served, model %s goes on: %s",
                     self.snapshot.version,
@@ -234,9 +243,40 @@ class LiveSnapshot:
 
         async with self._served.lock:
             await self._served.replace(self._executor, proven)
-            self.degraded = False
+            self.fault = None
             _log.info("serving model %s", version)
             return self.snapshot
+
+    def _load_newest_intact(self, catalogue: Catalogue) -> Snapshot:
+        """Load the current model or, where it cannot be served, the newest other one that can.
+
+        Popularity never takes the place of a damaged model: it would answer for months unnoticed.
+        Raises what `_load` raises of the current model when there is no other.
+        """
+        current: str | None = None
+        try:
+            current = self._registry.current()
+            return self._load(current, catalogue)
+        except HeedError as error:
+            fault = error
+        for version in reversed(self._registry.versions()):
+            if version.broken is not None or version.version == current:
+                continue
+            try:
+                snapshot = self._load(version.version, catalogue)
+            except HeedError as error:
+                _log.warning("model %s cannot be served either: %s", version.version, error.detail)
+                continue
+            self.fault = fault.detail
+            _log.error(
+                "the current model is not served, %s is instead, and answers are degraded: %s. "
+                "Train again, or run `heed models activate %s` to keep this one",
+                version.version,
+                fault.detail,
+                version.version,
+            )
+            return snapshot
+        raise fault
 
     def _load(self, version: str | None, catalogue: Catalogue) -> Snapshot:
         """Load a model version, None being the untrained model, and build its snapshot.

@@ -20,8 +20,10 @@ from service.domain.queries import (
 )
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
+from service.engine.compose import compose
 from service.engine.engine import Engine, open_engine
 from service.runtime.data_layout import MODELS_FOLDER
+from service.snapshots.live_snapshot import PreloadedSnapshot
 from service.snapshots.registry import Registry
 from tests.support.tiny import World, item_id
 
@@ -98,3 +100,47 @@ def test_degraded_ends_when_another_process_activates_a_valid_model(
             await engine.close()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("damage", [damaged_weights, damaged_pointer])
+@pytest.mark.parametrize("workers", [False, True])
+def test_a_start_with_a_damaged_model_serves_the_newest_intact_one(
+    world: World,
+    tmp_path: Path,
+    damage: Callable[[Path, str], None],
+    workers: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where the current model is damaged at the start, an intact one answers, and all say so."""
+    data = world.copy(tmp_path / "data")
+    damage(data, world.second)
+    intact = world.first if damage is damaged_weights else world.second
+
+    async def story(preloaded: PreloadedSnapshot | None) -> None:
+        engine = await open_engine(Settings(data=data), preloaded=preloaded)
+        try:
+            found = await answers(engine)
+            assert {answer.degraded for answer in found} == {True}
+            assert {answer.model_version for answer in found} == {intact}
+            is_ready, checks = await engine.ready()
+            assert (is_ready, checks["model"], checks["degraded"]) == (True, intact, True)
+            assert ("current" if damage is damaged_pointer else WEIGHTS_FILE) in checks["fault"]
+            assert str(tmp_path) not in checks["fault"]
+            await engine.activate(intact)
+            assert not (await answers(engine))[0].degraded
+        finally:
+            await engine.close()
+
+    preloaded = asyncio.run(loaded_alone(data)) if workers else None
+    asyncio.run(story(preloaded))
+    assert f"heed models activate {intact}" in caplog.text
+
+
+async def loaded_alone(data: Path) -> PreloadedSnapshot:
+    """Return what a parent hands to the workers that it forks."""
+    parts = compose(Settings(data=data), threads=1)
+    try:
+        await parts.live.open()
+    finally:
+        await parts.close()
+    return parts.live.preloaded()

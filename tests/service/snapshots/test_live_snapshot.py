@@ -475,16 +475,17 @@ async def test_unloadable_version_is_logged_once(
     assert serving.snapshot is before
 
 
-async def test_a_damaged_current_version_refuses_to_open(
+async def test_a_start_without_an_intact_version_is_refused(
     store: SQLiteStore, registry: Registry, data: Path, world: World, encoder: Slow
 ) -> None:
-    """Opening with a damaged current version is refused and names the file."""
-    path = data / MODELS_FOLDER / "versions" / world.first / ITEMS_FILE
-    path.chmod(0o644)
-    path.write_bytes(path.read_bytes()[:-1])
+    """Opening with all versions damaged is refused and names the current one's file."""
+    for version in (world.first, world.second):
+        path = data / MODELS_FOLDER / "versions" / version / ITEMS_FILE
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes()[:-1])
     with ThreadPoolExecutor(1) as pool:
         serving = LiveSnapshot(store, Registry(data / MODELS_FOLDER), EmbeddingCache(encoder), pool)
-        with pytest.raises(HeedError, match=ITEMS_FILE):
+        with pytest.raises(HeedError, match=f"{world.first}/{ITEMS_FILE}"):
             await serving.open()
 
 
