@@ -76,7 +76,7 @@ def back_up(
     Raises:
         NotFound: there is no store in `data`.
         Invalid: `target` is neither missing nor empty nor a backup, or lies in `data`.
-        Corrupt: a store, or the model in use, is damaged; nothing was backed up.
+        Corrupt: a store is damaged; nothing was backed up. Damaged models are left out.
         StoreFull: the disk of `target` has too little room.
         Unavailable: another process is backing up into `target`.
     """
@@ -163,6 +163,11 @@ class _Writer:
                     f"{SCHEMA_VERSION}. Back it up with the version of Heed that wrote it"
                 )
             copy_pages(store.connection, copy, checksum_vfs(), rest=self._rest, progress=copied)
+        self._progress(f"{name}: checking the copy", 0, 0)
+        with read_store_file(copy) as written:
+            problem = written.connection.execute("PRAGMA quick_check(1)").get
+            if problem != "ok":
+                raise Corrupt(f"{path}: the copy is damaged: {problem}")
         # An older schema would be migrated by opening it; the backup keeps the store as it is.
         digests = None
         if schema == SCHEMA_VERSION:
@@ -193,10 +198,12 @@ class _Writer:
             if current in found:
                 self.files[str(place / "current")] = self.objects.add(folder / "current")
                 return found, current
-        raise Corrupt(f"{folder}: the model in use, {current}, is damaged; see heed models list")
+        # The events are worth more than the model, which can be trained again.
+        self.left_out.append(f"{current}, the model in use, is damaged: none will be in use")
+        return found, None
 
     def _add_versions(self, folder: Path, place: Path) -> list[str]:
-        added = []
+        added, reasons = [], []
         versions = sorted(folder.iterdir()) if folder.is_dir() else []
         for at, directory in enumerate(versions):
             self._progress("adding the models", at, len(versions))
@@ -206,10 +213,11 @@ class _Writer:
                 continue  # pruned meanwhile
             except HeedError as error:
                 if directory.exists():
-                    self.left_out.append(error.detail)
+                    reasons.append(error.detail)
                 continue
             self.files |= {str(place / directory.name / name): at for name, at in files.items()}
             added.append(directory.name)
+        self.left_out += [reason for reason in reasons if reason not in self.left_out]
         return added
 
     def _add_version(self, directory: Path) -> dict[str, tuple[int, str]]:

@@ -32,7 +32,7 @@ def copy_pages(
     process commits, and under steady writes would never finish. Writers go on meanwhile; the
     write-ahead log cannot be reset until the copy is done, and grows with what they write.
 
-    Pages are copied as they are, with their checksums, and every page is verified when it is read.
+    Pages that are read from the source's file are verified; all pages of the copy have checksums.
 
     Args:
         source: a connection without an open transaction.
@@ -52,6 +52,7 @@ def copy_pages(
             # No journal: an unfinished copy is thrown away, and a finished one is synced below.
             copy.pragma("journal_mode", "OFF")
             copy.pragma("synchronous", "OFF")
+            _begin_checksums(copy, page_size, source.reserve_bytes("main"))
             with copy.backup("main", source, "main") as backup:
                 while not backup.done:
                     started = time.monotonic()
@@ -69,3 +70,14 @@ def copy_pages(
     finally:
         os.close(descriptor)
     sync_directory(target.parent)
+
+
+def _begin_checksums(copy: apsw.Connection, page_size: int, reserved: int) -> None:
+    """Write the first page of an empty copy, from which its VFS learns of the checksums.
+
+    Pages in a write-ahead log have no checksums of their own yet. Those of a copy larger than
+    SQLite's cache are written before its first page, and would keep the stale ones.
+    """
+    copy.pragma("page_size", page_size)
+    copy.reserve_bytes("main", reserved)
+    copy.execute("CREATE TABLE first_page (x)")

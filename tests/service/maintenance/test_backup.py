@@ -338,3 +338,41 @@ async def _append(data: Path, *events: Event) -> None:
     store = SQLiteStore(data / STORE_FILE)
     await store.append(events)
     await store.close()
+
+
+def test_pages_of_the_log_get_checksums(tmp_path: Path) -> None:
+    """Pages that are only in the write-ahead log are intact in the copy of a large store."""
+    data = tmp_path / "data"
+    events = [
+        Event(f"u{n % 997}", f"i{n % 501}", f"event-{n * 7919 % 40_000}", timestamp=n)
+        for n in range(40_000)
+    ]
+
+    async def write_and_back_up() -> None:
+        store = SQLiteStore(data / STORE_FILE)
+        for start in range(0, len(events), 2_000):  # whose ids hit all pages of their index
+            await store.append(events[start : start + 2_000])
+        backing = HeedProcess(
+            "backup", tmp_path / "backup", "--data", data, log=tmp_path / "backup.log"
+        )
+        assert await asyncio.to_thread(backing.wait) == 0, backing.log()
+        await store.close()
+
+    asyncio.run(write_and_back_up())
+    restore(tmp_path / "backup", tmp_path / "restored")
+    assert len(ids_of(tmp_path / "restored" / STORE_FILE)) == len(events)
+
+
+def test_damaged_models_are_left_out(data: Path, world: World, tmp_path: Path) -> None:
+    """The rest is backed up, with a reason, and the restored service has no model in use."""
+    path = data / MODELS_FOLDER / "versions" / world.first / "weights.safetensors"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(content)
+    manifest = back_up(data, tmp_path / "backup", settings=SETTINGS)
+    assert manifest.namespaces["default"].model is None
+    assert manifest.namespaces["default"].models == (world.second,)
+    assert any(f"{world.first}/weights.safetensors" in reason for reason in manifest.left_out)
+    restore(tmp_path / "backup", tmp_path / "restored")
+    assert Registry(tmp_path / "restored" / MODELS_FOLDER).current() is None
