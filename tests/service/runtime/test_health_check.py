@@ -17,8 +17,9 @@ from tests.support.heed_process import ROOT
 
 READY = b'{"ready": true, "checks": {"store": true, "model": "v1"}}'
 DEGRADED = (
-    b'{"ready": true, "checks": {"model": "v0", "details":'
-    b' {"model": {"degraded": true, "fault": "v1 is damaged"}}}}'
+    b'{"ready": true, "checks": {"model": "v0", "details": '
+    b'{"model": {"degraded": true, "fault": "v1 is damaged"}}}}'
+)
 
 
 @pytest.mark.parametrize(
