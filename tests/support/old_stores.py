@@ -13,6 +13,7 @@ ADDED = {  # by the migration to a version
     3: "DROP INDEX users_by_version; DROP TABLE gone_users",
     4: "DROP TABLE scenarios",
     5: "DROP TABLE claims",
+    6: "DROP TABLE popularity",
 }
 
 

@@ -14,7 +14,7 @@ from service.stores.sqlite.import_claims import claimants, drop_claims
 from service.stores.sqlite.items import replace_items
 from service.stores.sqlite.replaced_records import Document, Replacement, document_digest
 from service.stores.sqlite.writer import Transaction
-from service.stores.sqlite.writes import drop_user, rewrite_history
+from service.stores.sqlite.writes import discount_events, drop_user, rewrite_history
 
 Position = tuple[int, int, int]
 """Primary key of an event: user_no, timestamp, seq."""
@@ -90,6 +90,7 @@ def undo_events(
         deleted += [place for place in places if place[2] not in heirs]
     place = "WHERE user_no = ? AND timestamp = ? AND seq = ?"
     connection.executemany(f"UPDATE events SET import_no = ? {place}", handed)  # noqa: S608
+    discount_events(transaction, deleted)
     connection.executemany(f"DELETE FROM events {place}", deleted)  # noqa: S608
     connection.executemany(
         "DELETE FROM vectors WHERE user_no = ? AND seq = ?",

@@ -11,7 +11,7 @@ from service.domain.records import Event
 from service.stores.encoding import vectors_from
 from service.stores.event_identity import content_digest, content_id
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 MIGRATION_TIMEOUT_MS = 3_600_000  # for another process that migrates
 
 IMPORTS = """
@@ -63,6 +63,21 @@ CREATE TABLE claims ( -- of imports on events that were stored before; see impor
   last_seq  INTEGER NOT NULL,
   PRIMARY KEY (user_no, import_no, first_seq)
 ) STRICT, WITHOUT ROWID;
+"""
+
+POPULARITY = """
+CREATE TABLE popularity ( -- events by item, since counting them would read the whole log
+  item_no  INTEGER PRIMARY KEY,
+  events   INTEGER NOT NULL,
+  dislikes INTEGER NOT NULL -- among them
+) STRICT;
+"""
+
+COUNT_STORED_EVENTS = """
+INSERT INTO popularity
+SELECT item_no, count(*),
+  count(*) FILTER (WHERE type_no IS (SELECT type_no FROM types WHERE type = 'dislike'))
+FROM events GROUP BY item_no
 """
 
 # Names are interned: an event row holds small integers, ~60 bytes less than the strings. Rows of
@@ -127,7 +142,7 @@ CREATE TABLE vectors ( -- apart, so that rows without any stay small
   PRIMARY KEY (user_no, seq)
 ) STRICT, WITHOUT ROWID;
 """
-SCHEMA += IMPORTS + LOG_CHANGES + SCENARIOS + CLAIMS
+SCHEMA += IMPORTS + LOG_CHANGES + SCENARIOS + CLAIMS + POPULARITY
 
 
 def migrate(connection: apsw.Connection) -> None:
@@ -149,6 +164,10 @@ def migrate(connection: apsw.Connection) -> None:
         if connection.pragma("user_version") == 4:  # nothing tells what earlier imports share
             connection.execute(CLAIMS)
             connection.pragma("user_version", 5)
+        if connection.pragma("user_version") == 5:  # reads the log, once
+            connection.execute(POPULARITY)
+            connection.execute(COUNT_STORED_EVENTS)
+            connection.pragma("user_version", 6)
     except BaseException:
         connection.execute("ROLLBACK")
         raise

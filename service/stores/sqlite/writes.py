@@ -8,7 +8,7 @@ from typing import Any, Literal
 import apsw
 
 from service.domain.errors import Conflict
-from service.domain.records import Event, User
+from service.domain.records import DISLIKE, Event, User
 from service.stores.base import AppendResult
 from service.stores.encoding import (
     EventIds,
@@ -21,6 +21,8 @@ from service.stores.sqlite.import_claims import Owners, add_claims, drop_claims_
 from service.stores.sqlite.reads import INTERNED, MAX_CACHED_NAMES
 from service.stores.sqlite.replaced_records import keep_replaced
 from service.stores.sqlite.writer import Transaction
+
+_COUNTED = "SELECT item_no, type = 'dislike' FROM events JOIN types USING (type_no)"
 
 
 class Names:
@@ -92,6 +94,10 @@ class Writes:
             rows.append((*columns, import_no))
             if event.key is not None or event.value is not None:
                 vectors.append((user_no, seq, _blob(event.key), _blob(event.value)))
+        added = (
+            (row[3], event.type == DISLIKE) for row, (event, _, _) in zip(rows, fresh, strict=True)
+        )
+        count_events(transaction, added, 1)
         rows.sort()  # rows that are adjacent in the table are written together
         executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         if vectors:
@@ -147,6 +153,7 @@ class Writes:
         if row is None:
             return False
         user_no, timestamp, seq = row
+        discount_events(transaction, [row])
         execute(
             "DELETE FROM events WHERE user_no = ? AND timestamp = ? AND seq = ?",
             (user_no, timestamp, seq),
@@ -163,6 +170,10 @@ class Writes:
         if user_no is None:
             return 0
         connection = transaction.connection
+        stored: list[Any] = connection.execute(
+            f"{_COUNTED} WHERE user_no = ?", (user_no,)
+        ).fetchall()
+        count_events(transaction, stored, -1)
         connection.execute("DELETE FROM events WHERE user_no = ?", (user_no,))
         events: int = connection.changes()
         connection.execute("DELETE FROM vectors WHERE user_no = ?", (user_no,))
@@ -217,6 +228,37 @@ class Writes:
             "UPDATE users SET version = ?, profile = ? WHERE user_no = ?",
             (transaction.tick(), profile, user_no),
         )
+
+
+def count_events(
+    transaction: Transaction, events: Iterable[tuple[int, bool]], sign: Literal[1, -1]
+) -> None:
+    """Add events to the popularity of their items, or take them from it.
+
+    Not by a trigger, which takes longer than all else that an insertion does.
+
+    Args:
+        events: the number of the item of each, and whether it is a dislike.
+        sign: 1 for new events, -1 for events to be deleted.
+    """
+    counts: dict[int, list[int]] = {}
+    for item_no, is_dislike in events:
+        count = counts.setdefault(item_no, [0, 0])
+        count[0] += sign
+        count[1] += sign * is_dislike
+    transaction.connection.executemany(
+        "INSERT INTO popularity VALUES (?, ?, ?) ON CONFLICT (item_no) DO UPDATE"
+        " SET events = events + excluded.events, dislikes = dislikes + excluded.dislikes",
+        ((item_no, *count) for item_no, count in sorted(counts.items())),
+    )
+
+
+def discount_events(transaction: Transaction, places: Sequence[tuple[int, int, int]]) -> None:
+    """Take stored events, by their primary keys, from the popularity of their items."""
+    rows: list[Any] = transaction.connection.executemany(
+        f"{_COUNTED} WHERE user_no = ? AND timestamp = ? AND seq = ?", places
+    ).fetchall()
+    count_events(transaction, rows, -1)
 
 
 def drop_user(transaction: Transaction, user_no: int) -> None:
