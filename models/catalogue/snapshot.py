@@ -18,6 +18,7 @@ from models.encoder.event_types import MASKED, UNKNOWN
 from models.encoder.numpy_step import NumpyEncoder
 from models.index import ann_index
 from models.index.ann_index import CoarseIndex
+from models.index.faiss_structures import StructureCache
 from models.recommender.artifact import ItemCounts, TrainedModel
 from models.recommender.content_only import content_only_model
 from models.recommender.recommender import Recommender
@@ -61,11 +62,13 @@ class Snapshot:
         counts: ItemCounts,
         *,
         index_from: int = INDEX_FROM,
+        cache: StructureCache | None = None,
     ) -> Snapshot:
         """Compute the tables of the whole catalogue, and index it from `index_from` rows on.
 
-        `version` is the model's name in answers, `counts` [≤ N] are the live popularity. Raises
-        ValueError when the model reads vectors of another dimension.
+        `version` is the model's name in answers, `counts` [≤ N] are the live popularity, `cache`
+        has indexes that were built before. Raises ValueError when the model reads vectors of
+        another dimension.
         """
         if trained and trained.model.config.content_dim != catalogue.dimension:
             raise ValueError(
@@ -97,7 +100,7 @@ class Snapshot:
             counts,
             NumpyEncoder(model.encoder) if model.encoder is not None else None,
         )
-        return bare.reindexed(index_from=index_from)
+        return bare.reindexed(index_from=index_from, cache=cache)
 
     @property
     def indexed_items(self) -> int:
@@ -109,7 +112,9 @@ class Snapshot:
         """Number of field keys in `key_index`."""
         return len(self.key_index or ())
 
-    def reindexed(self, *, index_from: int = INDEX_FROM) -> Snapshot:
+    def reindexed(
+        self, *, index_from: int = INDEX_FROM, cache: StructureCache | None = None
+    ) -> Snapshot:
         """Return this snapshot with new indexes of everything in it, as in `build`."""
         index = key_index = None
         fields = self.catalogue.keys
@@ -117,9 +122,11 @@ class Snapshot:
         catalogue = self.catalogue.with_keys(fields.compacted() if wasted else fields)
         keys = catalogue.keys.vectors
         if len(catalogue) >= index_from:
-            index = item_index(self.tables)
+            index = item_index(self.tables, cache)
         if len(keys) >= index_from:
-            key_index = ann_index.build_index("ivf", keys, reuse_clusters=self.key_index)
+            key_index = ann_index.build_index(
+                "ivf", keys, reuse_clusters=self.key_index, cache=cache
+            )
         return replace(
             self,
             catalogue=catalogue,
@@ -217,9 +224,10 @@ class Snapshot:
         return "personal" if self.trained else "content"
 
 
-def item_index(tables: ItemTables) -> CoarseIndex:
+def item_index(tables: ItemTables, cache: StructureCache | None = None) -> CoarseIndex:
     """Build an index of all items by ⟨vector, query⟩ + prior."""
-    return ann_index.build_index("pq", tables.vectors.numpy(), bias=tables.prior.numpy())
+    vectors, prior = tables.vectors.numpy(), tables.prior.numpy()
+    return ann_index.build_index("pq", vectors, bias=prior, cache=cache)
 
 
 def popular_first(snapshot: Snapshot, rows: Sequence[int] | NDArray[Any]) -> NDArray[np.int64]:

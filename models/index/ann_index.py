@@ -18,6 +18,7 @@ import torch  # noqa: F401  # before faiss: each carries an OpenMP runtime, and 
 from numpy.typing import NDArray
 
 from models.index import faiss_structures
+from models.index.faiss_structures import StructureCache
 from models.index.unit_vectors import Floats
 
 import faiss  # isort: skip
@@ -180,6 +181,7 @@ def build_index(
     *,
     bias: Floats | None = None,
     reuse_clusters: CoarseIndex | None = None,
+    cache: StructureCache | None = None,
 ) -> CoarseIndex:
     """Index keys under q·k + bias.
 
@@ -192,6 +194,7 @@ def build_index(
         bias: float32 [n]. It enters as one more dimension, (k, b)·(q, 1) = q·k + b, so the order
             stays exact. -inf keeps a row out of every answer.
         reuse_clusters: an earlier index of much the same keys, whose clusters (ivf) are reused.
+        cache: of what was built before; an index of reused clusters is not looked for there.
 
     Raises:
         ValueError: naming the argument that is unknown, misshapen or not finite.
@@ -216,10 +219,16 @@ def build_index(
             points, column = np.column_stack([points, column]), None
     index = None
     if len(points) and kind != "flat":
-        with faiss_structures.one_thread():
-            if kind == "pq":
-                index = faiss_structures.pq(points, column)
-            else:
-                earlier = None if reuse_clusters is None else reuse_clusters.index
-                index = faiss_structures.ivf(points, earlier)
+        earlier = None if reuse_clusters is None else reuse_clusters.index
+
+        def build() -> Any:
+            with faiss_structures.one_thread():
+                if kind == "pq":
+                    return faiss_structures.pq(points, column)
+                return faiss_structures.ivf(points, earlier)
+
+        if cache is None or (kind == "ivf" and earlier is not None):
+            index = build()
+        else:
+            index = faiss_structures.cached(cache, kind, points, column, build)
     return CoarseIndex(kind, dim, points, column, hidden, index)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch  # noqa: F401  # before faiss: each carries an OpenMP runtime, and the order is ours
@@ -25,6 +26,48 @@ _GROWTH = 1.5  # k-means runs anew when √n is so many times the number of clus
 # Of many rows k-means takes minutes, and lists gigabytes: fewer samples and rounds, and numbers of
 # half the precision, cost hardly any recall.
 MANY, _POINTS_PER_CLUSTER, _ROUNDS = 200_000, 64, 10
+
+
+# Whatever a structure depends on beside its points: another value makes another structure.
+_PARAMETERS = (
+    *(faiss.__version__, _SEED, _PQ_BITS, _PQ_SAMPLE, _BATCH, MANY, _POINTS_PER_CLUSTER, _ROUNDS),
+)
+
+
+class StructureCache(Protocol):
+    """Serialised structures by key. Its owner sees to it that a damaged one is not returned."""
+
+    def read(self, key: str) -> NDArray[np.uint8] | None:
+        """Return the bytes written under a key; None without any."""
+        ...
+
+    def write(self, key: str, data: NDArray[np.uint8]) -> None:
+        """Keep bytes under a key."""
+        ...
+
+
+def cached(
+    cache: StructureCache,
+    kind: str,
+    points: Floats,
+    column: Floats | None,
+    build: Callable[[], Any],
+) -> Any:
+    """Return the structure that `build` makes of points and column, from the cache if it is there.
+
+    The key is a digest of all that the structure is made of, so that none is ever stale.
+    """
+    digest = hashlib.sha256(repr((kind, points.shape, column is None, _PARAMETERS)).encode())
+    digest.update(points.data)
+    if column is not None:
+        digest.update(np.ascontiguousarray(column).data)
+    key = f"{kind}-{digest.hexdigest()}"
+    data = cache.read(key)
+    if data is not None:
+        return faiss.deserialize_index(data)
+    index = build()
+    cache.write(key, faiss.serialize_index(index))
+    return index
 
 
 def ivf(points: Floats, earlier: Any) -> Any:

@@ -13,8 +13,10 @@ import torch
 from models.text.static_encoder import TextEncoder
 from service.domain.settings import Settings, check_embedding_dim
 from service.histories.memory_provider import MemoryProvider
+from service.runtime.cache_files import CacheFiles
 from service.runtime.data_layout import (
     EMBEDDINGS_FILE,
+    INDEXES_FOLDER,
     INDEXING_LOCK,
     MODELS_FOLDER,
     STORE_FILE,
@@ -30,6 +32,8 @@ from service.snapshots.text_encoders import open_encoder
 from service.stores.base import Store
 from service.stores.quota import StoreQuota
 from service.stores.sqlite.store import SQLiteStore
+
+_CACHED_INDEXES = 4  # on disk: for this model and catalogue and for earlier ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,7 @@ def compose(
         keyword_fields=settings.keyword_names,
         preloaded=preloaded,
         indexing_lock=settings.data / INDEXING_LOCK if settings.workers > 1 else None,
+        index_cache=CacheFiles(settings.data / INDEXES_FOLDER, _CACHED_INDEXES),
     )
     memories = MemoryProvider(store, live.vocabulary, embeddings, settings)
     loaded = None if preloaded is None else preloaded.event_log

@@ -82,6 +82,8 @@ class CatalogueRefresh:
         logged = time.monotonic()
         while await self._store.catalogue_version() != self.version:
             changes = await self._store.catalogue_changes(self.version, _READ_BATCH)
+            # Deleted items have rows, so that events on them do not make items of them again.
+            catalogue = catalogue.with_items(changes.deleted)
             apply = partial(self._updates.apply, catalogue, changes, defer=False)
             catalogue = await loop.run_in_executor(executor, apply)
             self.version = changes.version

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
+from models.index.faiss_structures import StructureCache
 from service.runtime import durable_files
 from service.runtime.daemon_thread import run_in_daemon_thread
 
@@ -55,10 +56,17 @@ class IndexRefresh:
         executor: where the indexes are put into the snapshot of then.
         index_from: number of rows from which on an index is built.
         lock: a file that processes of one catalogue lock, to build one after the other.
+        cache: of indexes that were built before.
     """
 
     def __init__(
-        self, served: ServedSnapshot, executor: Executor, *, index_from: int, lock: Path | None
+        self,
+        served: ServedSnapshot,
+        executor: Executor,
+        *,
+        index_from: int,
+        lock: Path | None,
+        cache: StructureCache | None,
     ) -> None:
         self._served = served
         self._executor = executor
@@ -68,6 +76,7 @@ class IndexRefresh:
         self.builds = 0
         self.failures = 0
         self.build_seconds = 0.0
+        self._cache = cache
         self._timer: asyncio.TimerHandle | None = None
         self._building: asyncio.Task[None] | None = None
 
@@ -129,4 +138,4 @@ class IndexRefresh:
     def _indexed(self, base: Snapshot) -> Snapshot:
         lock = self._lock
         with nullcontext() if lock is None else durable_files.locked(lock, math.inf):
-            return base.reindexed(index_from=self._index_from)
+            return base.reindexed(index_from=self._index_from, cache=self._cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from models.catalogue.item_entry import ItemEntry
@@ -11,6 +12,8 @@ from service.domain.item_selection import ATTRIBUTES
 from service.domain.records import Item
 from service.domain.settings import KEYWORD_FIELDS
 
+# Items share the names of their attributes.
+_normal_name = lru_cache(maxsize=4_096)(normalize_keyword)
 _FIELDS = ("title", "description", "tags", "categories")
 
 
@@ -27,7 +30,7 @@ def to_entry(
     if own is not None and len(own) != dimension:
         own = None
     texts = (item.title, item.description, ", ".join(item.tags), ", ".join(item.categories))
-    wanted = frozenset(map(normalize_keyword, keyword_fields))
+    wanted = frozenset(map(_normal_name, keyword_fields))
     return ItemEntry(
         item.item_id,
         item.title,
@@ -49,7 +52,7 @@ def _keywords(
     for name, value in members.items():
         if isinstance(value, Mapping):
             yield from _keywords(value, wanted, f"{path}{name}.")
-        elif normalize_keyword(path + name) in wanted:
+        elif _normal_name(path + name) in wanted:
             values = value if isinstance(value, list | tuple) else [value]
             yield ATTRIBUTES + path + name, [text for each in values if (text := _written(each))]
 

@@ -19,11 +19,13 @@ from models.data.vocabulary import Vocabulary
 from models.encoder.event_types import UNKNOWN
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
+from models.index.faiss_structures import StructureCache
 from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
 from models.text.bm25 import BM25Writer
 from service.domain.errors import HeedError, ModelRejected
 from service.domain.settings import KEYWORD_FIELDS
+from service.domain.stage_clock import StageClock
 from service.snapshots.catalogue_refresh import CatalogueRefresh, UnacknowledgedWrites
 from service.snapshots.catalogue_updates import CatalogueUpdates
 from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
@@ -64,6 +66,7 @@ class LiveSnapshot:
         keyword_fields: attributes that hold identifiers.
         preloaded: state to start from, in a forked process.
         indexing_lock: a file that processes of one catalogue lock while they build indexes.
+        index_cache: of indexes that were built before.
     """
 
     def __init__(
@@ -77,12 +80,14 @@ class LiveSnapshot:
         keyword_fields: Sequence[str] = KEYWORD_FIELDS,
         preloaded: PreloadedSnapshot | None = None,
         indexing_lock: Path | None = None,
+        index_cache: StructureCache | None = None,
     ) -> None:
         self._store = store
         self._registry = registry
         self._embeddings = embeddings
         self._executor = executor
         self._index_from = index_from
+        self._index_cache = index_cache
         self._counted_at = -1  # the store's tick at which popularity was counted
         self._activations: set[asyncio.Task[Snapshot]] = set()
         state = preloaded or PreloadedSnapshot(embeddings)
@@ -93,7 +98,11 @@ class LiveSnapshot:
         self.fault = state.fault
         self._served = ServedSnapshot(state.snapshot, state.counts)
         self.indexes = IndexRefresh(
-            self._served, executor, index_from=index_from, lock=indexing_lock
+            self._served,
+            executor,
+            index_from=index_from,
+            lock=indexing_lock,
+            cache=index_cache,
         )
         self.catalogue = CatalogueRefresh(
             store,
@@ -140,15 +149,22 @@ class LiveSnapshot:
             await self.follow_registry()
             return
         self._token = self._registry.current_token()
-        await self._count_popularity()
-        empty = Catalogue.empty(self._embeddings.encoder.dimension, self.vocabulary, BM25Writer())
-        catalogue = await self.catalogue.read(empty, self._executor)
+        stages = StageClock()
+        with stages("catalogue"):
+            dimension = self._embeddings.encoder.dimension
+            empty = Catalogue.empty(dimension, self.vocabulary, BM25Writer())
+            # Before the popularity: rows, and with them the indexes, do not depend on events.
+            catalogue = await self.catalogue.read(empty, self._executor)
+        with stages("popularity"):
+            await self._count_popularity()
 
         def build() -> Snapshot:
             self._embeddings.save()
             return self._load_newest_intact(catalogue)
 
-        await self._served.replace(self._executor, build)
+        with stages("model"):
+            await self._served.replace(self._executor, build)
+        _log.info("loaded: %s", ", ".join(f"{n} {s:.2f} s" for n, s in stages.seconds.items()))
 
     def preloaded(self) -> PreloadedSnapshot:
         """The state for the `LiveSnapshot` of a forked process to start from."""
@@ -286,10 +302,16 @@ class LiveSnapshot:
             Corrupt: naming the file that fails its checks.
             ModelRejected: when it does not fit this service, or its scores are not finite.
         """
-        counts, index_from = self._served.counts, self._index_from
+        build = partial(
+            Snapshot.build,
+            catalogue=catalogue,
+            counts=self._served.counts,
+            index_from=self._index_from,
+            cache=self._index_cache,
+        )
         if version is None:
             self.model_created = None
-            return Snapshot.build(UNTRAINED, None, catalogue, counts, index_from=index_from)
+            return build(UNTRAINED, None)
         files, encoder = self._registry.load(version), self._embeddings.encoder.name
         try:
             trained = TrainedModel.from_files(files)
@@ -298,7 +320,7 @@ class LiveSnapshot:
                     f"it reads vectors of {trained.text_encoder}, not of {encoder}: "
                     "train again with heed train, or set HEED_ENCODER to what it was trained with"
                 )
-            snapshot = Snapshot.build(version, trained, catalogue, counts, index_from=index_from)
+            snapshot = build(version, trained)
             _warm_up(snapshot)
             self.model_created = self._registry.created(version)
         except ValueError as error:

@@ -359,9 +359,10 @@ class Store(KeyStore, ForgettingLedger, MeasuredStore, Protocol):
         ...
 
     async def popularity(self) -> tuple[list[str], NDArray[np.int64]]:
-        """Return item ids, in no order, and their numbers of events. Reads the whole log.
+        """Return the ids of items with events, and their numbers of events.
 
-        Dislikes make nothing popular: they count 0.
+        Reads no event: the counts are stored. The order is that in which the store first had the
+        items. Dislikes make nothing popular: they count 0.
         """
         ...
 

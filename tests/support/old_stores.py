@@ -13,7 +13,7 @@ ADDED = {  # by the migration to a version
     3: "DROP INDEX users_by_version; DROP TABLE gone_users",
     4: "DROP TABLE scenarios",
     5: "DROP TABLE claims",
-    6: "DROP TABLE keys; DROP TABLE forgotten; DROP TABLE unused_names;"
+    6: "DROP TABLE keys; DROP TABLE forgotten; DROP TABLE unused_names; DROP TABLE popularity;"
     "ALTER TABLE state DROP COLUMN scrub; ALTER TABLE state DROP COLUMN names;"
     "ALTER TABLE state DROP COLUMN last_item; ALTER TABLE state DROP COLUMN last_type",
 }

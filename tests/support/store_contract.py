@@ -8,7 +8,9 @@ import asyncio
 import hashlib
 import random
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -424,6 +426,53 @@ class AppendContract(_Contract):
         assert await popular() == {"i": 1, "k": 1}
         await store.append([Event("x", "i", "3", "dislike"), Event("x", "l", "4", "dislike")])
         assert await popular() == {"i": 1, "k": 1, "l": 0}  # events all the same, but no votes
+
+    @pytest.mark.parametrize("seed", range(3))
+    async def test_popularity_is_a_count_of_the_log_after_any_changes(
+        self, store: Store, seed: int
+    ) -> None:
+        """Popularity equals a count over the whole log after random changes of every kind."""
+        rng = random.Random(seed)
+        users, items = [f"u{n}" for n in range(6)], [f"i{n}" for n in range(5)]
+        imports: list[int] = []
+
+        async def append() -> None:
+            import_id = rng.choice([None, *imports])
+            events = [
+                Event(rng.choice(users), rng.choice(items), f"e{rng.randrange(400)}-{n}",
+                      rng.choice(["view", "dislike"]), timestamp=NOON)
+                for n in range(rng.randrange(1, 9))
+            ]  # fmt: skip
+            with suppress(Conflict):
+                await store.append(events, import_id=import_id)
+
+        async def delete() -> None:
+            if events := await events_of(store, user := rng.choice(users)):
+                await store.delete_event(user, str(rng.choice(events).event_id))
+
+        async def undo() -> None:
+            if imports:
+                await store.undo_import(imports.pop(rng.randrange(len(imports))))
+
+        for _ in range(60):
+            change = rng.choice(["append"] * 4 + ["delete", "forget", "merge", "import", "undo"])
+            if change == "append":
+                await append()
+            elif change == "delete":
+                await delete()
+            elif change == "forget":
+                await store.forget(rng.choice(users))
+            elif change == "merge":
+                await store.merge(*rng.sample(users, 2))
+            elif change == "import":
+                imports.append(await store.begin_import("a file"))
+            else:
+                await undo()
+            counted: Counter[str] = Counter()
+            for event in store.scan_events():
+                counted[event.item_id] += event.type != "dislike"
+            ids, counts = await store.popularity()
+            assert dict(zip(ids, counts.tolist(), strict=True)) == counted
 
     async def test_many_writers_on_one_user_all_count(self, store: Store, another: Connect) -> None:
         """64 writers, half of them in another process's place: each event is there exactly once."""

@@ -19,6 +19,7 @@ from service.stores.encoding import cursor_of, position_of
 from service.stores.forgetting_ledger import ForgottenUser, user_digest
 from service.stores.sqlite.imports.import_claims import drop_claims_on
 from service.stores.sqlite.reads import INTERNED, read_transaction
+from service.stores.sqlite.registers.popularity import discount_user
 from service.stores.sqlite.writer import Transaction
 
 Interned = Literal["items", "types"]
@@ -40,6 +41,7 @@ def forget(transaction: Transaction, user_id: str, now: int) -> int:
     if user_no is None:
         return 0
     note_names(transaction, "user_no = ?", (user_no,))
+    discount_user(transaction, user_no)
     connection.execute("DELETE FROM events WHERE user_no = ?", (user_no,))
     events: int = connection.changes()
     connection.execute("DELETE FROM vectors WHERE user_no = ?", (user_no,))
@@ -165,6 +167,10 @@ def delete_names(transaction: Transaction, noted: int, since: int, unused: Unuse
             f"DELETE FROM {table} WHERE {column} = ? {extra}",  # noqa: S608
             ((number,) for number in numbers),
         )
+        if table == "items":
+            connection.execute(
+                "DELETE FROM popularity WHERE item_no NOT IN (SELECT item_no FROM items)"
+            )
         connection.execute(
             f"UPDATE state SET {last} = max({last}, ?)",  # noqa: S608
             (max(numbers, default=0),),

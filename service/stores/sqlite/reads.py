@@ -12,7 +12,7 @@ import apsw
 import numpy as np
 from numpy.typing import NDArray
 
-from service.domain.records import DISLIKE, Event, Item, User
+from service.domain.records import Event, Item, User
 from service.stores.base import CatalogueChanges, History
 from service.stores.encoding import cursor_of, item_from, position_of, user_from, vectors_from
 from service.stores.quota import StoreUsage
@@ -257,10 +257,8 @@ class Reads:
 
     def popularity(self, connection: apsw.Connection) -> tuple[list[str], NDArray[np.int64]]:
         rows = connection.execute(
-            "SELECT item_id, n FROM (SELECT item_no, count(*)"
-            " FILTER (WHERE type_no IS NOT (SELECT type_no FROM types WHERE type = ?)) AS n"
-            " FROM events GROUP BY item_no) JOIN items USING (item_no)",
-            (DISLIKE,),
+            "SELECT item_id, events - dislikes FROM popularity JOIN items USING (item_no)"
+            " WHERE events > 0 ORDER BY item_no"
         ).fetchall()
         counts = np.fromiter((n for _, n in rows), dtype=np.int64, count=len(rows))
         return [str(item_id) for item_id, _ in rows], counts

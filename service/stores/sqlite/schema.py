@@ -107,6 +107,21 @@ ALTER TABLE state ADD COLUMN last_item INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE state ADD COLUMN last_type INTEGER NOT NULL DEFAULT 0;
 """
 
+POPULARITY = """
+CREATE TABLE popularity ( -- events by item, since counting them would read the whole log
+  item_no  INTEGER PRIMARY KEY,
+  events   INTEGER NOT NULL,
+  dislikes INTEGER NOT NULL -- among them
+) STRICT;
+"""
+
+COUNT_STORED_EVENTS = """
+INSERT INTO popularity
+SELECT item_no, count(*),
+  count(*) FILTER (WHERE type_no IS (SELECT type_no FROM types WHERE type = 'dislike'))
+FROM events GROUP BY item_no
+"""
+
 # Names are interned: an event row holds small integers, ~60 bytes less than the strings. Rows of
 # `items` and `types` are deleted only with the last event of them (a deleted item only loses its
 # document), and their numbers are not used again, so that readers may cache them; writers cache
@@ -170,7 +185,7 @@ CREATE TABLE vectors ( -- apart, so that rows without any stay small
   PRIMARY KEY (user_no, seq)
 ) STRICT, WITHOUT ROWID;
 """
-SCHEMA += IMPORTS + LOG_CHANGES + SCENARIOS + CLAIMS + KEYS + FORGETTING
+SCHEMA += IMPORTS + LOG_CHANGES + SCENARIOS + CLAIMS + KEYS + FORGETTING + POPULARITY
 
 
 def migrate(connection: apsw.Connection, before: Callable[[int], None]) -> int:
@@ -203,9 +218,11 @@ def migrate(connection: apsw.Connection, before: Callable[[int], None]) -> int:
         if connection.pragma("user_version") == 4:  # nothing tells what earlier imports share
             connection.execute(CLAIMS)
             connection.pragma("user_version", 5)
-        if connection.pragma("user_version") == 5:
+        if connection.pragma("user_version") == 5:  # reads the log, once
             connection.execute(KEYS)
             connection.execute(FORGETTING)
+            connection.execute(POPULARITY)
+            connection.execute(COUNT_STORED_EVENTS)
             connection.pragma("user_version", 6)
     except BaseException:
         connection.execute("ROLLBACK")

@@ -361,9 +361,7 @@ class SQLiteStore(Store):
         return self._read(self._reads.counts)
 
     async def popularity(self) -> tuple[list[str], NDArray[np.int64]]:
-        return await self._read_rows(
-            self._read(self._reads.counts)["events"], self._reads.popularity
-        )
+        return await self._read_rows(MAX_INLINE_ROWS + 1, self._reads.popularity)
 
     async def log_changes(
         self, after: int, known: NDArray[np.int64], limit: int | None = None

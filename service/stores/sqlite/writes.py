@@ -8,7 +8,7 @@ from typing import Any, Literal
 import apsw
 
 from service.domain.errors import Conflict
-from service.domain.records import Event, User
+from service.domain.records import DISLIKE, Event, User
 from service.stores.base import AppendResult
 from service.stores.encoding import (
     EventIds,
@@ -25,6 +25,7 @@ from service.stores.sqlite.imports.import_claims import (
 )
 from service.stores.sqlite.imports.replaced_records import keep_replaced
 from service.stores.sqlite.reads import INTERNED, MAX_CACHED_NAMES
+from service.stores.sqlite.registers.popularity import count_events, discount_events
 from service.stores.sqlite.writer import Transaction
 
 
@@ -103,6 +104,10 @@ class Writes:
             rows.append((*columns, import_no))
             if event.key is not None or event.value is not None:
                 vectors.append((user_no, seq, _blob(event.key), _blob(event.value)))
+        added = (
+            (row[3], event.type == DISLIKE) for row, (event, _, _) in zip(rows, fresh, strict=True)
+        )
+        count_events(transaction, added, 1)
         rows.sort()  # rows that are adjacent in the table are written together
         executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         if vectors:
@@ -157,10 +162,11 @@ class Writes:
         ).fetchone()
         if row is None:
             return False
-        user_no, _, seq = row
         place = "user_no = ? AND timestamp = ? AND seq = ?"
         note_names(transaction, place, row)
+        discount_events(transaction, [row])
         execute(f"DELETE FROM events WHERE {place}", row)  # noqa: S608
+        user_no, _, seq = row
         transaction.scrub()
         execute("DELETE FROM vectors WHERE user_no = ? AND seq = ?", (user_no, seq))
         rewrite_history(transaction, user_no)

@@ -13,7 +13,7 @@ import models.ranking.matching.field_matches
 import models.ranking.search
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
-from models.catalogue.snapshot import Snapshot
+from models.catalogue.snapshot import INDEX_FROM, Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions, Mode
 from models.history.user_memory import build_memory
 from models.index import ann_index
@@ -30,8 +30,8 @@ from tests.support.small import snapshot as small_snapshot
 WORDS = ["jazz", "piano", "blues", "opera", "drum", "choir"]
 
 
-def serve(made: Catalogue, **more: int) -> Snapshot:
-    return Snapshot.build("v", None, made, np.zeros(len(made), np.int64), **more)
+def serve(made: Catalogue, index_from: int = INDEX_FROM) -> Snapshot:
+    return Snapshot.build("v", None, made, np.zeros(len(made), np.int64), index_from=index_from)
 
 
 @pytest.fixture(scope="module")

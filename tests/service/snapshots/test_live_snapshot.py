@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,10 +194,10 @@ async def test_indexes_are_made_anew_while_requests_are_answered(
     made: list[Snapshot] = []
     indexing = Snapshot.reindexed
 
-    def slowly(snapshot: Snapshot, *, index_from: int) -> Snapshot:
+    def slowly(snapshot: Snapshot, **options: Any) -> Snapshot:
         begun.set()
         assert held.wait(60)
-        made.append(indexing(snapshot, index_from=index_from))
+        made.append(indexing(snapshot, **options))
         return made[-1]
 
     monkeypatch.setattr(Snapshot, "reindexed", slowly)
@@ -236,9 +237,9 @@ async def test_a_model_that_comes_meanwhile_keeps_its_own_indexes(
     indexing = Snapshot.reindexed
     before = indexed.snapshot.model
 
-    def slowly(snapshot: Snapshot, *, index_from: int) -> Snapshot:
+    def slowly(snapshot: Snapshot, **options: Any) -> Snapshot:
         assert snapshot.model is not before or held.wait(60)
-        return indexing(snapshot, index_from=index_from)
+        return indexing(snapshot, **options)
 
     monkeypatch.setattr(Snapshot, "reindexed", slowly)
     await store.put_items([Item(f"n{n}", title=f"rocket number {n}") for n in range(9)])

@@ -332,3 +332,21 @@ async def test_stores_of_version_5_get_keys(tmp_path: Path) -> None:
     assert await store.keys() == [key]
     assert len(await store.history("u")) == 1
     await store.close()
+
+
+async def test_a_store_of_the_fifth_version_gets_counts_of_its_events(tmp_path: Path) -> None:
+    """A store from before popularity was stored has the same counts, and goes on counting."""
+    path = tmp_path / "heed.db"
+    store = SQLiteStore(path)
+    await store.append([Event("u", "a"), Event("v", "a"), Event("u", "b", "1", "dislike")])
+    before = await store.popularity()
+    await store.close()
+    to_version(path, 5)
+    store = SQLiteStore(path)
+    ids, counts = await store.popularity()
+    assert (ids, counts.tolist()) == (before[0], before[1].tolist()) == (["a", "b"], [2, 0])
+    await store.delete_event("u", "1")
+    await store.append([Event("w", "c")])
+    ids, counts = await store.popularity()
+    assert (ids, counts.tolist()) == (["a", "c"], [2, 1])
+    await store.close()

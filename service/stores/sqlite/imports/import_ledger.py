@@ -14,6 +14,7 @@ from service.stores.sqlite.forgetting import drop_user
 from service.stores.sqlite.imports.import_claims import claimants, drop_claims
 from service.stores.sqlite.imports.replaced_records import Document, Replacement, document_digest
 from service.stores.sqlite.items import replace_items
+from service.stores.sqlite.registers.popularity import discount_events
 from service.stores.sqlite.writer import Transaction
 from service.stores.sqlite.writes import rewrite_history
 
@@ -91,6 +92,7 @@ def undo_events(
         deleted += [place for place in places if place[2] not in heirs]
     place = "WHERE user_no = ? AND timestamp = ? AND seq = ?"
     connection.executemany(f"UPDATE events SET import_no = ? {place}", handed)  # noqa: S608
+    discount_events(transaction, deleted)
     connection.executemany(f"DELETE FROM events {place}", deleted)  # noqa: S608
     connection.executemany(
         "DELETE FROM vectors WHERE user_no = ? AND seq = ?",

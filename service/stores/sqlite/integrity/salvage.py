@@ -13,10 +13,12 @@ import apsw
 from service.domain.errors import Corrupt, Invalid
 from service.stores.sqlite.database_file import DatabaseFile, checksum_vfs
 from service.stores.sqlite.integrity.damaged_pages import PageFile, TableTree
+from service.stores.sqlite.schema import COUNT_STORED_EVENTS
 
 Row = tuple[Any, ...]
 
-# Tables, with the columns of the keys by which their rows are stored. `state` is counted anew.
+# Tables, with the columns of the keys by which their rows are stored. `state` and `popularity` are
+# counted anew.
 _TABLES = {
     "users": ("user_no",),
     "items": ("item_no",),
@@ -30,6 +32,7 @@ _TABLES = {
     "scenarios": ("name", "version"),
     "forgotten": ("digest", "forgotten"),
     "unused_names": ("kind", "number"),
+    "keys": ("key_id",),
 }
 _DAMAGE = (apsw.CorruptError, apsw.IOError, apsw.NotADBError)
 # Rows that refer to lost rows, in the order in which they are dropped.
@@ -191,6 +194,7 @@ def _write_state(old: apsw.Connection, new: apsw.Connection, *, is_damaged: bool
         " items = (SELECT count(*) FROM items WHERE document IS NOT NULL)",
         (tick,),
     )
+    new.execute(COUNT_STORED_EVENTS)
     if is_damaged:  # whoever remembers more than is left must read all again
         new.execute("UPDATE users SET version = ?1, generation = ?1", (tick,))
 
