@@ -12,19 +12,19 @@ from typing import Annotated
 
 import typer
 
-from service.cli.backups import backup, restore
 from service.cli.benchmark import benchmark
 from service.cli.console import DATA, Data, err, in_namespace, open_store, out, set_threads
-from service.cli.doctor import doctor
-from service.cli.health import health
 from service.cli.jobs import jobs
-from service.cli.keys import keys
 from service.cli.loadtest import loadtest
-from service.cli.namespaces import namespaces
+from service.cli.operations.backups import backup, restore
+from service.cli.operations.check import check
+from service.cli.operations.doctor import doctor
+from service.cli.operations.forgotten import forgotten
+from service.cli.operations.health import health
+from service.cli.operations.keys import keys
+from service.cli.operations.namespaces import namespaces
 from service.cli.recommending import recommend_all
 from service.cli.search_quality import evaluate_search, tune_search
-from service.cli.store.check import check
-from service.cli.store.forgotten import forgotten
 from service.cli.training import evaluate, train
 from service.cli.transfer.export import export
 from service.cli.transfer.imports import import_dataset, imports, open_movielens
@@ -152,7 +152,7 @@ def _serve(
     # Requests run in parallel, one thread each; set before torch and FAISS are imported.
     set_threads(1)
     from service.domain.settings import Settings
-    from service.http import server
+    from service.http.serving import server
     from service.runtime import logs
 
     logs.configure("info")  # until the settings say how

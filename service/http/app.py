@@ -20,13 +20,13 @@ from service.engine.engine import Engine, open_engine
 from service.engine.namespaces import Namespaces
 from service.http import openapi
 from service.http.access.access_control import AccessControl
+from service.http.access.engines import Engines
+from service.http.access.origin_checks import OriginChecks
 from service.http.access.rate_limits import RateLimits
 from service.http.access.route_scopes import RouteScopes
 from service.http.admission.middleware import Admission
 from service.http.clients.head_requests import HeadRequests
-from service.http.engines import Engines
 from service.http.limits import Bodies, Paths
-from service.http.origin_checks import OriginChecks
 from service.http.problems import Problems, handle
 from service.http.routes import (
     ask,

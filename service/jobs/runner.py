@@ -24,8 +24,8 @@ from service.jobs.job import Job, JobState
 from service.jobs.job_store import JobStore
 from service.jobs.training_lock import conflict
 from service.runtime import durable_files, tracing
-from service.runtime.child_process import ChildProcess, kill_holders
 from service.runtime.data_layout import JOBS_FOLDER, RUNNER_LOCK
+from service.runtime.processes.child_process import ChildProcess, kill_holders
 
 logger = logging.getLogger(__name__)
 

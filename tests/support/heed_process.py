@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0  # seconds until a process that neither answers nor ends is given up
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["service.cli", "service.http.app", "service.http.server", __name__])
+_FORKS.set_forkserver_preload(
+    ["service.cli", "service.http.app", "service.http.serving.server", __name__]
+)
 
 
 class HeedProcess:

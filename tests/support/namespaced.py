@@ -15,9 +15,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.domain.settings import Settings
 from service.engine.namespaces import Namespaces
-from service.http import app, server
+from service.http import app
 from service.http.access.access_control import NAMESPACE
-from service.http.engines import Engines
+from service.http.access.engines import Engines
+from service.http.serving import server
 from service.runtime.data_layout import STORE_FILE
 from service.runtime.namespace_folders import create_namespace
 from service.stores.sqlite.store import SQLiteStore

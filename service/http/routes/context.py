@@ -16,9 +16,9 @@ from starlette.types import Receive, Scope
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
+from service.http.access.engines import ENGINE
 from service.http.admission.middleware import BULK_TURN
 from service.http.clients.disconnects import connection_of
-from service.http.engines import ENGINE
 from service.http.limits import BODY, MERGE_PATCH_TYPE, media_type
 from service.http.telemetry import STAGES
 

@@ -11,14 +11,14 @@ from starlette.responses import Response
 from service.domain.names import DEFAULT_NAMESPACE
 from service.engine.namespaces import Namespaces
 from service.http.access.access_control import ANONYMOUS
-from service.http.engines import namespace_of
+from service.http.access.engines import namespace_of
 from service.http.problems import documented, problem
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.rendering import Json
 from service.http.schemas.running import LiveOut, ReadyOut
 from service.http.telemetry import Metrics, merge_workers
 from service.http.telemetry.workers import render_workers
-from service.runtime.worker_messages import WorkerPeers
+from service.runtime.processes.worker_messages import WorkerPeers
 
 router = APIRouter(route_class=JsonRoute, tags=["run"])
 

@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from service.http.telemetry.metrics import Families
-from service.runtime.worker_table import WorkerRow, WorkerTable
+from service.runtime.processes.worker_table import WorkerRow, WorkerTable
 
 _LABEL = ("worker",)
 

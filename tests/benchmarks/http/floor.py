@@ -34,7 +34,7 @@ from service.http.schemas.questions.ask import RecommendIn, ScoreIn, SearchIn
 from service.http.schemas.rendering import Json
 from service.http.schemas.stored import AppendedOut
 from service.http.schemas.write import EventsIn
-from service.http.uvicorn_config import configure
+from service.http.serving.uvicorn_config import configure
 
 NONE: Mapping[str, Sequence[Callable[[], object]]] = {}
 BODIES: dict[str, tuple[type[Body], type[BaseModel]]] = {
@@ -95,7 +95,7 @@ def load_app(path: Path, data: Path | None = None) -> FastAPI:
 
 
 def main(path: Path, data: Path | None = None) -> None:
-    """Serve until told to stop, with the settings of `service.http.server`."""
+    """Serve until told to stop, with the settings of `service.http.serving.server`."""
     app = load_app(path, data)
     gc.collect()
     gc.freeze()  # as Heed does

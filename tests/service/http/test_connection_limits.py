@@ -18,7 +18,7 @@ import uvloop
 from service.domain.settings import Settings
 from service.engine.engine import Engine
 from service.http.app import create_app
-from service.http.uvicorn_config import configure
+from service.http.serving.uvicorn_config import configure
 from tests.support.http_fake import FakeEngine
 from tests.support.server import Server
 

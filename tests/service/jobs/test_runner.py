@@ -19,7 +19,8 @@ from service.domain.errors import Conflict, Invalid, ModelRejected, NotFound, St
 from service.jobs import runner as jobs_module
 from service.jobs.job import LOG_LINES, LOG_WIDTH, Job
 from service.jobs.runner import JobRunner
-from service.runtime import child_process, durable_files
+from service.runtime import durable_files
+from service.runtime.processes import child_process
 
 T = TypeVar("T")
 REPOSITORY = Path(__file__).parents[3]

@@ -37,16 +37,16 @@ from service.http.access.rate_limits import RateLimits
 from service.http.app import create_app
 from service.http.examples import suggest
 from service.http.routes import health
+from service.http.serving.uvicorn_config import configure
 from service.http.telemetry.measured import export_measurements
-from service.http.uvicorn_config import configure
 from service.runtime import logs, tracing
 from service.runtime.data_layout import FIRST_KEY_FILE, STORE_FILE, namespace_folder
-from service.runtime.heartbeats import Heartbeats
 from service.runtime.namespace_folders import namespace_names
-from service.runtime.prefork import PreforkServer
-from service.runtime.shutdown_limit import ShutdownLimit
-from service.runtime.worker_messages import WorkerPeers, worker_sockets
-from service.runtime.worker_table import WorkerTable
+from service.runtime.processes.heartbeats import Heartbeats
+from service.runtime.processes.prefork import PreforkServer
+from service.runtime.processes.shutdown_limit import ShutdownLimit
+from service.runtime.processes.worker_messages import WorkerPeers, worker_sockets
+from service.runtime.processes.worker_table import WorkerTable
 from service.snapshots.live_snapshot import PreloadedSnapshot
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.sqlite_files.kept_copies import remove_kept_copies

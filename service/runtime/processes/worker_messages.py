@@ -8,8 +8,8 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from service.runtime.heartbeats import Heartbeats
-from service.runtime.worker_table import WorkerTable
+from service.runtime.processes.heartbeats import Heartbeats
+from service.runtime.processes.worker_table import WorkerTable
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from service.runtime.heartbeats import BEAT_INTERVAL, Heartbeats, SilenceWatch
-from service.runtime.worker_table import WorkerTable
+from service.runtime.processes.heartbeats import BEAT_INTERVAL, Heartbeats, SilenceWatch
+from service.runtime.processes.worker_table import WorkerTable
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 import uvicorn
 
 from service.domain.settings import Settings
-from service.http.connection_limits import LimitedHttpProtocol
+from service.http.serving.connection_limits import LimitedHttpProtocol
 
 
 def configure(app: Any, settings: Settings) -> uvicorn.Config:
