@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.console import DATA, Data, out, set_threads
+from service.cli.operations.forgotten import read_ledger
 
 if TYPE_CHECKING:
     from service.maintenance.backups.backup import BackupProgress
@@ -76,6 +78,14 @@ def restore(
         Path | None,
         typer.Option(help="Where --drill makes the temporary directory; default: TMPDIR."),
     ] = None,
+    forget_ledger: Annotated[
+        Path | None,
+        typer.Option(
+            "--forget-ledger",
+            help="Forget again, before the data may be used, the users whom this ledger names: a "
+            "file of heed forgotten list --json, or the data directory that is replaced.",
+        ),
+    ] = None,
 ) -> None:
     """Restore a backup into an empty data directory.
 
@@ -100,16 +110,52 @@ def restore(
         out.print(f"The drill succeeded in {result.seconds:.1f} s; nothing of it is left")
         return
     with _bar() as progress:
-        manifest = restoring.restore(source, data, progress=progress)
+        again = None if forget_ledger is None else _Forgetting(forget_ledger, data)
+        manifest = restoring.restore(source, data, before_use=again, progress=progress)
     _describe(manifest)
     out.print(f"Restored to {data}", markup=False, soft_wrap=True)
-    out.print(
-        "Users who were forgotten after that time are in it again: forget them once more before "
-        "you serve it.",
-        soft_wrap=True,
-    )
+    if again is None:
+        out.print(
+            "Users who were forgotten after that time are in it again: run heed forgotten apply "
+            "before you serve it, or restore with --forget-ledger.",
+            soft_wrap=True,
+        )
+    else:
+        out.print(f"{again.users:,} users with {again.events:,} events were forgotten again")
     if encoder := manifest.settings.get("encoder"):
         out.print(f"It was served with HEED_ENCODER={encoder}", markup=False, soft_wrap=True)
+
+
+class _Forgetting:
+    """Forgets users of restored namespaces, by the ledger of each or by one file for all."""
+
+    def __init__(self, ledger: Path, data: Path) -> None:
+        self._ledger, self._data = ledger, data
+        self.users = self.events = 0
+
+    def __call__(self, folder: Path) -> None:
+        """Forget the users of one restored namespace. Raises `Invalid` if there is no ledger."""
+        from service.runtime.data_layout import STORE_FILE
+        from service.stores.sqlite.store import SQLiteStore
+
+        ledger = self._ledger
+        if ledger.is_dir():
+            ledger = ledger / folder.relative_to(self._data)
+            if not (ledger / STORE_FILE).exists():
+                return  # a namespace that was removed since
+        entries = read_ledger(ledger)
+
+        async def forget() -> None:
+            store = SQLiteStore(folder / STORE_FILE)
+            try:
+                done = await store.forget_again(entries)
+                await store.clean_up()
+            finally:
+                await store.close()
+            self.users += done.users
+            self.events += done.events
+
+        asyncio.run(forget())
 
 
 def _describe(manifest: BackupManifest) -> None:

@@ -68,7 +68,7 @@ def apply(
 
     Entries that the store's own ledger has are left out: what is stored of their users is newer.
     """
-    entries = _read(ledger)
+    entries = read_ledger(ledger)
     with open_store(data) as store:
         done = asyncio.run(store.forget_again(entries))
         asyncio.run(store.clean_up())
@@ -97,7 +97,7 @@ def _as_json(entry: Any) -> dict[str, Any]:
     }
 
 
-def _read(ledger: Path) -> list[Any]:
+def read_ledger(ledger: Path) -> list[Any]:
     """Read the entries of a ledger. Raises `Invalid` if the path leads to none."""
     from service.runtime.data_layout import STORE_FILE
     from service.stores.forgetting_ledger import ForgottenUser

@@ -376,3 +376,26 @@ def test_damaged_models_are_left_out(data: Path, world: World, tmp_path: Path) -
     assert any(f"{world.first}/weights.safetensors" in reason for reason in manifest.left_out)
     restore(tmp_path / "backup", tmp_path / "restored")
     assert Registry(tmp_path / "restored" / MODELS_FOLDER).current() is None
+
+
+def test_forgotten_users_do_not_come_back(data: Path, tmp_path: Path, heed: Heed) -> None:
+    """A restore with the ledger of the replaced directory forgets who was forgotten since."""
+    back_up(data, tmp_path / "backup", settings=SETTINGS)
+
+    async def forget(path: Path) -> None:
+        store = SQLiteStore(path / STORE_FILE)
+        assert await store.forget("u2") > 0
+        await store.close()
+
+    async def found(path: Path) -> dict[str, bool]:
+        store = SQLiteStore(path / STORE_FILE)
+        users = {user: await store.get_user(user) is not None for user in ("u1", "u2")}
+        await store.close()
+        return users
+
+    asyncio.run(forget(data))
+    restored = tmp_path / "restored"
+    said = heed("restore", tmp_path / "backup", "--data", restored, "--forget-ledger", data)
+    assert said.code == 0, said.err
+    assert "1 users with" in said.out
+    assert asyncio.run(found(restored)) == {"u1": True, "u2": False}
