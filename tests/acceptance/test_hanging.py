@@ -56,7 +56,9 @@ def test_sigterm_ends_a_server_whose_work_does_not_end(world: World, tmp_path: P
         with server.client() as client:
             begun = client.post("/v1/models/train", json={"options": {"epochs": 1000}})
             assert begun.status_code == 202
-            eventually(lambda: children(server.pid))
+            place = begun.headers["location"]
+            # Stopped before it has replaced itself by the command, it would hold up its parent.
+            eventually(lambda: client.get(place).json()["progress"])
             (training,) = children(server.pid)
             os.kill(training, signal.SIGSTOP)  # it will not obey SIGTERM
             item = {"item_id": "acknowledged", "title": "quagga"}
