@@ -23,9 +23,11 @@ def memory_room(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> int | None:
     except (OSError, ValueError):
         pass
     try:
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                rooms.append(1024 * int(line.split()[1]))
+        rooms += [
+            1024 * int(line.split()[1])
+            for line in meminfo.read_text().splitlines()
+            if line.startswith("MemAvailable:")
+        ]
     except (OSError, ValueError):
         pass
     return max(0, min(rooms)) if rooms else None
