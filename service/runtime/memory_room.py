@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")  # version 2, as a container sees its own
@@ -15,21 +16,17 @@ def memory_room(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> int | None:
     drop them.
     """
     rooms = []
-    try:
+    with contextlib.suppress(OSError, ValueError):
         limit = (cgroup / "memory.max").read_text().strip()
         if limit != "max":
             taken = int((cgroup / "memory.current").read_text())
             rooms.append(int(limit) - taken + _inactive_files(cgroup))
-    except (OSError, ValueError):
-        pass
-    try:
+    with contextlib.suppress(OSError, ValueError):
         rooms += [
             1024 * int(line.split()[1])
             for line in meminfo.read_text().splitlines()
             if line.startswith("MemAvailable:")
         ]
-    except (OSError, ValueError):
-        pass
     return max(0, min(rooms)) if rooms else None
 
 
