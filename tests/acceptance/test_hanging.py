@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def served_by(server: Server) -> set[str]:
     """Return the numbers of the workers whose metrics are answered."""
     with server.client() as client:
         text = client.get("/metrics").text
-    return {line.split('"')[1] for line in text.splitlines() if line.startswith("heed_events{")}
+    return set(re.findall(r'^heed_events\{.*worker="(\d)"', text, re.MULTILINE))
 
 
 def has_ended(pid: int) -> bool:
