@@ -13,7 +13,7 @@ from tests.support.server import PATIENCE, Server
 from tests.support.tiny import World
 
 SECRETS = [b"maria-4711", b"maria@example.org", b"orchids4711", b"evt4711", b"only4711"]
-HELD = re.compile(r"^heed_cached_histories(?:\{.*\})? (.*)$", re.MULTILINE)
+HELD = re.compile(r"^heed_cache_users\{.*\} (.*)$", re.MULTILINE)
 
 
 def names(directory: Path) -> list[str]:
@@ -86,5 +86,5 @@ def test_events_into_a_removed_directory_are_refused(world: World, tmp_path: Pat
         assert set(codes) == {500}
         ready = http.get("/health/ready")
         assert ready.status_code == 503
-        assert "deleted" in ready.json()["checks"]["problem"]
+        assert "deleted" in ready.json()["checks"]["details"]["store"]["problem"]
         server.kill()

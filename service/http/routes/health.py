@@ -76,13 +76,19 @@ async def metrics(context: Context) -> Response:
     peers: WorkerPeers | None = context.app.state.peers
     name = namespace_of(context.scope)
     if peers is None:
-        text = await render_metrics(context.app, name) + render_workers(None, [0])
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        text = await render_metrics(context.app, name)
+        workers = render_workers(None, [0])
+        return _as_metrics(text + workers if name == DEFAULT_NAMESPACE else text)
     own, others = await asyncio.gather(
         render_metrics(context.app, name), peers.ask(f"metrics {name}", _PATIENCE)
     )
     texts = {**others, peers.number: own}
-    text = merge_workers(texts) + render_workers(peers.table, texts)
+    text = merge_workers(texts)
+    workers = render_workers(peers.table, texts)
+    return _as_metrics(text + workers if name == DEFAULT_NAMESPACE else text)
+
+
+def _as_metrics(text: bytes) -> Response:
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 

@@ -310,10 +310,10 @@ def test_json_may_say_its_charset(client: Client) -> None:
         ("GET", "/v1/items/a/b", 404, None),
         ("GET", "/v1/items/", 404, None),
         ("GET", "/v1/%FF", 404, None),
-        ("PUT", "/v1/items", 405, "GET, POST"),
-        ("POST", "/v1/items/a", 405, "GET, PATCH, DELETE"),
+        ("PUT", "/v1/items", 405, "GET, HEAD, POST"),
+        ("POST", "/v1/items/a", 405, "GET, HEAD, PATCH, DELETE"),
         ("DELETE", "/v1/score", 405, "POST"),
-        ("BREW", "/v1/users/u", 405, "GET, PUT, DELETE"),
+        ("BREW", "/v1/users/u", 405, "GET, HEAD, PUT, DELETE"),
     ],
 )
 def test_wrong_paths_and_methods_are_problems(
