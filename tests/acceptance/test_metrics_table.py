@@ -7,6 +7,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.domain.settings import Settings
+from service.maintenance.doctor.diagnose import read_metrics
 from tests.support.server import Server
 
 README = Path(__file__).parents[2] / "service" / "README.md"
@@ -34,3 +36,16 @@ def test_the_table_lists_what_is_printed(trained: Server) -> None:
     }
     assert len(rows) == len(documented)
     assert documented == printed
+
+
+def test_the_doctor_reads_how_often_histories_are_cached(trained: Server) -> None:
+    """What `heed doctor` reads of a real server has the counts that its check of the cache uses."""
+    with trained.client() as http:
+        for _ in range(3):
+            body = {"user_id": "u3", "item_ids": ["space-01"]}
+            http.post("/v1/score", json=body).raise_for_status()
+    read = read_metrics(Settings(port=int(trained.url.rpartition(":")[2])))
+    assert read is not None
+    hits, misses = (read[f'heed_cache_{n}_total{{cache="history"}}'] for n in ("hits", "misses"))
+    assert hits >= 2
+    assert misses >= 1

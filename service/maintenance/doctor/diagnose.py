@@ -147,7 +147,10 @@ def _read_model(data: Path) -> ServedModel | None:
 
 
 def read_metrics(settings: Settings) -> Mapping[str, float] | None:
-    """Read the metrics of the running service, summed over its workers; None if none answers."""
+    """Read the metrics of the running service, summed over its workers; None if none answers.
+
+    Those of one cache are named with the label, such as `heed_cache_bytes{cache="history"}`.
+    """
     host = settings.host if settings.host not in ("", "0.0.0.0", "::") else "127.0.0.1"  # noqa: S104
     if not settings.port:
         return None
@@ -158,7 +161,9 @@ def read_metrics(settings: Settings) -> Mapping[str, float] | None:
         sums: dict[str, float] = {}
         for family in text_string_to_metric_families(answer.text):
             for sample in family.samples:
-                sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+                cache = sample.labels.get("cache")
+                name = sample.name if cache is None else f'{sample.name}{{cache="{cache}"}}'
+                sums[name] = sums.get(name, 0.0) + sample.value
     except (httpx.HTTPError, ValueError):
         return None
     return sums if any(name.startswith("heed_") for name in sums) else None

@@ -91,8 +91,8 @@ def check_cache(installation: Installation, namespaces: Namespaces) -> Iterator[
     """Find a cache of histories that is too small: by its hit rate, or by the size of the log."""
     budget = installation.settings.history_cache_bytes
     if installation.metrics is not None:
-        hits = installation.metrics.get("heed_history_hits", 0)
-        requests = hits + installation.metrics.get("heed_history_misses", 0)
+        hits = installation.metrics.get('heed_cache_hits_total{cache="history"}', 0)
+        requests = hits + installation.metrics.get('heed_cache_misses_total{cache="history"}', 0)
         if requests >= _REQUESTS and hits < _HIT_RATE * requests:
             yield Finding(
                 "cache-misses",

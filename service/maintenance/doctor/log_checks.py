@@ -41,7 +41,7 @@ def check_only_dislikes(_: Installation, namespace: NamespaceData) -> Iterator[F
             "warning",
             f"All {log.events:,} events are of type {DISLIKE}.",
             "Nothing says what anybody likes, so that no model can be trained.",
-            "Check type and --dislikes-below of the import; heed import undo takes it back.",
+            "Check type and --dislikes-below of the import; heed import --undo ID takes it back.",
         )
 
 

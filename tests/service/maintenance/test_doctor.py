@@ -236,7 +236,10 @@ def test_a_small_cache(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEED_HISTORY_CACHE_BYTES", "1000")
     assert codes(sound) == {"cache-small"}
     for hits, expected in ((900.0, {"cache-misses"}), (9_000.0, set())):
-        counts = {"heed_history_hits": hits, "heed_history_misses": 2_000.0}
+        counts = {
+            'heed_cache_hits_total{cache="history"}': hits,
+            'heed_cache_misses_total{cache="history"}': 2_000.0,
+        }
         monkeypatch.setattr(diagnosis, "read_metrics", lambda _, counts=counts: counts)
         assert codes(sound) == expected
 

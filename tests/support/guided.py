@@ -1,0 +1,222 @@
+"""Shell that runs the blocks of the operator's guide, with this checkout as `heed`.
+
+Bash runs each block. `heed`, `systemctl` and `docker` are scripts that hand their arguments to the
+test and wait for it: `heed` is forked from a process with its imports, `systemctl` starts and stops
+the unit of the guide, and what `docker` is told is compared with docker-compose.yml.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml  # type: ignore[import-untyped]
+from typer.main import get_command
+
+from service.cli import app
+from service.domain.settings import PREFIX
+from tests.support.heed_process import PATIENCE, ROOT, HeedProcess
+
+DATA, BACKUPS, PORT = "/var/lib/heed", "/var/backups/heed", 8000  # as the guide writes them
+_CALL = """#!/bin/bash
+call=$(mktemp -d "$CALLS/XXXXXX")
+mkfifo "$call/code"
+printf '%s\\0' "${0##*/}" "$@" > "$call/written"
+mv "$call/written" "$call/words"
+read -r code < "$call/code"
+cat "$call/said.out"
+cat "$call/said.err" >&2
+exit "$code"
+"""
+
+
+class Block(NamedTuple):
+    """A fenced block of the guide."""
+
+    section: str  # its heading
+    language: str
+    text: str
+
+
+def read_section() -> str:
+    """Return the operator's guide."""
+    text = (ROOT / "service" / "README.md").read_text("utf-8")
+    return text.split("\n## Operator's guide\n")[1].split("\n## ")[0]
+
+
+def read_blocks() -> list[Block]:
+    """Return the blocks of the operator's guide in order."""
+    return [
+        Block(section.split("\n")[0], language, text)
+        for section in read_section().split("\n### ")[1:]
+        for language, text in re.findall(r"^```(\S*)\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    ]
+
+
+def check_heed(words: Sequence[str]) -> None:
+    """Assert that `heed` accepts these arguments, without running it."""
+    command: Any = get_command(app)
+    rest = list(words)
+    while rest and rest[0] in getattr(command, "commands", {}):
+        command = command.commands[rest.pop(0)]
+    if rest:  # a name alone speaks of the command
+        assert not hasattr(command, "commands"), f"heed has no command {rest[0]}"
+        try:
+            command.make_context("heed", rest)
+        except Exception as error:
+            raise AssertionError(f"heed {shlex.join(words)}: {error}") from error
+
+
+def check_docker(words: Sequence[str]) -> None:
+    """Assert that a `docker compose` command fits docker-compose.yml."""
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    assert words[0] == "compose", words
+    action, rest = words[1], [word for word in words[2:] if not word.startswith("--")]
+    if action == "up":
+        assert (ROOT / "Dockerfile").is_file()
+        assert set(words[2:]) <= {"--detach", "--build"}
+        assert set(rest) <= set(services)
+        return
+    assert action in {"exec", "run"}, f"docker compose {action} is not known to this test"
+    service, program, *arguments = rest if action == "run" else words[2:]
+    assert service in services, service
+    assert program in {"heed", "cat"}, program
+    if program == "heed":
+        check_heed(arguments)
+
+
+class GuidedShell:
+    """Runs blocks of the guide in a folder, where its directories are folders too.
+
+    Args:
+        folder: to work in; `data` in it is the data directory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.data, self.backups = folder, folder / "data", folder / "backups"
+        self.url = f"http://127.0.0.1:{_free_port()}"
+        self._calls, programs = folder / "calls", folder / "programs"
+        self._calls.mkdir()
+        programs.mkdir()
+        for name in ("heed", "systemctl", "docker"):
+            (programs / name).write_text(_CALL)
+            (programs / name).chmod(0o700)
+        self._environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)} | {
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "CALLS": str(self._calls),
+            f"{PREFIX}DATA": str(self.data),
+            f"{PREFIX}PORT": self.url.rpartition(":")[2],
+            f"{PREFIX}DEADLINE": "60",  # a busy machine is no failure
+        }
+        self._units: dict[str, list[str]] = {}  # variables, then the command
+        self._service: HeedProcess | None = None
+        self.logs = folder / "service.log"
+
+    def run(self, block: Block) -> str:
+        """Run a block as a shell would; return what it printed.
+
+        Raises AssertionError where a command fails or the block is in no language known here.
+        """
+        if block.language == "ini":
+            self._read_unit(block.text)
+            return ""
+        assert block.language in {"sh", "console"}, f"{block.section}: cannot run {block.language}"
+        text = re.sub(r"^\$ ", "", block.text, flags=re.MULTILINE)
+        script = ["bash", "-euo", "pipefail", "-c", self._here(text)]
+        out = self.folder / "block.out"
+        with out.open("wb") as file:
+            shell = subprocess.Popen(
+                script, cwd=self.folder, env=self._environment, stdout=file, stderr=file
+            )
+            until = time.monotonic() + PATIENCE
+            while shell.poll() is None:
+                for call in sorted(self._calls.iterdir()):
+                    if (call / "words").exists():
+                        self._answer(call)
+                time.sleep(0.01)
+                if time.monotonic() > until:
+                    shell.kill()
+        assert shell.returncode == 0, f"{block.section}: {block.text}\n{out.read_text()}"
+        return out.read_text()
+
+    def stop(self) -> None:
+        """Stop the service if it runs; it must end well."""
+        if self._service is not None:
+            self._service.send(signal.SIGTERM)
+            assert self._service.wait() == 0, self._service.log()
+            self._service = None
+
+    def _here(self, text: str) -> str:
+        places = {DATA: self.data, BACKUPS: self.backups, f"localhost:{PORT}": self.url[7:]}
+        for written, real in places.items():
+            text = text.replace(written, str(real))
+        return text
+
+    def _read_unit(self, text: str) -> None:
+        unit = configparser.ConfigParser(strict=True)
+        unit.optionxform = str  # type: ignore[assignment,method-assign]
+        unit.read_string(self._here(text))
+        service = unit["Service"]
+        program, *arguments = shlex.split(service["ExecStart"])
+        assert program.endswith("/heed")
+        check_heed(arguments)
+        assert "WantedBy" in unit["Install"]
+        self._units["heed"] = [*shlex.split(service["Environment"]), *arguments]
+
+    def _answer(self, call: Path) -> None:
+        program, *words = (call / "words").read_text().split("\0")[:-1]
+        (call / "words").unlink()
+        for name in ("said.out", "said.err"):
+            (call / name).write_text("")
+        try:
+            code = self._execute(program, words, call / "said.err")
+        except AssertionError as error:  # the block fails, and the script does not wait for ever
+            code = 1
+            (call / "said.err").write_text(f"{error}\n")
+        (call / "code").write_text(f"{code}\n")  # a pipe: the script waits for it
+
+    def _execute(self, program: str, words: list[str], log: Path) -> int:
+        if program == "heed":
+            assert words[0] != "serve", "let systemctl start it"
+            environment, folder = self._environment, self.folder
+            return HeedProcess(*words, log=log, environment=environment, folder=folder).wait()
+        if program == "systemctl":
+            self._control(*words)
+        else:
+            check_docker(words)
+        return 0
+
+    def _control(self, verb: str, unit: str) -> None:
+        self.stop()
+        if verb == "start":
+            words = self._units[unit]
+            variables = dict(w.split("=", 1) for w in words if re.match(r"[A-Z_]+=", w))
+            self._service = HeedProcess(
+                *(word for word in words if not re.match(r"[A-Z_]+=", word)),
+                log=self.logs,
+                environment=self._environment | variables,
+                folder=self.folder,
+            )
+        else:
+            assert verb == "stop", f"systemctl {verb} is not known to this test"
+
+
+def inline_commands() -> list[list[str]]:
+    """Return the arguments of each `heed ...` in the running text and tables of the guide."""
+    text = re.sub(r"^```.*?^```", "", read_section(), flags=re.DOTALL | re.MULTILINE)
+    return [shlex.split(code) for code in sorted(set(re.findall(r"`heed ([^`]+)`", text)))]
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
