@@ -82,8 +82,7 @@ def catalogue_from_parts(empty: Catalogue, parts: Mapping[str, Bytes]) -> Catalo
     keys = FieldKeys.of(tuple(strings["key_names"]), vectors, key_arrays, strings["orphans"])
     writer = empty.bm25_writer
     bm25_index = None if writer is None else writer.replay(strings["bm25"])
-    for item_id in strings["ids"]:
-        empty.vocabulary.add(item_id)
+    empty.vocabulary.extend(strings["ids"])
     by_item: dict[str, Any] = {name: arrays[name] for name in _BY_ITEM}
     return replace(
         empty,
