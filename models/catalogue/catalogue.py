@@ -119,8 +119,7 @@ class Catalogue:
 
     def with_items(self, item_ids: Iterable[str]) -> Catalogue:
         """Return this catalogue with a row for each of these ids; new rows are not visible."""
-        for item_id in item_ids:
-            self.vocabulary.add(item_id)
+        self.vocabulary.extend(item_ids)
         return self._extended_to(len(self.vocabulary))
 
     def updated(

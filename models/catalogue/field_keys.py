@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -61,6 +62,26 @@ class FieldKeys:
             CowArray(np.zeros((0, 2), np.int64)),
             0,
         )
+
+    @classmethod
+    def of(
+        cls,
+        names: tuple[str, ...],
+        vectors: Vectors,
+        arrays: Mapping[str, NDArray[Any]],
+        orphans: int,
+    ) -> FieldKeys:
+        """Return the keys of vectors [F, D], of `arrays()` and of the other fields of a version."""
+        columns: dict[str, Any] = {
+            f"_{name}": CowArray(a[:0]).extended(a) for name, a in arrays.items()
+        }
+        stored = CowArray(vectors[:0]).extended(vectors)
+        return cls(names, stored, orphans=orphans, **columns)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return all arrays but the vectors, by name."""
+        names = ("owners", "codes", "texts", "log_frequency", "spans")
+        return {name: getattr(self, f"_{name}").array for name in names}
 
     def __len__(self) -> int:
         """Number of keys, those without an owner included."""

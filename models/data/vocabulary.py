@@ -59,6 +59,12 @@ class Vocabulary:
         get = self._rows.get
         return np.array([get(id_, -1) for id_ in ids], dtype=np.int32)
 
+    def extend(self, ids: Iterable[str]) -> None:
+        """Assign the next rows to the ids that are new, in their order."""
+        known = self._rows
+        for id_ in dict.fromkeys(id_ for id_ in ids if id_ not in known):
+            self.add(id_)
+
     def add(self, id_: str) -> int:
         """Return the row of an id, assigning the next one if it is new."""
         row = self._rows.get(id_)

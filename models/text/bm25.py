@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 import tantivy
 from numpy.typing import NDArray
 
@@ -50,6 +51,8 @@ class BM25Writer:
     """The one writer of an index; every update returns a `BM25Index` of the state after it."""
 
     def __init__(self) -> None:
+        # Documents by commit, as tantivy parses them, while they are recorded.
+        self._recorded: list[list[str]] | None = None
         schema = tantivy.SchemaBuilder()
         schema.add_integer_field("row", indexed=True, fast=True)
         schema.add_text_field("stems", tokenizer_name="stems")
@@ -65,28 +68,58 @@ class BM25Writer:
 
     def update(self, documents: Iterable[Document]) -> BM25Index:
         """Replace documents by their rows, and commit; one that holds nothing is removed."""
+        writer = self._opened()
+        added: list[str] = []
+        for count, document in enumerate(documents, 1):
+            if self._recorded is None:  # a recorded writer was empty, and each row comes once
+                writer.delete_documents_by_term("row", document.row)
+            encoded = _encode(document)
+            if encoded is None:
+                continue  # an empty document would change every term's weight
+            self._letters.update(set(document.title.lower()))
+            writer.add_json(encoded)
+            added.append(encoded)
+            if count % _BATCH == 0:
+                self._commit(added)
+                added = []
+        self._commit(added)
+        return self._latest()
+
+    def record(self) -> None:
+        """Keep all that is added from now on for `recording`; the writer must be empty."""
+        self._recorded = []
+
+    def recording(self) -> dict[str, Any]:
+        """Return what was added since `record`, for `replay`, as JSON can hold it; end recording.
+
+        Raises RuntimeError where nothing is recorded.
+        """
+        if self._recorded is None:
+            raise RuntimeError("not recording")
+        commits, self._recorded = self._recorded, None
+        return {"commits": commits, "letters": dict(self._letters)}
+
+    def replay(self, recording: Mapping[str, Any]) -> BM25Index:
+        """Add, to an empty writer, what another one recorded, with the same commits."""
+        writer = self._opened()
+        self._letters.update(recording["letters"])
+        for added in recording["commits"]:
+            for encoded in added:
+                writer.add_json(encoded)
+            writer.commit()
+        return self._latest()
+
+    def _opened(self) -> tantivy.IndexWriter:
         if self._writer is None:  # its thread and its heap are held while there is work alone
             self._writer = self._index.writer(_HEAP, 1)
-        for count, (row, title, texts, keywords) in enumerate(documents, 1):
-            self._writer.delete_documents_by_term("row", row)
-            terms = keyword_terms(keywords)
-            if not terms and not any(text.strip() for text in (title, *texts)):
-                continue  # an empty document would change every term's weight
-            document = tantivy.Document()
-            document.add_integer("row", row)
-            # One value for each text, so that no phrase spans two.
-            for text in [*[title] * TITLE_WEIGHT, *texts]:
-                document.add_text("stems", fold_sigma(text))
-            document.add_text("titles", fold_sigma(title))
-            for text in texts:
-                document.add_text("texts", fold_sigma(text))
-            for term in terms:
-                document.add_text("keywords", term)
-            self._letters.update(set(title.lower()))
-            self._writer.add_document(document)
-            if count % _BATCH == 0:
-                self._writer.commit()
-        self._writer.commit()
+        return self._writer
+
+    def _commit(self, added: list[str]) -> None:
+        self._opened().commit()
+        if self._recorded is not None:
+            self._recorded.append(added)
+
+    def _latest(self) -> BM25Index:
         self._index.reload()
         letters = [letter for letter, _ in self._letters.most_common(_MAX_LETTERS)]
         searcher = self._index.searcher()
@@ -97,6 +130,19 @@ class BM25Writer:
         if self._writer is not None:
             self._writer.wait_merging_threads()
             self._writer = None
+
+
+def _encode(document: Document) -> str | None:
+    """Return a document as tantivy parses it, None for one without text."""
+    row, title, texts, keywords = document
+    terms = keyword_terms(keywords)
+    if not terms and not any(text.strip() for text in (title, *texts)):
+        return None
+    title, texts = fold_sigma(title), [fold_sigma(text) for text in texts]
+    # One value for each text, so that no phrase spans two.
+    stems = [*[title] * TITLE_WEIGHT, *texts]
+    fields = {"row": row, "stems": stems, "titles": title, "texts": texts, "keywords": [*terms]}
+    return orjson.dumps(fields).decode()
 
 
 class BM25Index:

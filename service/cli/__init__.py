@@ -6,6 +6,7 @@ Heavy libraries are imported by the commands that need them, so that `heed --hel
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from pathlib import Path
 from typing import Annotated
@@ -151,10 +152,14 @@ def _serve(
     """Serve with these settings; None = as the environment says."""
     # Requests run in parallel, one thread each; set before torch and FAISS are imported.
     set_threads(1)
+    # What libraries create stays: the collector would walk it again and again, in vain.
+    gc.disable()
     from service.domain.settings import Settings
     from service.http.serving import server
     from service.runtime import logs
 
+    gc.freeze()
+    gc.enable()
     logs.configure("info")  # until the settings say how
     try:
         settings = Settings.read({k: v for k, v in options.items() if v is not None})

@@ -15,6 +15,7 @@ from service.domain.settings import Settings, check_embedding_dim
 from service.histories.memory_provider import MemoryProvider
 from service.runtime.cache_files import CacheFiles
 from service.runtime.data_layout import (
+    CATALOGUE_FOLDER,
     EMBEDDINGS_FILE,
     INDEXES_FOLDER,
     INDEXING_LOCK,
@@ -23,6 +24,7 @@ from service.runtime.data_layout import (
     check_restored,
 )
 from service.runtime.durable_files import make_directory
+from service.snapshots.catalogue.catalogue_cache import CatalogueCache
 from service.snapshots.live_event_log import LiveEventLog
 from service.snapshots.live_search import LiveSearch
 from service.snapshots.live_snapshot import LiveSnapshot, PreloadedSnapshot
@@ -105,6 +107,9 @@ def compose(
         preloaded=preloaded,
         indexing_lock=settings.data / INDEXING_LOCK if settings.workers > 1 else None,
         index_cache=CacheFiles(settings.data / INDEXES_FOLDER, _CACHED_INDEXES),
+        catalogue_cache=CatalogueCache(
+            settings.data / CATALOGUE_FOLDER, embeddings.encoder.name, settings.keyword_names
+        ),
     )
     memories = MemoryProvider(store, live.vocabulary, embeddings, settings)
     loaded = None if preloaded is None else preloaded.event_log

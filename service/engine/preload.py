@@ -49,6 +49,7 @@ async def _load(settings: Settings) -> PreloadedSnapshot:
     try:
         await parts.live.open()
         (await parts.event_log.current()).prepare()
+        parts.embeddings.load()
     finally:
         await parts.close()
     index = parts.live.snapshot.catalogue.bm25_writer

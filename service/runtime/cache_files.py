@@ -65,6 +65,7 @@ class CacheFiles:
             with tempfile.TemporaryDirectory(prefix=".new-", dir=self._folder) as temporary:
                 new = Path(temporary, key)
                 with new.open("wb") as file:
+                    os.fchmod(file.fileno(), 0o600)  # as the store, whose items it may hold
                     file.write(hashlib.sha256(data.data).digest())
                     file.write(data.data)
                 new.replace(self._folder / key)

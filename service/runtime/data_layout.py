@@ -11,6 +11,7 @@ JOBS_FOLDER = "jobs"
 RUNNER_LOCK = "runner.lock"  # in the folder of jobs; held by the process that runs one
 CACHE_FOLDER = "cache"  # downloads and derived data; may be deleted
 INDEXES_FOLDER = "cache/indexes"  # derived: indexes by what they were made of; may be deleted
+CATALOGUE_FOLDER = "cache/catalogue"  # derived: the catalogue as it was read; may be deleted
 EMBEDDINGS_FILE = "embeddings.bin"  # derived; may be deleted
 CHECKPOINT_FILE = "training.checkpoint"  # of an unfinished training; may be deleted
 SEARCH_FILE = "search.json"  # fitted parameters; defaults apply without it

@@ -20,7 +20,8 @@ from service.domain.item_patch import ItemPatch
 from service.domain.records import Item
 from service.runtime.daemon_thread import run_in_daemon_thread
 from service.runtime.work_slot import slot_released
-from service.snapshots.catalogue_updates import CatalogueUpdates
+from service.snapshots.catalogue.catalogue_cache import CatalogueCache
+from service.snapshots.catalogue.catalogue_updates import CatalogueUpdates
 from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
 from service.stores.base import OnCatalogueChange, PatchResult, Store
 
@@ -46,6 +47,7 @@ class CatalogueRefresh:
         indexes: are scheduled after each refresh.
         version: of the catalogue that is served.
         unacknowledged: what the processes that serve this catalogue are writing.
+        cache: of the catalogue that an earlier process read.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class CatalogueRefresh:
         *,
         version: int,
         unacknowledged: UnacknowledgedWrites,
+        cache: CatalogueCache | None = None,
     ) -> None:
         self.version = version
         self.unacknowledged = unacknowledged
@@ -65,6 +68,7 @@ class CatalogueRefresh:
         self._store = store
         self._served = served
         self._updates = updates
+        self._cache = cache
         self._indexes = indexes
         # Not the threads of requests, which would queue behind a refresh.
         self._thread = ThreadPoolExecutor(
@@ -76,7 +80,28 @@ class CatalogueRefresh:
         self._encoding: asyncio.Task[None] | None = None
 
     async def read(self, catalogue: Catalogue, executor: Executor) -> Catalogue:
-        """Return an empty catalogue filled with all that is stored, read batch by batch."""
+        """Return an empty catalogue filled with all that is stored.
+
+        It comes from the cache, or from the store batch by batch.
+        """
+        run = partial(asyncio.get_running_loop().run_in_executor, executor)
+        cache, writer = self._cache, catalogue.bm25_writer
+        if cache is None or writer is None or not await self._store.catalogue_version():
+            return await self._read_batches(catalogue, executor)
+        digest = await self._store.catalogue_digest()
+        cached = await run(cache.read, catalogue, digest)
+        if cached is not None:
+            self.version = digest.version
+            return await self._read_batches(cached, executor)  # of what is written meanwhile
+        writer.record()
+        read = await self._read_batches(catalogue, executor)
+        if self.version == digest.version:
+            await run(cache.write, read, digest)
+        else:
+            writer.recording()
+        return read
+
+    async def _read_batches(self, catalogue: Catalogue, executor: Executor) -> Catalogue:
         loop = asyncio.get_running_loop()
         total = (await self._store.counts())["items"]
         logged = time.monotonic()

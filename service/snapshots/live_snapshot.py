@@ -26,8 +26,9 @@ from models.text.bm25 import BM25Writer
 from service.domain.errors import HeedError, ModelRejected
 from service.domain.settings import KEYWORD_FIELDS
 from service.domain.stage_clock import StageClock
+from service.snapshots.catalogue.catalogue_cache import CatalogueCache
+from service.snapshots.catalogue.catalogue_updates import CatalogueUpdates
 from service.snapshots.catalogue_refresh import CatalogueRefresh, UnacknowledgedWrites
-from service.snapshots.catalogue_updates import CatalogueUpdates
 from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
 from service.snapshots.live_event_log import LoadedEventLog
 from service.snapshots.registry import PointerToken, Registry
@@ -67,6 +68,7 @@ class LiveSnapshot:
         preloaded: state to start from, in a forked process.
         indexing_lock: a file that processes of one catalogue lock while they build indexes.
         index_cache: of indexes that were built before.
+        catalogue_cache: of the catalogue that an earlier process read.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class LiveSnapshot:
         preloaded: PreloadedSnapshot | None = None,
         indexing_lock: Path | None = None,
         index_cache: StructureCache | None = None,
+        catalogue_cache: CatalogueCache | None = None,
     ) -> None:
         self._store = store
         self._registry = registry
@@ -111,6 +114,7 @@ class LiveSnapshot:
             self.indexes,
             version=state.catalogue_version,
             unacknowledged=state.unacknowledged,
+            cache=catalogue_cache,
         )
 
     @property

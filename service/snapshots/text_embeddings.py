@@ -32,7 +32,8 @@ class EmbeddingCache:
     """A text encoder with a cache of its embeddings.
 
     The file is derived: it is rebuilt when it is missing, damaged or of another encoder, and losing
-    it costs time only.
+    it costs time only. It is read by the first call that needs it: a start whose catalogue comes
+    from a cache needs no embedding of an item.
     """
 
     def __init__(self, encoder: TextEncoder, path: Path | None = None) -> None:
@@ -48,14 +49,22 @@ class EmbeddingCache:
         self._has_folder = path is not None and path.parent.is_dir()
         # Returns the unit vector [D] of a query; the latest few thousand are cached.
         self.query = lru_cache(maxsize=4_096)(self._encode_query)
-        if path is not None:
-            self._load(path)
+        self._loading = threading.Lock()
+        self._loaded = path is None
+
+    def load(self) -> None:
+        """Read the file, unless that was done. Call it before a fork, to share its embeddings."""
+        with self._loading:
+            if not self._loaded and self._path is not None:
+                self._load(self._path)
+            self._loaded = True
 
     def encode(self, texts: Sequence[str], progress: ProgressCallback | None = None) -> Vectors:
         """Return unit vectors [n, D] of item texts; texts encoded before are not encoded again.
 
         As work goes on, `progress` is called: how many new texts are encoded, of how many.
         """
+        self.load()
         keys = [_digest(text) for text in texts]
         new = {key: text for key, text in zip(keys, texts, strict=True)
                if key not in self._rows}  # fmt: skip
@@ -69,10 +78,12 @@ class EmbeddingCache:
 
     def known(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors [n, D] of the texts encoded before; zero for the others."""
+        self.load()
         return self._known([_digest(text) for text in texts])
 
     def missing(self, texts: Iterable[str]) -> set[str]:
         """Return the texts that `encode` would encode."""
+        self.load()
         return {text for text in texts if _digest(text) not in self._rows}
 
     def _encode_query(self, text: str) -> Vectors:

@@ -96,6 +96,13 @@ class History:
         return len(self.item_ids)
 
 
+class CatalogueDigest(NamedTuple):
+    """Identity of all items of one version: equal digests mean equal changes from version 0 on."""
+
+    version: int
+    digest: str  # hex, SHA-256 of ids, documents, embeddings and versions of change
+
+
 class CatalogueChanges(NamedTuple):
     """Changes of the catalogue up to `version`: items inserted or replaced, and deleted ids."""
 
@@ -278,6 +285,10 @@ class Store(KeyStore, ForgettingLedger, MeasuredStore, Protocol):
 
     async def catalogue_version(self) -> int:
         """Return the version of the last change of the catalogue; 0 if there was none. Cheap."""
+        ...
+
+    async def catalogue_digest(self) -> CatalogueDigest:
+        """Return the digest of what `catalogue_changes(0)` would return. Reads all items."""
         ...
 
     async def catalogue_changes(self, after: int, limit: int | None = None) -> CatalogueChanges:

@@ -941,6 +941,21 @@ class CatalogueContract(_Contract):
         assert parts == {1: 5, 3: 4, 100: 1}[limit]
         assert await store.catalogue_changes(seen, limit) == (seen, [], [])
 
+    async def test_the_digest_of_the_catalogue_changes_with_every_item(self, store: Store) -> None:
+        """Any change of an item gives another digest; events, and writes of the same, give none."""
+        vector = np.ones(3, np.float32)
+        seen = [await store.catalogue_digest()]
+        for item in (Item("a"), Item("b"), Item("a", title="x"), Item("a", embedding=vector)):
+            await store.put_items([item])
+            seen.append(await store.catalogue_digest())
+            assert seen[-1].version == await store.catalogue_version()
+        await store.delete_item("b")
+        seen.append(await store.catalogue_digest())
+        assert len({digest for _, digest in seen}) == 6
+        await store.append([Event("u", "a"), Event("u", "c")])
+        await store.put_items([Item("a", embedding=vector)])
+        assert await store.catalogue_digest() == seen[-1]
+
     async def test_patches_change_what_they_name(self, store: Store) -> None:
         """Patches of one call follow one another; without `create` an unknown item stops all."""
         old = Item("a", "t", tags=("x",), attributes={"n": 1, "o": {"p": 1}}, embedding=vector(1))

@@ -13,7 +13,7 @@ from models.catalogue.fields.item_values import FieldValues
 from models.catalogue.fields.keyword_column import KeywordColumn
 from models.catalogue.fields.value_column import ValueColumn, distinct_pairs
 
-_NO_NUMBER, _NO_POINT = float("nan"), complex("nan")
+NO_NUMBER, NO_POINT = float("nan"), complex("nan")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,11 +31,11 @@ class FieldColumns:
             keywords = keywords or KeywordColumn.empty()
             keywords = keywords.updated(rows, new.keyword_rows, new.keywords, size)
         if numbers is not None or new.numbers:
-            numbers = numbers or ValueColumn.empty(np.float64, _NO_NUMBER)
+            numbers = numbers or ValueColumn.empty(np.float64, NO_NUMBER)
             owners, values = np.array(new.number_rows, np.int64), np.array(new.numbers, np.float64)
             numbers = numbers.updated(rows, *distinct_pairs(owners, values), size)
         if points is not None or new.points:
-            points = points or ValueColumn.empty(np.complex128, _NO_POINT)
+            points = points or ValueColumn.empty(np.complex128, NO_POINT)
             owners, places = np.array(new.point_rows, np.int64), np.array(new.points, np.complex128)
             points = points.updated(rows, *distinct_pairs(owners, places), size)
         return FieldColumns(keywords, numbers, points)

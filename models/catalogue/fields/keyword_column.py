@@ -54,6 +54,14 @@ class KeywordColumn:
         codes = ValueColumn.empty(np.uint16, 0)
         return cls(codes, vocabulary, StringOrder(vocabulary), counts)
 
+    @classmethod
+    def of(
+        cls, codes: ValueColumn[Any], strings: Iterable[str], counts: CowArray[np.int32]
+    ) -> KeywordColumn:
+        """Return a column of these codes, of distinct strings in the order of their codes."""
+        vocabulary = Vocabulary(strings)
+        return cls(codes, vocabulary, StringOrder(vocabulary), counts)
+
     def updated(
         self, rows: NDArray[np.int64], owners: Sequence[int], values: Sequence[Keyword], size: int
     ) -> KeywordColumn:

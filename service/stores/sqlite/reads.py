@@ -5,6 +5,7 @@ Statements inside one `with read_transaction(connection):` see one state of the 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.domain.records import Event, Item, User
-from service.stores.base import CatalogueChanges, History
+from service.stores.base import CatalogueChanges, CatalogueDigest, History
 from service.stores.encoding import cursor_of, item_from, position_of, user_from, vectors_from
 from service.stores.quota import StoreUsage
 
@@ -231,6 +232,23 @@ class Reads:
     def catalogue_version(self, connection: apsw.Connection) -> int:
         version: int = connection.execute("SELECT catalogue FROM state").get
         return version
+
+    def catalogue_digest(self, connection: apsw.Connection) -> CatalogueDigest:
+        digest = hashlib.sha256()
+        with read_transaction(connection):
+            version = self.catalogue_version(connection)
+            # Lengths before contents, so that no two lists of items are the same bytes.
+            for item_id, *rest in connection.execute(
+                "SELECT item_id, change, octet_length(item_id), octet_length(document),"
+                " octet_length(embedding), document, embedding"
+                " FROM items WHERE change > 0 AND change <= ? ORDER BY change",
+                (version,),
+            ):
+                *numbers, document, embedding = rest
+                digest.update(repr(numbers).encode() + item_id.encode())
+                digest.update(document or b"")
+                digest.update(embedding or b"")
+        return CatalogueDigest(version, digest.hexdigest())
 
     def catalogue_changes(
         self, connection: apsw.Connection, after: int, limit: int | None

@@ -46,6 +46,7 @@ from service.domain.scenarios import Scenario
 from service.stores.base import (
     AppendResult,
     CatalogueChanges,
+    CatalogueDigest,
     History,
     ImportRecord,
     LogChanges,
@@ -233,6 +234,9 @@ class SQLiteStore(Store):
 
     async def catalogue_version(self) -> int:
         return self._read(self._reads.catalogue_version)
+
+    async def catalogue_digest(self) -> CatalogueDigest:
+        return await self._read_rows(MAX_INLINE_ROWS + 1, self._reads.catalogue_digest)
 
     async def catalogue_changes(self, after: int, limit: int | None = None) -> CatalogueChanges:
         return await self._read_rows(

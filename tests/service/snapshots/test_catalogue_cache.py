@@ -1,0 +1,236 @@
+"""Catalogues from the cache: a start has what reading the store gives, whatever became of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.catalogue.catalogue import Catalogue
+from models.catalogue.cow_array import CowArray
+from models.catalogue.cow_list import CowList
+from models.data.vocabulary import Vocabulary
+from models.text.static_encoder import StaticEncoder
+from service.domain.records import Item
+from service.runtime.data_layout import STORE_FILE
+from service.snapshots.catalogue.catalogue_cache import CatalogueCache
+from service.snapshots.live_snapshot import LiveSnapshot
+from service.snapshots.registry import Registry
+from service.snapshots.text_embeddings import EmbeddingCache
+from service.stores.sqlite.store import SQLiteStore
+
+pytestmark = pytest.mark.anyio
+
+QUERIES = ["hiking boots", "boots", '"leather boots"', "botts", "SKU-7", "cakestand", "läder"]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def catalogue_items() -> list[Item]:
+    """Items with every kind of value that a catalogue has columns for."""
+    rng = np.random.default_rng(3)
+    dimension = StaticEncoder().dimension
+    items = [
+        Item(
+            f"item-{at}",
+            title=f"{('Hiking', 'Leather', 'Läder')[at % 3]} boots {at}",
+            description="Sturdy boots for long walks. " * (at % 3),
+            tags=("shoes", "outdoor")[: at % 3],
+            categories=("boots",) if at % 2 else (),
+            attributes={
+                "sku": f"SKU-{at}",
+                "price": at * 1.5,
+                "sizes": [at, at + 1, "large", None, True],
+                "shop": {"lat": 50.0 + at / 100, "lon": 8.0, "name": "Söder"},
+            },
+            hidden=at % 7 == 0,
+            published_at=None if at % 4 else 1_700_000_000_000_000 + at,
+        )
+        for at in range(60)
+    ]
+    vector = rng.normal(size=dimension).astype(np.float32)
+    return [
+        *items,
+        Item("brought", title="A cake stand", embedding=vector / np.linalg.norm(vector)),
+        Item("empty"),
+    ]
+
+
+@pytest.fixture
+async def data(tmp_path: Path) -> Path:
+    """A data directory with items, one of which was deleted and one written twice."""
+    store = SQLiteStore(tmp_path / STORE_FILE)
+    try:
+        await store.put_items(catalogue_items())
+        await store.put_items([Item("item-1", title="Another title")])
+        await store.delete_item("item-2")
+    finally:
+        await store.close()
+    return tmp_path
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The texts whose vectors were looked up or computed: none by a start from the cache."""
+    texts: list[str] = []
+    encode = EmbeddingCache.encode
+
+    def counted(self: EmbeddingCache, given: list[str], *args: object) -> object:
+        texts.extend(given)
+        return encode(self, given, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(EmbeddingCache, "encode", counted)
+    return texts
+
+
+async def opened(data: Path, *, cached: bool = True, keywords: tuple[str, ...] = ("sku",),
+                 then: list[Item] | None = None) -> Catalogue:  # fmt: skip
+    """The catalogue of a fresh start, after some writes to the running service."""
+    store = SQLiteStore(data / STORE_FILE)
+    encoder = StaticEncoder()
+    cache = CatalogueCache(data / "cache", encoder.name, keywords)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            live = LiveSnapshot(
+                store,
+                Registry(data / "models"),
+                EmbeddingCache(encoder),
+                pool,
+                keyword_fields=keywords,
+                catalogue_cache=cache if cached else None,
+            )
+            await live.open()
+            if then:
+                await live.catalogue.put_items(then)
+            live.close()
+            return live.snapshot.catalogue
+    finally:
+        await store.close()
+
+
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every array and plain value within a catalogue, by its path; of caches none."""
+    if isinstance(value, CowArray):
+        value = value.array
+    if isinstance(value, np.ndarray):
+        yield path, (value.dtype, value.shape, value.tobytes())
+    elif isinstance(value, Vocabulary):
+        yield path, list(value.ids)
+    elif isinstance(value, CowList):
+        yield path, list(value)
+    elif isinstance(value, dict):
+        for name in sorted(value):
+            yield from flat(value[name], f"{path}.{name}")
+    elif isinstance(value, tuple):
+        for at, each in enumerate(value):
+            yield from flat(each, f"{path}.{at}")
+    elif is_dataclass(value):
+        for one in fields(value):
+            if one.name not in {"_history", "_mask_cache", "_sample_cache"}:
+                yield from flat(getattr(value, one.name), f"{path}.{one.name}")
+    elif isinstance(value, str | int | float | complex | None):
+        yield path, repr(value)
+
+
+def assert_same(first: Catalogue, second: Catalogue) -> None:
+    """Check that two catalogues have the same bits and answer queries by words the same."""
+    left, right = dict(flat(first)), dict(flat(second))
+    assert len(left) > 40
+    assert left.keys() == right.keys()
+    assert [path for path in left if left[path] != right[path]] == []
+    for query in QUERIES:
+        assert answers(first, query) == answers(second, query)
+
+
+def answers(catalogue: Catalogue, query: str) -> list[Any]:
+    """The query as it is parsed, and what the index of words answers to it."""
+    index = catalogue.bm25_index
+    assert index is not None
+    parsed = index.parser.parse(query)
+    hits, (rows, levels, names) = (
+        index.search(parsed, 50, catalogue.visible),
+        index.keyword_hits(parsed),
+    )
+    return [parsed, hits.rows.tolist(), hits.scores.tolist(), rows.tolist(), levels.tolist(), names]
+
+
+async def test_a_second_start_computes_nothing_and_has_the_same_bits(
+    data: Path, encoded: list[str]
+) -> None:
+    """A start from the cache has the catalogue of a start from the store, and encodes no text."""
+    cold = await opened(data, cached=False)
+    await opened(data)
+    encoded.clear()
+    warm = await opened(data)
+    assert encoded == []
+    assert_same(cold, warm)
+
+
+async def test_later_changes_have_the_same_result(data: Path) -> None:
+    """Items that are written to a service which began with the cache end as without it."""
+    later = [Item("item-3", title="Rubber boots", attributes={"price": 2}), Item("new", title="X")]
+    twin = data / "twin"
+    twin.mkdir()
+    (twin / STORE_FILE).write_bytes((data / STORE_FILE).read_bytes())
+    await opened(data)
+    assert_same(await opened(twin, cached=False, then=later), await opened(data, then=later))
+
+
+async def test_changed_items_or_settings_are_not_answered_from_the_cache(
+    data: Path, encoded: list[str]
+) -> None:
+    """After a change of an item, of one row in the file, or of keywords, the store is read."""
+    await opened(data)
+    await opened(data, then=[Item("item-3", title="Rubber boots")])
+    served = await opened(data)
+    assert served.titles[served.row("item-3")] == "Rubber boots"
+    encoded.clear()
+    changed = await opened(data, keywords=("price",))
+    assert encoded
+    assert_same(await opened(data, cached=False, keywords=("price",)), changed)
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+async def test_damaged_files_are_made_again(data: Path, encoded: list[str], damage: str) -> None:
+    """Whichever file is damaged or gone, the start reads the store, and the next one the cache."""
+    cold = await opened(data, cached=False)
+    await opened(data)
+    names = sorted(path.name for path in (data / "cache").iterdir())
+    assert len(names) == 3
+    for name in names:
+        path = data / "cache" / name
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        if damage == "remove":
+            path.unlink()
+        else:
+            path.write_bytes(content[: len(content) // 2] if damage == "cut" else content)
+        encoded.clear()
+        assert_same(cold, await opened(data))
+        assert encoded
+        encoded.clear()
+        assert_same(cold, await opened(data))
+        assert encoded == []
+
+
+async def test_another_catalogue_leaves_nothing_of_the_last(data: Path) -> None:
+    """The texts of a deleted item are gone from the cache after the next start."""
+    store = SQLiteStore(data / STORE_FILE)
+    try:
+        await store.put_items([Item("secret", title="Xylophonist")])
+        await opened(data)
+        assert any(b"Xylophonist" in path.read_bytes() for path in (data / "cache").iterdir())
+        await store.delete_item("secret")
+    finally:
+        await store.close()
+    await opened(data)
+    assert not any(b"Xylophonist" in path.read_bytes() for path in (data / "cache").iterdir())
+    assert {path.stat().st_mode & 0o777 for path in (data / "cache").iterdir()} == {0o600}
