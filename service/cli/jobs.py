@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli.console import DATA, Data, out
+from service.cli.console import DATA, Data, in_namespace, out
 
 jobs = typer.Typer(
     help="List trainings, show one, and cancel the one that runs.", no_args_is_help=True
@@ -28,6 +28,7 @@ def _runner(data: Path) -> Any:
 
 
 @jobs.command("list")
+@in_namespace
 def list_jobs(
     data: Data = DATA,
     limit: Annotated[int, typer.Option(min=1, max=100, help="The most jobs.")] = 20,
@@ -55,6 +56,7 @@ def list_jobs(
 
 
 @jobs.command("show")
+@in_namespace
 def show(job_id: JobId, data: Data = DATA) -> None:
     """Print a training as JSON, as GET /v1/jobs/JOB answers it, with the end of its output."""
     import orjson
@@ -67,6 +69,7 @@ def show(job_id: JobId, data: Data = DATA) -> None:
 
 
 @jobs.command("cancel")
+@in_namespace
 def cancel(job_id: JobId, data: Data = DATA) -> None:
     """Stop a training, and wait until it has ended. One that has ended does not change."""
     runner = _runner(data)

@@ -38,6 +38,9 @@ def test_every_command_of_a_store_takes_a_namespace() -> None:
     about_all = {
         "heed serve",
         "heed demo",
+        "heed backup",
+        "heed restore",
+        *(f"heed keys {n}" for n in ("list", "revoke")),
         *(f"heed namespaces {n}" for n in ("create", "list", "remove")),
     }
     found = options(get_command(cli.app))
@@ -77,7 +80,7 @@ def test_an_unknown_namespace_is_refused_and_not_created(
 
 
 def test_a_training_publishes_into_its_namespace(heed: Heed, world: World, tmp_path: Path) -> None:
-    """`heed train` and `heed models` read and write the models of one namespace."""
+    """`heed train`, `heed models` and `heed jobs` are about one namespace."""
     data = tmp_path / "data"
     heed("namespaces", "create", "b")
     own = data / "namespaces" / "b"
@@ -94,6 +97,8 @@ def test_a_training_publishes_into_its_namespace(heed: Heed, world: World, tmp_p
     if version.current:
         assert version.version in listed
     assert "480" in listed
+    assert "succeeded" in heed("jobs", "list", "--namespace", "b").out
+    assert "No training yet" in heed("jobs", "list").out
 
 
 def test_a_removal_is_confirmed_by_the_name(
