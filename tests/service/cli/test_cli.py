@@ -425,14 +425,16 @@ def test_damage_refuses_to_serve_and_names_the_file(
 ) -> None:
     """The command ends at once, with a line that names the damaged file."""
     data = world.copy(tmp_path / "data")
-    path = data / MODELS_FOLDER / "versions" / world.first / WEIGHTS_FILE
-    if what == "store":
-        path = data / STORE_FILE
-    path.chmod(0o644)
-    path.write_bytes(b"\0" * 4096 + path.read_bytes()[4096:])
+    paths = [data / STORE_FILE]
+    if what == "model":  # of two versions, an intact one would be served
+        folder = data / MODELS_FOLDER / "versions"
+        paths = [folder / version / WEIGHTS_FILE for version in (world.first, world.second)]
+    for path in paths:
+        path.chmod(0o644)
+        path.write_bytes(b"\0" * 4096 + path.read_bytes()[4096:])
     said = heed("serve", "--port", "0")
     assert said.code == 1
-    assert path.name in said.err
+    assert paths[0].name in said.err
 
 
 def test_help_names_every_command_without_loading_any_of_it(heed: Heed) -> None:
