@@ -13,7 +13,7 @@ from service.engine import readiness
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.stores.sqlite.store import SQLiteStore
 
-LIVE = cast(LiveSnapshot, SimpleNamespace(snapshot=SimpleNamespace(version="v1"), degraded=False))
+LIVE = cast(LiveSnapshot, SimpleNamespace(snapshot=SimpleNamespace(version="v1"), fault=None))
 
 
 def checked(data: Path) -> tuple[bool, Any]:
