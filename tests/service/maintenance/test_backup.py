@@ -331,7 +331,7 @@ def test_a_backup_under_load_is_consistent(world: World, tmp_path: Path) -> None
         assert len(answer["items"]) == 3
         metrics = read_metrics(Settings(port=int(server.url.rsplit(":", 1)[1])))
         assert metrics is not None
-        assert metrics["heed_history_misses"] == 1
+        assert metrics['heed_cache_misses_total{cache="history"}'] == 1
 
 
 async def _append(data: Path, *events: Event) -> None:
