@@ -66,6 +66,8 @@ class WorkerPeers:
                 kind, _, name = request.partition(" ")
                 writer.write(await handlers[kind](name))
                 await writer.drain()
+            except ConnectionError:
+                _log.debug("a worker did not wait for its answer", exc_info=True)
             except Exception:  # noqa: BLE001 - the worker that asks goes on without the answer
                 _log.exception("a request of another worker failed")
             finally:
