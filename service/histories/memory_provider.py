@@ -156,7 +156,8 @@ class MemoryProvider:
         if forgotten == self._forgotten:
             return
         for user_id in self._cache.user_ids():
-            if not await self._store.version(user_id):
+            # The empty id is that of sessions, which nothing stores.
+            if user_id and not await self._store.version(user_id):
                 self._cache.drop(user_id)
         self._embeddings.query.cache_clear()  # texts of interests
         self._forgotten = forgotten

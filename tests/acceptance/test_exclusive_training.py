@@ -51,6 +51,7 @@ def test_trainings_of_commands_and_service_exclude_each_other(server: Server) ->
     job = running(server)
     assert job["state"] == "running"
     assert job["started_by"].startswith(f"heed train, process {first.pid} on ")
+    first.send(signal.SIGSTOP)  # so small a training may end before it is cancelled
 
     second = heed(server, "train", name="second")
     assert second.wait() == 1
@@ -62,6 +63,8 @@ def test_trainings_of_commands_and_service_exclude_each_other(server: Server) ->
         assert f"heed jobs cancel {job['job_id']}" in said
 
     cancelling = heed(server, "jobs", "cancel", job["job_id"], name="cancel")
+    eventually((server.data / "jobs" / f"{job['job_id']}.cancel").exists)
+    first.send(signal.SIGCONT)
     assert cancelling.wait() == 0
     assert "cancelled" in cancelling.out()
     assert first.wait() == 1

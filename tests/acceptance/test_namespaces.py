@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator
@@ -135,8 +136,11 @@ def test_a_removal_is_noticed_by_every_worker(pair: tuple[Worker, Worker], serve
         assert ask(worker, "GET", "/v1/items/one", None, "brief").status == 404
 
     def freed(worker: Worker) -> bool:
-        links = (each.readlink() for each in Path(f"/proc/{worker.pid}/fd").iterdir())
-        return not any("brief" in str(link) for link in links)
+        for each in Path(f"/proc/{worker.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                if "brief" in str(each.readlink()):
+                    return False
+        return True
 
     for worker in pair:
         eventually(partial(freed, worker))

@@ -1,6 +1,6 @@
 """A real server under random operations, kills and restarts, beside a model of dicts.
 
-HEED_STATE_STEPS, 150 by default, is the number of steps.
+HEED_STATE_STEPS, 50 by default, is the number of steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.support.server import PATIENCE, Server
 from tests.support.store_model import Notebook
 from tests.support.tiny import GENRES, World, item_id
 
-STEPS = int(os.environ.get("HEED_STATE_STEPS", "150"))
+STEPS = int(os.environ.get("HEED_STATE_STEPS", "50"))
 STEPS_OF_A_RUN = 50
 TRAININGS_OF_A_RUN = 1
 

@@ -123,9 +123,10 @@ def test_a_start_with_a_damaged_model_serves_the_newest_intact_one(
             assert {answer.degraded for answer in found} == {True}
             assert {answer.model_version for answer in found} == {intact}
             is_ready, checks = await engine.ready()
-            assert (is_ready, checks["model"], checks["degraded"]) == (True, intact, True)
-            assert ("current" if damage is damaged_pointer else WEIGHTS_FILE) in checks["fault"]
-            assert str(tmp_path) not in checks["fault"]
+            model = checks["details"]["model"]
+            assert (is_ready, checks["model"], model["degraded"]) == (True, intact, True)
+            assert ("current" if damage is damaged_pointer else WEIGHTS_FILE) in model["fault"]
+            assert str(tmp_path) not in model["fault"]
             await engine.activate(intact)
             assert not (await answers(engine))[0].degraded
         finally:
