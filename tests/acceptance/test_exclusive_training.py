@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,12 +45,12 @@ def running(server: Server) -> dict[str, Any]:
 
 
 def test_trainings_of_commands_and_service_exclude_each_other(server: Server) -> None:
-    """A second training is refused with what runs; a cancelled or killed one leaves no lock."""
+    """A second training is refused with what runs; a killed one leaves no lock."""
     first = heed(server, "train", "--epochs", 1000, name="first")
     job = running(server)
     assert job["state"] == "running"
     assert job["started_by"].startswith(f"heed train, process {first.pid} on ")
-    first.send(signal.SIGSTOP)  # so small a training may end before it is cancelled
+    first.send(signal.SIGSTOP)  # so small a training would end meanwhile
 
     second = heed(server, "train", name="second")
     assert second.wait() == 1
@@ -62,34 +61,10 @@ def test_trainings_of_commands_and_service_exclude_each_other(server: Server) ->
         assert f"a training is running since {job['created']} (job {job['job_id']}" in said
         assert f"heed jobs cancel {job['job_id']}" in said
 
-    cancelling = heed(server, "jobs", "cancel", job["job_id"], name="cancel")
-    eventually((server.data / "jobs" / f"{job['job_id']}.cancel").exists)
-    first.send(signal.SIGCONT)
-    assert cancelling.wait() == 0
-    assert "cancelled" in cancelling.out()
-    assert first.wait() == 1
-    assert "cancelled on request" in first.log()
+    first.send(signal.SIGKILL)
+    first.wait()
     with server.client() as http:
-        ended = http.get(f"/v1/jobs/{job['job_id']}").json()
-        assert (ended["state"], ended["result"]) == ("cancelled", None)
-        assert http.post("/v1/models/train", json={"options": LONG}).status_code == 202
-
-    ours = running(server)
-    assert ours["started_by"] == f"the service, process {server.pid}"
-    third = heed(server, "train", name="third")
-    assert third.wait() == 1
-    assert ours["job_id"] in third.log().replace("\n", "")
-    listed = heed(server, "jobs", "list", name="list")
-    assert listed.wait() == 0
-    assert re.findall(r"\d{8}\S+", listed.out())[:2] == [ours["job_id"], job["job_id"]]
-    with server.client() as http:
-        http.post(f"/v1/jobs/{ours['job_id']}/cancel", json={})
-        eventually(lambda: http.get(f"/v1/jobs/{ours['job_id']}").json()["state"] == "cancelled")
-
-    killed = heed(server, "train", "--epochs", 1000, name="killed")
-    left = running(server)
-    killed.send(signal.SIGKILL)
-    killed.wait()
-    with server.client() as http:
-        assert http.get(f"/v1/jobs/{left['job_id']}").json()["state"] == "failed"
-        assert http.post("/v1/models/train", json={"options": LONG}).status_code == 202
+        assert http.get(f"/v1/jobs/{job['job_id']}").json()["state"] == "failed"
+        answer = http.post("/v1/models/train", json={"options": LONG})
+        assert answer.status_code == 202
+        assert http.post(answer.headers["location"] + "/cancel", json={}).status_code == 202
