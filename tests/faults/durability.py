@@ -26,6 +26,7 @@ POWER_CYCLES = 50
 _EXT4_IOC_SHUTDOWN = 0x8004587D  # of ext4's ioctls; what xfs_io -x -c shutdown calls
 _NOLOGFLUSH = 2  # nothing more reaches the disk, not even the journal
 _PATIENCE = 20.0  # seconds
+_TRACED_SECONDS = 4.0  # of writing under a fault
 
 
 def killed(setup: Setup) -> Verdict:
@@ -39,7 +40,7 @@ def killed(setup: Setup) -> Verdict:
         call = f"fdatasync,fsync:signal=SIGKILL:when={rng.randint(2, 40)}"
         _traced(call, path, journal, number, "full")
         missing += writing.lost(path, journal)
-    weaker = _kill_at_random(setup, "early", setup.times(20))
+    weaker = _kill_at_random(setup, "early", 20)
     return Verdict(
         missing == 0,
         f"{setup.times(KILLS)} kills at random moments and {syncs} at a sync: {missing} of the "
@@ -97,8 +98,13 @@ def _traced(inject: str, path: Path, journal: Path, seed: int, mode: str) -> Non
         mode,
     ]
     with subprocess.Popen([*trace, "-e", f"inject={inject}", *writer], cwd=ROOT) as tracer:
+        until = time.monotonic() + _PATIENCE  # to import and begin, which a trace slows down
+        while tracer.poll() is None and time.monotonic() < until:
+            if journal.exists() and journal.stat().st_size:
+                break
+            time.sleep(0.05)
         try:
-            tracer.wait(_PATIENCE / 4)
+            tracer.wait(_TRACED_SECONDS)
         except subprocess.TimeoutExpired:
             subprocess.run(["pkill", "-KILL", "-P", str(tracer.pid)], check=False)
             tracer.wait()

@@ -1,84 +1,19 @@
-"""A process that appends events to a store until it is stopped, and a journal of what it did.
-
-The journal stands outside the faulted place and is written with one write(2) a line, so that a
-killed process loses none of its lines. Weaker modes break a promise deliberately: `normal` does
-not sync each commit, `unsynced` syncs nothing, `early` acknowledges before the commit.
-"""
+"""Writers of the fault matrix, and what their journals and stores have in common afterwards."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import multiprocessing
-import os
-import random
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import apsw
-
-from service.domain.errors import HeedError
 from service.domain.records import Event
-from service.stores.sqlite.database_file import DatabaseFile
 from service.stores.sqlite.store import SQLiteStore
-
-USERS = 4
-MODES = ("full", "normal", "unsynced", "early")
+from tests.support import doomed_writer
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([__name__])
-
-
-def write(path: str, journal: str, seed: int, mode: str = "full") -> None:
-    """Append batches of 1 to 20 events for ever, with a line in the journal before and after."""
-    if mode in ("normal", "unsynced"):
-        _weaken(mode)
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_write(path, journal, seed, mode))
-
-
-def _weaken(mode: str) -> None:
-    full = DatabaseFile.writer
-
-    def writer(file: DatabaseFile) -> apsw.Connection:
-        connection = full(file)
-        connection.pragma("synchronous", {"normal": "NORMAL", "unsynced": "OFF"}[mode])
-        return connection
-
-    setattr(DatabaseFile, "writer", writer)  # noqa: B010  # a method, which mypy guards
-
-
-async def _write(path: str, journal: str, seed: int, mode: str) -> None:
-    notes = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    store = SQLiteStore(path)
-    os.write(notes, b"open\n")
-
-    async def user(number: int) -> None:
-        rng = random.Random(f"{seed}-{number}")
-        for batch in range(1_000_000):
-            name, size = f"{seed}-{number}-{batch}", rng.randint(1, 20)
-            events = [
-                Event(f"u{number}", f"i{k}", f"{name}-{k}", timestamp=rng.randrange(10**6))
-                for k in range(size)
-            ]
-            os.write(notes, f"try {name} {size}\n".encode())
-            if mode == "early":
-                waiting = asyncio.ensure_future(store.append(events))
-                os.write(notes, f"ack {name} {size}\n".encode())
-                await asyncio.sleep(0)
-                await waiting
-                continue
-            try:
-                await store.append(events)
-            except HeedError as error:
-                os.write(notes, f"err {type(error).__name__}\n".encode())
-                await asyncio.sleep(0.01)
-            else:
-                os.write(notes, f"ack {name} {size}\n".encode())
-
-    await asyncio.gather(*(user(number) for number in range(USERS)))
+FORKS.set_forkserver_preload([doomed_writer.__name__])
 
 
 class Journal:
@@ -121,10 +56,6 @@ def lost(path: Path, journal: Path) -> int:
 
 def start(path: Path, journal: Path, seed: int, mode: str = "full") -> Any:
     """Start a writer in a process of its own; return the process."""
-    child = FORKS.Process(target=write, args=(str(path), str(journal), seed, mode))
+    child = FORKS.Process(target=doomed_writer.write, args=(str(path), str(journal), seed, mode))
     child.start()
     return child
-
-
-if __name__ == "__main__":
-    write(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
