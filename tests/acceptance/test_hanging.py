@@ -22,8 +22,9 @@ def test_a_hung_worker_is_not_waited_for_and_replaced(world: World, tmp_path: Pa
     with Server(data, workers=2, worker_timeout=8) as server:
         eventually(lambda: len(served_by(server)) == 2)
         well, hung = workers(server)
-        os.kill(hung.pid, signal.SIGSTOP)
-        assert well.ask("POST", f"/v1/models/{world.second}/activate", {}).status == 200
+        with well.connected() as ask:
+            os.kill(hung.pid, signal.SIGSTOP)
+            assert ask("POST", f"/v1/models/{world.second}/activate", {}).status == 200
         assert "is not waited for" in server.log()
         assert "silent for" not in server.log()
         eventually(lambda: hung.pid not in children(server.pid))

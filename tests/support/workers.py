@@ -33,15 +33,30 @@ class Worker:
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answered:
         """What this process answers, and no other."""
+        with self.connected() as ask:
+            return ask(method, path, body, **headers)
+
+    @contextmanager
+    def connected(self) -> Iterator[Callable[..., Answered]]:
+        """Hold a connection of this process; yield `ask` over it.
+
+        Once another process hangs, a new connection may be given to that one, which takes it never.
+        """
         with self._connected() as connection:
-            sent = None if body is None else json.dumps(body)
-            named = {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path, sent, {"content-type": "application/json"} | named)
-            answer = connection.getresponse()
-            text = answer.read()
-            assert self._holds(connection)
-            plain = answer.headers.get_content_type() == "text/plain"
-            return Answered(answer.status, text.decode() if plain else text and json.loads(text))
+
+            def ask(method: str, path: str, body: Any = None, **headers: str) -> Answered:
+                sent = None if body is None else json.dumps(body)
+                named = {name.replace("_", "-"): value for name, value in headers.items()}
+                connection.request(method, path, sent, {"content-type": "application/json"} | named)
+                answer = connection.getresponse()
+                text = answer.read()
+                assert self._holds(connection)
+                plain = answer.headers.get_content_type() == "text/plain"
+                return Answered(
+                    answer.status, text.decode() if plain else text and json.loads(text)
+                )
+
+            yield ask
 
     @contextmanager
     def _connected(self) -> Iterator[http.client.HTTPConnection]:
