@@ -1,4 +1,5 @@
 # The image knows nothing of keys or data: the volume /data holds what Heed stores, settings are HEED_* variables.
+# /keys is for a volume that the service shares with Prometheus (HEED_METRICS_KEY_FILE).
 
 FROM python:3.11-slim-bookworm AS packages
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -32,8 +33,9 @@ RUN pip --python /opt/heed/bin/python wheel --no-deps --no-build-isolation --no-
 
 FROM python:3.11-slim-bookworm
 LABEL org.opencontainers.image.title="Heed" org.opencontainers.image.licenses="Apache-2.0 AND MIT"
-RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin heed \
-    && install -d -o heed -g heed -m 0750 /data
+RUN groupadd --gid 10001 heed \
+    && useradd --uid 10001 --gid heed --no-create-home --home-dir /tmp --shell /usr/sbin/nologin heed \
+    && install -d -o heed -g heed -m 0750 /data /keys
 COPY --from=packages /opt/heed /opt/heed
 RUN --mount=from=wheel,source=/wheel,target=/wheel \
     pip --disable-pip-version-check --python /opt/heed/bin/python install \

@@ -18,8 +18,8 @@ from service.domain.errors import Invalid
 from service.domain.names import DEFAULT_NAMESPACE, NAME_RULE, is_name
 from service.domain.timestamps import MAX_TIMESTAMP, from_rfc3339
 
-Scope = Literal["read", "write", "train", "admin"]
-SCOPES: tuple[Scope, ...] = ("read", "write", "train", "admin")
+Scope = Literal["read", "write", "train", "metrics", "admin"]
+SCOPES: tuple[Scope, ...] = ("read", "write", "train", "metrics", "admin")
 
 _TOKEN = re.compile(r"heed_([0-9a-f]{12})_([A-Za-z0-9_-]{43})", re.ASCII)
 _SPAN = re.compile(r"([1-9]\d{0,5})([hdw])", re.ASCII)

@@ -71,6 +71,12 @@ class Settings(BaseSettings):
         description="When requests need an API key: `auto`, once one was created; `required`, "
         "always; `off`, never, whatever keys there are.",
     )
+    metrics_key_file: str = Field(
+        "",
+        description="File in which the service keeps an API key with the scope `metrics`, for a "
+        "Prometheus beside it; its owner and group can read it. None is created while there is no "
+        "other key.",
+    )
     cors_origins: str = Field(
         "",
         description="Origins whose pages may send requests from a browser (CORS), such as "

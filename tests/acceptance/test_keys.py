@@ -145,3 +145,29 @@ def test_a_load_test_takes_a_key(
         header = f"Authorization: Bearer {token}"
         monkeypatch.setenv("HEED_API_KEY", "stale")
         assert heed(*load, "--url", server.url, "--header", header).code == 0
+
+
+def test_a_key_for_prometheus_is_kept_in_a_file(heed: Heed, tmp_path: Path) -> None:
+    """It reads the metrics alone, outlives a restart, and is made anew where it is lost."""
+    data, kept = tmp_path / "data", tmp_path / "keys" / "metrics.key"
+    kept.parent.mkdir()
+    with Server(data, metrics_key_file=kept) as server, server.client() as http:
+        assert http.get("/v1/users").status_code == 200
+        assert not kept.exists(), "a first key would have locked every client out"
+    create(heed, data, "--scope", "read")
+    tokens = []
+    for lost in (False, False, True):
+        if lost:
+            kept.write_text("heed_of another installation")
+        with Server(data, metrics_key_file=kept) as server, server.client() as http:
+            tokens.append(kept.read_text().strip())
+            assert stat.S_IMODE(kept.stat().st_mode) == 0o640
+            assert http.get("/metrics").status_code == 401
+            assert http.get("/metrics", headers=bearer(tokens[-1])).status_code == 200
+            for method, path in (("GET", "/v1/users"), ("POST", "/v1/events")):
+                assert http.request(method, path, headers=bearer(tokens[-1])).status_code == 403
+            earlier = http.get("/metrics", headers=bearer(tokens[0])).status_code
+            assert earlier == (401 if lost else 200)
+    assert tokens[0] == tokens[1] != tokens[2]
+    with Server(data, metrics_key_file=tmp_path / "missing" / "key") as server:
+        assert "no key could be kept" in server.log()

@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.domain.settings import Settings
-from service.maintenance.doctor.diagnose import read_metrics
+from service.maintenance.doctor.running_service import read_metrics
 from tests.support.server import Server
 
 README = Path(__file__).parents[2] / "service" / "README.md"
@@ -44,7 +44,7 @@ def test_the_doctor_reads_how_often_histories_are_cached(trained: Server) -> Non
         for _ in range(3):
             body = {"user_id": "u3", "item_ids": ["space-01"]}
             http.post("/v1/score", json=body).raise_for_status()
-    read = read_metrics(Settings(port=int(trained.url.rpartition(":")[2])))
+    read = read_metrics(Settings(port=int(trained.url.rpartition(":")[2])), {})
     assert read is not None
     hits, misses = (read[f'heed_cache_{n}_total{{cache="history"}}'] for n in ("hits", "misses"))
     assert hits >= 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
@@ -19,10 +21,10 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in ALERTS["groups"] for rule in group["rules"]]
 
 
-def promtool(*arguments: str) -> None:
+def promtool(*arguments: str, folder: Path = CONFIGURATION) -> None:
     done = subprocess.run(
         [program("promtool"), *arguments],
-        cwd=CONFIGURATION,
+        cwd=folder,
         check=False,
         capture_output=True,
         text=True,
@@ -30,9 +32,14 @@ def promtool(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_configuration_is_valid() -> None:
-    """Prometheus accepts its configuration and the rules that it names."""
-    promtool("check", "config", "prometheus.yml")
+def test_the_configuration_is_valid(tmp_path: Path) -> None:
+    """Prometheus accepts its configuration and the rules that it names, where the key is."""
+    for name in ("prometheus.yml", "alerts.yml"):
+        shutil.copy(CONFIGURATION / name, tmp_path)
+    configuration = (tmp_path / "prometheus.yml").read_text().replace("/keys/", f"{tmp_path}/")
+    (tmp_path / "prometheus.yml").write_text(configuration)
+    (tmp_path / "metrics.key").write_text("a key")
+    promtool("check", "config", "prometheus.yml", folder=tmp_path)
 
 
 def test_alerts_fire_when_they_should() -> None:

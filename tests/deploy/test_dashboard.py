@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from service.domain.keys import issue_key
+from service.runtime.data_layout import STORE_FILE
+from service.stores.sqlite.store import SQLiteStore
 from tests.support.heed_process import ROOT
 from tests.support.prometheus_server import PrometheusServer
 from tests.support.server import Server
@@ -25,18 +29,34 @@ WITHOUT_DATA = {"99 % of audited targets"}
 COUNT = 2
 
 
+async def create_key(data: Path) -> str:
+    """Store a client's key and return its token."""
+    key, token = issue_key("shop", frozenset({"read", "write"}), 0)
+    store = SQLiteStore(data / STORE_FILE)
+    await store.add_key(key)
+    await store.close()
+    return token
+
+
 @pytest.fixture(scope="module")
 def prometheus(
     world: World, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[PrometheusServer]:
-    """Prometheus with some seconds of series of two workers that answer, refuse and fail."""
+    """Prometheus with some seconds of series of two workers that answer, refuse and fail.
+
+    The service needs keys, and Prometheus has the one that the service keeps for it.
+    """
     data = world.copy(tmp_path_factory.mktemp("watched") / "data")
     folder = tmp_path_factory.mktemp("prometheus")
+    key_file = folder / "metrics.key"
+    token = asyncio.run(create_key(data))
     with (
-        Server(data, workers=COUNT) as server,
+        Server(data, workers=COUNT, metrics_key_file=key_file) as server,
         server.client() as http,
-        PrometheusServer(server.url.removeprefix("http://"), folder) as prometheus,
+        PrometheusServer(server.url.removeprefix("http://"), folder, key_file) as prometheus,
     ):
+        assert http.get("/metrics").status_code == 401
+        http.headers["authorization"] = f"Bearer {token}"
 
         def scraped() -> bool:
             use(http)

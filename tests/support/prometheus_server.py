@@ -34,13 +34,15 @@ class PrometheusServer:
     Args:
         target: host and port that are scraped.
         folder: of its data and its log.
+        key_file: holds the API key that it sends.
     """
 
-    def __init__(self, target: str, folder: Path) -> None:
+    def __init__(self, target: str, folder: Path, key_file: Path) -> None:
         configuration = yaml.safe_load((CONFIGURATION / "prometheus.yml").read_text())
         configuration["global"] = {"scrape_interval": "500ms", "evaluation_interval": "1s"}
         (heed,) = configuration["scrape_configs"]
         heed["static_configs"] = [{"targets": [target]}]
+        heed["authorization"]["credentials_file"] = str(key_file)
         shutil.copy(CONFIGURATION / "alerts.yml", folder)
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
         with socket.socket() as free:

@@ -15,7 +15,7 @@ _READ: Scopes = frozenset({"read"})
 _WRITE: Scopes = frozenset({"write"})
 _TRAIN: Scopes = frozenset({"train"})
 _WATCH: Scopes = frozenset({"read", "train"})  # whoever starts a training follows it
-_ADMIN: Scopes = frozenset({"admin"})
+_METRICS: Scopes = frozenset({"metrics"})
 
 # Any one of the scopes suffices, and `admin` implies all.
 ROUTES: Mapping[tuple[str, str], Scopes] = {
@@ -57,7 +57,7 @@ ROUTES: Mapping[tuple[str, str], Scopes] = {
     ("GET", "/v1/jobs"): _WATCH,
     ("GET", "/v1/jobs/{job_id}"): _WATCH,
     ("POST", "/v1/jobs/{job_id}/cancel"): _TRAIN,
-    ("GET", "/metrics"): _ADMIN,
+    ("GET", "/metrics"): _METRICS,
     ("GET", "/health/live"): PUBLIC,
     ("GET", "/health/ready"): PUBLIC,
     # Files of the page and of the documentation, which hold no data: the page asks for a key.

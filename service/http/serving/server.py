@@ -25,14 +25,12 @@ from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.settings import (
     PREFIX,
     Settings,
-    check_bind_address,
-    is_exposed,
     unknown_variables,
 )
 from service.engine.engine import Engine, open_engine
 from service.engine.namespaces import Namespaces
 from service.engine.preload import preload
-from service.http.access.first_key import create_first_key
+from service.http.access.prepared_keys import prepare_keys
 from service.http.access.rate_limits import RateLimits
 from service.http.app import create_app
 from service.http.examples import suggest
@@ -40,7 +38,7 @@ from service.http.routes import health
 from service.http.serving.uvicorn_config import configure
 from service.http.telemetry.measured import export_measurements
 from service.runtime import logs, tracing
-from service.runtime.data_layout import FIRST_KEY_FILE, STORE_FILE, namespace_folder
+from service.runtime.data_layout import STORE_FILE, namespace_folder
 from service.runtime.namespace_folders import namespace_names
 from service.runtime.processes.heartbeats import Heartbeats
 from service.runtime.processes.prefork import PreforkServer
@@ -48,7 +46,6 @@ from service.runtime.processes.shutdown_limit import ShutdownLimit
 from service.runtime.processes.worker_messages import WorkerPeers, worker_sockets
 from service.runtime.processes.worker_table import WorkerTable
 from service.snapshots.live_snapshot import PreloadedSnapshot
-from service.stores.sqlite.store import SQLiteStore
 from service.stores.sqlite_files.kept_copies import remove_kept_copies
 
 _log = logging.getLogger(__name__)
@@ -125,7 +122,7 @@ def run(
         Invalid: when the address would be open to other machines.
         Corrupt: naming the file of the store or of the model that fails its checks.
     """
-    _prepare_keys(settings, console, with_first_key=with_first_key)
+    prepare_keys(settings, console, with_first_key=with_first_key)
     for sentence in unknown_variables(os.environ):
         _log.warning("%s", sentence)
     if settings.workers > 1:
@@ -142,34 +139,6 @@ def run(
         store = namespace_folder(settings.data, name) / STORE_FILE
         for path in remove_kept_copies(store):
             _log.info("%s, kept from before a migration, was removed", path)
-
-
-def _prepare_keys(settings: Settings, console: Console, *, with_first_key: bool) -> None:
-    """Create the first key if there shall be one, and check that an exposed service has keys."""
-
-    async def prepare() -> bool:
-        store = SQLiteStore(settings.data / STORE_FILE)
-        try:
-            if with_first_key:
-                await create_first_key(store, settings.data)
-            return await store.keys_version() > 0
-        finally:
-            await store.close()
-
-    # On loopback, and wherever the settings alone decide, no store is opened for it.
-    unsure = is_exposed(settings) and settings.keys == "auto"
-    has_keys = (with_first_key or unsure) and asyncio.run(prepare())
-    check_bind_address(settings, has_keys=has_keys)
-    first = settings.data / FIRST_KEY_FILE
-    if with_first_key and first.exists():
-        console.print(
-            f"The first API key, which may everything, is in {first}; see it with\n"
-            f"  cat {first}          (of a container: docker compose exec api cat {first})\n"
-            "Create narrower ones with heed keys create, and delete the file once it is noted.",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
 
 
 async def _serve(

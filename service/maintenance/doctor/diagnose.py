@@ -8,11 +8,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import httpx
-from prometheus_client.parser import text_string_to_metric_families
-
 from service.domain.errors import HeedError, Invalid, NotFound
-from service.domain.settings import Settings
+from service.domain.settings import PREFIX, Settings
 from service.maintenance.backups.backup import find_namespaces
 from service.maintenance.doctor.findings import SEVERITIES, Finding
 from service.maintenance.doctor.host_checks import HOST_CHECKS
@@ -26,14 +23,13 @@ from service.maintenance.doctor.installation import (
 from service.maintenance.doctor.log_checks import LOG_CHECKS
 from service.maintenance.doctor.log_summary import LogSummary, summarise
 from service.maintenance.doctor.model_checks import MODEL_CHECKS
+from service.maintenance.doctor.running_service import KeyRefused, read_metrics
 from service.maintenance.doctor.store_checks import STORE_CHECKS, check_store_file
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.manifest import read_file, read_manifest, unseal
 from service.snapshots.text_encoders import open_encoder
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite_files.inspection import read_store_file
-
-_PATIENCE = 1.0  # seconds for the running service to answer
 
 
 def diagnose(
@@ -47,7 +43,7 @@ def diagnose(
 ) -> list[Finding]:
     """Run all checks on the installation in `data`; return the findings, the gravest first.
 
-    Nothing is changed. A service that runs meanwhile is asked for its metrics.
+    Nothing is changed. Of a service that runs meanwhile, the metrics are read.
 
     Args:
         data: the data directory.
@@ -94,13 +90,27 @@ def diagnose(
                 "Install the encoder, or correct HEED_ENCODER.",
             )
         )
+    metrics = None
+    try:
+        metrics = read_metrics(settings, environment)
+    except KeyRefused as error:
+        findings.append(
+            Finding(
+                "metrics-refused",
+                "note",
+                f"{error}.",
+                "The hit rate of its cache is not known.",
+                f"Set {PREFIX}API_KEY to a key with the scope metrics, or let the service keep one "
+                f"({PREFIX}METRICS_KEY_FILE).",
+            )
+        )
     usage = shutil.disk_usage(data)
     installation = Installation(
         settings,
         environment,
         time.time_ns() // 1000 if now is None else now,
         disk or Disk(usage.total, usage.free),
-        read_metrics(settings),
+        metrics,
         encoder,
         backup_days,
     )
@@ -144,26 +154,3 @@ def _read_model(data: Path) -> ServedModel | None:
         )
     except (HeedError, OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def read_metrics(settings: Settings) -> Mapping[str, float] | None:
-    """Read the metrics of the running service, summed over its workers; None if none answers.
-
-    Those of one cache are named with the label, such as `heed_cache_bytes{cache="history"}`.
-    """
-    host = settings.host if settings.host not in ("", "0.0.0.0", "::") else "127.0.0.1"  # noqa: S104
-    if not settings.port:
-        return None
-    address = f"[{host}]" if ":" in host else host
-    try:
-        answer = httpx.get(f"http://{address}:{settings.port}/metrics", timeout=_PATIENCE)
-        answer.raise_for_status()
-        sums: dict[str, float] = {}
-        for family in text_string_to_metric_families(answer.text):
-            for sample in family.samples:
-                cache = sample.labels.get("cache")
-                name = sample.name if cache is None else f'{sample.name}{{cache="{cache}"}}'
-                sums[name] = sums.get(name, 0.0) + sample.value
-    except (httpx.HTTPError, ValueError):
-        return None
-    return sums if any(name.startswith("heed_") for name in sums) else None

@@ -19,7 +19,7 @@ from service.maintenance.backups.backup import back_up, digest_file
 from service.maintenance.backups.drill import drill
 from service.maintenance.backups.manifest import BACKUP_FILE, read_backup_manifest
 from service.maintenance.backups.restore import restore, verify
-from service.maintenance.doctor.diagnose import read_metrics
+from service.maintenance.doctor.running_service import read_metrics
 from service.runtime.data_layout import (
     MODELS_FOLDER,
     NAMESPACES_FOLDER,
@@ -329,7 +329,7 @@ def test_a_backup_under_load_is_consistent(world: World, tmp_path: Path) -> None
         answer = client.post("/v1/recommend", json={"user_id": "u1", "limit": 3}).json()
         assert answer["model_version"] == world.first
         assert len(answer["items"]) == 3
-        metrics = read_metrics(Settings(port=int(server.url.rsplit(":", 1)[1])))
+        metrics = read_metrics(Settings(port=int(server.url.rsplit(":", 1)[1])), {})
         assert metrics is not None
         assert metrics['heed_cache_misses_total{cache="history"}'] == 1
 

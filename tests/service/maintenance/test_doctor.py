@@ -14,12 +14,15 @@ from typing import Any
 import apsw
 import pytest
 
+from service.domain.keys import issue_key
 from service.domain.records import Event, Item
+from service.domain.settings import Settings
 from service.maintenance.backups.backup import back_up
 from service.maintenance.doctor import diagnose as diagnosis
 from service.maintenance.doctor.diagnose import diagnose
 from service.maintenance.doctor.findings import Finding
 from service.maintenance.doctor.installation import DAY, Disk
+from service.maintenance.doctor.running_service import KeyRefused, read_metrics
 from service.runtime.data_layout import (
     CHECKPOINT_FILE,
     EMBEDDINGS_FILE,
@@ -32,6 +35,7 @@ from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.command_line import Heed
 from tests.support.old_stores import to_version
+from tests.support.server import Server
 from tests.support.tiny import World
 
 ROOMY = Disk(10**12, 9 * 10**11)
@@ -41,7 +45,7 @@ SECOND = 1_000_000
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No service answers, and the environment has no settings."""
-    monkeypatch.setattr(diagnosis, "read_metrics", lambda _settings: None)
+    monkeypatch.setattr(diagnosis, "read_metrics", lambda *_: None)
     for name in [name for name in os.environ if name.startswith("HEED_")]:
         monkeypatch.delenv(name)
 
@@ -240,8 +244,48 @@ def test_a_small_cache(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             'heed_cache_hits_total{cache="history"}': hits,
             'heed_cache_misses_total{cache="history"}': 2_000.0,
         }
-        monkeypatch.setattr(diagnosis, "read_metrics", lambda _, counts=counts: counts)
+        monkeypatch.setattr(diagnosis, "read_metrics", lambda *_, counts=counts: counts)
         assert codes(sound) == expected
+
+
+def test_a_service_with_keys(sound: Path, tmp_path: Path) -> None:
+    """Metrics are read with the caller's key or the service's own; without one, a note says so."""
+    token = asyncio.run(_add_key(sound))
+    kept = tmp_path / "metrics.key"
+    with Server(sound, metrics_key_file=kept) as server:
+        port = int(server.url.rsplit(":", 1)[1])
+        with pytest.raises(KeyRefused, match="401"):
+            read_metrics(Settings(data=sound, port=port), {})
+        with pytest.raises(KeyRefused, match="403"):
+            read_metrics(Settings(data=sound, port=port), {"HEED_API_KEY": token})
+        metrics = read_metrics(Settings(data=sound, port=port, metrics_key_file=str(kept)), {})
+        assert metrics is not None
+        assert metrics["heed_ready"] == 1
+        again = read_metrics(
+            Settings(data=sound, port=port), {"HEED_API_KEY": kept.read_text().strip()}
+        )
+        assert again is not None
+
+
+def test_refused_metrics_are_a_note(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be read for lack of a key is said, and nothing is wrong."""
+
+    def refuse(*_: object) -> None:
+        raise KeyRefused("The running service answers /metrics with 401")
+
+    monkeypatch.setattr(diagnosis, "read_metrics", refuse)
+    (note,) = [each for each in diagnose(sound, {}, disk=ROOMY) if each.code == "metrics-refused"]
+    assert note.severity == "note"
+    assert "HEED_API_KEY" in note.todo
+
+
+async def _add_key(data: Path) -> str:
+    """Store a key that may read and return its token."""
+    key, token = issue_key("shop", frozenset({"read"}), 0)
+    store = SQLiteStore(data / STORE_FILE)
+    await store.add_key(key)
+    await store.close()
+    return token
 
 
 def test_the_command(sound: Path, heed: Heed) -> None:
