@@ -46,7 +46,7 @@ walk: $(STAMP) ## time the commands of README.md over dirty exports of Online Re
 	@test -e "$(ONLINE_RETAIL)/purchases.csv.xz" || { echo "name a folder with Online Retail's purchases.csv.xz: make walk ONLINE_RETAIL=DIR" >&2; exit 1; }
 	$(PY) -m tests.acceptance.walk "$(ONLINE_RETAIL)" $(ARGS)
 
-faults: $(STAMP) ## inject faults into processes, disks and files; as root, with strace (ARGS="kill power --seed 1")
+faults: $(STAMP) ## inject faults into processes, disks and files; as root, with strace and faketime (ARGS="kill power --seed 1")
 	OMP_NUM_THREADS=1 $(PY) -m tests.faults $(ARGS)
 
 browser: $(STAMP) ## Chromium, which the tests of the page drive, unless there is one

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -138,7 +137,7 @@ def train(
         _warn_of_memory(memory_room())
         try:
             vectors = open_embeddings(encoder, data)
-            began = time.time_ns() // 1000
+            earlier = asyncio.run(store.count_forgotten(0))
             corpus = training_corpus.read_store(store, vectors, progress)
             chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
             result = train_and_publish.train(
@@ -152,7 +151,7 @@ def train(
                 checkpoint=data / CHECKPOINT_FILE,
                 processes=processes,
                 announce=None if json_progress else announce,
-                count_forgotten=lambda: asyncio.run(store.count_forgotten(began)),
+                count_forgotten=lambda: asyncio.run(store.count_forgotten(0)) - earlier,
             )
         except HeedError as error:
             if json_progress:

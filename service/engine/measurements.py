@@ -109,13 +109,12 @@ def _caches(parts: Parts) -> Iterator[Measurement]:
 
 
 def _snapshot(live: LiveSnapshot, stored_version: int) -> Iterator[Measurement]:
-    now = time.time()
     catalogue, indexes = live.catalogue, live.indexes
     yield _gauge("catalogue_rows", "Items of the served snapshot.", len(live.snapshot.catalogue))
     yield _gauge(
         "snapshot_age_seconds",
         "Seconds since the served snapshot last changed.",
-        max(0.0, now - live.replaced_at),
+        time.monotonic() - live.replaced_at,
     )
     behind = max(0, stored_version - catalogue.version)
     yield _gauge(
@@ -131,7 +130,7 @@ def _snapshot(live: LiveSnapshot, stored_version: int) -> Iterator[Measurement]:
         "model_degraded", "1 when an older model answers than the current one.", live.degraded
     )
     if (created := live.model_created) is not None:
-        age = max(0.0, now - created / 1e6)
+        age = max(0.0, time.time() - created / 1e6)
         yield _gauge("model_age_seconds", "Seconds since the served model was published.", age)
     yield _counter("index_builds_total", "Indexes built beside requests.", indexes.builds)
     yield _counter("index_build_failures_total", "Builds of indexes that failed.", indexes.failures)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from service.domain.errors import NotFound
-from service.domain.names import is_name, timestamped_name
+from service.domain.names import is_name, next_time, timestamped_name
 from service.jobs.job import Job
 from service.runtime import durable_files
 
@@ -32,10 +32,7 @@ class JobStore:
         for name in names[: max(0, len(names) + 1 - self._keep)]:
             self._path(name).unlink(missing_ok=True)
             self._cancel_path(name).unlink(missing_ok=True)
-        at = created
-        while self._path(timestamped_name(at)).exists():
-            at += 1
-        name = timestamped_name(at)
+        name = timestamped_name(next_time(created, names))
         job = Job(name, "queued", dict(options), created, started_by=started_by)
         with durable_files.translate_disk_full("the disk has no room for a job"):
             self.write(job)

@@ -72,6 +72,7 @@ class JobRunner:
         # Of the jobs that this process ran.
         self.ended: dict[JobState, int] = dict.fromkeys(("succeeded", "failed", "cancelled"), 0)
         self.last_seconds = 0.0
+        self._began = 0.0  # when the running child began, by the monotonic clock; 0 without one
         self._recover()
 
     @property
@@ -82,8 +83,7 @@ class JobRunner:
     @property
     def running_for(self) -> float:
         """Seconds that the training of this process has run so far; 0 without one."""
-        begun = [job.started for job in self._live.values() if job.started and not job.is_final]
-        return max(0.0, (_now() - min(begun)) / 1e6) if begun else 0.0
+        return time.monotonic() - self._began if self._began else 0.0
 
     async def start(self, options: Mapping[str, Any]) -> str:
         """Start a training and return the id of its job.
@@ -153,6 +153,7 @@ class JobRunner:
     async def _run(
         self, job_id: str, argv: list[str], lock: int, stack: contextlib.ExitStack
     ) -> None:
+        arrived = time.monotonic()  # nobody sets this clock, unlike that of the job's record
         with stack:
             try:
                 done = await self._train(job_id, argv, lock)
@@ -166,8 +167,8 @@ class JobRunner:
                 raise
             self._live[job_id] = done
             self.ended[done.state] = self.ended.get(done.state, 0) + 1
-            self.last_seconds = ((done.finished or done.created) - done.created) / 1e6
-            _log_end(done)
+            self.last_seconds = time.monotonic() - arrived
+            _log_end(done, self.last_seconds)
             tracing.record(
                 "training",
                 1000 * done.created,
@@ -203,13 +204,14 @@ class JobRunner:
             self._live[job_id] = dataclasses.replace(
                 self._live[job_id], state="running", started=_now()
             )
+            self._began = time.monotonic()
             return await self._follow(job_id, child)
         except BaseException:
             child.kill()
             await child.finish()  # reaps it
             raise
         finally:
-            self._child = None
+            self._child, self._began = None, 0.0
 
     async def _follow(self, job_id: str, child: ChildProcess) -> Job:
         loop = asyncio.get_running_loop()
@@ -288,13 +290,12 @@ class JobRunner:
         return _interrupted(job) if unclaimed and not job.is_final else job
 
 
-def _log_end(job: Job) -> None:
+def _log_end(job: Job, seconds: float) -> None:
     """Log how a job ended; its error stays in its record, for it may quote the training's data."""
-    begun, finished = job.started or job.created, job.finished or job.created
     fields = {
         "job": job.id,
         "state": job.state,
-        "seconds": round((finished - begun) / 1e6, 3),
+        "seconds": round(seconds, 3),
         "exit_code": job.exit_code,
         "version": (job.result or {}).get("version"),
     }

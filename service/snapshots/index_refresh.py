@@ -34,7 +34,7 @@ class ServedSnapshot:
     current: Snapshot | None
     counts: NDArray[np.int64]  # popularity by item row
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    replaced_at: float = field(default_factory=time.time)  # seconds since 1970
+    replaced_at: float = field(default_factory=time.monotonic)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -46,7 +46,7 @@ class ServedSnapshot:
     async def replace(self, executor: Executor, make: Callable[[], Snapshot]) -> None:
         """Serve the snapshot that `make` returns on the executor. Call it under the lock."""
         self.current = await asyncio.get_running_loop().run_in_executor(executor, make)
-        self.replaced_at = time.time()
+        self.replaced_at = time.monotonic()
 
 
 class IndexRefresh:

@@ -134,7 +134,7 @@ class LiveSnapshot:
 
     @property
     def replaced_at(self) -> float:
-        """Time at which the snapshot last changed, seconds since 1970."""
+        """Time at which the snapshot last changed, seconds of the monotonic clock."""
         return self._served.replaced_at
 
     async def open(self) -> None:

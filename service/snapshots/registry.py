@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from service.domain.errors import Conflict, Corrupt, HeedError, Incompatible, Invalid, NotFound
-from service.domain.names import NAME_RULE, is_name, timestamped_name
+from service.domain.names import NAME_RULE, is_name, next_time, timestamped_name
 from service.runtime import durable_files
 from service.snapshots.manifest import (
     MANIFEST,
@@ -95,7 +95,8 @@ class Registry:
         Args:
             files: file name to content.
             metadata: anything JSON can hold: dims, item count, metrics.
-            version: its name; by default one made of the time, so that names sort by time.
+            version: its name; by default one made of the time, which sorts after the names that
+                were made before, also where the clock was set back since.
 
         Returns: the version's name.
 
@@ -115,7 +116,11 @@ class Registry:
             for name, data in files.items():
                 durable_files.write(directory / name, data, mode=_WRITE_ONCE)
             with self._staging.locked():
-                version = self._free_name(created) if version is None else version
+                if version is None:
+                    # Where the clock was set back, the newest version is still the newest.
+                    names = (path.name for path in self._versions.iterdir())
+                    created = next_time(created, names)
+                    version = timestamped_name(created)
                 if os.path.lexists(self._versions / version):
                     problem = "exists already; versions are never rewritten"
                     raise Conflict(f"model version {version} {problem}")
@@ -251,11 +256,6 @@ class Registry:
         if not stat.S_ISDIR(status.st_mode):
             raise Corrupt(f"{version}: it is not a directory")
         return status
-
-    def _free_name(self, created: int) -> str:
-        while os.path.lexists(self._versions / timestamped_name(created)):
-            created += 1
-        return timestamped_name(created)
 
     def _point(self, version: str) -> None:
         # The time moves forward at every activation, whatever the clock does: inode numbers are

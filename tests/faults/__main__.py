@@ -1,6 +1,7 @@
 """Command line of the fault matrix: injects each fault, and prints a table of what held.
 
-Needs Linux, `strace` and `mkfs.ext4`; faults of the disk need root, for they mount file systems.
+Needs Linux, `strace`, `mkfs.ext4` and libfaketime (Debian: faketime); faults of the disk need root,
+for they mount file systems.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tests.faults import damage, durability, serving, suites
+from tests.faults import damage, durability, serving, skew, suites
 from tests.faults.matrix import Fault, Setup, Verdict
-from tests.support import tiny
+from tests.support import stepped_clock, tiny
 
 FAULTS = (
     Fault("kill", "SIGKILL amid writes", "nothing acknowledged is lost", durability.killed),
@@ -33,6 +34,7 @@ FAULTS = (
     Fault("inputs", "bad numbers, ids, bodies", "422 or exact, no 5xx", suites.inputs),
     Fault("names", "names that lead elsewhere", "nothing is opened", suites.names),
     Fault("order", "duplicates, order, 64 writers", "as one clean pass", serving.order),
+    Fault("skew", "a clock that is set", "as one clean pass, no timer notices", skew.skew),
     Fault("churn", "search amid changes", "every answer of one version", serving.churn),
     Fault("swaps", "swaps, dead workers, stop", "no failed request", serving.swaps),
     Fault("soak", "long load", "no growth", serving.soak),
@@ -105,6 +107,8 @@ def _check_tools(chosen: list[Fault]) -> None:
         for tool in wanted.get(fault.name, ()):
             if shutil.which(tool) is None:
                 raise typer.BadParameter(f"{fault.name} needs {tool}: install it first")
+        if fault.name == "skew" and stepped_clock.library() is None:
+            raise typer.BadParameter("skew needs libfaketime: install faketime first")
 
 
 if __name__ == "__main__":

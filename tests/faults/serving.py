@@ -236,7 +236,7 @@ def _slow(server: Server, count: int) -> float:
 
 
 def order(setup: Setup) -> Verdict:
-    """Duplicates, permutations, a clock that is wrong, and 64 writers on one user."""
+    """Duplicates, permutations, and 64 writers on one user."""
     rng = setup.rng("order")
     events = [
         {
@@ -355,7 +355,7 @@ def swaps(setup: Setup) -> Verdict:
             for _ in range(setup.times(5)):
                 victim = children(server.pid)[0]
                 os.kill(victim, signal.SIGKILL)
-                eventually(partial(_is_replaced, server, victim))
+                eventually(partial(is_replaced, server, victim))
                 time.sleep(1)
         with Load(server.url, 4, setup.seed, pause=0.005) as stopped:
             time.sleep(1)
@@ -374,7 +374,8 @@ def swaps(setup: Setup) -> Verdict:
     )
 
 
-def _is_replaced(server: Server, victim: int) -> bool:
+def is_replaced(server: Server, victim: int) -> bool:
+    """Report whether two workers run, and a certain one no more."""
     alive = children(server.pid)
     return victim not in alive and len(alive) == 2
 

@@ -60,13 +60,13 @@ def render_workers(table: WorkerTable | None, answered: Iterable[int]) -> bytes:
     for number, row in enumerate(rows):
         label = (str(number),)
         up.add_metric(label, float(number in answering))
-        running_for = max(0.0, time.time() - row.started) if row.is_running else 0.0
+        running_for = time.monotonic() - row.started if row.is_running else 0.0
         uptime.add_metric(label, running_for)
         restarts.add_metric(label, row.restarts)
     return generate_latest(Families([up, uptime, restarts]))
 
 
-_started = time.time()
+_started = time.monotonic()
 
 
 def _only() -> WorkerRow:

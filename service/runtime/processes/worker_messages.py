@@ -91,7 +91,7 @@ class WorkerPeers:
 
         A worker that is being started again is not among them: it takes no connections.
         """
-        established = time.time() - _START_TIME
+        established = time.monotonic() - _START_TIME
         asked = [
             number
             for number in range(len(self._sockets))

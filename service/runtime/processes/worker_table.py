@@ -15,12 +15,15 @@ class WorkerRow(NamedTuple):
     """One worker number as its parent sees it."""
 
     is_running: bool
-    started: float  # seconds since 1970 of its latest process; 0 before the first
+    started: float  # of its latest process, by the monotonic clock; 0 before the first
     restarts: int
 
 
 class WorkerTable:
-    """One row for each worker, in memory that forked processes share."""
+    """One row for each worker, in memory that forked processes share.
+
+    Times are of the system's monotonic clock, the same in all processes, which nobody sets.
+    """
 
     def __init__(self, count: int) -> None:
         memory = mmap.mmap(-1, count * _COLUMNS * 8)
@@ -36,7 +39,7 @@ class WorkerTable:
     def start(self, number: int) -> None:
         """Note that a process of this worker is about to start."""
         restarts = self._rows[number, 2] + (self._rows[number, 1] > 0)
-        self._rows[number] = 1, time.time(), restarts
+        self._rows[number] = 1, time.monotonic(), restarts
 
     def end(self, number: int) -> None:
         """Note that the process of this worker has ended."""

@@ -18,12 +18,14 @@ import uvloop
 from service.domain.errors import Conflict, Invalid, ModelRejected, NotFound, StoreFull, Unavailable
 from service.jobs import runner as jobs_module
 from service.jobs.job import LOG_LINES, LOG_WIDTH, Job
+from service.jobs.job_store import JobStore
 from service.jobs.runner import JobRunner
 from service.runtime import durable_files
 from service.runtime.processes import child_process
 
 T = TypeVar("T")
 REPOSITORY = Path(__file__).parents[3]
+PATIENCE = 3_600  # seconds, far below an age of 1970
 
 PROLOGUE = """
 import json, os, signal, subprocess, sys, time
@@ -572,3 +574,31 @@ def test_old_jobs_are_forgotten(tmp_path: Path) -> None:
 
 async def settle(jobs: JobRunner, start: Coroutine[Any, Any, str]) -> str:
     return (await end_of(jobs, await start)).id
+
+
+# A clock that is set ----------------------------------------------------------------------------
+
+
+def test_jobs_are_in_the_order_of_their_starts_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    """Of more jobs than are kept, the first are deleted, whatever the clock shows."""
+    store = JobStore(tmp_path, keep=2)
+    created = [store.create({}, at, "a test").id for at in (10**15 + 7, 10**15, 10**15 - 10**9, 5)]
+    assert store.ids() == created[2:]
+
+
+def test_a_training_runs_for_some_time_after_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock does not decide whether a training runs, nor how long it took."""
+
+    async def main() -> None:
+        jobs = JobRunner(tmp_path, argv)
+        job_id, _ = await hanging(jobs)
+        monkeypatch.setattr(jobs_module, "_now", lambda: 5)
+        assert 0 < jobs.running_for < PATIENCE
+        await jobs.cancel(job_id)
+        await end_of(jobs, job_id)
+        assert 0 < jobs.last_seconds < PATIENCE
+        assert jobs.running_for == 0
+
+    asyncio.run(main())

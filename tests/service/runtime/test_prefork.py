@@ -59,9 +59,9 @@ def test_a_hung_worker_is_silent_and_a_new_one_is_not(monkeypatch: pytest.Monkey
     for number in (0, 1, 2):
         table.start(number)
     table.start(2)  # again
-    later = time.time() + 3_600
+    later = time.monotonic() + 3_600
     monkeypatch.setattr(
-        "service.runtime.processes.worker_messages.time", SimpleNamespace(time=lambda: later)
+        "service.runtime.processes.worker_messages.time", SimpleNamespace(monotonic=lambda: later)
     )
     table.end(2)
 

@@ -124,6 +124,18 @@ def test_generated_names_sort_by_time(tmp_path: Path) -> None:
     assert published == [f"20260101t120000-00000{n}" for n in range(3)]
 
 
+def test_the_newest_version_is_the_last_published_after_the_clock_was_set_back(
+    tmp_path: Path,
+) -> None:
+    """Versions are listed and pruned in the order of publication, whatever the clock shows."""
+    noon = 1_767_268_800_000_000
+    times = iter([noon, noon + 5, noon - 86_400_000_000, noon - 3_600_000_000])
+    registry = Registry(tmp_path, clock=lambda: next(times))
+    published = [registry.publish(FILES, {}, activate=False) for _ in range(4)]
+    assert [entry.version for entry in registry.versions()] == published == sorted(published)
+    assert registry.prune(1) == published[:3]
+
+
 def test_versions_are_never_rewritten(registry: Registry) -> None:
     """A second publication under one name is a conflict and changes nothing, broken or not."""
     registry.publish(FILES, METADATA, version="v1")
