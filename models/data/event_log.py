@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -64,9 +65,37 @@ class EventLog:
         void = 0 if self._void is None else int(np.count_nonzero(self._void))
         return len(self._indexed.events.users) - void + len(self._recent.users)
 
-    def prepare(self) -> None:
-        """Make the indexes, of 8 bytes an event, which the first request would wait for."""
-        _ = self._indexed.by_item, self._indexed.by_user, self.sizes
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the log and its indexes, 8 bytes an event, for `from_arrays`."""
+        if len(self._recent.users) or self._void is not None:
+            return self._sorted().to_arrays()
+        indexed = self._indexed
+        return {
+            **indexed.events._asdict(),
+            **{f"by_item.{name}": array for name, array in indexed.by_item._asdict().items()},
+            **{f"by_user.{name}": array for name, array in indexed.by_user._asdict().items()},
+            "sizes": np.array(self.sizes),
+        }
+
+    @classmethod
+    def from_arrays(
+        cls, arrays: Mapping[str, NDArray[Any]], item_rows: NDArray[np.int32] | None = None
+    ) -> EventLog:
+        """Return a log over arrays, which it shares and never writes to.
+
+        Args:
+            arrays: from `to_arrays`.
+            item_rows: [rows] what each item row is here; None = the same.
+        """
+        events = LoggedEvents(*(arrays[name] for name in LoggedEvents._fields))
+        indexed = _IndexedEvents(events)
+        if item_rows is not None:
+            indexed = _IndexedEvents(events._replace(items=item_rows[events.items]))
+        else:
+            indexed.by_item = _Index(*(arrays[f"by_item.{name}"] for name in _Index._fields))
+        indexed.by_user = _Index(*(arrays[f"by_user.{name}"] for name in _Index._fields))
+        users, baskets = arrays["sizes"].tolist()
+        return cls(indexed, sizes=(users, baskets))
 
     def changed(self, rewritten: NDArray[np.integer], events: LoggedEvents) -> EventLog:
         """Return the log without the events of some users, and with new events."""

@@ -61,9 +61,13 @@ class Vocabulary:
 
     def extend(self, ids: Iterable[str]) -> None:
         """Assign the next rows to the ids that are new, in their order."""
-        known = self._rows
-        for id_ in dict.fromkeys(id_ for id_ in ids if id_ not in known):
-            self.add(id_)
+        known, wanted = self._rows, dict.fromkeys(ids)
+        with self._adding:
+            new = [id_ for id_ in wanted if id_ not in known]
+            first = len(self._ids)
+            # Append first: a concurrent reader that finds the row must find its id too.
+            self._ids.extend(new)
+            known.update(zip(new, range(first, first + len(new)), strict=True))
 
     def add(self, id_: str) -> int:
         """Return the row of an id, assigning the next one if it is new."""

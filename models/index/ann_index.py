@@ -204,8 +204,6 @@ def build_index(
     if keys.ndim != 2 or keys.shape[1] == 0:
         raise ValueError(f"keys: must be [n, d] with d ≥ 1, got {list(keys.shape)}")
     points, dim = np.ascontiguousarray(keys, dtype=np.float32), keys.shape[1]
-    if not all(np.isfinite(points[at : at + _BLOCK]).all() for at in range(0, len(points), _BLOCK)):
-        raise ValueError("keys: must be finite")
     column = hidden = None
     if bias is not None:
         if bias.shape != (len(points),):
@@ -218,10 +216,13 @@ def build_index(
         if kind != "pq":
             points, column = np.column_stack([points, column]), None
     index = None
-    if len(points) and kind != "flat":
+    if kind == "flat":
+        _check_finite(points)
+    elif len(points):
         earlier = None if reuse_clusters is None else reuse_clusters.index
 
         def build() -> Any:
+            _check_finite(points)
             with faiss_structures.one_thread():
                 if kind == "pq":
                     return faiss_structures.pq(points, column)
@@ -232,3 +233,12 @@ def build_index(
         else:
             index = faiss_structures.cached(cache, kind, points, column, build)
     return CoarseIndex(kind, dim, points, column, hidden, index)
+
+
+def _check_finite(points: Floats) -> None:
+    """Raise ValueError where a coordinate is not finite.
+
+    Points whose structure was found by their digest were checked when it was built.
+    """
+    if not all(np.isfinite(points[at : at + _BLOCK]).all() for at in range(0, len(points), _BLOCK)):
+        raise ValueError("keys: must be finite")

@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from models.data.interactions import DISLIKE
 from models.recommender.config import RecommenderConfig
@@ -22,6 +24,7 @@ from models.recommender.recommender import Recommender
 ItemCounts = NDArray[np.int64]
 
 ARTIFACT_FORMAT = 5
+_DRAWING = ("normal_", "uniform_", "kaiming_uniform_")  # that initialise weights at random
 _ITEM_COUNTS = "item_counts"  # name of the tensor beside the weights
 _INTEGER_BUFFERS = {
     "statistics.transition_items": torch.int32,
@@ -57,7 +60,7 @@ class TrainedModel:
         _check_distinct(self.item_ids)
         _check_types(self.event_types, self.model.config)
         for name, weight in self.model.state_dict().items():
-            if not torch.isfinite(weight).all():
+            if not _is_finite(weight):
                 raise ValueError(f"weight {name} is not finite everywhere")
         columns, counts, _ = self.model.statistics.transition_counts
         if ((columns < 0) | (columns > items)).any():
@@ -144,10 +147,26 @@ class TrainedModel:
                 or (config.blocks and last not in tensors)
             ):
                 raise ValueError(f"its weights are not of the shape in {DESCRIPTION_FILE}")
-            model = Recommender(config)
-            model.load_state_dict(tensors)
+            with _WithoutDrawing():
+                model = Recommender(config)
+            model.load_state_dict(tensors, assign=True)
             ids, names = tuple(item_ids), tuple(types)
             return cls(model.eval(), ids, counts.numpy(), encoder, metadata, names)
+
+
+class _WithoutDrawing(TorchFunctionMode):
+    """Leaves out the random initialisation of weights, which are replaced.
+
+    The meta device would leave out all of it, but imports torch._dynamo, which takes seconds.
+    """
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in _DRAWING:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 @contextmanager
@@ -158,6 +177,11 @@ def _naming(file: str) -> Iterator[None]:
     except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError,
             SafetensorError) as error:  # fmt: skip
         raise ValueError(f"{file}: {error}") from error
+
+
+def _is_finite(weight: Tensor) -> bool:
+    """Whether all elements are finite: as they are where their sum is, which takes no memory."""
+    return bool(torch.isfinite(weight.sum())) or bool(torch.isfinite(weight).all())
 
 
 def _check_distinct(item_ids: Sequence[str]) -> None:

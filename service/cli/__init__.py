@@ -152,14 +152,14 @@ def _serve(
     """Serve with these settings; None = as the environment says."""
     # Requests run in parallel, one thread each; set before torch and FAISS are imported.
     set_threads(1)
-    # What libraries create stays: the collector would walk it again and again, in vain.
+    # What is imported and loaded stays: the collector would walk it again and again, in vain. The
+    # server enables it once it serves.
     gc.disable()
     from service.domain.settings import Settings
     from service.http.serving import server
     from service.runtime import logs
 
     gc.freeze()
-    gc.enable()
     logs.configure("info")  # until the settings say how
     try:
         settings = Settings.read({k: v for k, v in options.items() if v is not None})

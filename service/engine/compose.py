@@ -112,8 +112,8 @@ def compose(
         ),
     )
     memories = MemoryProvider(store, live.vocabulary, embeddings, settings)
-    loaded = None if preloaded is None else preloaded.event_log
-    event_log = LiveEventLog(store, live.vocabulary, executor, loaded=loaded)
+    shared = None if preloaded is None else preloaded.event_log
+    event_log = LiveEventLog(store, live.vocabulary, executor, shared=shared)
     return Parts(settings, store, registry, embeddings, live, memories, event_log, search, executor)
 
 

@@ -15,6 +15,7 @@ from service.domain.errors import Unavailable
 from service.domain.settings import Settings
 from service.engine.compose import compose
 from service.runtime.malloc_trim import trim
+from service.runtime.processes.shared_arrays import SharedArrays
 from service.snapshots.live_snapshot import PreloadedSnapshot
 
 _THREAD_EXIT_TIMEOUT = 10.0  # seconds for threads to end that were told to
@@ -48,14 +49,14 @@ async def _load(settings: Settings) -> PreloadedSnapshot:
     parts = compose(settings, threads=1)
     try:
         await parts.live.open()
-        (await parts.event_log.current()).prepare()
         parts.embeddings.load()
     finally:
         await parts.close()
     index = parts.live.snapshot.catalogue.bm25_writer
     if index is not None:
         index.rest()
-    return replace(parts.live.preloaded(), event_log=parts.event_log.loaded)
+    # The log is read by a worker: it would make the start longer with every event.
+    return replace(parts.live.preloaded(), event_log=SharedArrays())
 
 
 def _wait_until_single_threaded() -> None:

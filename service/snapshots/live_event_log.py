@@ -9,21 +9,24 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from models.data.event_log import EventLog, LoggedEvents
 from models.data.vocabulary import Vocabulary
 from service.domain.records import DISLIKE
+from service.runtime.processes.shared_arrays import SharedArrays
 from service.stores.base import LogChanges, Store
 
 _log = logging.getLogger(__name__)
 
 _BATCH = 200_000  # events that are read at once, about
+_WAIT = 0.05  # seconds between two looks for the log that another process is reading
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedEventLog:
-    """The log as far as a process has read it; forked processes start from it and share it."""
+    """The log as far as a process has read it."""
 
     version: int = 0  # of the store
     log: EventLog = field(default_factory=EventLog)
@@ -35,11 +38,14 @@ class LoadedEventLog:
 class LiveEventLog:
     """Follows the event log of a store: what was acknowledged before `current` is in its answer.
 
+    Of several processes, the first reads the log into memory that the others map. A process that
+    dies meanwhile is succeeded by another, and each follows the store by itself from then on.
+
     Args:
         store: is followed, whichever process writes to it.
         items: gives items their rows.
         executor: where long changes are sorted in.
-        loaded: state to start from, in a forked process.
+        shared: takes the log for processes that were forked with equal `items`; None = alone.
     """
 
     def __init__(
@@ -48,13 +54,16 @@ class LiveEventLog:
         items: Vocabulary,
         executor: Executor,
         *,
-        loaded: LoadedEventLog | None = None,
+        shared: SharedArrays | None = None,
     ) -> None:
         self._store = store
         self._items = items
         self._executor = executor
-        self.loaded = LoadedEventLog() if loaded is None else loaded
+        self.loaded = LoadedEventLog()
         self.load_seconds = 0.0  # that reading took, of this process
+        self._shared = shared
+        self._common = len(items)  # rows that are the same in all processes that share the log
+        self._joining: asyncio.Task[None] | None = None
         self._batch: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[EventLog] | None = None
 
@@ -63,6 +72,13 @@ class LiveEventLog:
 
         A change is read once, by whichever request comes first; others wait for the same reading.
         """
+        while self._shared is not None:
+            if self._joining is None or self._joining.done():
+                self._joining = asyncio.create_task(self._join(self._shared))
+            await asyncio.shield(self._joining)
+        return await self._followed()
+
+    async def _followed(self) -> EventLog:
         version = await self._store.clock()
         while self.loaded.version < version:
             if self._batch is None or self._batch.done():
@@ -90,9 +106,46 @@ class LiveEventLog:
 
     def close(self) -> None:
         """Abandon the reading in progress."""
-        for task in (self._loading, self._batch):
+        for task in (self._loading, self._joining, self._batch):
             if task is not None:
                 task.cancel()
+
+    async def _join(self, shared: SharedArrays) -> None:
+        """Start from the log that another process read, or read it for all of them."""
+        run = asyncio.get_running_loop().run_in_executor
+        while not shared.is_published:
+            if not shared.claim():
+                await asyncio.sleep(_WAIT)
+                continue
+            try:
+                await self._followed()
+                await run(self._executor, self._publish, shared)
+            finally:
+                shared.release()
+        # Also by the one that read it, whose own copy is freed.
+        self.loaded = await run(self._executor, self._published, shared)
+        self._shared = None
+
+    def _publish(self, shared: SharedArrays) -> None:
+        arrays, loaded = self.loaded.log.to_arrays(), self.loaded
+        highest = int(arrays["items"].max(initial=-1))
+        rest = {
+            "version": loaded.version,
+            "types": list(loaded.types.ids),
+            "item_ids": list(self._items.ids[self._common : highest + 1]),
+        }
+        arrays |= {"known": loaded.known, "rest": np.frombuffer(orjson.dumps(rest), np.uint8)}
+        shared.publish(arrays)
+
+    def _published(self, shared: SharedArrays) -> LoadedEventLog:
+        arrays = shared.arrays()
+        rest = orjson.loads(arrays["rest"].tobytes())
+        own = [self._items.add(item_id) for item_id in rest["item_ids"]]
+        rows = np.concatenate([np.arange(self._common), own]).astype(np.int32)
+        is_same = np.array_equal(rows, np.arange(len(rows)))
+        log = EventLog.from_arrays(arrays, None if is_same else rows)
+        types = Vocabulary(rest["types"])
+        return LoadedEventLog(rest["version"], log, types, arrays["known"])
 
     async def _take_over(self) -> None:
         before, started = self.loaded, time.monotonic()

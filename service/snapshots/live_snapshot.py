@@ -26,11 +26,11 @@ from models.text.bm25 import BM25Writer
 from service.domain.errors import HeedError, ModelRejected
 from service.domain.settings import KEYWORD_FIELDS
 from service.domain.stage_clock import StageClock
+from service.runtime.processes.shared_arrays import SharedArrays
 from service.snapshots.catalogue.catalogue_cache import CatalogueCache
 from service.snapshots.catalogue.catalogue_updates import CatalogueUpdates
 from service.snapshots.catalogue_refresh import CatalogueRefresh, UnacknowledgedWrites
 from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
-from service.snapshots.live_event_log import LoadedEventLog
 from service.snapshots.registry import PointerToken, Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
@@ -49,7 +49,7 @@ class PreloadedSnapshot:
     catalogue_version: int = 0
     token: PointerToken | None = None
     unacknowledged: UnacknowledgedWrites = field(default_factory=UnacknowledgedWrites)
-    event_log: LoadedEventLog | None = None
+    event_log: SharedArrays | None = None  # takes the log that one of the processes reads
     model_created: int | None = None
 
     fault: str | None = None
@@ -338,9 +338,9 @@ class LiveSnapshot:
         if tick == self._counted_at:
             return
         item_ids, counted = await self._store.popularity()
-        rows = [self.vocabulary.add(item_id) for item_id in item_ids]
+        self.vocabulary.extend(item_ids)
         counts = np.zeros(len(self.vocabulary), dtype=np.int64)
-        counts[rows] = counted
+        counts[self.vocabulary.rows(item_ids)] = counted
         self._served.counts, self._counted_at = counts, tick
 
 

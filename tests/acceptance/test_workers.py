@@ -87,6 +87,20 @@ def test_an_event_is_in_the_next_answer_of_the_other(pair: tuple[Worker, Worker]
         assert named == {f"shared-{earlier}" for earlier in range(number + 1)}
 
 
+def test_the_event_log_is_read_once_and_mapped_by_all(pair: tuple[Worker, Worker]) -> None:
+    """Workers answer ready questions alike, from one file in memory that a worker filled."""
+    asked = {"limit": 10, "at": AT}
+    answers = [worker.ask("POST", "/v1/popular", asked) for worker in pair]
+    assert [answer.status for answer in answers] == [200, 200]
+    assert answers[0].body["items"] == answers[1].body["items"] != []
+    mapped = [
+        set(re.findall(r" (\d+) +/memfd:heed-shared", Path(f"/proc/{worker.pid}/maps").read_text()))
+        for worker in pair
+    ]
+    assert len(mapped[0]) == 1
+    assert mapped[0] == mapped[1]
+
+
 def test_a_forgotten_event_is_in_no_answer_of_the_other(pair: tuple[Worker, Worker]) -> None:
     """An event deleted through one worker is absent from the other's next explanation."""
     for at, (writer, reader) in enumerate(both_ways(pair)):

@@ -250,6 +250,7 @@ def bench_ready(
     more: Annotated[list[int] | None, typer.Argument(help="Of more stores.")] = None,
     items: Annotated[int, typer.Option(min=100, help="Of the catalogue.")] = 100_000,
     users: Annotated[int, typer.Option(min=10, help="Of the log.")] = 100_000,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that serve.")] = 1,
     keep: Annotated[
         Path | None, typer.Option("--keep", help="Keep the stores here, and use those that are.")
     ] = None,
@@ -265,7 +266,9 @@ def bench_ready(
 
     sizes = [*(events or ()), *(more or ())] or [100_000, 1_000_000, 10_000_000]
     with out.status("ready") as status:
-        found = ready.measure(sizes, items=items, users=users, keep=keep, progress=status.update)
+        found = ready.measure(
+            sizes, items=items, users=users, workers=workers, keep=keep, progress=status.update
+        )
     out.print(ready.shown(found))
     for start, ratio in ready.ratios(found).items():
         out.print(f"{start}: {max(sizes):,} events take {ratio:.2f} times {min(sizes):,}'s seconds")

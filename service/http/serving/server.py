@@ -164,6 +164,7 @@ async def _serve(
     # which is a fifth of the time of ingestion otherwise.
     gc.collect()
     gc.freeze()
+    gc.enable()  # until here it was disabled
     sys.setswitchinterval(_SWITCH_INTERVAL)
     if sys.platform == "linux":  # connections inherit it, and end when their clients stop reading
         for each in sockets:

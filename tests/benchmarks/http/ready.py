@@ -25,7 +25,7 @@ from typing import Any
 from rich.table import Table
 
 from service.domain.errors import Unavailable
-from tests.benchmarks.harness.processes import Cores, memory_of, pinned
+from tests.benchmarks.harness.processes import Cores, pinned, share_of
 from tests.benchmarks.workload.many_events import generate
 
 STARTS = ("first", "again", "killed")
@@ -44,9 +44,9 @@ class Start:
     events: int
     start: str  # of `STARTS`
     seconds: float  # until it was ready
-    cpu_seconds: float  # of its process until then
+    cpu_seconds: float  # of its processes until then
     stages: dict[str, float]  # seconds
-    resident: int  # bytes when it was ready
+    resident: int  # bytes when it was ready, of several processes what they share counted once
     log_seconds: float | None  # until the event log was in memory too, where that was waited for
     log_resident: int | None  # bytes then
 
@@ -57,6 +57,7 @@ def measure(
     items: int = 100_000,
     users: int = 100_000,
     starts: Sequence[str] = STARTS,
+    workers: int = 1,
     keep: Path | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Start]:
@@ -67,6 +68,7 @@ def measure(
         items: in the catalogue.
         users: in the log.
         starts: the last of them goes on until the event log is in memory.
+        workers: processes that serve.
         keep: a folder for the stores, of which those that are there are used; otherwise they are
             generated and removed.
         progress: is called with what begins.
@@ -80,7 +82,7 @@ def measure(
                 generate(data, events, items=items, users=users)
             for start in starts:
                 progress(f"{events:,} events: {start} start")
-                found.append(_start(data, events, start, whole=start == starts[-1]))
+                found.append(_start(data, events, start, workers, whole=start == starts[-1]))
     return found
 
 
@@ -123,12 +125,13 @@ def _of(found: Sequence[Start], events: int, start: str) -> Start:
     return next(each for each in found if (each.events, each.start) == (events, start))
 
 
-def _start(data: Path, events: int, start: str, *, whole: bool) -> Start:
+def _start(data: Path, events: int, start: str, workers: int, *, whole: bool) -> Start:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {name: value for name, value in os.environ.items() if name[:5] != "HEED_"}
     environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "400"}
     arguments = ["serve", "--data", str(data), "--port", str(port)]
+    arguments += ["--workers", str(workers)]
     with tempfile.TemporaryFile() as log, pinned(Cores.choose().server):
         began = time.monotonic()
         process = subprocess.Popen(
@@ -140,12 +143,12 @@ def _start(data: Path, events: int, start: str, *, whole: bool) -> Start:
         try:
             _wait(process, lambda: _answers(port, "/health/ready") is not None)
             seconds, used = time.monotonic() - began, _cpu_seconds(process.pid)
-            ready = memory_of(process.pid) or {"resident": 0}
+            resident = _memory(process.pid)
             log_seconds = log_resident = None
             if whole:
-                _wait(process, lambda: _logged(port) >= events)
+                _wait(process, lambda: _logged(port, workers) >= events)
                 log_seconds = time.monotonic() - began
-                log_resident = (memory_of(process.pid) or {"resident": 0})["resident"]
+                log_resident = _memory(process.pid)
             process.send_signal(signal.SIGKILL if start == "again" else signal.SIGTERM)
             process.wait(_STOP)
         finally:
@@ -155,9 +158,7 @@ def _start(data: Path, events: int, start: str, *, whole: bool) -> Start:
         stated = _STAGES.search(log.read().decode(errors="replace"))
     stages = {name: float(value) for name, value in _STAGE.findall(stated[1] if stated else "")}
     stages = {"process": seconds - sum(stages.values()), **stages}
-    return Start(
-        *(events, start, seconds, used, stages, ready["resident"], log_seconds, log_resident)
-    )
+    return Start(*(events, start, seconds, used, stages, resident, log_seconds, log_resident))
 
 
 def _wait(process: subprocess.Popen[bytes], is_done: Callable[[], bool]) -> None:
@@ -179,12 +180,25 @@ def _answers(port: int, path: str) -> str | None:
         return None
 
 
-def _logged(port: int) -> float:
-    """Return the number of events in the log in memory, from the metrics."""
-    found = _LOGGED.search(_answers(port, "/metrics") or "")
-    return float(found[1]) if found else 0.0
+def _logged(port: int, workers: int) -> float:
+    """Return the number of events in the log of every worker, from the metrics."""
+    found = _LOGGED.findall(_answers(port, "/metrics") or "")
+    return min(map(float, found)) if len(found) == workers else 0.0
+
+
+def _processes(pid: int) -> list[int]:
+    """Return a server's process and the workers that it forked."""
+    return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
 
 def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    ticks = 0
+    for each in _processes(pid):
+        fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _memory(pid: int) -> int:
+    """Return the bytes that a server's processes hold."""
+    return sum(share_of(each)["proportional"] for each in _processes(pid))

@@ -12,7 +12,7 @@ from tests.benchmarks.http.ready import measure, ratios, shown
 def test_a_small_run_measures_every_start(tmp_path: Path) -> None:
     """The store has the given number of events, and each start states its stages."""
     starts = ("again",)  # which is killed in the end
-    found = measure([3_000], items=150, users=40, starts=starts, keep=tmp_path)
+    found = measure([3_000], items=150, users=40, starts=starts, workers=2, keep=tmp_path)
     assert [each.start for each in found] == list(starts)
     for each in found:
         assert set(each.stages) == {"process", "catalogue", "popularity", "model"}

@@ -394,6 +394,25 @@ def test_parts_that_do_not_fit_are_refused(made: TrainedModel) -> None:
         TrainedModel(hasty, made.item_ids, counts, "fake", {})
 
 
+def test_weights_whose_sum_overflows_are_finite() -> None:
+    """A model is refused for a weight that is not finite, and not for a sum that is not."""
+    large = random_model(1)
+    with torch.no_grad():
+        large.prior.fill_(3e38)
+    TrainedModel(large, tuple(TWELVE), np.ones(12, np.int64), "fake", {})
+    with torch.no_grad():
+        large.prior[0], large.prior[1] = torch.inf, -torch.inf
+    with pytest.raises(ValueError, match=r"weight prior is not finite"):
+        TrainedModel(large, tuple(TWELVE), np.ones(12, np.int64), "fake", {})
+
+
+def test_reading_draws_no_random_weights(files: Files) -> None:
+    """Reading a model leaves torch's generator as it was: every weight comes from the files."""
+    before = torch.get_rng_state()
+    TrainedModel.from_files(files)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_default_shape_is_one_that_can_be_packed() -> None:
     """A model of the shape that training gives by default makes the round trip."""
     model = random_model(5, **RecommenderConfig(n_items=3).as_dict())
