@@ -16,7 +16,8 @@ from models.data.event_log import EventLog, LoggedEvents
 from models.data.vocabulary import Vocabulary
 from service.domain.records import DISLIKE
 from service.runtime.processes.shared_arrays import SharedArrays
-from service.stores.base import LogChanges, Store
+from service.stores.base import Store
+from service.stores.protocols.event_log_store import LogChanges
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,8 @@ from service.domain.errors import ModelRejected
 from service.domain.records import Item
 from service.snapshots.item_entries import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.base import LogColumns, Store
+from service.stores.base import Store
+from service.stores.protocols.event_log_store import LogColumns
 
 StageProgressCallback = Callable[[str, int, int, TrainingProgress | None], None]
 """Called with a stage, its steps done and in total (0 = unknown), and a training's progress."""

@@ -170,8 +170,8 @@ def _power_cycles(setup: Setup, mode: str, cycles: int) -> int:
                 gone = 1
             missing += gone
             if gone:  # what is lost once would be counted again; beside its mark no store begins
-                for file in point.glob(f"{path.name}*"):
-                    file.unlink()
+                for kept in point.glob(f"{path.name}*"):
+                    kept.unlink()
                 journal.write_text("")
     return missing
 

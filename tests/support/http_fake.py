@@ -48,7 +48,8 @@ from service.engine.engine import Engine
 from service.engine.measurements import Measurement
 from service.http.app import create_app
 from service.jobs.job import Job
-from service.stores.base import AppendResult, PatchResult
+from service.stores.base import AppendResult
+from service.stores.protocols.catalogue_store import PatchResult
 
 
 class FakeEngine:

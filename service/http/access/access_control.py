@@ -19,7 +19,7 @@ from service.domain.settings import Settings, is_exposed
 from service.domain.timestamps import to_rfc3339
 from service.http.access.rate_limits import RateLimits
 from service.http.access.route_scopes import PUBLIC, RouteScopes
-from service.stores.key_store import KeyStore
+from service.stores.protocols.key_store import KeyStore
 
 KEY = "heed.key"  # in the scope of every request: its `ApiKey`, or None without one
 NAMESPACE = "heed.namespace"  # in the scope of every request: the namespace that it is about

@@ -8,7 +8,7 @@ from pathlib import Path
 from service.domain.keys import issue_key
 from service.runtime.data_layout import FIRST_KEY_FILE
 from service.runtime.durable_files import make_directory, sync_directory, write
-from service.stores.key_store import KeyStore
+from service.stores.protocols.key_store import KeyStore
 
 
 async def create_first_key(store: KeyStore, data: Path) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from service.domain.keys import issue_key, parse_token
 from service.runtime.durable_files import sync_directory, write
-from service.stores.key_store import KeyStore
+from service.stores.protocols.key_store import KeyStore
 
 _NAME = "metrics-file"
 _MODE = 0o640  # Prometheus runs as another user, and reads it as a member of the group

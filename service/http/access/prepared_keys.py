@@ -13,7 +13,7 @@ from service.domain.settings import PREFIX, Settings, check_bind_address, is_exp
 from service.http.access.first_key import create_first_key
 from service.http.access.metrics_key import keep_metrics_key
 from service.runtime.data_layout import FIRST_KEY_FILE, STORE_FILE
-from service.stores.key_store import KeyStore
+from service.stores.protocols.key_store import KeyStore
 from service.stores.sqlite.store import SQLiteStore
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from models.catalogue.catalogue_state import (
 )
 from service import __version__
 from service.runtime.cache_files import CacheFiles
-from service.stores.base import CatalogueDigest
+from service.stores.protocols.catalogue_store import CatalogueDigest
 
 
 class CatalogueCache:

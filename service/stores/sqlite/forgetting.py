@@ -16,7 +16,7 @@ import apsw
 import numpy as np
 
 from service.stores.encoding import cursor_of, position_of
-from service.stores.forgetting_ledger import ForgottenUser, user_digest
+from service.stores.protocols.forgetting_ledger import ForgottenUser, user_digest
 from service.stores.sqlite.imports.import_claims import drop_claims_on
 from service.stores.sqlite.reads import INTERNED, read_transaction
 from service.stores.sqlite.registers.popularity import discount_user

@@ -10,8 +10,8 @@ import apsw
 from service.domain.errors import NotFound
 from service.domain.item_patch import ItemPatch
 from service.domain.records import Item
-from service.stores.base import OnCatalogueChange, PatchResult
 from service.stores.encoding import item_document, item_from, vector_bytes
+from service.stores.protocols.catalogue_store import OnCatalogueChange, PatchResult
 from service.stores.sqlite.imports.replaced_records import Replacement, keep_replaced
 from service.stores.sqlite.reads import SELECT_ITEMS
 from service.stores.sqlite.writer import Transaction

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.domain.records import Event, Item, User
-from service.stores.base import CatalogueChanges, CatalogueDigest, History
+from service.stores.base import History
 from service.stores.encoding import cursor_of, item_from, position_of, user_from, vectors_from
+from service.stores.protocols.catalogue_store import CatalogueChanges, CatalogueDigest
 from service.stores.quota import StoreUsage
 
 Rows = list[tuple[Any, ...]]

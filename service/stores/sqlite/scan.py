@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.domain.records import Event, Item, User
-from service.stores.base import LogColumns
 from service.stores.encoding import item_from, user_from
+from service.stores.protocols.event_log_store import LogColumns
 from service.stores.sqlite.reads import (
     SELECT_EVENTS,
     SELECT_ITEMS,

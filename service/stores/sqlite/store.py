@@ -43,22 +43,18 @@ from service.domain.records import (
     check_user,
 )
 from service.domain.scenarios import Scenario
-from service.stores.base import (
-    AppendResult,
+from service.stores.base import AppendResult, History, Store
+from service.stores.encoding import check_limit, user_document
+from service.stores.protocols.catalogue_store import (
     CatalogueChanges,
     CatalogueDigest,
-    History,
-    ImportRecord,
-    LogChanges,
-    LogColumns,
     OnCatalogueChange,
     PatchResult,
-    Store,
-    UndoneImport,
 )
-from service.stores.encoding import check_limit, user_document
-from service.stores.forgetting_ledger import ForgottenAgain, ForgottenUser, user_digest
-from service.stores.measures import StoreMeasures
+from service.stores.protocols.event_log_store import LogChanges, LogColumns
+from service.stores.protocols.forgetting_ledger import ForgottenAgain, ForgottenUser, user_digest
+from service.stores.protocols.import_store import ImportRecord, UndoneImport
+from service.stores.protocols.measures import StoreMeasures
 from service.stores.quota import StoreQuota
 from service.stores.sqlite import forgetting
 from service.stores.sqlite.database_file import (

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import apsw
 
 from service.domain.errors import Invalid
-from service.stores.base import ImportRecord
+from service.stores.protocols.import_store import ImportRecord
 from service.stores.sqlite.forgetting import drop_user
 from service.stores.sqlite.imports.import_claims import claimants, drop_claims
 from service.stores.sqlite.imports.replaced_records import Document, Replacement, document_digest
