@@ -53,7 +53,7 @@ def test_a_key_is_revoked_by_id_or_by_a_name_that_is_its_own(heed: Heed, tmp_pat
 def test_wrong_options_of_a_key_are_named(heed: Heed) -> None:
     """A wrong option is named with what is allowed, and no key is stored."""
     for option, wrong, allowed in (
-        ("--scope", "root", "read, write, train, admin"),
+        ("--scope", "root", "read, write, train, metrics, admin"),
         ("--name", "My shop", "1 to 64 of a-z"),
         ("--namespace", "..", "1 to 64 of a-z"),
         ("--expires", "soon", "30d"),
