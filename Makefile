@@ -29,7 +29,9 @@ demo: $(STAMP) ## fetch a public data set, train, evaluate and serve
 # Schemathesis makes a test of each operation, all of one id, of which processes that share tests would run one.
 ALONE = tests/service/http/test_openapi.py tests/service/http/test_openapi_engine.py
 
-test: $(STAMP) browser prometheus ## run the tests, a core each for some (ARGS="-k name")
+# Many tests start interpreters, each of which would compile anew what it imports if none kept the bytecode.
+test: export PYTHONDONTWRITEBYTECODE =
+test: $(STAMP) browser prometheus ## run the tests, in several processes (ARGS="-k name")
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore %) $(ARGS)
 	@for file in $(ALONE); do OMP_NUM_THREADS=1 $(PY) -m pytest $$file $(ARGS) & pids="$$pids $$!"; done; \
 	for pid in $$pids; do wait $$pid || [ $$? = 5 ] || status=1; done; exit $${status:-0}

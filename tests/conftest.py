@@ -54,6 +54,11 @@ def heed(
     return run
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One process more than there are cores, for many tests wait for a server or a disk."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the longest file first, and refuse tests with equal ids."""
     items.sort(key=lambda item: item.path.name != "test_readme.py")

@@ -49,7 +49,7 @@ def requests() -> list[tuple[str, str, str]]:
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A service over MovieLens 100k, as `make demo` leaves it but for the size of the model."""
+    """A service over MovieLens 100k, as `make demo` leaves it but for a small and short-trained model."""
     data = tmp_path_factory.mktemp("readme")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
     environment |= {"HEED_DATA": str(data)}
@@ -57,7 +57,8 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     command = [*heed, "import", "ml-100k"]
     subprocess.run(command, check=True, env=environment, capture_output=True)
     preset = choose_preset(100_000, 1_682, "quick", epochs=1)
-    config = replace(preset.train_config, attention_epochs=1)
+    short = {"attention_epochs": 0, "final_epochs": 0, "validation_users": 100, "weight_cases": 300}
+    config = replace(preset.train_config, **short)
     tiny.train(data, replace(preset, dim=16, blocks=1, train_config=config))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

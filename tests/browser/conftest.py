@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.support.driving import settled
+from tests.support.driving import settled, stored
 from tests.support.server import Server
 from tests.support.tiny import World
 
@@ -30,11 +30,24 @@ def browser(world: World) -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture
-def server(world: World, tmp_path: Path) -> Iterator[Server]:
-    """A server on a world of this test's own."""
-    with Server(world.copy(tmp_path / "data")) as server:
+@pytest.fixture(scope="session")
+def shared(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server for all tests that change nothing of what it stores."""
+    with Server(world.copy(tmp_path_factory.mktemp("shared") / "data")) as server:
         yield server
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Iterator[Server]:
+    """A server of this test's own where it is marked `changes_data`, else that of all others."""
+    if request.node.get_closest_marker("changes_data"):
+        with Server(world.copy(tmp_path / "data")) as server:
+            yield server
+        return
+    server = request.getfixturevalue("shared")
+    before = stored(server)
+    yield server
+    assert stored(server) == before, "mark this test changes_data"
 
 
 @pytest.fixture

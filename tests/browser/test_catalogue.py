@@ -43,6 +43,7 @@ def test_the_catalogue_is_browsed_in_order_page_by_page(page: Page, server: Serv
         expect(page.get_by_role("button", name="Show more")).to_be_hidden()
 
 
+@pytest.mark.changes_data
 @pytest.mark.parametrize(
     ("step", "low", "high"), [(1, "from 1922", "to 1930"), (250_000, "from 1922", "to 2M")]
 )
@@ -85,6 +86,7 @@ def test_a_search_that_goes_on_by_meaning_says_how_many_match(page: Page) -> Non
     )
 
 
+@pytest.mark.changes_data
 def test_an_item_is_edited_by_what_changed_alone(page: Page, server: Server) -> None:
     """An edit sends the changed fields; a refusal marks the place; the list shows the new title."""
     page.goto(f"{server.url}/#/catalogue/space-03")
@@ -128,6 +130,7 @@ def test_a_refused_edit_points_at_the_place(
         assert http.get("/v1/items/space-03").json()["categories"] == ["space", "odd"]
 
 
+@pytest.mark.changes_data
 def test_an_item_is_hidden_and_shown_again(page: Page, server: Server) -> None:
     """A hidden item is in no answer and is listed among the hidden ones, from where it returns."""
     page.goto(f"{server.url}/#/catalogue/space-03")

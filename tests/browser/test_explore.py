@@ -192,6 +192,7 @@ def test_a_trial_counts_and_is_not_an_event(page: Page, server: Server) -> None:
         assert http.get("/v1/users/u3/history").json() == stored
 
 
+@pytest.mark.changes_data
 def test_a_trial_is_recorded_as_an_event_on_request(page: Page, server: Server) -> None:
     """Trials become events by a button, or at once where the box is ticked."""
     choose(page, "u3")
@@ -217,6 +218,7 @@ def test_a_trial_is_recorded_as_an_event_on_request(page: Page, server: Server) 
         assert history() == [second, first, *before]
 
 
+@pytest.mark.changes_data
 def test_a_guest_begins_with_nothing(page: Page, server: Server) -> None:
     """A new guest gets popular items, and personal ones after the first trial."""
     recommend_in_rows(page, False)
@@ -283,6 +285,7 @@ def test_attention_table_follows_the_options(page: Page) -> None:
     expect(page.locator("#temperature-shown")).to_have_text("100.00")
 
 
+@pytest.mark.changes_data
 def test_markup_in_titles_is_escaped(page: Page, server: Server) -> None:
     """Markup in a title is shown as text and is not executed."""
     evil = '<img src=x onerror="document.title=1"> <script>document.title=2</script> zeppelin'

@@ -21,6 +21,8 @@ from tests.support.driving import (
 )
 from tests.support.tiny import World
 
+pytestmark = pytest.mark.changes_data
+
 
 def test_search_try_ask_why_and_swap_the_model(page: Page, world: World) -> None:
     """Search, a trial, explanation and a change of model each update the page."""

@@ -20,6 +20,8 @@ from tests.support.driving import (
 from tests.support.heed_process import HeedProcess
 from tests.support.server import Server
 
+pytestmark = pytest.mark.changes_data
+
 Create = Callable[..., str]
 
 

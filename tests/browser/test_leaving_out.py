@@ -11,6 +11,8 @@ from tests.support.driving import amounts, ask_why, choose, recommended, score, 
 from tests.support.server import Server
 from tests.support.tiny import AT, EACH, GENRES, item_id
 
+pytestmark = pytest.mark.changes_data
+
 
 def leave_out(row: Locator) -> float:
     """Press the button of a row and return the score shown without its event."""

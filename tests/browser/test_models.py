@@ -62,6 +62,7 @@ def ink(page: Page, place: str) -> dict[str, int]:
     return counted
 
 
+@pytest.mark.changes_data
 def test_a_training_is_started_and_followed_to_its_end(page: Page, server: Server) -> None:
     """A training started on the page ends as the API says, with the curve of its losses."""
     open_tab(page, "Models")

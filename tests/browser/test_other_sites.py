@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from tests.browser.conftest import NAMES
+from tests.support.driving import stored
 from tests.support.server import Server
 from tests.support.tiny import World
 
@@ -60,13 +61,6 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-def state(server: Server) -> tuple[Any, ...]:
-    """What the requests below would change."""
-    with server.client() as client:
-        history = client.get("/v1/users/u4/history").json()
-        return history, client.get("/v1/models").json(), client.get("/v1/users").json()
-
-
 @pytest.mark.parametrize("host", ["evil.example", "localhost", "127.0.0.1"])
 def test_page_of_another_origin_can_neither_read_nor_write(
     browser: Browser, server: Server, elsewhere: int, world: World, host: str
@@ -79,7 +73,7 @@ def test_page_of_another_origin_can_neither_read_nor_write(
         (f"/v1/models/{world.second}/activate", {}),
         ("/v1/events", {"body": EVENT}),
     ]
-    before = state(server)
+    before = stored(server)
     page = browser.new_page()
     page.goto(f"http://{host}:{elsewhere}/")
     statuses: list[int] = []
@@ -98,12 +92,12 @@ def test_page_of_another_origin_can_neither_read_nor_write(
     for path in ("/v1/users", "/v1/users/u4/history", "/metrics"):
         assert page.evaluate(SEND, [server.url + path, {}]) == "TypeError: Failed to fetch"
     page.close()
-    assert state(server) == before
+    assert stored(server) == before
 
 
 def test_dns_rebinding_is_refused(browser: Browser, server: Server) -> None:
     """A page under a foreign name for this machine (DNS rebinding) gets 421."""
-    before = state(server)
+    before = stored(server)
     own = f"http://evil.example:{server.url.rpartition(':')[2]}"
     page = browser.new_page()
     page.goto(f"{own}/")  # for its origin alone: the page of another site came before
@@ -119,4 +113,4 @@ def test_dns_rebinding_is_refused(browser: Browser, server: Server) -> None:
         assert seen.startswith("421 ")
         assert "HEED_ALLOWED_HOSTS" in seen
     page.close()
-    assert state(server) == before
+    assert stored(server) == before

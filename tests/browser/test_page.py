@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.support.driving import attempt, choose, open_tab, recommended, search
@@ -13,6 +14,7 @@ from tests.support.server import ROOT, Server
 from tests.support.tiny import World
 
 
+@pytest.mark.changes_data
 def test_page_opens_with_a_user_and_the_store_counts(page: Page, server: Server) -> None:
     """The page opens with a user's history and recommendations, stored counts and the model."""
     expect(page.locator("#person")).to_have_attribute("data-shown", re.compile("^u"))
@@ -110,6 +112,7 @@ def test_live_figures_are_those_of_the_metrics(page: Page, server: Server) -> No
     expect(page.get_by_role("img", name=re.compile("^Requests a second"))).to_be_visible()
 
 
+@pytest.mark.changes_data
 def test_another_model_is_served_without_a_reload(page: Page, world: World) -> None:
     """A version activated on the page is served at once, and can be rolled back."""
     expect(page.locator("#version")).to_have_text(world.first)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support.driving import open_tab
 from tests.support.server import Server
+
+pytestmark = pytest.mark.changes_data
 
 
 def test_people_are_listed_page_by_page_and_opened(page: Page, server: Server) -> None:

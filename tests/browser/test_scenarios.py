@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.support.driving import open_tab
 from tests.support.server import Server
+
+pytestmark = pytest.mark.changes_data
 
 HOME = {"question": "recommend", "limit": 4, "filter": {"field": "categories", "eq": "space"}}
 OTHER = HOME | {"filter": {"field": "categories", "eq": "music"}}

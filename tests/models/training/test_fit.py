@@ -176,7 +176,7 @@ def test_request_time_is_used_where_it_determines_the_item() -> None:
     """
     split = leave_one_out(waiting(0, 80))
     shape = tiny(6, transitions_per_item=0)
-    fitted = train(split.train, replace(QUICK, epochs=20), shape=shape)
+    fitted = train(split.train, replace(QUICK, epochs=30), shape=shape)
     told = hit_rate(fitted, split.test, exclude_seen=False, use_target_time=True)
     untold = hit_rate(fitted, split.test, exclude_seen=False)
     assert told > 0.95

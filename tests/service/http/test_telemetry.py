@@ -135,6 +135,19 @@ def test_metrics_count_by_route_and_never_by_id(client: Client) -> None:
     assert not any("secret" in name or "nope" in name for name in found)
 
 
+@pytest.mark.parametrize(("accepted", "encoding"), [("gzip", "gzip"), ("br;q=1, identity", None)])
+def test_metrics_are_compressed_for_clients_that_accept_it(
+    client: Client, accepted: str, encoding: str | None
+) -> None:
+    """The metrics are sent by gzip to a client that accepts gzip, and as they are to others."""
+    answer = client.get("/metrics", headers={"accept-encoding": accepted})
+    assert answer.headers.get("content-encoding") == encoding
+    assert answer.headers["vary"] == "Accept-Encoding"
+    assert "heed_http_in_flight 1.0" in answer.text.splitlines()
+    compressed = int(answer.headers["content-length"]) < len(answer.content) / 2
+    assert compressed == (encoding == "gzip")
+
+
 def test_metrics_show_the_engines_numbers_of_now(client: Client) -> None:
     """The engine's statistics are gauges, read at each scrape."""
     items = 'heed_items{namespace="default"}'
