@@ -49,7 +49,7 @@ def requests() -> list[tuple[str, str, str]]:
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """A service over MovieLens 100k, as `make demo` leaves it but for a small and short-trained model."""
+    """A service over MovieLens 100k, as `make demo` leaves it but for a small model."""
     data = tmp_path_factory.mktemp("readme")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
     environment |= {"HEED_DATA": str(data)}
