@@ -1,7 +1,7 @@
 """Processes that run a command of `heed`, forked from one that has imported the service.
 
-Imports take 3 s, far longer than what most tests ask of a command. `test_readme` runs the commands
-themselves.
+Imports take 3 s, far longer than what most tests ask of a command, and what is computed once a
+process half a second more. `test_readme` runs the commands themselves.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+PRELOADED = "tests.support.served_before"
 PATIENCE = 120.0  # seconds until a process that neither answers nor ends is given up
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["service.cli", "service.http.app", "service.http.serving.server", __name__]
+    ["service.cli", "service.http.app", "service.http.serving.server", __name__, PRELOADED]
 )
 
 
