@@ -30,7 +30,7 @@ async def check(store: Store, live: LiveSnapshot, data: Path) -> tuple[bool, Map
         disk["error"] = fault
     details: dict[str, Any] = {"disk": disk, "model": _model(live)}
     if problem is not None:
-        details["store"] = {"problem": problem}
+        details["store"] = {"problem": without_folders(problem)}
     checks = {
         "store": problem is None,
         "disk": has_room,

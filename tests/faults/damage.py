@@ -92,7 +92,9 @@ def _find(data: Path, out: Path) -> None:
                 answer = http.post("/v1/recommend", json=question).json()
                 if answer.get("degraded"):
                     raise Corrupt("an intact model answers, and says so")
-                answers.append(answer.get("items"))
+                if answer.get("title") == "Corrupt":
+                    raise Corrupt(answer["detail"])
+                answers.append(answer["items"])
         digest = hashlib.sha256("\n".join(events).encode()).hexdigest()
         found = {"events": digest, "answers": answers}
     except HeedError as error:

@@ -54,3 +54,15 @@ def test_a_missing_tool_is_named_before_anything_is_injected(
     refused = CliRunner().invoke(matrix.app, ["skew"])
     assert refused.exit_code == 2
     assert "install faketime first" in " ".join(refused.output.replace("│", "").split())
+
+
+def test_acknowledgements_after_a_failed_commit_are_counted(tmp_path: Path) -> None:
+    """Those of earlier commits may come after a refusal, and none after a failed commit."""
+    path = tmp_path / "journal"
+    earlier = "try a 1\ntry b 1\nrefused Unavailable\nack a 1\n"
+    path.write_text(earlier + "err Unavailable\n")
+    assert writing.Journal(path).acks_after_error() == 0
+    path.write_text(earlier + "err Unavailable\nack b 1\n")
+    assert writing.Journal(path).acks_after_error() == 1
+    path.write_text(earlier + "try c 1\nack c 1\n")
+    assert writing.Journal(path).acks_after_error() == 1

@@ -25,9 +25,19 @@ class Journal:
         self.acked = {line[1] for line in self.lines if line[0] == "ack"}
 
     def acks_after_error(self) -> int:
-        """Return the number of acknowledgements after the first error."""
-        heads = [line[0] for line in self.lines]
-        return heads[heads.index("err") :].count("ack") if "err" in heads else 0
+        """Return the number of acknowledgements after the first error of a commit.
+
+        With those of batches that were attempted after an attempt was refused without a commit.
+        """
+        failed = refused = False
+        late, count = set(), 0
+        for head, *rest in self.lines:
+            failed = failed or head == "err"
+            refused = refused or head == "refused"
+            if head == "try" and refused:
+                late.add(rest[0])
+            count += head == "ack" and (failed or rest[0] in late)
+        return count
 
 
 def lost(path: Path, journal: Path) -> int:

@@ -66,10 +66,15 @@ async def _write(path: str, journal: str, seed: int, mode: str) -> None:
                 await asyncio.sleep(0)
                 await waiting
                 continue
+            queued = asyncio.Event()  # set where the append waits for the writer's thread
+            asyncio.get_running_loop().call_soon(queued.set)
             try:
                 await store.append(events)
             except HeedError as error:
-                os.write(notes, f"err {type(error).__name__}\n".encode())
+                # What is refused at once may come before the acknowledgements, on their way from
+                # that thread, of commits before the failure. What was queued comes in order.
+                kind = "err" if queued.is_set() else "refused"
+                os.write(notes, f"{kind} {type(error).__name__}\n".encode())
                 await asyncio.sleep(0.01)
             else:
                 os.write(notes, f"ack {name} {size}\n".encode())

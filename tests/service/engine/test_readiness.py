@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from service.domain.errors import HeedError
+from service.domain.records import Event
 from service.engine import readiness
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.stores.sqlite.store import SQLiteStore
@@ -46,3 +49,24 @@ def test_a_vanished_data_directory_is_not_ready(tmp_path: Path) -> None:
     assert not is_ready
     assert not checks["disk"]
     assert "No such file" in checks["details"]["disk"]["error"]
+
+
+def test_what_is_wrong_with_the_store_names_no_folder(tmp_path: Path) -> None:
+    """A store that takes no more writes fails its check, by the name of its file alone."""
+
+    async def check() -> tuple[bool, Any]:
+        store = SQLiteStore(tmp_path / "store.db")
+        try:
+            (tmp_path / "store.db").unlink()
+            with contextlib.suppress(HeedError):
+                await store.append([Event("u", "i")])
+            return await readiness.check(store, LIVE, tmp_path)
+        finally:
+            await store.close()
+
+    is_ready, checks = asyncio.run(check())
+    assert not is_ready
+    assert not checks["store"]
+    said = checks["details"]["store"]["problem"]
+    assert "store.db" in said
+    assert str(tmp_path) not in said
