@@ -115,7 +115,7 @@ def serve(
         bool,
         typer.Option(
             "--first-key",
-            help="Where there never was an API key, create one that may everything, in the file "
+            help="Where there never was an API key, create one with all scopes, in the file "
             "admin.key of the data directory.",
         ),
     ] = False,

@@ -38,7 +38,7 @@ def prepare_keys(settings: Settings, console: Console, *, with_first_key: bool) 
     first = settings.data / FIRST_KEY_FILE
     if with_first_key and first.exists():
         console.print(
-            f"The first API key, which may everything, is in {first}; see it with\n"
+            f"The first API key, which has all scopes, is in {first}; see it with\n"
             f"  cat {first}          (of a container: docker compose exec api cat {first})\n"
             "Create narrower ones with heed keys create, and delete the file once it is noted.",
             markup=False,
