@@ -40,9 +40,15 @@ class AppliedRules:
                 items[place].setdefault("rules", []).append(rule)
 
     def scaled(self, unit: float) -> AppliedRules:
-        """Return these rules with boosts that are counted in a unit of the scores."""
+        """Return these rules with boosts that are counted in a unit of the scores.
+
+        Where the unit is so large that a boost would be no finite float32, as of scores that are
+        sums of weights of 1e38, the boosts are in the largest unit whose boosts are.
+        """
         if self.boost is None:
             return self
+        largest = max(1.0, float(np.abs(self.boost).max(initial=0.0)))
+        unit = min(unit, float(np.finfo(np.float32).max) / largest / 2)  # 2: of rounding
         rules = tuple(
             (AppliedRule(name=rule["name"], boost=rule["boost"] * unit), mask)
             if "boost" in rule

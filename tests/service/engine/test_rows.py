@@ -220,6 +220,29 @@ def test_a_boost_is_in_deviations_of_each_rows_scores(data: Path) -> None:
     run(data, story)
 
 
+def test_a_boost_of_huge_scores_is_finite(data: Path) -> None:
+    """Scores that are sums of the largest weights leave every score and boost of a row finite."""
+    weight = float(np.finfo(np.float32).max)
+
+    async def story(engine: Engine) -> None:
+        huge = [
+            Event(f"giant{n}", item_id(0, 12), weight=weight, timestamp=AT - SECOND)
+            for n in range(40)
+        ]
+        await plant_rise(engine)
+        await engine.store.append(huge)
+        rules = (Rule("even", FieldCondition("categories", {"eq": "even"}), 0.5),)
+        answer = await ask(engine, "nobody", rules=rules)
+        items = _items(answer)
+        assert {row.reason.kind for row in answer.rows} >= {"popular", "trending"}
+        assert all(np.isfinite(item["score"]) for item in items)
+        boosts = [rule["boost"] for item in items for rule in item.get("rules", ())]
+        assert boosts
+        assert all(0 < boost < weight for boost in boosts)
+
+    run(data, story)
+
+
 def test_facets_count_what_may_stand_in_a_row(data: Path) -> None:
     """Items count that pass the filter, are not excluded, buried or seen, or came back."""
 
