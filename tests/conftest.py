@@ -41,6 +41,7 @@ def heed(
     """The console script, as a shell would call it, on a data directory of this test's own."""
     monkeypatch.setenv("HEED_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which commands set, and which is put back
+    monkeypatch.setattr(os, "setpriority", lambda *_: None)  # which could not be put back
 
     def run(*arguments: object) -> Said:
         monkeypatch.setattr(sys, "argv", ["heed", *map(str, arguments)])

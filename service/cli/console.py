@@ -19,6 +19,7 @@ from rich.console import Console
 from service.domain.names import DEFAULT_NAMESPACE, NAMESPACE_VARIABLE
 from service.runtime.namespace_folders import find_namespace
 
+_NICE = 10  # niceness of commands that work beside a service
 T = TypeVar("T")
 
 # Without a terminal, tables get a fixed width.
@@ -118,6 +119,12 @@ def use_all_cores() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not os.environ.get("OMP_NUM_THREADS"):
         set_threads(os.cpu_count() or 1)
+
+
+def put_requests_first() -> None:
+    """Lower the priority of this process, so that requests to a service beside it stay fast."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, max(own, _NICE))
 
 
 def set_threads(count: int) -> None:

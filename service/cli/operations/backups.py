@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.console import DATA, Data, out, set_threads
+from service.cli.console import DATA, Data, out, put_requests_first, set_threads
 from service.cli.operations.forgotten import read_ledger
 
 if TYPE_CHECKING:
     from service.maintenance.backups.backup import BackupProgress
     from service.maintenance.backups.manifest import BackupManifest
 
-_NICE = 10  # increment to this process's niceness, which keeps requests fast
 _RECORDED = ("encoder", "embedding_dim", "keyword_fields")  # settings that belong to the data
 
 
@@ -48,7 +46,7 @@ def backup(
 
     Try a backup with [bold]heed restore TARGET --drill[/].
     """
-    os.nice(_NICE)
+    put_requests_first()
     set_threads(1)
     from service.domain.settings import Settings
     from service.maintenance.backups.backup import back_up

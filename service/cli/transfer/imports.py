@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from service.cli.console import DATA, Data, err, in_namespace, open_store, out
+from service.cli.console import DATA, Data, err, in_namespace, open_store, out, put_requests_first
 from service.cli.transfer.import_files import import_events, import_items, import_users
 from service.cli.transfer.import_options import DislikesBelow
 from service.domain.errors import Invalid
@@ -41,6 +41,7 @@ def manage(
     ] = False,
 ) -> None:
     """Undo or list imports."""
+    put_requests_first()
     if context.invoked_subcommand is not None:
         if undo is not None or listed:
             raise typer.BadParameter("--undo and --list stand alone", context)

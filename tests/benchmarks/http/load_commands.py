@@ -12,6 +12,8 @@ import typer
 from service.cli.console import out, set_threads
 from service.loadtest.options import DEFAULT_MIX
 
+QUESTIONS = "score=4,recommend=2,search=3"  # the default mix of `heed loadtest` without its writes
+
 Copied = Annotated[
     Path | None, typer.Option("--data", help="Use the model and data here, not generated ones.")
 ]
@@ -70,7 +72,7 @@ def overload(
 
 def interference(
     data: Copied = None,
-    mix: Annotated[str, typer.Option(help="Shares by kind of request.")] = DEFAULT_MIX,
+    mix: Annotated[str, typer.Option(help="Shares by kind of request.")] = QUESTIONS,
     rate: Annotated[float, typer.Option(min=1, help="Requests a second.")] = 60.0,
     deadline: Annotated[float, typer.Option(min=0.05, help="HEED_DEADLINE, seconds.")] = 1.0,
     rounds: Rounds = 3,

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -303,3 +304,16 @@ def test_a_broken_mapping_file_is_not_overwritten(heed: Heed, shop: Path) -> Non
     said = heed("import", "events", shop / "x.csv", "--save-mapping", shop / "m.toml")
     assert (said.code, "must be TOML" in said.err) == (1, True)
     assert (shop / "m.toml").read_text() == "map = {"
+
+
+def test_imports_give_requests_the_processor_first(
+    heed: Heed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import sets the niceness of its process to at least 10."""
+    made: list[tuple[int, ...]] = []
+    monkeypatch.setattr(os, "setpriority", lambda *values: made.append(values))
+    file = tmp_path / "events.jsonl"
+    file.write_text('{"user_id": "u", "item_id": "i"}\n')
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert heed("import", "events", file).code == 0
+    assert made == [(os.PRIO_PROCESS, 0, max(own, 10))]
