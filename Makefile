@@ -26,15 +26,17 @@ setup: $(STAMP) ## create or refresh .venv
 demo: $(STAMP) ## fetch a public data set, train, evaluate and serve
 	$(VENV)/bin/heed demo
 
-# Schemathesis makes a test of each operation, all of one id, of which processes that share tests would run one.
+# Schemathesis makes a test of each operation, all of one id, of which processes that share tests would run one: these
+# run beside the others, and report after them.
 ALONE = tests/service/http/test_openapi.py tests/service/http/test_openapi_engine.py
 
 # Many tests start interpreters, each of which would compile anew what it imports if none kept the bytecode.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP) browser prometheus ## run the tests, in several processes (ARGS="-k name")
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore %) $(ARGS)
-	@for file in $(ALONE); do OMP_NUM_THREADS=1 $(PY) -m pytest $$file $(ARGS) & pids="$$pids $$!"; done; \
-	for pid in $$pids; do wait $$pid || [ $$? = 5 ] || status=1; done; exit $${status:-0}
+	@log=$$(mktemp); \
+	for file in $(ALONE); do OMP_NUM_THREADS=1 $(PY) -m pytest $$file $(ARGS) || [ $$? = 5 ] || exit 1; done >$$log 2>&1 & \
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore %) $(ARGS) || status=1; \
+	wait $$! || status=1; cat $$log; rm -f $$log; exit $${status:-0}
 
 fuzz: $(STAMP) ## draw 500 requests of each operation, new ones each time (EXAMPLES=500, ARGS="-k search")
 	HEED_SCHEMATHESIS_EXAMPLES=$(or $(EXAMPLES),500) OMP_NUM_THREADS=1 $(PY) -m pytest tests/service/http/test_openapi_engine.py $(ARGS)
