@@ -34,7 +34,8 @@ ALONE = tests/service/http/test_openapi.py tests/service/http/test_openapi_engin
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP) browser prometheus ## run the tests, in several processes (ARGS="-k name")
 	@log=$$(mktemp); \
-	for file in $(ALONE); do OMP_NUM_THREADS=1 $(PY) -m pytest $$file $(ARGS) || [ $$? = 5 ] || exit 1; done >$$log 2>&1 & \
+	(for file in $(ALONE); do OMP_NUM_THREADS=1 $(PY) -m pytest $$file $(ARGS) || [ $$? = 5 ] || failed=1; done; \
+	exit $${failed:-0}) >$$log 2>&1 & \
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore %) $(ARGS) || status=1; \
 	wait $$! || status=1; cat $$log; rm -f $$log; exit $${status:-0}
 

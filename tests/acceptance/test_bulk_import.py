@@ -19,7 +19,7 @@ import pytest
 from tests.support.server import Server
 from tests.support.tiny import WORDS, World, item_id
 
-ITEMS = 20_000
+ITEMS = 40_000
 BATCH = 500  # items of one request
 LEAST = 200  # questions asked meanwhile
 QUIET = 300  # questions asked of the same catalogue at rest

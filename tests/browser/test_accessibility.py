@@ -55,7 +55,8 @@ def fill(page: Page, tab: str) -> None:
         page.get_by_text("Trainings before").click()
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1440)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
 def test_every_tab_passes_the_accessibility_audit(
     browser: Browser, server: Server, scheme: Literal["light", "dark"], width: int
 ) -> None:

@@ -48,7 +48,8 @@ class AppliedRules:
         if self.boost is None:
             return self
         largest = max(1.0, float(np.abs(self.boost).max(initial=0.0)))
-        unit = min(unit, float(np.finfo(np.float32).max) / largest / 2)  # 2: of rounding
+        # Half of it, so that no boost is rounded to infinity.
+        unit = min(unit, float(np.finfo(np.float32).max) / largest / 2)
         rules = tuple(
             (AppliedRule(name=rule["name"], boost=rule["boost"] * unit), mask)
             if "boost" in rule
