@@ -28,12 +28,16 @@ class Lane:
     """A kind of work of which `slots` requests run at once; the others wait for their turn.
 
     yields: starts nothing while a request of an earlier lane waits.
+    has_started: a request has started in this iteration of the event loop. The next one waits for
+        another, since an answer that is computed on the loop delays whatever arrives meanwhile,
+        and above all the refusals, which are due at once.
     """
 
     slots: int
     yields: bool = False
     running: list[Turn] = field(default_factory=list)
     waiting: deque[Turn] = field(default_factory=deque)
+    has_started: bool = False
     service: float = 0.0  # seconds that a request which always ran would have attained so far
     advanced: float = 0.0  # when `service` was computed
     idle: float = 0.0  # when nothing waited last
@@ -151,7 +155,7 @@ class WorkQueue:
         if wait and wait + cost > patience * (OVERLOAD_PATIENCE if is_overload else 1.0):
             raise _overloaded(wait)
         if self._may_start(number) and not lane.waiting:
-            turn.start()
+            self._start(turn, lane)
         else:
             await self._wait(lane, turn)
         token = current_slot.set(turn)
@@ -169,14 +173,25 @@ class WorkQueue:
             lane.advance(now)
             while lane.waiting and self._may_start(number):
                 turn = lane.waiting.popleft()
-                turn.start()
+                self._start(turn, lane)
                 if turn.ready is not None and not turn.ready.done():
                     turn.ready.set_result(None)
 
     def _may_start(self, number: int) -> bool:
         lane = self._lanes[number]
-        earlier = self._lanes[:number] if lane.yields else ()
-        return len(lane.running) < lane.slots and not any(each.waiting for each in earlier)
+        if lane.has_started or len(lane.running) >= lane.slots:
+            return False
+        return not (lane.yields and any(each.waiting for each in self._lanes[:number]))
+
+    def _start(self, turn: Turn, lane: Lane) -> None:
+        turn.start()
+        lane.has_started = True
+        asyncio.get_running_loop().call_soon(self._iterate, lane)
+
+    def _iterate(self, lane: Lane) -> None:
+        """Let the lane start another request, in a new iteration of the event loop."""
+        lane.has_started = False
+        self.start_waiting(self.clock())
 
     async def _wait(self, lane: Lane, turn: Turn) -> None:
         turn.ready = asyncio.get_running_loop().create_future()

@@ -103,6 +103,30 @@ def test_what_would_wait_too_long_is_refused_at_once() -> None:
     run(test)
 
 
+def test_refusals_wait_for_one_start_at_most() -> None:
+    """Of the requests that may start, one does in each iteration of the event loop."""
+
+    async def test() -> None:
+        queue = WorkQueue([Lane(8)], clock=Clock())
+        happened: list[str] = []
+
+        async def request(name: str, patience: float) -> None:
+            try:
+                async with queue.turn(URGENT, 1.0, patience):
+                    happened.append(f"{name} computes")
+            except Overloaded:
+                happened.append(f"{name} refused")
+
+        async with asyncio.TaskGroup() as group:
+            for name in "abc":
+                group.create_task(request(name, math.inf))
+            group.create_task(request("d", 1.0))
+        computed = [f"{name} computes" for name in "abc"]
+        assert happened == [computed[0], "d refused", *computed[1:]]
+
+    run(test)
+
+
 def test_the_only_request_starts_whatever_its_cost() -> None:
     """An estimate beyond all patience starts where nothing runs, so that it is corrected."""
 
