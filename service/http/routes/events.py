@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
+from service.http.schemas.conversion import convert_rows
 from service.http.schemas.rendering import Json
 from service.http.schemas.stored import AppendedOut
 from service.http.schemas.write import EventsIn
@@ -22,7 +23,7 @@ async def append_events(body: EventsIn, context: Context) -> Response:
     differs, the answer is 409 and nothing is stored. Events without an `event_id` are always new.
     """
     dims = context.settings.embedding_dim
-    events = [event.to_event(dims, f"/events/{i}") for i, event in enumerate(body.events)]
+    events = await convert_rows(body.events, lambda i, row: row.to_event(dims, f"/events/{i}"))
     with context.stages("store"):
         stored, duplicates = await context.engine.store.append(events)
     return Json({"stored": stored, "duplicates": duplicates})

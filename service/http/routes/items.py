@@ -15,6 +15,7 @@ from service.http.routes.context import Context, JsonRoute
 from service.http.routes.streams import store_stream
 from service.http.schemas.answers import AnswerOut, answer_out
 from service.http.schemas.base import ItemsPage
+from service.http.schemas.conversion import convert_rows
 from service.http.schemas.questions.similar import SimilarIn, SimilarParams
 from service.http.schemas.rendering import Json
 from service.http.schemas.scalars import PathId
@@ -65,9 +66,9 @@ async def put_items(body: ItemsIn, context: Context) -> Response:
     `errors`, never a part of it.
     """
     dims, catalogue = context.settings.embedding_dim, context.engine.live.catalogue
-    patches = [
-        item.to_patch(item.item_id, dims, f"/items/{i}") for i, item in enumerate(body.items)
-    ]
+    patches = await convert_rows(
+        body.items, lambda i, row: row.to_patch(row.item_id, dims, f"/items/{i}")
+    )
     with context.stages("store"):
         if body.update:
             updates = await catalogue.patch_items(patches)

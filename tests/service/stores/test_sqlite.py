@@ -1,9 +1,11 @@
 """The SQLite store: the store contract, group commit and several processes."""
 
 import asyncio
+import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -266,6 +268,20 @@ async def test_long_histories_are_read_off_the_loop(path: Path) -> None:
     assert not reading.done()
     history = await reading
     assert history.item_ids == [f"i{n}" for n in range(20_000)]
+    await store.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process has one niceness elsewhere")
+async def test_the_writer_thread_leaves_the_processor_to_answers(path: Path) -> None:
+    """The thread that writes has a higher niceness than the process; this thread keeps its own."""
+    own, before = os.getpriority(os.PRIO_PROCESS, 0), set(threading.enumerate())
+    store = SQLiteStore(path)
+    await store.append([Event("u", "i")])
+    started = set(threading.enumerate()) - before
+    (thread,) = (each for each in started if each.name == "heed-store-writer")
+    assert thread.native_id is not None
+    assert os.getpriority(os.PRIO_PROCESS, thread.native_id) == min(19, own + writer.NICENESS) > own
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == own
     await store.close()
 
 
