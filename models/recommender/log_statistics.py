@@ -32,17 +32,19 @@ class LogStatistics(nn.Module):
     def __init__(self, config: RecommenderConfig) -> None:
         super().__init__()
         self._config, items = config, config.n_items
-        shape = (items, config.transitions_per_item)
-        self.register_buffer("transition_items", torch.full(shape, items, dtype=torch.int32))
-        self.register_buffer("transition_sums", torch.zeros(shape))
+        # Views of one number: of a large catalogue they would be hundreds of megabytes, which
+        # are replaced at once where a model is read.
+        none, shape = torch.tensor(items, dtype=torch.int32), (items, config.transitions_per_item)
+        self.register_buffer("transition_items", none.expand(shape))
+        self.register_buffer("transition_sums", torch.zeros(()).expand(shape))
         self.register_buffer("max_request_gap", torch.tensor(MAX_REQUEST_GAP))
         popularity = torch.zeros(len(HALF_LIVES), items + 1) if config.next_basket else None
         self.register_buffer("recent_popularity", popularity)
         self.register_buffer("similar_items", None)
         self.register_buffer("similarity_weights", None)
         if kept := config.similar_items:
-            none = torch.full((items, kept), items, dtype=torch.int32)
-            self.similarity = ItemSimilarity(none, torch.zeros(items, kept))
+            weights = torch.zeros(()).expand(items, kept)
+            self.similarity = ItemSimilarity(none.expand(items, kept), weights)
 
     @property
     def transition_counts(self) -> TransitionCounts:

@@ -54,7 +54,7 @@ def enlarged(snapshot: Snapshot, copies: int, seed: int = 0) -> Snapshot:
             copies, 1
         ),
     }
-    model.load_state_dict(state)
+    model.load_state_dict(state, assign=True)
     ids = tuple(f"{copy}:{id_}" for copy in range(copies) for id_ in trained.item_ids)
     made = replace(
         trained, model=model.eval(), item_ids=ids, item_counts=np.tile(trained.item_counts, copies)
