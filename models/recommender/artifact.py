@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -26,6 +26,7 @@ ItemCounts = NDArray[np.int64]
 ARTIFACT_FORMAT = 5
 _DRAWING = ("normal_", "uniform_", "kaiming_uniform_")  # that initialise weights at random
 _ITEM_COUNTS = "item_counts"  # name of the tensor beside the weights
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64, "I32": torch.int32}
 _INTEGER_BUFFERS = {
     "statistics.transition_items": torch.int32,
     "statistics.similar_items": torch.int32,
@@ -91,8 +92,8 @@ class TrainedModel:
         }
 
     @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> TrainedModel:
-        """Read what `to_files` wrote.
+    def from_files(cls, files: Mapping[str, bytes | bytearray]) -> TrainedModel:
+        """Read what `to_files` wrote. The weights are views of a bytearray, and copies of bytes.
 
         Raises:
             ValueError: naming the file that is missing, malformed or does not fit the others.
@@ -123,7 +124,7 @@ class TrainedModel:
                 raise ValueError(f"{len(item_ids)} ids, where the model has {config.n_items} items")
             _check_distinct(item_ids)
         with _naming(WEIGHTS_FILE):
-            tensors = load(files[WEIGHTS_FILE])
+            tensors = _tensors_in(files[WEIGHTS_FILE])
             counts = tensors.pop(_ITEM_COUNTS)
             if counts.dtype != torch.int64:
                 raise ValueError(f"{_ITEM_COUNTS} must be int64, not {counts.dtype}")
@@ -174,9 +175,41 @@ def _naming(file: str) -> Iterator[None]:
     """Turn any parsing error into a ValueError that names the file."""
     try:
         yield
-    except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError,
-            SafetensorError) as error:  # fmt: skip
+    except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
         raise ValueError(f"{file}: {error}") from error
+
+
+def _tensors_in(data: bytes | bytearray) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file, as views of its bytes where those are writable.
+
+    The format is the one of https://huggingface.co/docs/safetensors. Its library copies each
+    tensor, which takes longer than reading hundreds of megabytes, and as much memory again.
+
+    Raises:
+        ValueError, LookupError, TypeError: the file is malformed.
+    """
+    buffer = data if isinstance(data, bytearray) else bytearray(data)
+    start = 8 + int.from_bytes(buffer[:8], "little")
+    header = json.loads(buffer[8:start])
+    if not isinstance(header, dict):
+        raise ValueError("its header must be a JSON object")
+    found = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        shape, (begin, end) = entry["shape"], entry["data_offsets"]
+        if not all(isinstance(each, int) and each >= 0 for each in (*shape, begin, end)):
+            raise ValueError(f"the shape and the place of {name} must be whole numbers")
+        if entry["dtype"] not in _DTYPES:
+            raise ValueError(f"{name} must be of one of {', '.join(_DTYPES)}")
+        dtype, count = _DTYPES[entry["dtype"]], math.prod(shape)
+        if end - begin != count * dtype.itemsize or end > len(buffer) - start:
+            raise ValueError(f"{name} is not where the header says")
+        flat = torch.empty(0, dtype=dtype)  # no buffer is viewed from its end
+        if count:
+            flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=start + begin)
+        found[name] = flat.reshape(shape)
+    return found
 
 
 def _is_finite(weight: Tensor) -> bool:

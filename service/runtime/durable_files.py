@@ -35,7 +35,7 @@ def make_directory(path: Path) -> None:
         sync_directory(directory.parent)
 
 
-def write(path: Path, data: bytes, *, mode: int = PRIVATE_FILE) -> None:
+def write(path: Path, data: bytes | bytearray, *, mode: int = PRIVATE_FILE) -> None:
     """Write a file and fsync it. Its directory entry is durable only after `sync_directory`."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     try:

@@ -61,7 +61,7 @@ def seal(body: Mapping[str, Any]) -> bytes:
     return _spell({**body, "sha256": digest})
 
 
-def unseal(data: bytes, name: str) -> dict[str, Any]:
+def unseal(data: bytes | bytearray, name: str) -> dict[str, Any]:
     """Decode and verify what `seal` encoded.
 
     Raises:
@@ -142,8 +142,8 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def read_files(directory: Path, manifest: Manifest) -> Iterator[tuple[str, bytes]]:
-    """Yield each file's name and verified bytes.
+def read_files(directory: Path, manifest: Manifest) -> Iterator[tuple[str, bytearray]]:
+    """Yield each file's name and verified bytes, which the caller may view and keep.
 
     Raises:
         Corrupt: naming the file whose bytes are not those that were published.
@@ -155,7 +155,7 @@ def read_files(directory: Path, manifest: Manifest) -> Iterator[tuple[str, bytes
         yield name, data
 
 
-def read_file(directory: Path, name: str, size: int | None = None) -> bytes:
+def read_file(directory: Path, name: str, size: int | None = None) -> bytearray:
     """Read a regular file of `size` bytes, or of any size that a sealed file may have.
 
     Raises:
@@ -170,7 +170,9 @@ def read_file(directory: Path, name: str, size: int | None = None) -> bytes:
             _check_status(directory, name, status, size)
             if size is None and status.st_size > _SEALED_LIMIT:
                 raise Corrupt(f"{directory.name}/{name}: {status.st_size} bytes are too many")
-            return file.read()
+            data = bytearray(status.st_size)
+            del data[file.readinto(data) :]  # it has become shorter meanwhile
+            return data
     except OSError as error:
         if error.errno in _DAMAGE:
             raise Corrupt(f"{directory.name}/{name}: {error.strerror}") from error

@@ -82,7 +82,7 @@ class Registry:
 
     def publish(
         self,
-        files: Mapping[str, bytes],
+        files: Mapping[str, bytes | bytearray],
         metadata: Mapping[str, Any],
         *,
         version: str | None = None,
@@ -133,7 +133,7 @@ class Registry:
                     self._point(version)
         return version
 
-    def load(self, version: str) -> dict[str, bytes]:
+    def load(self, version: str) -> dict[str, bytearray]:
         """Load the files of `version`, every byte verified: name to content.
 
         Raises:

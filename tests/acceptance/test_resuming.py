@@ -44,7 +44,7 @@ def weights(data: Path) -> bytes:
     registry = Registry(data / MODELS_FOLDER)
     (version,) = registry.versions()
     assert registry.current() == version.version
-    return registry.load(version.version)[WEIGHTS_FILE]
+    return bytes(registry.load(version.version)[WEIGHTS_FILE])
 
 
 @pytest.fixture(scope="module")

@@ -173,7 +173,7 @@ def test_a_broken_version_never_replaces_a_good_one(
 ) -> None:
     """A version with NaN weights or changed bytes is never served, and its reason is reported."""
     files = registry.load(world.first)
-    weights = load(files[WEIGHTS_FILE])
+    weights = load(bytes(files[WEIGHTS_FILE]))
     weights["prior"][3] = np.nan
     before = answer(http)
     registry.publish(files | {WEIGHTS_FILE: save(weights)}, {}, version="nan")

@@ -406,6 +406,19 @@ def test_weights_whose_sum_overflows_are_finite() -> None:
         TrainedModel(large, tuple(TWELVE), np.ones(12, np.int64), "fake", {})
 
 
+def test_weights_are_views_of_the_bytes_that_were_read(files: Files) -> None:
+    """Weights are those that safetensors itself reads, and lie in the buffer that was given."""
+    buffer = bytearray(files[WEIGHTS_FILE])
+    model = TrainedModel.from_files({**files, WEIGHTS_FILE: buffer}).model
+    first = torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
+    wanted, state = load(files[WEIGHTS_FILE]), model.state_dict()
+    wanted.pop("item_counts")
+    assert state.keys() == wanted.keys()
+    for name, weight in state.items():
+        assert torch.equal(weight, wanted[name]), name
+        assert first < weight.data_ptr() < first + len(buffer), name
+
+
 def test_reading_draws_no_random_weights(files: Files) -> None:
     """Reading a model leaves torch's generator as it was: every weight comes from the files."""
     before = torch.get_rng_state()

@@ -36,7 +36,7 @@ from tests.support.tiny import NOON, World, events, item_id, items
 
 pytestmark = pytest.mark.anyio
 
-Files = Mapping[str, bytes]
+Files = Mapping[str, bytes | bytearray]
 
 
 class Slow(StaticEncoder):
@@ -337,15 +337,15 @@ async def test_rows_keep_their_meaning_across_models(serving: LiveSnapshot, worl
     assert scores(await serving.activate(world.first)) == scores(first)
 
 
-def with_weights(files: Files, name: str, change: object) -> dict[str, bytes]:
+def with_weights(files: Files, name: str, change: object) -> Files:
     """The files with one tensor changed in place by `change`."""
-    weights = load(files[WEIGHTS_FILE])
+    weights = load(bytes(files[WEIGHTS_FILE]))
     weights[name] = np.array(weights[name])
     change(weights[name])  # type: ignore[operator]
     return {**files, WEIGHTS_FILE: save(weights)}
 
 
-def described(files: Files, old: str, new: str) -> dict[str, bytes]:
+def described(files: Files, old: str, new: str) -> Files:
     """The files with one word of the description changed."""
     text = files[DESCRIPTION_FILE].decode()
     assert old in text

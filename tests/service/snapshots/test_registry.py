@@ -72,7 +72,7 @@ def staged(registry: Registry) -> list[Path]:
     return list((registry._root / "staging").iterdir())
 
 
-def load_current(registry: Registry) -> dict[str, bytes]:
+def load_current(registry: Registry) -> dict[str, bytearray]:
     """The files of the version that is current."""
     return registry.load(registry.current() or "")
 

@@ -398,7 +398,7 @@ def test_killed_training_is_resumed(
         result = train_and_publish.train(
             corpus, registry, "fake", preset=FAST, seed=9, progress=told, checkpoint=path
         )
-        return registry.load(result["version"])[WEIGHTS_FILE]
+        return bytes(registry.load(result["version"])[WEIGHTS_FILE])
 
     for epoch in (2, 3, 4):
         with pytest.raises(Killed):
