@@ -309,11 +309,13 @@ def test_a_broken_mapping_file_is_not_overwritten(heed: Heed, shop: Path) -> Non
 def test_imports_give_requests_the_processor_first(
     heed: Heed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An import sets the niceness of its process to at least 10."""
+    """An import sets the niceness of its process to at least 10, before it opens the store."""
     made: list[tuple[int, ...]] = []
     monkeypatch.setattr(os, "setpriority", lambda *values: made.append(values))
     file = tmp_path / "events.jsonl"
     file.write_text('{"user_id": "u", "item_id": "i"}\n')
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert heed("import", "events", file).code == 0
-    assert made == [(os.PRIO_PROCESS, 0, max(own, 10))]
+    process, *threads = made
+    assert process == (os.PRIO_PROCESS, 0, max(own, 10))
+    assert all(thread > 0 for _, thread, _ in threads)
