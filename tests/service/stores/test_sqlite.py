@@ -271,7 +271,6 @@ async def test_long_histories_are_read_off_the_loop(path: Path) -> None:
     await store.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a process has one niceness elsewhere")
 async def test_the_writer_thread_leaves_the_processor_to_answers(path: Path) -> None:
     """The thread that writes has a higher niceness than the process; this thread keeps its own."""
     own, before = os.getpriority(os.PRIO_PROCESS, 0), set(threading.enumerate())
