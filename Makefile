@@ -75,7 +75,7 @@ prometheus: $(STAMP) ## Prometheus and promtool, which the tests of alerts and o
 # Debian's package makes a cluster and starts it, unless it is told not to before it is installed.
 CLUSTERS := /etc/postgresql-common/createcluster.conf
 postgres: $(STAMP) ## PostgreSQL's server, which the tests of stores start, unless there is one (or HEED_TEST_POSTGRES=URL)
-	@$(PY) -c 'from tests.support.postgres_server import program; program("initdb"); program("postgres")' 2>/dev/null && exit 0; \
+	@$(PY) -c 'from tests.support.postgres_programs import program; program("initdb"); program("postgres")' 2>/dev/null && exit 0; \
 	[ -z "$$HEED_TEST_POSTGRES" ] || exit 0; \
 	command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] || { \
 	  echo "test: put PostgreSQL's initdb and postgres on PATH (Debian: apt-get install postgresql)," \

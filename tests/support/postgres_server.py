@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import pwd
-import random
 import shutil
 import signal
-import socket
-import subprocess
-import tempfile
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -22,10 +16,18 @@ from urllib.parse import urlsplit
 import psycopg
 from psycopg import sql
 
+from tests.support.postgres_programs import (
+    ENVIRONMENT,
+    SUPERUSER,
+    free_port,
+    owned_folder,
+    program,
+    run_as_server,
+    server_user,
+)
 from tests.support.process_tree import ProcessTree
 
 PATIENCE = 60.0  # seconds until a server that neither starts nor ends is given up
-SUPERUSER = "postgres"
 _IPC_RMID = 0  # of shmctl(2)
 
 
@@ -77,9 +79,13 @@ class PostgresServer(PostgresDatabases):
     processes end when this process does, however that ends.
 
     Args:
-        settings: as in postgresql.conf, besides those of this class.
+        settings: go into postgresql.conf; a standby has those of its primary.
+        name: that standbys are known by to their primary.
         fsync: wait for the disk, as a server does that is to survive a loss of power.
         initdb: options of initdb besides those of this class.
+        standby_of: a running server, of which this one becomes a standby by a base backup;
+            nothing is made by initdb then.
+        place: the folder in which its own is made; that of temporary files if None.
 
     Raises:
         FileNotFoundError: no PostgreSQL is installed.
@@ -90,24 +96,32 @@ class PostgresServer(PostgresDatabases):
         self,
         settings: Mapping[str, object] | None = None,
         *,
+        name: str = "",
         fsync: bool = False,
         initdb: Sequence[str] = ("--no-locale",),
+        standby_of: PostgresServer | None = None,
+        place: Path | None = None,
     ) -> None:
         self.port = free_port()
         super().__init__(f"postgresql://{SUPERUSER}@127.0.0.1:{self.port}/postgres")
-        self.folder = owned_folder()
+        self.folder = owned_folder(place)
         self.data = self.folder / "data"
         self._log = self.folder / "server.log"
-        self._settings = {
+        # Not in the file, which is copied from one server to another.
+        self._own_settings = {
             "listen_addresses": "127.0.0.1",
             "port": self.port,
             "unix_socket_directories": "",
+            "cluster_name": name,
             "fsync": "on" if fsync else "off",
-            **(settings or {}),
         }
         self._tree: ProcessTree | None = None
+        self._frozen = False
         try:
-            self._make_data(initdb)
+            if standby_of is None:
+                self._make_data(initdb, settings or {})
+            else:
+                self.copy(standby_of)
             self.start()
         except BaseException:
             self.close()
@@ -129,13 +143,18 @@ class PostgresServer(PostgresDatabases):
         """Whether a process of the server runs, be it frozen."""
         return self._tree is not None and self._tree.is_alive
 
+    @property
+    def answers(self) -> bool:
+        """Whether the server runs and is not frozen."""
+        return self.is_alive and not self._frozen
+
     def start(self) -> None:
         """Start a server that was stopped or killed, and wait until it takes connections."""
         assert not self.is_alive, "it runs"
         command = [program("postgres"), "-D", str(self.data)]
-        for name, value in self._settings.items():
+        for name, value in self._own_settings.items():
             command += ["-c", f"{name}={value}"]
-        self._tree = ProcessTree(command, self._log, self.folder, server_user(), _ENVIRONMENT)
+        self._tree = ProcessTree(command, self._log, self.folder, server_user(), ENVIRONMENT)
         until = time.monotonic() + PATIENCE
         while not self._is_ready():
             if not self.is_alive or time.monotonic() > until:
@@ -145,7 +164,7 @@ class PostgresServer(PostgresDatabases):
     def stop(self) -> None:
         """Shut the server down in order: it ends its connections and writes a checkpoint."""
         if self._tree is not None and self._tree.is_alive:
-            self._tree.thaw()
+            self.thaw()
             self._tree.send(signal.SIGINT)
             self._tree.wait(PATIENCE)
 
@@ -153,16 +172,51 @@ class PostgresServer(PostgresDatabases):
         """Kill every process of the server at once, as a loss of power does."""
         if self._tree is not None:
             self._tree.kill()
+            self._frozen = False
 
     def freeze(self) -> None:
         """Stop every process where it stands: connections stay open and nothing answers."""
         assert self._tree is not None
         self._tree.freeze()
+        self._frozen = True
 
     def thaw(self) -> None:
         """Let a frozen server go on."""
         assert self._tree is not None
         self._tree.thaw()
+        self._frozen = False
+
+    def configure(self, name: str, value: object) -> None:
+        """Set something for now and for later starts, as ALTER SYSTEM does."""
+        setting = sql.SQL("ALTER SYSTEM SET {} = {}")
+        self.execute(setting.format(sql.Identifier(name), sql.Literal(str(value))))
+        self.execute(sql.SQL("SELECT pg_reload_conf()").format())
+
+    def copy(self, primary: PostgresServer) -> None:
+        """Replace the data by a base backup of a running server, whose standby this will be."""
+        shutil.rmtree(self.data, ignore_errors=True)
+        run_as_server(
+            [
+                program("pg_basebackup"),
+                *("--pgdata", str(self.data), "--dbname", primary.url()),
+                *("--write-recovery-conf", "--checkpoint", "fast", "--no-sync"),
+            ],
+            self.folder,
+        )
+
+    def rewind(self, primary: PostgresServer) -> None:
+        """Take back what this server alone has, so that it can be a standby of another.
+
+        It was killed or stopped, and shares its past with `primary`, which was promoted.
+        """
+        run_as_server(
+            [
+                program("pg_rewind"),
+                *("--target-pgdata", str(self.data), "--source-server", primary.url()),
+                *("--write-recovery-conf", "--no-sync"),
+            ],
+            self.folder,
+        )
 
     def close(self) -> None:
         """Kill what runs, and remove the data."""
@@ -174,15 +228,20 @@ class PostgresServer(PostgresDatabases):
         """Return what the server has logged since it was made."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def _make_data(self, options: Sequence[str]) -> None:
+    def _make_data(self, options: Sequence[str], settings: Mapping[str, object]) -> None:
         run_as_server(
             [
                 program("initdb"),
                 *("--pgdata", str(self.data), "--username", SUPERUSER, "--encoding", "UTF8"),
-                *("--auth", "trust", "--no-sync", "--no-instructions", *options),
+                *("--auth", "trust", "--data-checksums", "--no-sync", "--no-instructions"),
+                *options,
             ],
             self.folder,
         )
+        with (self.data / "postgresql.conf").open("a") as file:
+            for name, value in settings.items():
+                quoted = str(value).replace("'", "''")
+                file.write(f"{name} = '{quoted}'\n")
 
     def _is_ready(self) -> bool:
         try:
@@ -195,81 +254,6 @@ class PostgresServer(PostgresDatabases):
             return False
 
 
-def program(name: str) -> str:
-    """Return the path of a program of PostgreSQL's, of the newest version where Debian has many.
-
-    Raises:
-        FileNotFoundError: there is none; the message says what to install.
-    """
-    versions = Path("/usr/lib/postgresql").glob("*/bin")
-    newest = sorted(versions, key=lambda each: [int(n) for n in each.parts[-2].split(".")])[::-1]
-    places = [os.environ.get("PATH", ""), *map(str, newest)]
-    found = shutil.which(name, path=os.pathsep.join(places))
-    if found is None:
-        raise FileNotFoundError(
-            f"{name} is neither on PATH nor in /usr/lib/postgresql/*/bin: run `make postgres`, "
-            "install PostgreSQL's server (Debian's package postgresql), or name a server that "
-            "runs in HEED_TEST_POSTGRES=postgresql://…"
-        )
-    return found
-
-
-def server_user() -> str | None:
-    """Name the user that servers run as: PostgreSQL refuses root; None is whoever runs this."""
-    if os.geteuid() != 0:
-        return None
-    names = {entry.pw_name for entry in pwd.getpwall()}
-    return SUPERUSER if SUPERUSER in names else "nobody"
-
-
-def owned_folder() -> Path:
-    """Make a temporary folder that belongs to `server_user`, to whom pytest's own are closed."""
-    folder = Path(tempfile.mkdtemp(prefix="heed-postgres-"))
-    user = server_user()
-    if user is not None:
-        shutil.chown(folder, user)
-    return folder
-
-
-def run_as_server(command: Sequence[str], folder: Path) -> None:
-    """Run a program of PostgreSQL's as `server_user` until it ends.
-
-    Raises:
-        RuntimeError: it failed; the message is its output.
-    """
-    user = server_user()
-    ended = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        cwd=folder,
-        env=_ENVIRONMENT,
-        user=user,
-        group=None if user is None else pwd.getpwnam(user).pw_gid,
-        extra_groups=None if user is None else [],
-        text=True,
-        check=False,
-    )
-    if ended.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {ended.stdout}")
-
-
-def free_port() -> int:
-    """Find a port of the loopback interface that a server can take, and take again later.
-
-    Ports from 32768 on may be given to connections while the server is down.
-    """
-    while True:
-        port = random.randrange(15_000, 32_768)
-        with socket.socket() as trial:
-            try:
-                trial.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-
-
 def _remove_shared_memory(data: Path) -> None:
     # A killed server leaves a segment, which its next start would have removed.
     try:
@@ -277,7 +261,3 @@ def _remove_shared_memory(data: Path) -> None:
     except (FileNotFoundError, IndexError):
         return
     ctypes.CDLL(None).shmctl(int(identifier), _IPC_RMID, None)
-
-
-# Without variables like PGDATA and PGPORT of whoever runs the tests.
-_ENVIRONMENT = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
