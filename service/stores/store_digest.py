@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import orjson
 
+from service.domain.keys import ApiKey
 from service.domain.records import Event, Vector
 from service.domain.scenarios import Scenario
 from service.stores.base import Store
+from service.stores.protocols.forgetting_ledger import ForgottenUser
 
 _BYTES = 16  # of the digest of a record, and of a table
 _MODULUS = 1 << 8 * _BYTES
-_PAGE = 1_000  # scenarios read at once
+_PAGE = 1_000  # scenarios, or entries of the ledger, read at once
+T = TypeVar("T")
 
 
 class TableDigest(NamedTuple):
@@ -26,8 +30,10 @@ class TableDigest(NamedTuple):
 
 
 async def digest_store(store: Store) -> Mapping[str, TableDigest]:
-    """Return the digests of `events`, `items`, `users`, `profiles`, `scenarios` and `imports`.
+    """Return the digest of each table of a store.
 
+    The tables are `events`, `items`, `users`, `profiles`, `scenarios` and `deleted_scenarios` (all
+    versions, of those in use and of those deleted), `imports`, `keys` and `forgotten`, the ledger.
     They depend on the records alone, not on their order, on versions of users or on how a store
     lays them out: two stores with the same content have the same digests, whatever holds them. The
     digest of a table is the sum of its records' BLAKE2b digests modulo 2^128. It finds damage and
@@ -43,10 +49,33 @@ async def digest_store(store: Store) -> Mapping[str, TableDigest]:
         "profiles": (_record(_fields(user)) for user in store.scan_users()),
     }
     digests = {name: await asyncio.to_thread(_digest, rows) for name, rows in tables.items()}
-    digests["scenarios"] = _digest([_scenario(each) for each in await _scenarios(store)])
+    for name, deleted in (("scenarios", False), ("deleted_scenarios", True)):
+        versions = await read_scenarios(store, deleted=deleted)
+        digests[name] = _digest([_record(_fields(each)) for each in versions])
     imports = await store.imports()
     digests["imports"] = _digest([_record(each._asdict()) for each in imports])
+    digests["keys"] = _digest([_key(each) for each in await store.keys()])
+    digests["forgotten"] = _digest(
+        [
+            entry.digest + entry.salt + b"%d %d" % (entry.forgotten, entry.events)
+            for entry in await read_ledger(store)
+        ]
+    )
     return digests
+
+
+async def read_scenarios(store: Store, *, deleted: bool) -> list[Scenario]:
+    """Return all versions of the scenarios that are in use, or of those that were deleted."""
+    return [
+        version
+        async for scenario in _pages(partial(store.page_scenarios, deleted=deleted))
+        async for version in _pages(partial(store.page_scenario_versions, scenario.name))
+    ]
+
+
+async def read_ledger(store: Store) -> list[ForgottenUser]:
+    """Return all entries of the ledger of forgotten users."""
+    return [entry async for entry in _pages(store.page_forgotten)]
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -85,27 +114,21 @@ def _vector_record(fields: Mapping[str, Any], vector: Vector | None) -> bytes:
     return _record(fields) + (b"" if vector is None else vector.tobytes())
 
 
-def _scenario(scenario: Scenario) -> bytes:
-    return _record(_fields(scenario))
+def _key(key: ApiKey) -> bytes:
+    bound = None if key.rate is None else str(key.rate)
+    return _record(
+        _fields(key) | {"scopes": sorted(key.scopes), "digest": key.digest.hex(), "rate": bound}
+    )
 
 
-async def _scenarios(store: Store) -> list[Scenario]:
-    """Return all versions of all scenarios that have a version in use."""
-    found: list[Scenario] = []
+async def _pages(
+    page: Callable[..., Awaitable[tuple[list[T], str | None]]],
+) -> AsyncIterator[T]:
+    """Iterate over the records of all pages of a list."""
     cursor: str | None = None
     while True:
-        page, cursor = await store.page_scenarios(cursor=cursor, limit=_PAGE)
-        for scenario in page:
-            found += await _versions(store, scenario.name)
+        found, cursor = await page(cursor=cursor, limit=_PAGE)
+        for each in found:
+            yield each
         if cursor is None:
-            return found
-
-
-async def _versions(store: Store, name: str) -> list[Scenario]:
-    found: list[Scenario] = []
-    cursor: str | None = None
-    while True:
-        page, cursor = await store.page_scenario_versions(name, cursor=cursor, limit=_PAGE)
-        found += page
-        if cursor is None:
-            return found
+            return

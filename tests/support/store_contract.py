@@ -1132,6 +1132,20 @@ class ScenarioContract(_Contract):
         with pytest.raises(Invalid):
             await store.page_scenarios(cursor="no cursor")
 
+    async def test_deleted_scenarios_are_listed_apart(self, store: Store) -> None:
+        """By name, each with the version that says so; one that came back is in use."""
+        for name in ("c", "a", "b", "used"):
+            await store.put_scenario(name, {"question": "popular"})
+        for name in ("a", "b", "c"):
+            await store.delete_scenario(name)
+        await store.put_scenario("b", {"question": "popular"})
+        page, cursor = await store.page_scenarios(deleted=True, limit=1)
+        assert [(each.name, each.version, each.body) for each in page] == [("a", 2, None)]
+        page, cursor = await store.page_scenarios(deleted=True, limit=1, cursor=cursor)
+        assert [(each.name, each.version, each.body) for each in page] == [("c", 2, None)]
+        assert cursor is None
+        assert [each.name for each in (await store.page_scenarios())[0]] == ["b", "used"]
+
     async def test_fallbacks_exist_and_lead_nowhere_back(
         self, store: Store, another: Connect
     ) -> None:

@@ -72,7 +72,8 @@ def test_every_release_opens(fixture: str, tmp_path: Path) -> None:
     data = copy(fixture, tmp_path / "data")
     expected = json.loads((data / DIGESTS).read_text())
     found = asyncio.run(digest_file(data / STORE_FILE))
-    assert {table: each._asdict() for table, each in found.items()} == expected
+    # A later version has digests of more tables.
+    assert expected.items() <= {table: each._asdict() for table, each in found.items()}.items()
 
     async def recommend() -> str:
         engine = await open_engine(Settings(data=data))

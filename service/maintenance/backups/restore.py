@@ -97,7 +97,9 @@ def restore(
             # A migration may change ids; the bytes have been compared in any case.
             if content.schema == SCHEMA_VERSION:
                 found = asyncio.run(digest_file(folder / STORE_FILE))
-                if content.digests is not None and found != content.digests:
+                # An earlier Heed has digested fewer tables.
+                known = (content.digests or {}).items()
+                if any(found.get(table) != digest for table, digest in known):
                     raise Corrupt(f"{source}: the content of {name} is not that of its manifest")
             if before_use is not None:
                 before_use(folder)

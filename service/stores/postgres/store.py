@@ -248,9 +248,9 @@ class PostgresStore(Store):
         return await self._read(scenarios.current, self._no, check_id(name, "/name"))
 
     async def page_scenarios(
-        self, *, cursor: str | None = None, limit: int = 100
+        self, *, cursor: str | None = None, limit: int = 100, deleted: bool = False
     ) -> tuple[list[Scenario], str | None]:
-        return await self._read(scenarios.page, self._no, cursor, check_limit(limit))
+        return await self._read(scenarios.page, self._no, cursor, check_limit(limit), deleted)
 
     async def page_scenario_versions(
         self, name: str, *, cursor: str | None = None, limit: int = 100

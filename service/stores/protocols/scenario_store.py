@@ -24,9 +24,12 @@ class ScenarioStore(Protocol):
         ...
 
     async def page_scenarios(
-        self, *, cursor: str | None = None, limit: int = 100
+        self, *, cursor: str | None = None, limit: int = 100, deleted: bool = False
     ) -> tuple[list[Scenario], str | None]:
-        """Return a page of the scenarios by name, and the cursor of the next page."""
+        """Return a page of the scenarios by name, and the cursor of the next page.
+
+        With `deleted`, of those that were deleted, whose last version says so.
+        """
         ...
 
     async def page_scenario_versions(

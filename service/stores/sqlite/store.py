@@ -249,9 +249,10 @@ class SQLiteStore(Store):
         return self._read(scenarios.current, check_id(name, "/name"))
 
     async def page_scenarios(
-        self, *, cursor: str | None = None, limit: int = 100
+        self, *, cursor: str | None = None, limit: int = 100, deleted: bool = False
     ) -> tuple[list[Scenario], str | None]:
-        return await self._read_rows(10 * check_limit(limit), scenarios.page, cursor, limit)
+        rows = 10 * check_limit(limit)
+        return await self._read_rows(rows, scenarios.page, cursor, limit, deleted)
 
     async def page_scenario_versions(
         self, name: str, *, cursor: str | None = None, limit: int = 100

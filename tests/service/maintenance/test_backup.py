@@ -235,6 +235,22 @@ def test_a_manifest_cannot_write_elsewhere(data: Path, tmp_path: Path) -> None:
         restore(target, tmp_path / "restored")
 
 
+def test_a_backup_with_digests_of_fewer_tables_is_restored(data: Path, tmp_path: Path) -> None:
+    """An earlier Heed has digested fewer tables; those that it has are compared."""
+    target = tmp_path / "backup"
+    back_up(data, target, settings=SETTINGS)
+    body = unseal((target / BACKUP_FILE).read_bytes(), "it")
+    digests = body["namespaces"]["default"]["digests"]
+    for table in ("deleted_scenarios", "keys", "forgotten"):
+        del digests[table]
+    (target / BACKUP_FILE).write_bytes(seal(body))
+    restore(target, tmp_path / "restored")
+    digests["events"]["digest"] = "0" * 32
+    (target / BACKUP_FILE).write_bytes(seal(body))
+    with pytest.raises(Corrupt, match="the content of default is not that of its manifest"):
+        restore(target, tmp_path / "again")
+
+
 def test_an_interrupted_restore_is_not_served(data: Path, tmp_path: Path, heed: Heed) -> None:
     """A restore that is killed leaves a directory that every command refuses to use."""
     back_up(data, tmp_path / "backup", settings=SETTINGS)

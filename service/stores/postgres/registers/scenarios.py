@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -42,6 +42,20 @@ async def delete(transaction: NamespaceTransaction, name: str, now: int) -> bool
     return True
 
 
+async def put_versions(transaction: NamespaceTransaction, versions: Iterable[Scenario]) -> None:
+    """Insert versions of scenarios as they are; those that are stored stay."""
+    for each in versions:
+        await transaction.execute(
+            "INSERT INTO heed.scenarios (namespace_no, name, version, written, document, fallback)"
+            " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (namespace_no, name, version) DO NOTHING",
+            each.name,
+            each.version,
+            each.written,
+            None if each.body is None else orjson.dumps(each.body),
+            each.fallback,
+        )
+
+
 async def current(connection: AsyncConnection, namespace_no: int, name: str) -> Scenario | None:
     """`Store.scenario`."""
     last = await _last(connection, namespace_no, name)
@@ -49,14 +63,14 @@ async def current(connection: AsyncConnection, namespace_no: int, name: str) -> 
 
 
 async def page(
-    connection: AsyncConnection, namespace_no: int, cursor: str | None, limit: int
+    connection: AsyncConnection, namespace_no: int, cursor: str | None, limit: int, deleted: bool
 ) -> tuple[list[Scenario], str | None]:
     """`Store.page_scenarios`."""
     (after,) = ("",) if cursor is None else position_of(cursor, str)
+    only = "IS NULL" if deleted else "IS NOT NULL"
     found = await _scenarios(
         connection,
-        f"{_COLUMNS} AND name > %s AND {_IS_LATEST} AND document IS NOT NULL"
-        " ORDER BY name LIMIT %s",
+        f"{_COLUMNS} AND name > %s AND {_IS_LATEST} AND document {only} ORDER BY name LIMIT %s",
         namespace_no,
         after,
         limit + 1,
@@ -103,16 +117,7 @@ async def _insert(
     body: Mapping[str, Any] | None,
 ) -> Scenario:
     new = Scenario(name, 1 if last is None else last.version + 1, now, body)
-    document = None if body is None else orjson.dumps(body)
-    await transaction.execute(
-        "INSERT INTO heed.scenarios (namespace_no, name, version, written, document, fallback)"
-        " VALUES (%s, %s, %s, %s, %s, %s)",
-        name,
-        new.version,
-        now,
-        document,
-        new.fallback,
-    )
+    await put_versions(transaction, [new])
     return new
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import apsw
@@ -26,7 +26,7 @@ def put(transaction: Transaction, name: str, body: Mapping[str, Any], now: int) 
     last = _last(connection, name)
     if last is not None and orjson.dumps(last.body) == orjson.dumps(body):
         return last
-    return _insert(connection, name, last, now, body)
+    return _insert(transaction, name, last, now, body)
 
 
 def delete(transaction: Transaction, name: str, now: int) -> bool:
@@ -40,8 +40,25 @@ def delete(transaction: Transaction, name: str, now: int) -> bool:
     ).fetchall()
     if users:
         raise Conflict(f"scenario {name!r} is the fallback of {users[0][0]!r}")
-    _insert(connection, name, last, now, None)
+    _insert(transaction, name, last, now, None)
     return True
+
+
+def put_versions(transaction: Transaction, versions: Iterable[Scenario]) -> None:
+    """Insert versions of scenarios as they are; those that are stored stay."""
+    transaction.connection.executemany(
+        "INSERT OR IGNORE INTO scenarios VALUES (?, ?, ?, ?, ?)",
+        (
+            (
+                each.name,
+                each.version,
+                each.written,
+                None if each.body is None else orjson.dumps(each.body),
+                each.fallback,
+            )
+            for each in versions
+        ),
+    )
 
 
 def current(connection: apsw.Connection, name: str) -> Scenario | None:
@@ -51,13 +68,13 @@ def current(connection: apsw.Connection, name: str) -> Scenario | None:
 
 
 def page(
-    connection: apsw.Connection, cursor: str | None, limit: int
+    connection: apsw.Connection, cursor: str | None, limit: int, deleted: bool
 ) -> tuple[list[Scenario], str | None]:
     """`Store.page_scenarios`."""
     (after,) = ("",) if cursor is None else position_of(cursor, str)
+    only = "IS NULL" if deleted else "IS NOT NULL"
     rows = connection.execute(
-        f"{_COLUMNS} WHERE name > ? AND {_IS_LATEST} AND document IS NOT NULL"
-        " ORDER BY name LIMIT ?",
+        f"{_COLUMNS} WHERE name > ? AND {_IS_LATEST} AND document {only} ORDER BY name LIMIT ?",
         (after, limit + 1),
     )
     found = [_scenario(*row) for row in rows]
@@ -91,18 +108,14 @@ def _check_fallback(connection: apsw.Connection, name: str, fallback: str | None
 
 
 def _insert(
-    connection: apsw.Connection,
+    transaction: Transaction,
     name: str,
     last: Scenario | None,
     now: int,
     body: Mapping[str, Any] | None,
 ) -> Scenario:
     new = Scenario(name, 1 if last is None else last.version + 1, now, body)
-    document = None if body is None else orjson.dumps(body)
-    connection.execute(
-        "INSERT INTO scenarios VALUES (?, ?, ?, ?, ?)",
-        (name, new.version, now, document, new.fallback),
-    )
+    put_versions(transaction, [new])
     return new
 
 
