@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.domain.records import Event, User, Vector
+from service.stores.protocols.bulk_access import CopiedStore
 from service.stores.protocols.catalogue_store import CatalogueStore
 from service.stores.protocols.event_log_store import EventLogStore
 from service.stores.protocols.forgetting_ledger import ForgettingLedger
@@ -80,6 +81,7 @@ class Store(
     KeyStore,
     ForgettingLedger,
     MeasuredStore,
+    CopiedStore,
     Protocol,
 ):
     """Histories, profiles and, inherited, the other parts of a store.

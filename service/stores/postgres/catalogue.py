@@ -39,10 +39,10 @@ Replacement = tuple[int, Document, Document]
 
 _COLUMNS = "SELECT item_id, document, embedding FROM heed.items WHERE namespace_no = %s"
 _REPLACE = """\
-UPDATE heed.items SET change = %s, document = new.document, embedding = new.embedding,
+UPDATE heed.items SET change = new.change, document = new.document, embedding = new.embedding,
                       hidden = new.hidden
-  FROM unnest(%s::integer[], %s::bytea[], %s::bytea[], %s::boolean[])
-       AS new (item_no, document, embedding, hidden)
+  FROM unnest(%b::bigint[], %b::integer[], %b::bytea[], %b::bytea[], %b::boolean[])
+       AS new (change, item_no, document, embedding, hidden)
  WHERE namespace_no = %s AND items.item_no = new.item_no"""
 _MOVE_VERSION = """\
 UPDATE heed.namespaces SET catalogue = %s, items = items + %s, item_bytes = item_bytes + %s
@@ -128,15 +128,25 @@ async def replace_items(
     transaction: NamespaceTransaction,
     replaced: Sequence[Replacement],
     on_change: OnCatalogueChange | None = None,
+    later: Sequence[int] | None = None,
 ) -> None:
-    """Replace items, and move the catalogue's version to this tick."""
+    """Replace items, and move the catalogue's version to this tick.
+
+    Args:
+        replaced: items, in ascending order of `later`.
+        on_change: see `CatalogueStore`.
+        later: how many numbers of this transaction, of which there are `TICKS`, the change of each
+            item comes later than its tick; 0 for all if None.
+    """
     row = await transaction.row(_VERSION)
     previous = 0 if row is None else int(row[0])
-    version, no = max(transaction.tick, previous + 1), transaction.namespace_no
+    first, no = max(transaction.tick, previous + 1), transaction.namespace_no
+    versions = [first] * len(replaced) if later is None else [first + each for each in later]
+    version = versions[-1]
     await transaction.connection.execute(
         _REPLACE.encode(),
         (
-            version,
+            versions,
             [item_no for item_no, _, _ in replaced],
             [document for _, _, (document, _) in replaced],
             [embedding for _, _, (_, embedding) in replaced],

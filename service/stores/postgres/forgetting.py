@@ -63,8 +63,9 @@ SELECT DISTINCT %(no)s::integer, 'items', item_no, %(tick)s::bigint
 UNION
 SELECT DISTINCT %(no)s::integer, 'types', type_no, %(tick)s::bigint FROM heed.events WHERE {where}
 ON CONFLICT (namespace_no, kind, number) DO UPDATE SET noted = excluded.noted"""
-_OF_USER = "namespace_no = %(no)s AND user_key = %(key)s"
-_OF_EVENT = f"{_OF_USER} AND timestamp = %(time)s AND seq = %(seq)s"
+_OF_USERS = "namespace_no = %(no)s AND user_key = ANY(%(keys)s::bigint[])"
+_OF_EVENT = """\
+namespace_no = %(no)s AND user_key = %(key)s AND timestamp = %(time)s AND seq = %(seq)s"""
 
 
 # ------------------------------------------------------------------------------ changes
@@ -78,7 +79,7 @@ async def forget(transaction: NamespaceTransaction, user_id: str, now: int) -> i
         return 0
     values = {"no": transaction.namespace_no, "key": key, "tick": transaction.tick}
     execute = transaction.connection.execute
-    await execute(_NOTE.format(where=_OF_USER).encode(), values)
+    await note_names_of(transaction, [key])
     rows = await (await execute(_COUNT_ITEMS.encode(), {**values, "dislike": DISLIKE})).fetchall()
     tally = Tally(items={item_no: [-events, -dislikes] for item_no, events, dislikes in rows})
     await execute(_DELETE_IDS.encode(), values)
@@ -118,6 +119,12 @@ async def note_names(transaction: NamespaceTransaction, key: int, timestamp: int
         "seq": seq,
     }
     await transaction.connection.execute(_NOTE.format(where=_OF_EVENT).encode(), values)
+
+
+async def note_names_of(transaction: NamespaceTransaction, keys: Sequence[int]) -> None:
+    """Note the names that events of users use, before these events are deleted."""
+    values = {"no": transaction.namespace_no, "keys": list(keys), "tick": transaction.tick}
+    await transaction.connection.execute(_NOTE.format(where=_OF_USERS).encode(), values)
 
 
 async def add_entries(transaction: NamespaceTransaction, entries: Sequence[ForgottenUser]) -> None:

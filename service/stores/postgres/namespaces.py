@@ -32,3 +32,10 @@ def create_namespace(connection: Connection, name: str) -> int:
             connection.execute(f"CREATE SEQUENCE heed.user_numbers_{int(row[0])}".encode())
             return int(row[0])
     return create_namespace(connection, name)  # another process was faster
+
+
+def read_namespaces(connection: Connection) -> dict[str, int]:
+    """Return when each namespace was created, microseconds UTC, by name; none in a new database."""
+    if connection.execute("SELECT to_regclass('heed.namespaces')").fetchone() == (None,):
+        return {}
+    return dict(connection.execute("SELECT name, created FROM heed.namespaces").fetchall())

@@ -34,6 +34,7 @@ from service.domain.scenarios import Scenario
 from service.stores.base import AppendResult, History, Store
 from service.stores.encoding import check_limit, user_document
 from service.stores.postgres import catalogue, forgetting, users
+from service.stores.postgres.bulk.postgres_bulk import PostgresBulk
 from service.stores.postgres.database.connections import Connections
 from service.stores.postgres.database.faults import explain
 from service.stores.postgres.database.migrations import migrate
@@ -54,6 +55,7 @@ from service.stores.postgres.events.names import InternedNames
 from service.stores.postgres.imports import ledger
 from service.stores.postgres.namespaces import create_namespace
 from service.stores.postgres.registers import keys, scenarios
+from service.stores.protocols.bulk_access import BulkAccess
 from service.stores.protocols.catalogue_store import (
     CatalogueChanges,
     CatalogueDigest,
@@ -404,6 +406,10 @@ class PostgresStore(Store):
             return [found.get(number) for number in numbers]
 
         return await self._read(read)
+
+    def bulk(self) -> BulkAccess:
+        names = self._items, self._types
+        return PostgresBulk(self._connections, self._no, names, self._write)
 
     async def problem(self) -> str | None:
         try:

@@ -40,6 +40,15 @@ def forget(transaction: Transaction, user_id: str, now: int) -> int:
     user_no = connection.execute("SELECT user_no FROM users WHERE user_id = ?", (user_id,)).get
     if user_no is None:
         return 0
+    events = delete_user(transaction, user_no)
+    salt = connection.execute("SELECT salt FROM forgotten LIMIT 1").get or os.urandom(_SALT_BYTES)
+    add_entries(transaction, [ForgottenUser(user_digest(salt, user_id), salt, now, events)])
+    return events
+
+
+def delete_user(transaction: Transaction, user_no: int) -> int:
+    """Delete a user with everything that is stored of them; return the number of events."""
+    connection = transaction.connection
     note_names(transaction, "user_no = ?", (user_no,))
     discount_user(transaction, user_no)
     connection.execute("DELETE FROM events WHERE user_no = ?", (user_no,))
@@ -47,8 +56,6 @@ def forget(transaction: Transaction, user_id: str, now: int) -> int:
     connection.execute("DELETE FROM vectors WHERE user_no = ?", (user_no,))
     drop_user(transaction, user_no)
     connection.execute("UPDATE state SET events = events - ?", (events,))
-    salt = connection.execute("SELECT salt FROM forgotten LIMIT 1").get or os.urandom(_SALT_BYTES)
-    add_entries(transaction, [ForgottenUser(user_digest(salt, user_id), salt, now, events)])
     return events
 
 

@@ -90,17 +90,30 @@ def replace_items(
     transaction: Transaction,
     replaced: Sequence[Replacement],
     on_change: OnCatalogueChange | None = None,
+    later: Sequence[int] | None = None,
 ) -> None:
-    """Replace items, and move the catalogue's version to this tick."""
+    """Replace items, and move the catalogue's version to this tick.
+
+    Args:
+        replaced: items, in ascending order of `later`.
+        on_change: see `CatalogueStore`.
+        later: how many ticks later than now the change of each item is, one after another; 0 for
+            all if None.
+    """
     connection, tick = transaction.connection, transaction.tick()
+    ticks = [tick] * len(replaced) if later is None else [tick + each for each in later]
+    transaction.advance(ticks[-1] - tick)
     connection.executemany(
         "UPDATE items SET change = ?, document = ?, embedding = ? WHERE item_no = ?",
-        ((tick, *new, item_no) for item_no, _, new in replaced),
+        (
+            (change, *new, item_no)
+            for change, (item_no, _, new) in zip(ticks, replaced, strict=True)
+        ),
     )
     added = sum((old[0] is None) - (new[0] is None) for _, old, new in replaced)
     if on_change is not None:
-        on_change(connection.execute("SELECT catalogue FROM state").get, tick)
-    connection.execute("UPDATE state SET catalogue = ?, items = items + ?", (tick, added))
+        on_change(connection.execute("SELECT catalogue FROM state").get, ticks[-1])
+    connection.execute("UPDATE state SET catalogue = ?, items = items + ?", (ticks[-1], added))
 
 
 def _embedding(item: Item) -> bytes | None:

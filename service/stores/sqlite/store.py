@@ -45,6 +45,7 @@ from service.domain.records import (
 from service.domain.scenarios import Scenario
 from service.stores.base import AppendResult, History, Store
 from service.stores.encoding import check_limit, user_document
+from service.stores.protocols.bulk_access import BulkAccess
 from service.stores.protocols.catalogue_store import (
     CatalogueChanges,
     CatalogueDigest,
@@ -57,6 +58,7 @@ from service.stores.protocols.import_store import ImportRecord, UndoneImport
 from service.stores.protocols.measures import StoreMeasures
 from service.stores.quota import StoreQuota
 from service.stores.sqlite import forgetting
+from service.stores.sqlite.bulk.sqlite_bulk import SQLiteBulk
 from service.stores.sqlite.database_file import (
     WRITE_TIMEOUT_MS,
     DatabaseFile,
@@ -375,6 +377,9 @@ class SQLiteStore(Store):
             return []
         return await self._read_rows(len(numbers), self._reads.user_ids, numbers)
 
+    def bulk(self) -> BulkAccess:
+        return SQLiteBulk(self._read_off_loop, self._write)
+
     async def problem(self) -> str | None:
         if self._closed:
             return "the store is closed"
@@ -463,6 +468,9 @@ class SQLiteStore(Store):
         """Read on this thread if about `rows` rows are short enough, else off the event loop."""
         if rows <= MAX_INLINE_ROWS:
             return self._read(question, *args)
+        return await self._read_off_loop(question, *args)
+
+    async def _read_off_loop(self, question: Callable[[apsw.Connection, *Ts], T], *args: *Ts) -> T:
         self._check_open()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, self._read, question, *args)

@@ -51,13 +51,18 @@ class Transaction:
         self.connection = connection
         self.hooks: list[Callable[[], None]] = []
         row: tuple[int, int, int] = connection.execute("SELECT clock, names, scrub FROM state").get
-        self._clock, self.names, self.scrubs = row  # names: the tick of their last deletion
-        self._ticked = False
+        self.clock, self.names, self.scrubs = row  # names: the tick of their last deletion
+        self.has_ticked = False
+        self._tick = self.clock + 1
 
     def tick(self) -> int:
         """Return the version of this transaction's changes: greater than every earlier one."""
-        self._ticked = True
-        return self._clock + 1
+        self.has_ticked = True
+        return self._tick
+
+    def advance(self, ticks: int) -> None:
+        """Move the tick on, for a job whose changes have versions one after another."""
+        self._tick += ticks
 
     def after_commit(self, hook: Callable[[], None]) -> None:
         """Call `hook` once the writes of this job are durable; never if they are rolled back."""
@@ -75,10 +80,10 @@ class Transaction:
 
     def finish(self) -> int:
         """Advance the clock if any job has used the tick; return the tick, or 0."""
-        if not self._ticked:
+        if not self.has_ticked:
             return 0
-        self.connection.execute("UPDATE state SET clock = ?", (self._clock + 1,))
-        return self._clock + 1
+        self.connection.execute("UPDATE state SET clock = ?", (self._tick,))
+        return self._tick
 
 
 @dataclass(slots=True)

@@ -51,15 +51,19 @@ class Names:
         found = {name: known[name] for name in wanted if name in known}
         if len(found) == len(wanted):
             return found
-        connection = transaction.connection
-        missing = tuple(sorted(wanted - found.keys()))
-        learned: dict[str, int] = dict(connection.execute(self._find, (apsw.carray(missing),)))
-        first = connection.execute(self._next).get
-        added = {n: first + i for i, n in enumerate(n for n in missing if n not in learned)}
-        connection.executemany(self._add, ((number, name) for name, number in added.items()))
-        learned |= added
+        learned = self.add(transaction, sorted(wanted - found.keys()))
         transaction.after_commit(lambda: self._remember(learned))
         return found | learned
+
+    def add(self, transaction: Transaction, names: Sequence[str]) -> dict[str, int]:
+        """Insert the new ones of names, at least one, in this order; return the numbers of all."""
+        connection = transaction.connection
+        found = dict(connection.execute(self._find, (apsw.carray(tuple(names)),)))
+        first = connection.execute(self._next).get
+        new = dict.fromkeys(name for name in names if name not in found)
+        added = {name: first + index for index, name in enumerate(new)}
+        connection.executemany(self._add, ((number, name) for name, number in added.items()))
+        return found | added
 
     def _remember(self, learned: dict[str, int]) -> None:
         if len(self._known) + len(learned) > MAX_CACHED_NAMES:

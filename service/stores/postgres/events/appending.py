@@ -49,12 +49,12 @@ INSERT INTO heed.events (namespace_no, import_no, user_key, timestamp, seq, item
                          weight, event_key, event_id)
 SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::integer[],
                              %s::integer[], %s::double precision[], %s::uuid[], %s::text[])"""
-_ADD_IDS = """\
+ADD_IDS = """\
 INSERT INTO heed.event_ids (namespace_no, event_key, user_key, timestamp, seq, digest)
-SELECT %s, * FROM unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::integer[], %s::bigint[])"""
-_ADD_VECTORS = """\
+SELECT %s, * FROM unnest(%b::uuid[], %b::bigint[], %b::bigint[], %b::integer[], %b::bigint[])"""
+ADD_VECTORS = """\
 INSERT INTO heed.vectors (namespace_no, user_key, seq, key, value)
-SELECT %s, * FROM unnest(%s::bigint[], %s::integer[], %s::bytea[], %s::bytea[])"""
+SELECT %s, * FROM unnest(%b::bigint[], %b::integer[], %b::bytea[], %b::bytea[])"""
 
 
 class Appending:
@@ -116,9 +116,9 @@ class Appending:
         await transaction.execute(_ADD_EVENTS, import_no, *columns)
         user_keys, timestamps, seqs, _, _, _, id_keys, _ = columns
         ids = sorted(zip(id_keys, user_keys, timestamps, seqs, digests, strict=True))
-        await transaction.execute(_ADD_IDS, *map(list, zip(*ids, strict=True)))
+        await transaction.execute(ADD_IDS, *map(list, zip(*ids, strict=True)))
         if vectors:
-            await transaction.execute(_ADD_VECTORS, *map(list, zip(*vectors, strict=True)))
+            await transaction.execute(ADD_VECTORS, *map(list, zip(*vectors, strict=True)))
         await add_tallies(transaction, rows[0][0], tally)
         return AppendResult(len(rows), len(events) - len(rows))
 
@@ -152,16 +152,13 @@ async def put_users(
     by_key = {user_key(user_id): user_id for user_id in counts}
     if len(by_key) < len(counts):
         by_id = {user_key(user_id): user_id for user_id in reversed(counts)}
-        raise _same_key(*next((a, b) for key, a in by_key.items() if (b := by_id[key]) != a))
+        raise same_key(*next((a, b) for key, a in by_key.items() if (b := by_id[key]) != a))
     ordered = sorted(by_key)
     found = {key for (key,) in await transaction.rows(_FIND_USERS, ordered)}
     numbers: dict[int, int] = dict.fromkeys(ordered, 0)
     new = [key for key in ordered if key not in found]
     if new:
-        cursor = await transaction.connection.execute(
-            _NEW_NUMBERS.format(transaction.namespace_no).encode(), (len(new),)
-        )
-        numbers |= zip(new, (number for (number,) in await cursor.fetchall()), strict=True)
+        numbers |= zip(new, await new_user_numbers(transaction, len(new)), strict=True)
     ids = [by_key[key] for key in ordered]
     rows: Rows = await transaction.rows(
         _PUT_USERS,
@@ -177,7 +174,7 @@ async def put_users(
     created = 0
     for key, user_no, user_id, next_seq in rows:
         if user_id != by_key[key]:
-            raise _same_key(user_id, by_key[key])
+            raise same_key(user_id, by_key[key])
         if user_no == 0:  # forgotten since they were looked for
             raise Changed
         created += user_no == numbers[key]
@@ -185,7 +182,16 @@ async def put_users(
     return users, created
 
 
-def _same_key(first: str, second: str) -> Conflict:
+async def new_user_numbers(transaction: NamespaceTransaction, count: int) -> list[int]:
+    """Return so many numbers for new users."""
+    cursor = await transaction.connection.execute(
+        _NEW_NUMBERS.format(transaction.namespace_no).encode(), (count,)
+    )
+    return [number for (number,) in await cursor.fetchall()]
+
+
+def same_key(first: str, second: str) -> Conflict:
+    """Return the error for two users of one key."""
     return Conflict(
         f"user_id {second!r} cannot be stored: its 63-bit hash is that of {first!r}, which happens "
         "once in some billions of users; use another id for one of them"

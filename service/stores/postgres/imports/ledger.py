@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -65,6 +66,17 @@ async def begin(transaction: NamespaceTransaction, source: str, now: int) -> int
         source,
     )
     return import_no
+
+
+async def put_records(transaction: NamespaceTransaction, imports: Iterable[ImportRecord]) -> None:
+    """Insert the records of imports, or replace those of the same ids."""
+    for each in imports:
+        await transaction.execute(
+            "INSERT INTO heed.imports (namespace_no, import_no, started, source, undone)"
+            " VALUES (%s, %s, %s, %s, %s)"
+            " ON CONFLICT (namespace_no, import_no) DO UPDATE SET undone = excluded.undone",
+            *each,
+        )
 
 
 async def records(connection: AsyncConnection, namespace_no: int) -> list[ImportRecord]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 from psycopg import AsyncConnection
@@ -19,19 +20,26 @@ async def add(transaction: NamespaceTransaction, key: ApiKey) -> None:
     """`KeyStore.add_key`, in a transaction that holds the lock of keys."""
     if await find(transaction.connection, transaction.namespace_no, key.key_id) is not None:
         raise Conflict(f"there is a key {key.key_id} already")
-    await transaction.execute(
-        "INSERT INTO heed.keys (namespace_no, key_id, name, namespace, scopes, digest, created,"
-        " expires, revoked, rate) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
-        key.key_id,
-        key.name,
-        key.namespace,
-        ",".join(sorted(key.scopes)),
-        key.digest,
-        key.created,
-        key.expires,
-        key.revoked,
-        None if key.rate is None else str(key.rate),
-    )
+    await put(transaction, [key])
+
+
+async def put(transaction: NamespaceTransaction, keys: Iterable[ApiKey]) -> None:
+    """Insert keys, or revoke those of the same ids, in a transaction with the lock of keys."""
+    for key in keys:
+        await transaction.execute(
+            "INSERT INTO heed.keys (namespace_no, key_id, name, namespace, scopes, digest, created,"
+            " expires, revoked, rate) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+            " ON CONFLICT (namespace_no, key_id) DO UPDATE SET revoked = excluded.revoked",
+            key.key_id,
+            key.name,
+            key.namespace,
+            ",".join(sorted(key.scopes)),
+            key.digest,
+            key.created,
+            key.expires,
+            key.revoked,
+            None if key.rate is None else str(key.rate),
+        )
     await _move_version(transaction)
 
 

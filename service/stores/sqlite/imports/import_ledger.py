@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, Literal
@@ -50,6 +51,13 @@ def records(connection: apsw.Connection) -> list[ImportRecord]:
         ImportRecord(import_no, started, source, bool(undone))
         for import_no, started, source, undone in rows
     ]
+
+
+def put_records(transaction: Transaction, records: Iterable[ImportRecord]) -> None:
+    """Insert the records of imports, or replace those of the same ids."""
+    transaction.connection.executemany(
+        "INSERT OR REPLACE INTO imports VALUES (?, ?, ?, ?)", records
+    )
 
 
 def begin_undo(transaction: Transaction, import_no: int) -> Position:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
 import apsw
@@ -16,22 +17,29 @@ SELECT key_id, name, namespace, scopes, digest, created, expires, revoked, rate 
 
 def add(transaction: Transaction, key: ApiKey) -> None:
     """`KeyStore.add_key`."""
-    connection = transaction.connection
-    if find(connection, key.key_id) is not None:
+    if find(transaction.connection, key.key_id) is not None:
         raise Conflict(f"there is a key {key.key_id} already")
-    connection.execute(
-        "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+    put(transaction, [key])
+
+
+def put(transaction: Transaction, keys: Iterable[ApiKey]) -> None:
+    """Insert keys, or replace those of the same ids."""
+    transaction.connection.executemany(
+        "INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
-            key.key_id,
-            key.name,
-            key.namespace,
-            ",".join(sorted(key.scopes)),
-            key.digest,
-            key.created,
-            key.expires,
-            key.revoked,
-            None if key.rate is None else str(key.rate),
-            transaction.tick(),
+            (
+                key.key_id,
+                key.name,
+                key.namespace,
+                ",".join(sorted(key.scopes)),
+                key.digest,
+                key.created,
+                key.expires,
+                key.revoked,
+                None if key.rate is None else str(key.rate),
+                transaction.tick(),
+            )
+            for key in keys
         ),
     )
 

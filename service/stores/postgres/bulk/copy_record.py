@@ -1,0 +1,62 @@
+"""Record of the copy that a namespace of a PostgreSQL store is the target of.
+
+Every change of users, events, items and keys leaves its tick somewhere, which tells whether
+anything but the copy has written.
+"""
+
+from __future__ import annotations
+
+from psycopg import Connection
+
+from service.domain.errors import Conflict
+from service.stores.postgres.database.transaction import TICKS, NamespaceTransaction
+from service.stores.protocols.bulk_access import CopyRecord
+
+_LAST_CHANGE = """\
+greatest((SELECT max(version) FROM heed.users WHERE namespace_no = %(no)s),
+         (SELECT max(change) FROM heed.gone_users WHERE namespace_no = %(no)s),
+         (SELECT greatest(catalogue, keys, names) FROM heed.namespaces
+           WHERE namespace_no = %(no)s))"""
+_READ = f"""\
+SELECT origin, position, written, {_LAST_CHANGE} FROM heed.copies WHERE namespace_no = %(no)s"""  # noqa: S608
+_CHECK = f"""\
+SELECT written, {_LAST_CHANGE} FROM heed.copies WHERE namespace_no = %(no)s FOR UPDATE"""  # noqa: S608
+
+
+def read(connection: Connection, namespace_no: int) -> tuple[CopyRecord, int] | None:
+    """Return the record and the last number of the copy; None without a record."""
+    row = connection.execute(_READ.encode(), {"no": namespace_no}).fetchone()
+    if row is None:
+        return None
+    origin, position, written, changed = row
+    return CopyRecord(origin, position, changed <= written), written
+
+
+async def begin(transaction: NamespaceTransaction, origin: str) -> int:
+    """`BulkAccess.begin_copy`; return the last number of the transaction."""
+    written = transaction.tick + TICKS - 1
+    await transaction.execute(
+        "INSERT INTO heed.copies (namespace_no, origin, position, written) VALUES (%s, %s, '', %s)",
+        origin,
+        written,
+    )
+    return written
+
+
+async def check(transaction: NamespaceTransaction, written: int) -> None:
+    """Raise `Conflict` unless the last change of the store is the copy's own."""
+    cursor = await transaction.connection.execute(_CHECK.encode(), {"no": transaction.namespace_no})
+    row = await cursor.fetchone()
+    if row is None or row[0] != written or row[1] > written:
+        raise Conflict("the target was changed by something else while it was copied to")
+
+
+async def record(transaction: NamespaceTransaction, position: str | None = None) -> int:
+    """Record a change of the copy, and its position if it has moved; return the last number."""
+    written = transaction.tick + TICKS - 1
+    await transaction.connection.execute(
+        b"UPDATE heed.copies SET written = %s, position = coalesce(%s, position)"
+        b" WHERE namespace_no = %s",
+        (written, position, transaction.namespace_no),
+    )
+    return written
