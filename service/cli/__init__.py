@@ -27,6 +27,7 @@ from service.cli.operations.namespaces import namespaces
 from service.cli.recommending import recommend_all
 from service.cli.search_quality import evaluate_search, tune_search
 from service.cli.training import evaluate, train
+from service.cli.transfer.copying import copy
 from service.cli.transfer.export import export
 from service.cli.transfer.imports import import_dataset, imports, open_movielens
 from service.cli.versions import versions
@@ -59,6 +60,7 @@ app.command("loadtest")(loadtest)
 app.command("evaluate-search")(in_namespace(evaluate_search))
 app.command("tune-search")(in_namespace(tune_search))
 app.command("recommend-all")(in_namespace(recommend_all))
+app.command("copy", no_args_is_help=True)(copy)
 app.command("backup", no_args_is_help=True)(backup)
 app.command("restore", no_args_is_help=True)(restore)
 app.command("doctor")(in_namespace(doctor))

@@ -1,0 +1,164 @@
+"""Command `heed copy`: what a store holds, to another one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from service.cli.console import JsonFile, Namespace, out, put_requests_first, write_json
+from service.domain.errors import Invalid
+from service.domain.names import DEFAULT_NAMESPACE
+
+if TYPE_CHECKING:
+    from service.maintenance.copying.store_comparison import ComparedTable
+    from service.maintenance.copying.store_copy import CopyProgress
+    from service.maintenance.copying.store_places import StorePlace
+    from service.maintenance.copying.user_copy import CopiedUsers
+
+_LEFT_OUT = (
+    "Not copied, since they are in the data directory and not in the store: models, fitted search "
+    "parameters, records of trainings, caches and settings."
+)
+
+
+def copy(
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="SOURCE",
+            help="Data directory (or sqlite:DIRECTORY, or the file of a store), or "
+            "postgresql://USER@HOST/DATABASE; a password is read from PGPASSFILE or ~/.pgpass.",
+        ),
+    ],
+    target: Annotated[
+        str, typer.Option("--to", metavar="TARGET", help="Likewise: empty, or an earlier copy.")
+    ],
+    namespace: Namespace = DEFAULT_NAMESPACE,
+    all_namespaces: Annotated[
+        bool,
+        typer.Option("--all-namespaces", help="Copy every namespace of SOURCE, under its name."),
+    ] = False,
+    json_file: JsonFile = None,
+) -> None:
+    """Copy a store to another: from SQLite to PostgreSQL, back, or between two of a kind.
+
+    Everything is copied that a store holds: events with their ids and order, items with
+    embeddings, profiles, all versions of scenarios, API keys, the ledger of forgotten users, and
+    imports, which can be undone at TARGET too. Models and what else is in the data directory are
+    not: take these with you.
+
+    A command that was interrupted goes on where it stopped when it is run again. SOURCE may be
+    served meanwhile; of what is written to it then, some may be missing. To move: copy while
+    serving; stop the service; run the same command again, which copies what has changed; start
+    the service on TARGET. The exit code is 0 once counts and digests of both are the same. A
+    TARGET that was changed by anything else is refused.
+    """
+    put_requests_first()
+    from service.maintenance.copying.store_places import parse_place
+
+    ours, theirs = parse_place(source), parse_place(target)
+    names = ours.namespaces() if all_namespaces else [namespace]
+    if all_namespaces and not names:
+        raise Invalid("", f"--from: there is no store in {ours.name}")
+    report: dict[str, Any] = {}
+    differing: list[str] = []
+    for name in names:
+        started = time.monotonic()
+        done, tables = asyncio.run(_copy(ours, theirs, name))
+        seconds = time.monotonic() - started
+        _describe(name, done, tables, seconds)
+        differing += [f"{name}: {table.name}" for table in tables if not table.is_same]
+        report[name] = {
+            "seconds": round(seconds, 1),
+            "copied": done._asdict(),
+            "tables": {
+                each.name: {"source": each.source._asdict(), "target": each.target._asdict()}
+                for each in tables
+            },
+        }
+    write_json(json_file, {"namespaces": report, "differing": differing})
+    if differing:
+        out.print(
+            f"{ours.name} and {theirs.name} differ in {', '.join(differing)}. What was written "
+            "during the copy is taken over by the same command, run again; stop the writers first.",
+            markup=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(1)
+    out.print(f"{theirs.name} holds what {ours.name} does.", markup=False, soft_wrap=True)
+    out.print(_LEFT_OUT, soft_wrap=True)
+
+
+async def _copy(
+    ours: StorePlace, theirs: StorePlace, name: str
+) -> tuple[CopiedUsers, list[ComparedTable]]:
+    """Copy a namespace, and compare."""
+    from service.maintenance.copying.store_comparison import compare_stores
+    from service.maintenance.copying.store_copy import copy_store
+
+    origin = ours.identity(name)
+    source = ours.open(name)
+    try:
+        target = theirs.open(name)
+        try:
+            if theirs.identity(name) == origin:
+                raise Invalid("", "--from and --to are the same store")
+            with _bar(name) as progress:
+                done = await copy_store(source, target, origin, progress=progress)
+                progress("comparing", 0, 0)
+                return done, await compare_stores(source, target)
+        finally:
+            await target.close()
+    finally:
+        await source.close()
+
+
+def _describe(name: str, done: CopiedUsers, tables: list[ComparedTable], seconds: float) -> None:
+    table = Table(title=f"namespace {name}", title_justify="left")
+    for column in ("table", "digest"):
+        table.add_column(column, no_wrap=True)
+    for column in ("source", "target"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("")
+    for each in tables:
+        table.add_row(
+            each.name.replace("_", " "),
+            each.source.digest,
+            f"{each.source.records:,}",
+            f"{each.target.records:,}",
+            "same" if each.is_same else "[bold red]differs[/]",
+        )
+    out.print(table)
+    out.print(
+        f"{done.events:,} events of {done.users:,} users copied in {seconds:,.1f} s; "
+        f"{done.same:,} users were there already, and {done.dropped:,} dropped."
+    )
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[CopyProgress]:
+    """Draw the stage, its share and its rate; yield a function that takes them."""
+    from rich.progress import Progress
+
+    from service.cli.transfer.row_bars import columns
+
+    with Progress(*columns(), console=out, transient=True) as bar:
+        task, latest = bar.add_task("", total=None, note=""), ""
+
+        def show(stage: str, done: int, total: int) -> None:
+            nonlocal task, latest
+            if stage != latest:
+                bar.remove_task(task)
+                task, latest = bar.add_task(f"{name}: {stage}", total=None, note=""), stage
+            speed = bar.tasks[0].speed
+            note = f"{done:,}" + (f"  {speed:,.0f}/s" if speed else "") if done else ""
+            bar.update(task, completed=done, total=total or None, note=note)
+
+        yield show

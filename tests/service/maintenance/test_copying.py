@@ -1,0 +1,353 @@
+"""Copies of whole stores between SQLite and PostgreSQL: complete, resumed, repeated, refused."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import signal
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from service.domain.errors import Conflict, Invalid, NotFound
+from service.domain.keys import issue_key
+from service.domain.names import DEFAULT_NAMESPACE
+from service.domain.records import Event, Item, User
+from service.maintenance.copying.store_comparison import compare_stores
+from service.maintenance.copying.store_copy import copy_store
+from service.maintenance.copying.store_places import parse_place
+from service.maintenance.copying.user_copy import CopiedUsers
+from service.stores.base import Store
+from service.stores.sqlite.integrity.check import check_store
+from tests.support import doomed_copy, full_store
+from tests.support.full_store import read_all, stored_items, stored_users
+from tests.support.heed_process import PATIENCE
+from tests.support.postgres_server import PostgresDatabases
+from tests.support.store_contract import NOON
+
+pytestmark = pytest.mark.anyio
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([doomed_copy.__name__])
+DIRECTIONS = ["sqlite-postgres", "postgres-sqlite", "sqlite-sqlite", "postgres-postgres"]
+MOVES = DIRECTIONS[:2]
+
+
+class Spot(NamedTuple):
+    """A namespace of a place."""
+
+    text: str  # as a command names the place
+    namespace: str
+
+    @property
+    def identity(self) -> str:
+        return parse_place(self.text).identity(self.namespace)
+
+    def open(self) -> Store:
+        return parse_place(self.text).open(self.namespace)
+
+
+Make = Callable[[str], Spot]
+Open = Callable[[Spot], Store]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def url(postgres: PostgresDatabases) -> str:
+    """The URL of a database for all tests of a file, each of which has namespaces of its own."""
+    return postgres.create_database()
+
+
+@pytest.fixture
+def make(tmp_path: Path, url: str) -> Make:
+    """Return an empty spot of a kind, each time another one."""
+
+    def make(kind: str) -> Spot:
+        name = uuid.uuid4().hex
+        return Spot(url, name) if kind == "postgres" else Spot(str(tmp_path / name), "default")
+
+    return make
+
+
+@pytest.fixture
+def spots(make: Make, direction: str) -> tuple[Spot, Spot]:
+    """The spots of a source and of a target."""
+    source, target = direction.split("-")
+    return make(source), make(target)
+
+
+@pytest.fixture
+async def opened() -> AsyncIterator[Open]:
+    """Opens a spot; it is closed at the end."""
+    stores: list[Store] = []
+
+    def open_spot(spot: Spot) -> Store:
+        stores.append(spot.open())
+        return stores[-1]
+
+    yield open_spot
+    for store in stores:
+        await store.close()
+
+
+@pytest.fixture
+def stores(spots: tuple[Spot, Spot], opened: Open) -> tuple[Store, Store]:
+    """A source and a target, open and empty."""
+    return opened(spots[0]), opened(spots[1])
+
+
+async def assert_same(source: Store, target: Store) -> None:
+    """Both hold the same, however it is read."""
+    ours, theirs = await read_all(source), await read_all(target)
+    for part, value in ours.items():
+        assert value == theirs[part], part
+    assert await stored_users(target) == await stored_users(source)
+    assert await stored_items(target) == await stored_items(source)
+    assert all(table.is_same for table in await compare_stores(source, target))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+async def test_everything_is_copied(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a store with everything in it, all arrives, in small steps and in their order."""
+    source, target = stores
+    doomed_copy.take_small_steps(monkeypatch.setattr)
+    await full_store.fill(source)
+    before = await read_all(source), await source.clock()
+    steps: list[tuple[str, int, int]] = []
+    done = await copy_store(source, target, "here", progress=lambda *step: steps.append(step))
+    counts = await source.counts()
+    assert done == CopiedUsers(counts["users"], counts["events"], 0, 0)
+    assert (await read_all(source), await source.clock()) == before
+    await assert_same(source, target)
+    assert steps[-1] == ("events", counts["events"], counts["events"])
+    assert [step[1] for step in steps if step[0] == "events"] == sorted(
+        step[1] for step in steps if step[0] == "events"
+    )
+
+
+@pytest.mark.parametrize("direction", MOVES)
+async def test_imports_are_undone_at_the_target_as_at_the_source(
+    stores: tuple[Store, Store],
+) -> None:
+    """Events that imports share stay, and what they have replaced comes back."""
+    source, target = stores
+    await full_store.fill(source)
+    await copy_store(source, target, "here")
+    for number in (2, 1):
+        assert await target.undo_import(number) == await source.undo_import(number)
+    ours, theirs = await read_all(source), await read_all(target)
+    for part in ("histories", "events", "items", "profiles", "imports", "counts", "popularity"):
+        assert ours[part] == theirs[part], part
+
+
+@pytest.mark.parametrize("direction", MOVES)
+async def test_a_second_copy_takes_over_what_has_changed(
+    stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Appended, deleted, moved and forgotten events, items, scenarios, keys and imports."""
+    source, target = stores
+    doomed_copy.take_small_steps(monkeypatch.setattr)
+    await full_store.fill(source)
+    await copy_store(source, target, "here")
+    await full_store.change(source)
+    tables = {table.name for table in await compare_stores(source, target) if not table.is_same}
+    assert tables == {
+        *("events", "items", "users", "profiles", "imports", "keys", "forgotten"),
+        *("scenarios", "deleted_scenarios"),
+    }
+    done = await copy_store(source, target, "here")
+    assert 0 < done.users < done.same
+    assert 1 <= done.dropped <= 3  # one of the merged users may go with the other's events
+    await assert_same(source, target)
+    again = await copy_store(source, target, "here")
+    assert again == CopiedUsers(0, 0, 0, (await source.counts())["users"])
+    # Names that only the forgotten have used are deleted at the target too.
+    await target.clean_up()
+    await source.clean_up()
+    names = [name for _, name in await target.bulk().item_names(0, 1_000)]
+    assert names == [name for _, name in await source.bulk().item_names(0, 1_000)]
+
+
+async def test_a_copy_goes_back_and_forth(make: Make, opened: Open) -> None:
+    """From SQLite to PostgreSQL to SQLite nothing changes, and the last one is sound."""
+    spots = [make(kind) for kind in ("sqlite", "postgres", "sqlite")]
+    first, middle, last = [opened(spot) for spot in spots]
+    await full_store.fill(first)
+    await copy_store(first, middle, "first")
+    await copy_store(middle, last, "middle")
+    await assert_same(first, last)
+    path = Path(spots[2].text) / "heed.db"
+    found = list(check_store(path, full=True))
+    assert [each.sentence for each in found if each.level == "problem"] == []
+    # A copy is a store like any other.
+    await last.append([Event("user 0000", "item 1", "after")])
+    assert (await last.counts())["events"] == (await first.counts())["events"] + 1
+
+
+@pytest.mark.parametrize("moment", ["inside", "after"])
+@pytest.mark.parametrize("direction", MOVES)
+async def test_a_killed_copy_goes_on_where_it_stopped(
+    spots: tuple[Spot, Spot],
+    opened: Open,
+    moment: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Killed again and again, at later and later steps, it ends; nothing is there twice."""
+    source = opened(spots[0])
+    await full_store.fill(source, 60)
+    total = (await source.counts())["events"]
+    positions: list[str] = []
+    for step in (1, 2, 4, 7, 5, 9):
+        killed = await asyncio.to_thread(_copy_and_die, *spots, step, moment)
+        assert killed == -signal.SIGKILL
+        target = spots[1].open()
+        record = await target.bulk().copy_record()
+        assert record is not None
+        assert record.is_untouched
+        positions.append(record.position)
+        # The users up to the position are there, and no others.
+        expected = [each for each in await stored_users(source) if each.user_id <= record.position]
+        assert await stored_users(target) == expected
+        await target.close()
+    assert positions == sorted(positions)
+    assert positions[0] == "" < positions[-1]
+    target = opened(spots[1])
+    doomed_copy.take_small_steps(monkeypatch.setattr)
+    done = await copy_store(source, target, spots[0].identity)
+    assert 0 < done.events < total
+    await assert_same(source, target)
+
+
+def _copy_and_die(source: Spot, target: Spot, step: int, moment: str) -> int | None:
+    process = FORKS.Process(target=doomed_copy.main, args=(source, target, step, moment))
+    process.start()
+    process.join(PATIENCE)
+    return process.exitcode
+
+
+async def test_what_is_written_behind_the_position_is_left_to_the_next_copy(
+    make: Make, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes during a copy are copied or cause a difference, and the next copy takes them over."""
+    source, target = opened(make("sqlite")), opened(make("sqlite"))
+    doomed_copy.take_small_steps(monkeypatch.setattr)
+    await full_store.fill(source)
+    loop = asyncio.get_running_loop()
+    written: list[asyncio.Task[Any]] = []
+
+    def write(stage: str, done: int, _total: int) -> None:
+        if stage == "events" and done > 200 and not written:
+            written.append(loop.create_task(source.append([Event("user 0000", "i", "behind")])))
+            written.append(loop.create_task(source.append([Event("zz", "i", "ahead")])))
+            written.append(loop.create_task(source.merge("user 0001", "user 0039")))
+
+    await copy_store(source, target, "here", progress=write)
+    await asyncio.gather(*written)
+    differing = [each.name for each in await compare_stores(source, target) if not each.is_same]
+    assert "events" in differing
+    await copy_store(source, target, "here")
+    await assert_same(source, target)
+
+
+# ------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+@pytest.mark.parametrize(
+    "held", ["event", "profile", "item", "scenario", "key", "import", "ledger"]
+)
+async def test_a_target_with_other_data_is_refused(
+    make: Make, opened: Open, kind: str, held: str
+) -> None:
+    """Whatever a store holds, it is left as it is, and the error says what that is."""
+    source, target = opened(make("sqlite")), opened(make(kind))
+    await source.append([Event("u", "i", "e")])
+    key, _ = issue_key("k", frozenset({"read"}), NOON)
+    writes: dict[str, Callable[[], Awaitable[object]]] = {
+        "event": lambda: target.append([Event("u", "i")]),
+        "profile": lambda: target.put_user(User("u")),
+        "item": lambda: target.put_items([Item("i")]),
+        "scenario": lambda: target.put_scenario("s", {"question": "popular"}),
+        "key": lambda: target.add_key(key),
+        "import": lambda: target.begin_import("x"),
+        "ledger": lambda: _forget(target),
+    }
+    await writes[held]()
+    before = await read_all(target)
+    with pytest.raises(Conflict, match="the target is not empty, and no copy: it holds 1 "):
+        await copy_store(source, target, "here")
+    assert await read_all(target) == before
+    assert await target.bulk().copy_record() is None
+
+
+async def _forget(store: Store) -> None:
+    await store.append([Event("u", "i")])
+    await store.forget("u")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_a_copy_of_something_else_or_changed_since_is_refused(
+    make: Make, opened: Open, kind: str
+) -> None:
+    """A target goes on with its own source alone, and only until it is written to."""
+    source, target = opened(make("sqlite")), opened(make(kind))
+    await full_store.fill(source, 12)
+    await copy_store(source, target, "here")
+    with pytest.raises(Conflict, match="a copy of another store, here"):
+        await copy_store(source, target, "there")
+    await target.append([Event("new", "i", "at the target")])
+    await source.append([Event("old", "i", "at the source")])
+    with pytest.raises(Conflict, match="a store of its own now"):
+        await copy_store(source, target, "here")
+    assert await target.version("new")
+    assert not await target.version("old")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_records_that_leave_no_tick_are_noticed_too(
+    make: Make, opened: Open, kind: str
+) -> None:
+    """An import or a scenario at the target alone means that it is a store of its own."""
+    source, target = opened(make("sqlite")), opened(make(kind))
+    await full_store.fill(source, 12)
+    await copy_store(source, target, "here")
+    await target.put_scenario("home", {"question": "popular"})
+    await source.put_scenario("home", {"question": "recommend"})
+    with pytest.raises(Conflict, match="a version of a scenario that the source does not have"):
+        await copy_store(source, target, "here")
+
+
+# ------------------------------------------------------------------------------ places
+
+
+def test_places_are_what_commands_name(tmp_path: Path) -> None:
+    """Directories, files, both with a scheme, and URLs, whose passwords are not shown."""
+    data = tmp_path / "data"
+    asyncio.run(parse_place(str(data)).open(DEFAULT_NAMESPACE).close())
+    file = data / "heed.db"
+    expected = f"sqlite:{file.resolve()}"
+    for text in (data, f"sqlite:{data}", file, f"sqlite:{file}", f"sqlite://{data}"):
+        assert parse_place(str(text)).identity(DEFAULT_NAMESPACE) == expected
+    other = file.rename(data / "other.db")
+    place = parse_place(str(other))
+    assert place.identity(DEFAULT_NAMESPACE) == f"sqlite:{other.resolve()}"
+    assert place.namespaces() == [DEFAULT_NAMESPACE]
+    with pytest.raises(Invalid, match="the file of one store"):
+        place.identity("shop")
+    with pytest.raises(NotFound):
+        parse_place(str(data)).identity(DEFAULT_NAMESPACE)
+    url = "postgresql://me:secret@127.0.0.1:1/db"
+    assert parse_place(url).name == "postgresql://127.0.0.1/db"
+    for wrong in ("", "sqlite:", "mysql://me:secret@host/db", "postgresql://me:secret@host/db?x=1"):
+        with pytest.raises(Invalid) as raised:
+            parse_place(wrong)
+        assert "secret" not in raised.value.detail

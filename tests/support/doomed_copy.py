@@ -1,0 +1,93 @@
+"""A process that copies a store in small steps and kills itself at one of them.
+
+It imports little, so that a fork server can start many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from service.maintenance.copying import item_copy, user_copy
+from service.maintenance.copying.store_copy import copy_store
+from service.maintenance.copying.store_places import parse_place
+from service.stores.postgres.bulk import copy_record as postgres_record
+from service.stores.postgres.bulk.postgres_bulk import PostgresBulk
+from service.stores.sqlite.bulk import copy_record as sqlite_record
+from service.stores.sqlite.bulk.sqlite_bulk import SQLiteBulk
+
+SMALL = 40  # events, items or names in one transaction
+
+
+class _Doom:
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def come(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def take_small_steps(patch: Any = setattr) -> None:
+    """Have copies of this process take many transactions for little."""
+    for module, name in (
+        (user_copy, "EVENTS"),
+        (item_copy, "_NAMES"),
+        (item_copy, "MAX_ITEMS"),
+    ):
+        patch(module, name, SMALL)
+
+
+def main(source: Sequence[str], target: Sequence[str], step: int, moment: str) -> None:
+    """Copy a namespace of a place, and die.
+
+    Args:
+        source: the place, as a command names it, and the namespace.
+        target: likewise.
+        step: number of the transaction at which to die, from 1.
+        moment: `inside`, with everything written and before the commit, or `after` it.
+    """
+    take_small_steps()
+    doom = _Doom(step)
+    if moment == "inside":
+        recorded, record = sqlite_record.record, postgres_record.record
+
+        def dying_record(*args: Any) -> int:
+            tick = recorded(*args)
+            doom.come()
+            return tick
+
+        async def dying_async_record(*args: Any) -> int:
+            written = await record(*args)
+            doom.come()
+            return written
+
+        setattr(sqlite_record, "record", dying_record)  # noqa: B010  # modules that mypy guards
+        setattr(postgres_record, "record", dying_async_record)  # noqa: B010
+    else:
+        for each in (SQLiteBulk, PostgresBulk):
+            _die_after(each, doom)
+    asyncio.run(_copy(source, target))
+
+
+def _die_after(bulk: Any, doom: _Doom) -> None:
+    change = bulk._change
+
+    async def dying(self: Any, *args: Any, **options: Any) -> None:
+        await change(self, *args, **options)
+        doom.come()
+
+    bulk._change = dying
+
+
+async def _copy(source: Sequence[str], target: Sequence[str]) -> None:
+    ours, theirs = parse_place(source[0]), parse_place(target[0])
+    origin = ours.identity(source[1])
+    first, second = ours.open(source[1]), theirs.open(target[1])
+    await copy_store(first, second, origin)
+    await second.close()
+    await first.close()
