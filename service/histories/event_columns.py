@@ -88,13 +88,24 @@ class EventReader:
         self._epochs = count(1)
 
     async def read(self, user_id: str, known: EventColumns | None = None) -> EventColumns:
-        """Read all events of a user, or those after `known` where they were only appended to."""
-        if known is not None and len(known):
-            newest = int(known.seqs.max())
-            later = await self._store.history(user_id, after=newest)
-            if later.generation == known.generation:
-                return _appended(known, self._columns(later))
-        return self._columns(await self._store.history(user_id))
+        """Read all events of a user, or those after `known` where they were only appended to.
+
+        Where nothing has changed since `known`, it is returned itself.
+        """
+        if known is None:
+            return self._columns(await self._store.history(user_id))
+        changed = await self._store.changed_history(
+            user_id,
+            version=known.version,
+            generation=known.generation,
+            seq=int(known.seqs.max()) if len(known) else 0,
+        )
+        if changed is None:
+            return known
+        columns = self._columns(changed)
+        if len(known) and changed.generation == known.generation:
+            return _appended(known, columns)
+        return columns
 
     def _columns(self, history: History) -> EventColumns:
         return EventColumns(

@@ -177,18 +177,17 @@ class MemoryProvider:
 
     async def _stored(self, user_id: str) -> EventColumns:
         """The stored events of a user as of now; without any for an unknown user."""
-        version = await self._store.version(user_id)
+        # The request may be out of time before a very long history is read: it is kept then all
+        # the same, and the next request finds it.
+        return await asyncio.shield(asyncio.ensure_future(self._read(user_id)))
+
+    async def _read(self, user_id: str) -> EventColumns:
         known = self._cache.events(user_id)
-        if known is not None and known.version == version:
+        events = await self._reader.read(user_id, known)
+        if events is known:
             self._counts["history_hits"] += 1
             return known
         self._counts["history_misses"] += 1
-        # The request may be out of time before a very long history is read: it is kept then all
-        # the same, and the next request finds it.
-        return await asyncio.shield(asyncio.ensure_future(self._read(user_id, known)))
-
-    async def _read(self, user_id: str, known: EventColumns | None) -> EventColumns:
-        events = await self._reader.read(user_id, known)
         if events.version:  # an unknown user costs the store nothing to read again
             self._cache.put_events(events)
         return events

@@ -37,6 +37,7 @@ from service.stores.postgres import catalogue, forgetting, users
 from service.stores.postgres.database.connections import Connections
 from service.stores.postgres.database.faults import explain
 from service.stores.postgres.database.migrations import migrate
+from service.stores.postgres.database.notices import Notices
 from service.stores.postgres.database.transaction import (
     CATALOGUE,
     FOLDING,
@@ -99,7 +100,9 @@ class PostgresStore(Store):
                 self._database_bytes = _database_size(connection)
         except psycopg.Error as error:
             raise explain(error) from error
-        self._transactions = Transactions(self._connections, self._no)
+        self._namespace = namespace
+        self._notices = Notices(self._connections)
+        self._transactions = Transactions(self._connections, self._notices, namespace, self._no)
         self._items = InternedNames(self._connections, self._no, "items")
         self._types = InternedNames(self._connections, self._no, "types")
         self._appending = Appending(self._items, self._types)
@@ -127,6 +130,12 @@ class PostgresStore(Store):
     async def history(self, user_id: str, *, after: int = 0) -> History:
         check_id(user_id, "/user_id")
         return await self._read(self._histories.history, user_id, after)
+
+    async def changed_history(
+        self, user_id: str, *, version: int, generation: int, seq: int
+    ) -> History | None:
+        check_id(user_id, "/user_id")
+        return await self._read(self._histories.changed, user_id, version, generation, seq)
 
     async def page(
         self, user_id: str, *, cursor: str | None = None, limit: int = 100
@@ -229,6 +238,9 @@ class PostgresStore(Store):
     async def catalogue_version(self) -> int:
         return await self._read(catalogue.catalogue_version, self._no)
 
+    def announced_catalogue(self) -> int:
+        return self._notices.versions(self._namespace)[0]
+
     async def catalogue_digest(self) -> CatalogueDigest:
         return await self._read(catalogue.catalogue_digest, self._no)
 
@@ -280,6 +292,9 @@ class PostgresStore(Store):
 
     async def keys_version(self) -> int:
         return await self._read(keys.version, self._no)
+
+    def announced_keys(self) -> int:
+        return self._notices.versions(self._namespace)[1]
 
     # ------------------------------------------------------------------ forgotten users
 
@@ -427,6 +442,7 @@ class PostgresStore(Store):
 
     async def close(self) -> None:
         await self._transactions.finish()
+        await asyncio.to_thread(self._notices.close)
         await self._connections.close()
 
     def scan(self, rows: int = 100_000) -> Iterator[LogColumns]:

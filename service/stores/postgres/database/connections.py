@@ -80,6 +80,17 @@ class Connections:
             raise explain(error) from error
 
     @contextmanager
+    def plain(self) -> Iterator[Connection]:
+        """Open a connection in autocommit mode, for this block alone."""
+        self.check_open()
+        try:
+            with self.connect() as connection:
+                yield connection
+        except psycopg.Error as error:
+            self.failures += 1
+            raise explain(error) from error
+
+    @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """Lend a thread a connection in one read-only transaction.
 

@@ -13,6 +13,7 @@ from psycopg import AsyncConnection, AsyncCursor
 from service.domain.errors import HeedError, NotFound, Unavailable
 from service.stores.postgres.database.connections import Connections
 from service.stores.postgres.database.faults import RETRIED, explain, is_disconnected
+from service.stores.postgres.database.notices import NOTIFY, Notices
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
@@ -52,7 +53,7 @@ class NamespaceTransaction:
     this one began.
     """
 
-    __slots__ = ("connection", "names", "namespace_no", "tick")
+    __slots__ = ("announced", "connection", "names", "namespace_no", "tick")
 
     def __init__(
         self, connection: AsyncConnection, namespace_no: int, tick: int, names: int
@@ -61,6 +62,12 @@ class NamespaceTransaction:
         self.namespace_no = namespace_no
         self.tick = tick
         self.names = names  # the tick of the last deletion of interned names
+        self.announced = (0, 0)  # new versions of the catalogue and of the keys
+
+    async def announce(self, *, catalogue: int = 0, keys: int = 0) -> None:
+        """Tell all processes of a new version once the transaction is committed."""
+        await self.connection.execute(NOTIFY.encode())
+        self.announced = max(self.announced[0], catalogue), max(self.announced[1], keys)
 
     async def execute(self, query: str, *values: Any) -> AsyncCursor:
         """Run a statement with the namespace's number before its other values."""
@@ -84,8 +91,12 @@ class Transactions:
     everything or nothing, and its connection is never lent with half of an answer in it.
     """
 
-    def __init__(self, connections: Connections, namespace_no: int) -> None:
+    def __init__(
+        self, connections: Connections, notices: Notices, namespace: str, namespace_no: int
+    ) -> None:
         self._connections = connections
+        self._notices = notices
+        self._namespace = namespace
         self._namespace_no = namespace_no
         self._running: set[asyncio.Task[Any]] = set()
         self.commits = 0
@@ -169,7 +180,8 @@ class Transactions:
                 if row is None:
                     raise NotFound("the namespace was removed")
                 tick, names = row
-                result = await job(NamespaceTransaction(connection, number, tick, names))
+                transaction = NamespaceTransaction(connection, number, tick, names)
+                result = await job(transaction)
         except BaseException:
             with suppress(psycopg.Error):
                 await execute("ROLLBACK")
@@ -181,6 +193,8 @@ class Transactions:
                 raise _Unknown(f"{explain(error).detail}; the write may have succeeded") from error
             raise
         self.commits += 1
+        catalogue, keys = transaction.announced
+        self._notices.note(self._namespace, catalogue=catalogue, keys=keys)
         return result
 
 
