@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
-import psycopg
 from numpy.typing import NDArray
 from psycopg import AsyncConnection, Connection
 
-from service.domain.errors import HeedError, Invalid
+from service.domain.errors import HeedError, Invalid, NotFound, Unavailable
 from service.domain.item_patch import ItemPatch
 from service.domain.keys import ApiKey
 from service.domain.names import DEFAULT_NAMESPACE
@@ -34,10 +33,8 @@ from service.domain.scenarios import Scenario
 from service.stores.base import AppendResult, History, Store
 from service.stores.encoding import check_limit, user_document
 from service.stores.postgres import catalogue, forgetting, users
-from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.faults import explain
 from service.stores.postgres.database.migrations import migrate
-from service.stores.postgres.database.notices import Notices
+from service.stores.postgres.database.shared import open_database
 from service.stores.postgres.database.transaction import (
     CATALOGUE,
     FOLDING,
@@ -53,7 +50,7 @@ from service.stores.postgres.events.appending import Appending
 from service.stores.postgres.events.histories import Histories
 from service.stores.postgres.events.names import InternedNames
 from service.stores.postgres.imports import ledger
-from service.stores.postgres.namespaces import create_namespace
+from service.stores.postgres.namespaces import find_namespace, find_or_create_namespace
 from service.stores.postgres.registers import keys, scenarios
 from service.stores.protocols.catalogue_store import (
     CatalogueChanges,
@@ -76,12 +73,19 @@ FOLD_INTERVAL = 10.0  # seconds between two attempts to fold counts
 
 
 class PostgresStore(Store):
-    """Store in one namespace of the database `url`, whose schema is created or migrated.
+    """Store in one namespace of a database, whose schema is created or migrated.
 
-    `quota` bounds what this client may add to the namespace.
+    Args:
+        url: of the database.
+        namespace: its name.
+        create: create the namespace where there is none of this name.
+        quota: bounds what this client may add to the namespace.
 
-    Raises `Invalid` for a URL that is none or a database that is not UTF8, `Incompatible` for one
-    of a newer Heed, and `Unavailable` where it does not answer.
+    Raises:
+        NotFound: there is no such namespace.
+        Invalid: the URL is none of PostgreSQL, or the database is not encoded in UTF8.
+        Incompatible: a newer Heed has migrated the database.
+        Unavailable: the database does not answer.
     """
 
     def __init__(
@@ -89,19 +93,27 @@ class PostgresStore(Store):
         url: str,
         *,
         namespace: str = DEFAULT_NAMESPACE,
+        create: bool = True,
         quota: StoreQuota | None = None,
     ) -> None:
         self._quota = quota if quota and any(quota) else None
-        self._connections = Connections(url)
-        try:
-            with self._connections.connect() as connection:
-                migrate(connection)
-                self._no = create_namespace(connection, namespace)
-                self._database_bytes = _database_size(connection)
-        except psycopg.Error as error:
-            raise explain(error) from error
+        self._database = open_database(url)
+        self._connections = self._database.connections
+        self._notices = self._database.notices
         self._namespace = namespace
-        self._notices = Notices(self._connections)
+        self._closed = False
+        try:
+            with self._connections.plain() as connection:
+                migrate(connection)
+                find = find_or_create_namespace if create else find_namespace
+                found = find(connection, namespace)
+                if found is None:
+                    raise NotFound(f"there is no namespace {namespace!r}")
+                self._no = found
+                self._database_bytes = _database_size(connection)
+        except BaseException:
+            self._database.abandon()
+            raise
         self._transactions = Transactions(self._connections, self._notices, namespace, self._no)
         self._items = InternedNames(self._connections, self._no, "items")
         self._types = InternedNames(self._connections, self._no, "types")
@@ -402,7 +414,7 @@ class PostgresStore(Store):
             with self._connections.snapshot() as connection:
                 return log_changes.log_changes(connection, self._no, after, known, most)
 
-        self._connections.check_open()
+        self._check_open()
         return await asyncio.to_thread(read)
 
     async def user_ids(self, numbers: Sequence[int]) -> list[str | None]:
@@ -437,13 +449,14 @@ class PostgresStore(Store):
             transactions.commits,
             0,
             connections.failures,
-            connections.is_closed,
+            self._closed,
         )
 
     async def close(self) -> None:
-        await self._transactions.finish()
-        await asyncio.to_thread(self._notices.close)
-        await self._connections.close()
+        if not self._closed:
+            self._closed = True
+            await self._transactions.finish()
+            await self._database.close()
 
     def scan(self, rows: int = 100_000) -> Iterator[LogColumns]:
         return self._scan(lambda each: scan.scan(each, self._no, check_limit(rows)))
@@ -489,7 +502,7 @@ class PostgresStore(Store):
         *,
         alone: tuple[int, ...] = (),
     ) -> T:
-        self._connections.check_open()
+        self._check_open()
         return await self._transactions.run(job, prepare=prepare, alone=alone)
 
     async def _read(
@@ -498,13 +511,19 @@ class PostgresStore(Store):
         *args: P.args,
         **options: P.kwargs,
     ) -> T:
+        self._check_open()
         async with self._connections.connection() as connection:
             return await question(connection, *args, **options)
 
     def _scan(self, answers: Callable[[Connection], Iterator[T]]) -> Iterator[T]:
         """Read all in one transaction over a connection of its own."""
+        self._check_open()
         with self._connections.snapshot() as connection:
             yield from answers(connection)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the store is closed")
 
 
 def _database_size(connection: Connection) -> int:

@@ -123,13 +123,17 @@ class Connections:
 
     async def close(self) -> None:
         """Close all connections; later calls raise `Unavailable`."""
-        self.is_closed = True
         own = self._pools.pop(asyncio.get_running_loop(), None)
         if own is not None:
             await own.close()
+        await asyncio.to_thread(self.abandon)
+
+    def abandon(self) -> None:
+        """Close the connections of threads and of loops that have ended."""
+        self.is_closed = True
         self._drop_ended()
         if self._threads is not None:
-            await asyncio.to_thread(self._threads.close)
+            self._threads.close()
 
     def _readers(self) -> ConnectionPool[Connection]:
         with self._lock:

@@ -1,6 +1,7 @@
-"""What other processes have changed in a PostgreSQL database, without a question for each request.
+"""Notices of what other processes have changed in a PostgreSQL database.
 
-A thread reads the small table of namespaces when it is notified, and twice a second in any case: a
+Requests need the versions of the catalogue and of the keys, and must not ask the server for them. A
+thread reads the small table of namespaces when it is notified, and twice a second in any case: a
 missed notice costs half a second, never the truth.
 """
 
