@@ -131,6 +131,7 @@ class PatroniNode:
                 },
                 "parameters": {
                     "unix_socket_directories": "",
+                    "dynamic_shared_memory_type": "mmap",  # files, removed with the folder
                     "fsync": "on" if fsync else "off",
                 },
                 "pg_hba": [
