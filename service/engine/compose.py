@@ -94,7 +94,9 @@ def compose(
     make_directory(settings.data)
     search = LiveSearch(embeddings, settings.data)
     quota = StoreQuota(settings.max_events, settings.max_items, settings.max_store_bytes)
-    store = open_store(settings.data, settings.store, quota=quota)
+    # Half of a deadline is left for the answer without what the store did not tell.
+    patience = settings.deadline / 2
+    store = open_store(settings.data, settings.store, quota=quota, patience=patience)
     registry = Registry(settings.data / MODELS_FOLDER)
     executor = executor or compute_executor(settings, threads)
     live = LiveSnapshot(

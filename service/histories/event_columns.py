@@ -38,6 +38,7 @@ class EventColumns:
     weights: NDArray[np.float32] | None  # [n]; None = all 1
     vectors: Mapping[int, EventVectors]  # by event; only events that brought any
     user: User | None  # the profile
+    is_stale: bool = False  # the store did not answer: it may have more by now
 
     def __len__(self) -> int:
         return len(self.rows)

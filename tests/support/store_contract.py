@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -92,6 +93,10 @@ async def _until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not holds():  # noqa: ASYNC110 - another process sets no event
             await asyncio.sleep(0.01)
+
+
+def _is_announced(store: Store, version: int) -> bool:
+    return store.announced_catalogue() == version
 
 
 class _Contract:
@@ -998,7 +1003,7 @@ class CatalogueContract(_Contract):
             await store.put_items([Item(f"i{n}")])
             version = await store.catalogue_version()
             assert store.announced_catalogue() == version
-            await _until(lambda version=version: reader.announced_catalogue() == version)
+            await _until(partial(_is_announced, reader, version))
         await store.append([Event("u", "i0")])
         assert store.announced_catalogue() == version
 

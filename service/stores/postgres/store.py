@@ -69,6 +69,7 @@ P = ParamSpec("P")
 Job = Callable[[NamespaceTransaction], Awaitable[T]]
 
 UNDONE_ROWS = 20_000  # events of an import that are taken back in one transaction
+QUICK_TIMEOUT = 0.5  # seconds
 FOLD_INTERVAL = 10.0  # seconds between two attempts to fold counts
 
 
@@ -80,6 +81,7 @@ class PostgresStore(Store):
         namespace: its name.
         create: create the namespace where there is none of this name.
         quota: bounds what this client may add to the namespace.
+        patience: seconds that what a request waits for may take, before `StoreUnreachable`.
 
     Raises:
         NotFound: there is no such namespace.
@@ -95,7 +97,9 @@ class PostgresStore(Store):
         namespace: str = DEFAULT_NAMESPACE,
         create: bool = True,
         quota: StoreQuota | None = None,
+        patience: float = QUICK_TIMEOUT,
     ) -> None:
+        self._patience = patience
         self._quota = quota if quota and any(quota) else None
         self._database = open_database(url)
         self._connections = self._database.connections
@@ -137,17 +141,17 @@ class PostgresStore(Store):
         )
 
     async def version(self, user_id: str) -> int:
-        return await self._read(self._histories.version, check_id(user_id, "/user_id"))
+        return await self._ask(self._histories.version, check_id(user_id, "/user_id"))
 
     async def history(self, user_id: str, *, after: int = 0) -> History:
         check_id(user_id, "/user_id")
-        return await self._read(self._histories.history, user_id, after)
+        return await self._ask(self._histories.history, user_id, after)
 
     async def changed_history(
         self, user_id: str, *, version: int, generation: int, seq: int
     ) -> History | None:
         check_id(user_id, "/user_id")
-        return await self._read(self._histories.changed, user_id, version, generation, seq)
+        return await self._ask(self._histories.changed, user_id, version, generation, seq)
 
     async def page(
         self, user_id: str, *, cursor: str | None = None, limit: int = 100
@@ -159,7 +163,7 @@ class PostgresStore(Store):
         self, user_id: str, seqs: Sequence[int], timestamps: Sequence[int]
     ) -> list[str | None]:
         check_id(user_id, "/user_id")
-        return await self._read(self._histories.event_ids, user_id, seqs, timestamps)
+        return await self._ask(self._histories.event_ids, user_id, seqs, timestamps)
 
     async def delete_event(self, user_id: str, event_id: str) -> bool:
         check_id(user_id, "/user_id")
@@ -183,7 +187,7 @@ class PostgresStore(Store):
         await self._add(lambda each: users.put_user(each, user.user_id, profile, import_id))
 
     async def get_user(self, user_id: str) -> User | None:
-        return await self._read(self._histories.user, check_id(user_id, "/user_id"))
+        return await self._ask(self._histories.user, check_id(user_id, "/user_id"))
 
     async def page_users(
         self, *, cursor: str | None = None, limit: int = 100
@@ -232,7 +236,7 @@ class PostgresStore(Store):
             check_id(item_id, f"/item_ids/{index}")
         if not item_ids:
             return []
-        return await self._read(catalogue.get_items, self._no, item_ids)
+        return await self._ask(catalogue.get_items, self._no, item_ids)
 
     async def delete_item(
         self, item_id: str, *, on_change: OnCatalogueChange | None = None
@@ -269,7 +273,7 @@ class PostgresStore(Store):
         )
 
     async def scenario(self, name: str) -> Scenario | None:
-        return await self._read(scenarios.current, self._no, check_id(name, "/name"))
+        return await self._ask(scenarios.current, self._no, check_id(name, "/name"))
 
     async def page_scenarios(
         self, *, cursor: str | None = None, limit: int = 100
@@ -297,7 +301,7 @@ class PostgresStore(Store):
         return await self._write(lambda each: keys.revoke(each, key_id, now), alone=(KEYS,))
 
     async def key(self, key_id: str) -> ApiKey | None:
-        return await self._read(keys.find, self._no, key_id)
+        return await self._ask(keys.find, self._no, key_id)
 
     async def keys(self) -> list[ApiKey]:
         return await self._read(keys.all_keys, self._no)
@@ -504,6 +508,17 @@ class PostgresStore(Store):
     ) -> T:
         self._check_open()
         return await self._transactions.run(job, prepare=prepare, alone=alone)
+
+    async def _ask(
+        self,
+        question: Callable[Concatenate[AsyncConnection, P], Awaitable[T]],
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """Read what a request waits for."""
+        self._check_open()
+        async with self._connections.connection(self._patience) as connection:
+            return await question(connection, *args, **options)
 
     async def _read(
         self,

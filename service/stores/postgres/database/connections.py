@@ -7,6 +7,8 @@ reads at length has a connection of its own, since it runs on a thread.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -17,14 +19,16 @@ from psycopg import AsyncConnection, Connection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
-from service.domain.errors import Invalid, Unavailable
+from service.domain.errors import Invalid, StoreUnreachable, Unavailable
+from service.stores.postgres.database.breaker import Breaker
 from service.stores.postgres.database.faults import explain
 
 POOL_SIZE = 8  # connections of an event loop
 MAX_SNAPSHOTS = 8  # connections of the threads of a process
 MAX_WAITING = 1_000  # calls that wait for a connection of a loop
 POOL_TIMEOUT = 2.0  # seconds to wait for one
-STATEMENT_TIMEOUT_MS = 30_000  # of what a request waits for
+STATEMENT_TIMEOUT_MS = 30_000
+LONG_TIMEOUT = 60.0  # seconds of what may read at length
 
 # A server that hangs is noticed by these, and not by the operating system after minutes.
 _DEFAULTS: dict[str, Any] = {
@@ -55,6 +59,7 @@ class Connections:
         self._pools: dict[asyncio.AbstractEventLoop, AsyncConnectionPool[AsyncConnection]] = {}
         self._threads: ConnectionPool[Connection] | None = None
         self._lock = threading.Lock()
+        self._breaker = Breaker()
         self.is_closed = False
         self.failures = 0  # of connections and statements
 
@@ -65,19 +70,36 @@ class Connections:
         return f"{given.get('host', 'localhost')}/{given.get('dbname', '')}"
 
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[AsyncConnection]:
+    async def connection(self, patience: float = LONG_TIMEOUT) -> AsyncIterator[AsyncConnection]:
         """Lend a connection in autocommit mode.
 
-        Raises `Unavailable` where none can be had, and translates errors of the block.
+        A connection on which the block takes longer than `patience` seconds is cut, so that the
+        block fails: a statement cannot be cancelled on a server that hangs.
+
+        Raises:
+            StoreUnreachable: no connection can be had, it was lost or cut, or the breaker is open.
+            Unavailable: another error of PostgreSQL; errors of the block are translated too.
         """
         self.check_open()
+        if not self._breaker.permits():
+            raise StoreUnreachable(self._breaker.reason)
         try:
             pool = await self._pool()
-            async with pool.connection() as connection:
-                yield connection
+            async with pool.connection(min(patience, POOL_TIMEOUT)) as connection:
+                loop = asyncio.get_running_loop()
+                guard = loop.call_later(patience, _cut, connection)
+                try:
+                    yield connection
+                finally:
+                    guard.cancel()
         except psycopg.Error as error:
             self.failures += 1
-            raise explain(error) from error
+            reason = explain(error)
+            if isinstance(reason, StoreUnreachable):
+                self._breaker.failed(reason.detail)
+            raise reason from error
+        else:
+            self._breaker.succeeded()
 
     @contextmanager
     def plain(self) -> Iterator[Connection]:
@@ -178,6 +200,15 @@ class Connections:
                 for connection in pool._pool:  # noqa: SLF001
                     with suppress(psycopg.Error):
                         connection.pgconn.finish()
+
+
+def _cut(connection: AsyncConnection) -> None:
+    """Shut a connection's socket down, which wakes whoever waits for it."""
+    with (
+        suppress(OSError, psycopg.Error),
+        socket.socket(fileno=os.dup(connection.fileno())) as own,
+    ):
+        own.shutdown(socket.SHUT_RDWR)
 
 
 async def _configure(connection: AsyncConnection) -> None:
