@@ -58,6 +58,8 @@ class FakeEngine:
     It is an engine and its parts at once.
     """
 
+    rate_windows = None
+
     def __init__(self) -> None:
         self.items: dict[str, Item] = {}
         self.events: dict[str, list[Event]] = {}

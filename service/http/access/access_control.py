@@ -68,7 +68,7 @@ class AccessControl:
         key = await self._authenticate(scope, store)
         scope[KEY], scope[NAMESPACE] = key, key.namespace
         if key.rate is not None:
-            self._rates.count(key, key.rate)
+            await self._rates.count(key, key.rate, store.rate_windows)
         if needed is None:
             # Not left to the router: a route without scopes shall answer nobody.
             raise HTTPException(405 if routes.methods(path) else 404)

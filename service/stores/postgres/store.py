@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
+import psycopg
 from numpy.typing import NDArray
 from psycopg import AsyncConnection, Connection
 
-from service.domain.errors import HeedError, Invalid, NotFound, Unavailable
+from service.domain.errors import HeedError, Invalid, NotFound, StoreUnreachable, Unavailable
 from service.domain.item_patch import ItemPatch
 from service.domain.keys import ApiKey
 from service.domain.names import DEFAULT_NAMESPACE
@@ -33,6 +34,7 @@ from service.domain.scenarios import Scenario
 from service.stores.base import AppendResult, History, Store
 from service.stores.encoding import check_limit, user_document
 from service.stores.postgres import catalogue, forgetting, users
+from service.stores.postgres.database.connections import LONG_TIMEOUT
 from service.stores.postgres.database.migrations import migrate
 from service.stores.postgres.database.shared import open_database
 from service.stores.postgres.database.transaction import (
@@ -52,6 +54,7 @@ from service.stores.postgres.events.names import InternedNames
 from service.stores.postgres.imports import ledger
 from service.stores.postgres.namespaces import find_namespace, find_or_create_namespace
 from service.stores.postgres.registers import keys, scenarios
+from service.stores.postgres.registers.rate_windows import PostgresRateWindows
 from service.stores.protocols.catalogue_store import (
     CatalogueChanges,
     CatalogueDigest,
@@ -124,6 +127,9 @@ class PostgresStore(Store):
         self._appending = Appending(self._items, self._types)
         self._catalogue = catalogue.CatalogueWrites(self._items)
         self._histories = Histories(self._no, self._items, self._types)
+        self.rate_windows = PostgresRateWindows(
+            lambda: self._connections.connection(self._patience), self._no
+        )
         self._fold_at = 0.0  # when counts may be folded next (monotonic)
 
     # ------------------------------------------------------------------ histories
@@ -516,9 +522,7 @@ class PostgresStore(Store):
         **options: P.kwargs,
     ) -> T:
         """Read what a request waits for."""
-        self._check_open()
-        async with self._connections.connection(self._patience) as connection:
-            return await question(connection, *args, **options)
+        return await self._run(lambda each: question(each, *args, **options), self._patience)
 
     async def _read(
         self,
@@ -526,9 +530,20 @@ class PostgresStore(Store):
         *args: P.args,
         **options: P.kwargs,
     ) -> T:
+        """Read what may take long."""
+        return await self._run(lambda each: question(each, *args, **options), LONG_TIMEOUT)
+
+    async def _run(self, question: Callable[[AsyncConnection], Awaitable[T]], patience: float) -> T:
         self._check_open()
-        async with self._connections.connection() as connection:
-            return await question(connection, *args, **options)
+        try:
+            async with self._connections.connection(patience) as connection:
+                return await question(connection)
+        except StoreUnreachable as error:
+            if not isinstance(error.__cause__, psycopg.Error):
+                raise
+        # An idle connection may have been lost. Where a new one was, the breaker is open by now.
+        async with self._connections.connection(patience) as connection:
+            return await question(connection)
 
     def _scan(self, answers: Callable[[Connection], Iterator[T]]) -> Iterator[T]:
         """Read all in one transaction over a connection of its own."""

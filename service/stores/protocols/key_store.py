@@ -8,10 +8,14 @@ from __future__ import annotations
 from typing import Protocol
 
 from service.domain.keys import ApiKey
+from service.stores.protocols.rate_windows import RateWindows
 
 
 class KeyStore(Protocol):
     """Records of API keys. None is ever deleted."""
+
+    rate_windows: RateWindows | None = None
+    """Counts the requests of keys for all machines; None in a store of one machine."""
 
     async def add_key(self, key: ApiKey) -> None:
         """Store a new key, and return once it is durable. Raises `Conflict` if its id is taken."""

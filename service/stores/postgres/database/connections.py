@@ -17,16 +17,16 @@ from typing import Any
 import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg_pool import ConnectionPool as ReaderPool
 
 from service.domain.errors import Invalid, StoreUnreachable, Unavailable
 from service.stores.postgres.database.breaker import Breaker
-from service.stores.postgres.database.faults import explain
+from service.stores.postgres.database.faults import explain, is_disconnected
+from service.stores.postgres.database.pool import ConnectionPool
 
 POOL_SIZE = 8  # connections of an event loop
 MAX_SNAPSHOTS = 8  # connections of the threads of a process
 MAX_WAITING = 1_000  # calls that wait for a connection of a loop
-POOL_TIMEOUT = 2.0  # seconds to wait for one
 STATEMENT_TIMEOUT_MS = 30_000
 LONG_TIMEOUT = 60.0  # seconds of what may read at length
 
@@ -56,8 +56,8 @@ class Connections:
             raise Invalid("", f"HEED_STORE is no URL of PostgreSQL: {error}") from None
         self._conninfo = make_conninfo("", **{**_DEFAULTS, **given})
         self._pool_size = pool_size
-        self._pools: dict[asyncio.AbstractEventLoop, AsyncConnectionPool[AsyncConnection]] = {}
-        self._threads: ConnectionPool[Connection] | None = None
+        self._pools: dict[asyncio.AbstractEventLoop, ConnectionPool] = {}
+        self._threads: ReaderPool[Connection] | None = None
         self._lock = threading.Lock()
         self._breaker = Breaker()
         self.is_closed = False
@@ -83,20 +83,32 @@ class Connections:
         self.check_open()
         if not self._breaker.permits():
             raise StoreUnreachable(self._breaker.reason)
+        is_new = was_cut = False
         try:
-            pool = await self._pool()
-            async with pool.connection(min(patience, POOL_TIMEOUT)) as connection:
-                loop = asyncio.get_running_loop()
-                guard = loop.call_later(patience, _cut, connection)
+            async with self._pool().connection(patience) as (connection, is_new):
+
+                def cut() -> None:
+                    nonlocal was_cut
+                    was_cut = True
+                    _cut(connection)
+
+                guard = asyncio.get_running_loop().call_later(patience, cut)
                 try:
                     yield connection
                 finally:
                     guard.cancel()
+        except StoreUnreachable as error:
+            self.failures += 1
+            self._breaker.failed(error.detail)
+            raise
         except psycopg.Error as error:
             self.failures += 1
             reason = explain(error)
             if isinstance(reason, StoreUnreachable):
-                self._breaker.failed(reason.detail)
+                self.drop_idle()
+                # An idle connection is lost with the server that it was to; a new one may be had.
+                if is_new or was_cut or not is_disconnected(error):
+                    self._breaker.failed(reason.detail)
             raise reason from error
         else:
             self._breaker.succeeded()
@@ -137,17 +149,15 @@ class Connections:
         if self.is_closed:
             raise Unavailable("the store is closed")
 
-    async def check(self) -> None:
-        """Replace the lost connections of this loop, all of which a failover breaks at once."""
-        pool = self._pools.get(asyncio.get_running_loop())
-        if pool is not None:
-            await pool.check()
+    def drop_idle(self) -> None:
+        """Close the idle connections of this loop, all of which a failover breaks at once."""
+        self._pool().drop_idle()
 
     async def close(self) -> None:
         """Close all connections; later calls raise `Unavailable`."""
-        own = self._pools.pop(asyncio.get_running_loop(), None)
-        if own is not None:
-            await own.close()
+        pool = self._pools.pop(asyncio.get_running_loop(), None)
+        if pool is not None:
+            pool.close()
         await asyncio.to_thread(self.abandon)
 
     def abandon(self) -> None:
@@ -157,10 +167,10 @@ class Connections:
         if self._threads is not None:
             self._threads.close()
 
-    def _readers(self) -> ConnectionPool[Connection]:
+    def _readers(self) -> ReaderPool[Connection]:
         with self._lock:
             if self._threads is None:
-                self._threads = ConnectionPool(
+                self._threads = ReaderPool(
                     self._conninfo,
                     kwargs={"autocommit": True},
                     min_size=0,
@@ -171,35 +181,29 @@ class Connections:
                 )
             return self._threads
 
-    async def _pool(self) -> AsyncConnectionPool[AsyncConnection]:
+    def _pool(self) -> ConnectionPool:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None:
             self._drop_ended()
-            pool = AsyncConnectionPool(
-                self._conninfo,
-                kwargs={"autocommit": True},
-                min_size=1,
-                max_size=self._pool_size,
-                max_waiting=MAX_WAITING,
-                timeout=POOL_TIMEOUT,
-                reconnect_timeout=POOL_TIMEOUT,
-                configure=_configure,
-                open=False,
-            )
-            self._pools[loop] = pool
-            await pool.open()
+            pool = self._pools[loop] = ConnectionPool(self._connect, self._pool_size, MAX_WAITING)
         return pool
 
+    async def _connect(self) -> AsyncConnection:
+        connection = await AsyncConnection.connect(self._conninfo, autocommit=True)
+        connection.prepare_threshold = 2
+        # A plan for the very user touches one partition; a generic one would lock all of them.
+        await connection.execute(
+            f"SET statement_timeout = {STATEMENT_TIMEOUT_MS};"
+            " SET plan_cache_mode = force_custom_plan".encode()
+        )
+        return connection
+
     def _drop_ended(self) -> None:
-        """Drop the pools of loops that have ended, as those of commands do."""
+        """Close the connections of loops that have ended, as those of commands do."""
         with self._lock:
             for loop in [each for each in self._pools if each.is_closed()]:
-                pool = self._pools.pop(loop)
-                # The loop took the pool's workers with it: no coroutine of it can run any more.
-                for connection in pool._pool:  # noqa: SLF001
-                    with suppress(psycopg.Error):
-                        connection.pgconn.finish()
+                self._pools.pop(loop).close()
 
 
 def _cut(connection: AsyncConnection) -> None:
@@ -209,15 +213,6 @@ def _cut(connection: AsyncConnection) -> None:
         socket.socket(fileno=os.dup(connection.fileno())) as own,
     ):
         own.shutdown(socket.SHUT_RDWR)
-
-
-async def _configure(connection: AsyncConnection) -> None:
-    connection.prepare_threshold = 2
-    # A plan for the very user touches one partition; a generic one would lock all of them.
-    await connection.execute(
-        f"SET statement_timeout = {STATEMENT_TIMEOUT_MS};"
-        " SET plan_cache_mode = force_custom_plan".encode()
-    )
 
 
 def _configure_reader(connection: Connection) -> None:

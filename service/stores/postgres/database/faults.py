@@ -31,8 +31,6 @@ def explain(error: psycopg.Error) -> HeedError:
             return StoreFull(f"PostgreSQL's disk is full: {reason}")
         case errors.ReadOnlySqlTransaction():
             return StoreReadOnly(f"PostgreSQL takes no writes: {reason}")
-        case psycopg_pool.TooManyRequests():
-            return Overloaded("all connections to PostgreSQL are in use, and too many calls wait")
         case psycopg_pool.PoolTimeout():
             return StoreUnreachable("no connection to PostgreSQL became free in time")
         case psycopg_pool.PoolClosed():

@@ -152,14 +152,8 @@ class Transactions:
             except Changed:
                 continue
             except HeedError as error:
-                cause = error.__cause__
-                if attempt == _ATTEMPTS or not isinstance(cause, psycopg.Error):
+                if attempt == _ATTEMPTS or not _may_succeed(error, attempt):
                     raise
-                # A connection that was lost while it lay in the pool has run nothing.
-                if isinstance(error, _Unknown) or not isinstance(cause, RETRIED):
-                    if attempt > 1 or isinstance(error, _Unknown) or not is_disconnected(cause):
-                        raise
-                    await self._connections.check()
         raise Unavailable("other writes kept changing what this one relies on")
 
     async def _once(
@@ -196,6 +190,15 @@ class Transactions:
         catalogue, keys = transaction.announced
         self._notices.note(self._namespace, catalogue=catalogue, keys=keys)
         return result
+
+
+def _may_succeed(error: HeedError, attempt: int) -> bool:
+    """Report whether another attempt may succeed, after one that has changed nothing."""
+    cause = error.__cause__
+    if isinstance(error, _Unknown) or not isinstance(cause, psycopg.Error):
+        return False
+    # An idle connection may have been lost; where a new one was, the next attempt fails at once.
+    return isinstance(cause, RETRIED) or (attempt == 1 and is_disconnected(cause))
 
 
 class _Unknown(Unavailable):
