@@ -16,7 +16,7 @@ AUDIT := $(VENV)-audit
 PEERS := $(VENV)-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz known walk faults browser prometheus lint audit bench bench-training bench-page bench-peers lock clean
+.PHONY: help setup demo test fuzz known walk faults browser prometheus postgres lint audit bench bench-training bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,7 +32,7 @@ ALONE = tests/service/http/test_openapi.py tests/service/http/test_openapi_engin
 
 # Many tests start interpreters, each of which would compile anew what it imports if none kept the bytecode.
 test: export PYTHONDONTWRITEBYTECODE =
-test: $(STAMP) browser prometheus ## run the tests, in several processes (ARGS="-k name")
+test: $(STAMP) browser prometheus postgres ## run the tests, in several processes (ARGS="-k name")
 	@log=$$(mktemp); \
 	(for file in $(ALONE); do OMP_NUM_THREADS=1 $(PY) -m pytest $$file $(ARGS) || [ $$? = 5 ] || failed=1; done; \
 	exit $${failed:-0}) >$$log 2>&1 & \
@@ -71,6 +71,20 @@ prometheus: $(STAMP) ## Prometheus and promtool, which the tests of alerts and o
 	[ "$$(id -u)" != 0 ] || apt-get update -qq; \
 	folder=$$(mktemp -d); chmod 755 "$$folder"; (cd "$$folder" && apt-get download -qq -o APT::Sandbox::User=root prometheus && dpkg -x prometheus_*.deb .); \
 	cp "$$folder/usr/bin/prometheus" "$$folder/usr/bin/promtool" $(VENV)/bin/; rm -rf "$$folder"
+
+# Debian's package makes a cluster and starts it, unless it is told not to before it is installed.
+CLUSTERS := /etc/postgresql-common/createcluster.conf
+postgres: $(STAMP) ## PostgreSQL's server, which the tests of stores start, unless there is one (or HEED_TEST_POSTGRES=URL)
+	@$(PY) -c 'from tests.support.postgres_programs import program; program("initdb"); program("postgres")' 2>/dev/null && exit 0; \
+	[ -z "$$HEED_TEST_POSTGRES" ] || exit 0; \
+	command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] || { \
+	  echo "test: put PostgreSQL's initdb and postgres on PATH (Debian: apt-get install postgresql)," \
+	    "or name a server that runs: make test HEED_TEST_POSTGRES=postgresql://user@host/database" >&2; exit 1; }; \
+	echo "test: installing PostgreSQL"; export DEBIAN_FRONTEND=noninteractive; \
+	apt-get update -qq && apt-get install -y -qq --no-install-recommends postgresql-common >/dev/null || exit 1; \
+	echo "create_main_cluster = false # make postgres" >>$(CLUSTERS); \
+	apt-get install -y -qq --no-install-recommends postgresql >/dev/null; status=$$?; \
+	sed -i '/# make postgres$$/d' $(CLUSTERS); exit $$status
 
 lint: $(STAMP) ## ruff and mypy
 	$(PY) -m ruff check

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+import uuid
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from service.runtime.durable_files import locked
 from tests.support import tiny
 from tests.support.command_line import Heed, Said
 from tests.support.heed_process import PATIENCE
+from tests.support.postgres_server import PostgresDatabases, PostgresServer
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +35,23 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tiny.World:
             world = tiny.make(shared / "world" / "data")
             made.write_text(json.dumps([world.first, world.second]))
     return tiny.World(shared / "world" / "data", *json.loads(made.read_text()))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresDatabases]:
+    """A PostgreSQL server in which tests create databases, one of each process of the tests.
+
+    HEED_TEST_POSTGRES=postgresql://… names a server that runs, in which its user may create
+    databases; they are dropped at the end.
+    """
+    named = os.environ.get("HEED_TEST_POSTGRES")
+    if named is None:
+        with PostgresServer() as server:
+            yield server
+    else:
+        databases = PostgresDatabases(named, prefix=f"heed_test_{uuid.uuid4().hex[:8]}_")
+        yield databases
+        databases.drop_databases()
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from service.runtime.data_layout import (
     INDEXES_FOLDER,
     INDEXING_LOCK,
     MODELS_FOLDER,
-    STORE_FILE,
     check_restored,
 )
 from service.runtime.durable_files import make_directory
@@ -32,8 +31,8 @@ from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
 from service.stores.base import Store
+from service.stores.opening import open_store
 from service.stores.quota import StoreQuota
-from service.stores.sqlite.store import SQLiteStore
 
 _CACHED_INDEXES = 4  # on disk: for this model and catalogue and for earlier ones
 
@@ -95,7 +94,9 @@ def compose(
     make_directory(settings.data)
     search = LiveSearch(embeddings, settings.data)
     quota = StoreQuota(settings.max_events, settings.max_items, settings.max_store_bytes)
-    store = SQLiteStore(settings.data / STORE_FILE, quota=quota)
+    # Half of a deadline is left for the answer without what the store did not tell.
+    patience = settings.deadline / 2
+    store = open_store(settings.data, settings.store, quota=quota, patience=patience)
     registry = Registry(settings.data / MODELS_FOLDER)
     executor = executor or compute_executor(settings, threads)
     live = LiveSnapshot(

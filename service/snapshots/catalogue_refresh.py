@@ -121,7 +121,7 @@ class CatalogueRefresh:
 
     async def wait(self) -> None:
         """Return when every acknowledged change is served. Raises what a refresh raised."""
-        stored = await self._store.catalogue_version()
+        stored = self._store.announced_catalogue()
         if stored > self.version:
             with slot_released():
                 await self._reach(self.unacknowledged.acknowledged_at(stored))
@@ -132,7 +132,7 @@ class CatalogueRefresh:
 
     async def follow(self) -> None:
         """Begin to take over changes, where there are any. Call it often, for other processes'."""
-        if await self._store.catalogue_version() > self.version:
+        if self._store.announced_catalogue() > self.version:
             if self._behind_since is None:
                 self._behind_since = time.monotonic()
             self._begin()

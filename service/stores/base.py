@@ -113,6 +113,20 @@ class Store(
         """
         ...
 
+    async def changed_history(
+        self, user_id: str, *, version: int, generation: int, seq: int
+    ) -> History | None:
+        """Return what a reader who knows the user up to a version lacks; None if nothing changed.
+
+        Args:
+            user_id: the user.
+            version: that the reader knows; 0 for nothing.
+            generation: of the reader's events. Where it is still the user's, the events after
+                `seq` are returned; else all of them.
+            seq: the highest that the reader has.
+        """
+        ...
+
     async def page(
         self, user_id: str, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[Event], str | None]:

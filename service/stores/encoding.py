@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import os
 import struct
 from collections.abc import Iterator
@@ -68,6 +69,18 @@ def user_from(user_id: str, document: bytes | None) -> User:
         return User(user_id)
     fields = orjson.loads(document)
     return User(user_id, fields["attributes"], tuple(fields["interests"]))
+
+
+Document = tuple[bytes | None, bytes | None]
+"""The document and the embedding of an item, or the profile of a user and None."""
+
+
+def document_digest(document: Document) -> int:
+    """Return a signed 64-bit digest (BLAKE2b) of a document."""
+    digest = hashlib.blake2b(digest_size=8, usedforsecurity=False)
+    for part in document:
+        digest.update(b"-" if part is None else b"%d:%s" % (len(part), part))
+    return int.from_bytes(digest.digest(), "little", signed=True)
 
 
 # ------------------------------------------------------------------------------ event ids

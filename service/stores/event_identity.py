@@ -4,13 +4,68 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from uuid import UUID
 
+from service.domain.errors import Conflict
 from service.domain.records import Event
 from service.stores.encoding import vector_bytes
 
 CONTENT_PREFIX = "content:"
 _WEIGHT = struct.Struct("<d")
 _TIMESTAMP = struct.Struct("<q")
+
+FreshEvent = tuple[Event, int, int]
+"""An event that is not stored yet, with its timestamp, in microseconds UTC, and `body_digest`."""
+
+
+def user_key(user_id: str) -> int:
+    """Return 63 bits of the BLAKE2b hash of a user's id: the same on every machine."""
+    digest = hashlib.blake2b(user_id.encode(), digest_size=8, usedforsecurity=False).digest()
+    return int.from_bytes(digest, "big") & (1 << 63) - 1
+
+
+def event_key(event_id: str) -> UUID:
+    """Return 128 bits for an event's id: a UUID itself in its canonical form, else a hash."""
+    if len(event_id) == 36:
+        with suppress(ValueError):
+            key = UUID(event_id)
+            if str(key) == event_id:
+                return key
+    digest = hashlib.blake2b(event_id.encode(), digest_size=16, usedforsecurity=False).digest()
+    return UUID(bytes=digest)
+
+
+def find_fresh(
+    events: Sequence[Event], now: int, known: Mapping[str, tuple[int, int]]
+) -> list[FreshEvent]:
+    """Return the events of a batch that are neither stored nor in the batch before.
+
+    Args:
+        events: the batch.
+        now: its time of arrival, for events without a timestamp; microseconds UTC.
+        known: `body_digest` and timestamp of the stored events, by event id.
+
+    Raises:
+        Conflict: an id is that of an event with another body, which the error names.
+    """
+    seen = dict(known)
+    fresh: list[FreshEvent] = []
+    for event in events:
+        digest = body_digest(event)
+        timestamp = now if event.timestamp is None else event.timestamp
+        if event.event_id is not None:
+            first = seen.get(event.event_id)
+            if first is not None:
+                if first[0] != digest or event.timestamp not in (None, first[1]):
+                    raise Conflict(
+                        f"event_id {event.event_id!r} is taken by an event with another body"
+                    )
+                continue
+            seen[event.event_id] = (digest, timestamp)
+        fresh.append((event, timestamp, digest))
+    return fresh
 
 
 def user_key(user_id: str) -> int:

@@ -94,6 +94,9 @@ class FakeEngine:
     async def keys_version(self) -> int:
         return self.changes_of_keys
 
+    def announced_keys(self) -> int:
+        return self.changes_of_keys
+
     async def key(self, key_id: str) -> ApiKey | None:
         return self.api_keys.get(key_id)
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -85,6 +86,17 @@ def rows(history: History) -> list[tuple[Any, ...]]:
             )
         )
     return found
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110 - another process sets no event
+            await asyncio.sleep(0.01)
+
+
+def _is_announced(store: Store, version: int) -> bool:
+    return store.announced_catalogue() == version
 
 
 class _Contract:
@@ -602,6 +614,48 @@ class HistoryContract(_Contract):
         assert rows(await store.history("u", after=0)) == known
         assert len(await store.history("u", after=last + 100)) == 0
 
+    async def test_changed_histories_complete_what_a_reader_has(
+        self, store: Store, another: Connect
+    ) -> None:
+        """A reader of changes has the history at each version, and is sent nothing twice."""
+        rng = random.Random(8)
+        other = another()
+        version = generation = last = 0
+        known: list[tuple[Any, ...]] = []
+        for step in range(60):
+            kind = rng.choice(["append"] * 5 + ["delete", "merge", "profile", "forget", "nothing"])
+            writer = rng.choice([store, other])
+            if kind == "append":
+                times = [rng.randrange(9) for _ in range(rng.randint(1, 3))]
+                await writer.append(
+                    [Event("u", f"i{step}", timestamp=time, key=vector(time)) for time in times]
+                )
+            elif kind == "delete" and (events := await events_of(store, "u")):
+                await writer.delete_event("u", str(rng.choice(events).event_id))
+            elif kind == "merge":
+                await writer.append([Event("v", "i", timestamp=rng.randrange(9))])
+                await writer.merge("u", "v")
+            elif kind == "profile":
+                await writer.put_user(User("u", {"step": step}))
+            elif kind == "forget":
+                await writer.forget("u")
+            whole = await store.history("u")
+            changed = await other.changed_history(
+                "u", version=version, generation=generation, seq=last
+            )
+            if changed is None:
+                assert whole.version == version
+                continue
+            assert whole.version != version
+            if changed.generation != generation:
+                known = []
+            assert not {row[0] for row in known} & {row[0] for row in rows(changed)}
+            known = sorted(known + rows(changed), key=lambda row: (row[1], row[0]))
+            assert (known, changed.user) == (rows(whole), whole.user)
+            version, generation = changed.version, changed.generation
+            last = max((row[0] for row in known), default=0)
+        assert await store.changed_history("w", version=0, generation=0, seq=0) is None
+
     async def test_news_come_in_order_with_their_vectors(self, store: Store) -> None:
         """Events after a seq are still oldest first, each with its own vectors."""
         times = [5, 1, 4, 2, 3]
@@ -940,6 +994,18 @@ class CatalogueContract(_Contract):
         assert (there, gone) == (whole.upserted, whole.deleted)
         assert parts == {1: 5, 3: 4, 100: 1}[limit]
         assert await store.catalogue_changes(seen, limit) == (seen, [], [])
+
+    async def test_catalogue_changes_are_announced(self, store: Store, another: Connect) -> None:
+        """A client's own change is announced to it at once, and before long to the others."""
+        reader = another()
+        assert (store.announced_catalogue(), reader.announced_catalogue()) == (0, 0)
+        for n in range(3):
+            await store.put_items([Item(f"i{n}")])
+            version = await store.catalogue_version()
+            assert store.announced_catalogue() == version
+            await _until(partial(_is_announced, reader, version))
+        await store.append([Event("u", "i0")])
+        assert store.announced_catalogue() == version
 
     async def test_the_digest_of_the_catalogue_changes_with_every_item(self, store: Store) -> None:
         """Any change of an item gives another digest; events, and writes of the same, give none."""
@@ -1428,6 +1494,8 @@ class KeyContract(_Contract):
         await store.append([Event("u", "i")])
         await store.revoke_key(first.key_id)
         assert await reader.keys_version() == versions[-1]
+        assert store.announced_keys() == versions[-1]
+        await _until(lambda: reader.announced_keys() == versions[-1])
 
 
 class QuotaContract(_Contract):

@@ -11,7 +11,7 @@ from service.domain.keys import ApiKey
 
 
 class KeyStore(Protocol):
-    """Records of API keys. None is ever deleted; a change is visible to every process at once."""
+    """Records of API keys. None is ever deleted."""
 
     async def add_key(self, key: ApiKey) -> None:
         """Store a new key, and return once it is durable. Raises `Conflict` if its id is taken."""
@@ -30,8 +30,13 @@ class KeyStore(Protocol):
         ...
 
     async def keys_version(self) -> int:
-        """Return the version of the last change of a key; 0 if there never was one.
+        """Return the version of the last change of a key; 0 if there never was one."""
+        ...
 
-        Cheap: it is read on each request.
+    def announced_keys(self) -> int:
+        """Return a version of the keys that requests must see, without waiting for anything.
+
+        It is that of this client's last acknowledged change or a later one, and that of another
+        client's change within a second.
         """
         ...

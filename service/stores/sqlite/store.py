@@ -139,6 +139,17 @@ class SQLiteStore(Store):
         rows = self._read(self._reads.length, check_id(user_id, "/user_id"))
         return await self._read_rows(rows, self._reads.history, user_id, after)
 
+    async def changed_history(
+        self, user_id: str, *, version: int, generation: int, seq: int
+    ) -> History | None:
+        if await self.version(user_id) == version:
+            return None
+        if seq:
+            later = await self.history(user_id, after=seq)
+            if later.generation == generation:
+                return later
+        return await self.history(user_id)
+
     async def page(
         self, user_id: str, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[Event], str | None]:
@@ -231,6 +242,9 @@ class SQLiteStore(Store):
     async def catalogue_version(self) -> int:
         return self._read(self._reads.catalogue_version)
 
+    def announced_catalogue(self) -> int:
+        return self._read(self._reads.catalogue_version)
+
     async def catalogue_digest(self) -> CatalogueDigest:
         return await self._read_rows(MAX_INLINE_ROWS + 1, self._reads.catalogue_digest)
 
@@ -280,6 +294,9 @@ class SQLiteStore(Store):
         return self._read(keys.all_keys)
 
     async def keys_version(self) -> int:
+        return self._read(keys.version)
+
+    def announced_keys(self) -> int:
         return self._read(keys.version)
 
     # ------------------------------------------------------------------ forgotten users

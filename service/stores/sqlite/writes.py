@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import apsw
 
-from service.domain.errors import Conflict
 from service.domain.records import DISLIKE, Event, User
 from service.stores.base import AppendResult
 from service.stores.encoding import (
@@ -16,7 +15,7 @@ from service.stores.encoding import (
     user_from,
     vector_bytes,
 )
-from service.stores.event_identity import body_digest
+from service.stores.event_identity import FreshEvent, find_fresh
 from service.stores.sqlite.forgetting import drop_user, note_names
 from service.stores.sqlite.imports.import_claims import (
     Owners,
@@ -121,7 +120,7 @@ class Writes:
 
     def _without_duplicates(
         self, transaction: Transaction, events: Sequence[Event], now: int
-    ) -> tuple[list[tuple[Event, int, int]], Owners]:
+    ) -> tuple[list[FreshEvent], Owners]:
         """Return the new events with timestamps and digests, and those that are stored already.
 
         Raises `Conflict`.
@@ -137,21 +136,7 @@ class Writes:
             ).fetchall()
             known = {row[0]: (row[1], row[2]) for row in rows}
             owners = [row[2:] for row in rows]
-        fresh: list[tuple[Event, int, int]] = []
-        for event in events:
-            digest = body_digest(event)
-            timestamp = now if event.timestamp is None else event.timestamp
-            if event.event_id is not None:
-                first = known.get(event.event_id)
-                if first is not None:
-                    if first[0] != digest or event.timestamp not in (None, first[1]):
-                        raise Conflict(
-                            f"event_id {event.event_id!r} is taken by an event with another body"
-                        )
-                    continue
-                known[event.event_id] = (digest, timestamp)
-            fresh.append((event, timestamp, digest))
-        return fresh, owners
+        return find_fresh(events, now, known), owners
 
     def delete_event(self, transaction: Transaction, user_id: str, event_id: str) -> bool:
         execute = transaction.connection.execute

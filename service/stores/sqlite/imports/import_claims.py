@@ -2,23 +2,19 @@
 
 `events.import_no` is the import that an event goes with; NULL, if it was written without one. Of
 the other imports that contain it, each has a claim, as a range of the user's seqs: an export that
-is imported again takes one row a user instead of one an event. A range may include seqs without an
-event, since no seq is given twice.
+is imported again takes one row a user instead of one an event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
+from service.stores.claim_ranges import claim_ranges, find_claimants
 from service.stores.sqlite.writer import Transaction
 
 Owners = list[tuple[Any, ...]]
 """Stored events: timestamp, user_no, seq, and the import_no that is there."""
-
-_SEQ_BITS = 32  # of a user's number and a seq in one integer; histories read seqs as uint32
 
 
 def add_claims(transaction: Transaction, import_no: int | None, stored: Owners) -> None:
@@ -30,28 +26,16 @@ def add_claims(transaction: Transaction, import_no: int | None, stored: Owners) 
             (place for *place, owner in stored if owner is not None),
         )
         return
-    others = [
-        user_no << _SEQ_BITS | seq
+    others = (
+        (user_no, seq)
         for _, user_no, seq, owner in stored
         if owner is not None and owner != import_no
-    ]
-    if others:
-        connection.executemany(
-            "INSERT INTO claims VALUES (?, ?, ?, ?)"
-            " ON CONFLICT DO UPDATE SET last_seq = max(last_seq, excluded.last_seq)",
-            (
-                (first >> _SEQ_BITS, import_no, first % (1 << _SEQ_BITS), last % (1 << _SEQ_BITS))
-                for first, last in _runs(others)
-            ),
-        )
-
-
-def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """Iterate over the first and the last of each run of consecutive numbers, in their order."""
-    ordered = np.sort(np.array(numbers, np.int64))
-    breaks = np.flatnonzero(np.diff(ordered) != 1)
-    firsts, lasts = ordered[np.append(0, breaks + 1)], ordered[np.append(breaks, -1)]
-    return zip(firsts.tolist(), lasts.tolist(), strict=True)
+    )
+    connection.executemany(
+        "INSERT INTO claims VALUES (?, ?, ?, ?)"
+        " ON CONFLICT DO UPDATE SET last_seq = max(last_seq, excluded.last_seq)",
+        ((user_no, import_no, first, last) for user_no, first, last in claim_ranges(others)),
+    )
 
 
 def claimants(transaction: Transaction, user_no: int, seqs: Iterable[int]) -> dict[int, int]:
@@ -60,17 +44,7 @@ def claimants(transaction: Transaction, user_no: int, seqs: Iterable[int]) -> di
         "SELECT first_seq, last_seq, import_no FROM claims WHERE user_no = ? ORDER BY first_seq",
         (user_no,),
     ).fetchall()
-    found: dict[int, int] = {}
-    place, last, import_no = 0, 0, 0
-    for seq in sorted(seqs):
-        # Of the ranges that begin up to here, the one that ends last has the seq if any has it.
-        while place < len(ranges) and ranges[place][0] <= seq:
-            if ranges[place][1] > last:
-                _, last, import_no = ranges[place]
-            place += 1
-        if last >= seq:
-            found[seq] = import_no
-    return found
+    return find_claimants([(first, last, no) for first, last, no in ranges], seqs)
 
 
 def drop_claims(transaction: Transaction, import_no: int) -> None:

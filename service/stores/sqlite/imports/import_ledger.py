@@ -9,10 +9,11 @@ from typing import Any, Literal
 import apsw
 
 from service.domain.errors import Invalid
+from service.stores.encoding import Document, document_digest
 from service.stores.protocols.import_store import ImportRecord
 from service.stores.sqlite.forgetting import drop_user
 from service.stores.sqlite.imports.import_claims import claimants, drop_claims
-from service.stores.sqlite.imports.replaced_records import Document, Replacement, document_digest
+from service.stores.sqlite.imports.replaced_records import Replacement
 from service.stores.sqlite.items import replace_items
 from service.stores.sqlite.registers.popularity import discount_events
 from service.stores.sqlite.writer import Transaction

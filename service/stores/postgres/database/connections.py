@@ -1,0 +1,226 @@
+"""Connections of a process to one PostgreSQL database.
+
+Calls run on the event loop they are made on, each over a connection of that loop's pool. Whatever
+reads at length has a connection of its own, since it runs on a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection, Connection
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+from service.domain.errors import Invalid, StoreUnreachable, Unavailable
+from service.stores.postgres.database.breaker import Breaker
+from service.stores.postgres.database.faults import explain
+
+POOL_SIZE = 8  # connections of an event loop
+MAX_SNAPSHOTS = 8  # connections of the threads of a process
+MAX_WAITING = 1_000  # calls that wait for a connection of a loop
+POOL_TIMEOUT = 2.0  # seconds to wait for one
+STATEMENT_TIMEOUT_MS = 30_000
+LONG_TIMEOUT = 60.0  # seconds of what may read at length
+
+# A server that hangs is noticed by these, and not by the operating system after minutes.
+_DEFAULTS: dict[str, Any] = {
+    "connect_timeout": 3,
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # milliseconds
+    "application_name": "heed",
+    "target_session_attrs": "read-write",
+}
+
+
+class Connections:
+    """Opens connections to the database of a URL.
+
+    Raises `Invalid` for a URL that is none.
+    """
+
+    def __init__(self, url: str, *, pool_size: int = POOL_SIZE) -> None:
+        try:
+            given = conninfo_to_dict(url)
+        except psycopg.ProgrammingError as error:
+            raise Invalid("", f"HEED_STORE is no URL of PostgreSQL: {error}") from None
+        self._conninfo = make_conninfo("", **{**_DEFAULTS, **given})
+        self._pool_size = pool_size
+        self._pools: dict[asyncio.AbstractEventLoop, AsyncConnectionPool[AsyncConnection]] = {}
+        self._threads: ConnectionPool[Connection] | None = None
+        self._lock = threading.Lock()
+        self._breaker = Breaker()
+        self.is_closed = False
+        self.failures = 0  # of connections and statements
+
+    @property
+    def name(self) -> str:
+        """The host and the database, without a password."""
+        given = conninfo_to_dict(self._conninfo)
+        return f"{given.get('host', 'localhost')}/{given.get('dbname', '')}"
+
+    @asynccontextmanager
+    async def connection(self, patience: float = LONG_TIMEOUT) -> AsyncIterator[AsyncConnection]:
+        """Lend a connection in autocommit mode.
+
+        A connection on which the block takes longer than `patience` seconds is cut, so that the
+        block fails: a statement cannot be cancelled on a server that hangs.
+
+        Raises:
+            StoreUnreachable: no connection can be had, it was lost or cut, or the breaker is open.
+            Unavailable: another error of PostgreSQL; errors of the block are translated too.
+        """
+        self.check_open()
+        if not self._breaker.permits():
+            raise StoreUnreachable(self._breaker.reason)
+        try:
+            pool = await self._pool()
+            async with pool.connection(min(patience, POOL_TIMEOUT)) as connection:
+                loop = asyncio.get_running_loop()
+                guard = loop.call_later(patience, _cut, connection)
+                try:
+                    yield connection
+                finally:
+                    guard.cancel()
+        except psycopg.Error as error:
+            self.failures += 1
+            reason = explain(error)
+            if isinstance(reason, StoreUnreachable):
+                self._breaker.failed(reason.detail)
+            raise reason from error
+        else:
+            self._breaker.succeeded()
+
+    @contextmanager
+    def plain(self) -> Iterator[Connection]:
+        """Open a connection in autocommit mode, for this block alone."""
+        self.check_open()
+        try:
+            with self.connect() as connection:
+                yield connection
+        except psycopg.Error as error:
+            self.failures += 1
+            raise explain(error) from error
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """Lend a thread a connection in one read-only transaction.
+
+        All of its statements see the database as it is at the first one.
+        """
+        self.check_open()
+        try:
+            with self._readers().connection() as connection, connection.transaction():
+                yield connection
+        except psycopg.Error as error:
+            self.failures += 1
+            raise explain(error) from error
+
+    def connect(self) -> Connection:
+        """Open a connection in autocommit mode. Raises `psycopg.Error`."""
+        connection = Connection.connect(self._conninfo, autocommit=True)
+        connection.execute(f"SET statement_timeout = {STATEMENT_TIMEOUT_MS}".encode())
+        return connection
+
+    def check_open(self) -> None:
+        """Raise `Unavailable` after `close`."""
+        if self.is_closed:
+            raise Unavailable("the store is closed")
+
+    async def check(self) -> None:
+        """Replace the lost connections of this loop, all of which a failover breaks at once."""
+        pool = self._pools.get(asyncio.get_running_loop())
+        if pool is not None:
+            await pool.check()
+
+    async def close(self) -> None:
+        """Close all connections; later calls raise `Unavailable`."""
+        own = self._pools.pop(asyncio.get_running_loop(), None)
+        if own is not None:
+            await own.close()
+        await asyncio.to_thread(self.abandon)
+
+    def abandon(self) -> None:
+        """Close the connections of threads and of loops that have ended."""
+        self.is_closed = True
+        self._drop_ended()
+        if self._threads is not None:
+            self._threads.close()
+
+    def _readers(self) -> ConnectionPool[Connection]:
+        with self._lock:
+            if self._threads is None:
+                self._threads = ConnectionPool(
+                    self._conninfo,
+                    kwargs={"autocommit": True},
+                    min_size=0,
+                    max_size=MAX_SNAPSHOTS,
+                    max_idle=60,
+                    configure=_configure_reader,
+                    open=True,
+                )
+            return self._threads
+
+    async def _pool(self) -> AsyncConnectionPool[AsyncConnection]:
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            self._drop_ended()
+            pool = AsyncConnectionPool(
+                self._conninfo,
+                kwargs={"autocommit": True},
+                min_size=1,
+                max_size=self._pool_size,
+                max_waiting=MAX_WAITING,
+                timeout=POOL_TIMEOUT,
+                reconnect_timeout=POOL_TIMEOUT,
+                configure=_configure,
+                open=False,
+            )
+            self._pools[loop] = pool
+            await pool.open()
+        return pool
+
+    def _drop_ended(self) -> None:
+        """Drop the pools of loops that have ended, as those of commands do."""
+        with self._lock:
+            for loop in [each for each in self._pools if each.is_closed()]:
+                pool = self._pools.pop(loop)
+                # The loop took the pool's workers with it: no coroutine of it can run any more.
+                for connection in pool._pool:  # noqa: SLF001
+                    with suppress(psycopg.Error):
+                        connection.pgconn.finish()
+
+
+def _cut(connection: AsyncConnection) -> None:
+    """Shut a connection's socket down, which wakes whoever waits for it."""
+    with (
+        suppress(OSError, psycopg.Error),
+        socket.socket(fileno=os.dup(connection.fileno())) as own,
+    ):
+        own.shutdown(socket.SHUT_RDWR)
+
+
+async def _configure(connection: AsyncConnection) -> None:
+    connection.prepare_threshold = 2
+    # A plan for the very user touches one partition; a generic one would lock all of them.
+    await connection.execute(
+        f"SET statement_timeout = {STATEMENT_TIMEOUT_MS};"
+        " SET plan_cache_mode = force_custom_plan".encode()
+    )
+
+
+def _configure_reader(connection: Connection) -> None:
+    connection.execute("SET statement_timeout = 0")
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    connection.read_only = True

@@ -1,0 +1,202 @@
+"""Transactions that write: their tick, and when they are tried again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection, AsyncCursor
+
+from service.domain.errors import HeedError, NotFound, Unavailable
+from service.stores.postgres.database.connections import Connections
+from service.stores.postgres.database.faults import RETRIED, explain, is_disconnected
+from service.stores.postgres.database.notices import NOTIFY, Notices
+
+T = TypeVar("T")
+Rows = list[tuple[Any, ...]]
+
+TICKS = 1_024  # numbers of one transaction: more than transactions can be in progress
+_ATTEMPTS = 8
+# Locks in the database, each with the number of a namespace. Writers of events share that of names
+# with one another, and only what deletes names excludes them.
+NAMES, CATALOGUE, QUOTA, KEYS, SCENARIOS, FOLDING = range(1, 7)
+_BEGIN = f"""\
+SELECT tick_base + {TICKS} * pg_current_xact_id()::text::bigint, names
+  FROM heed.installation, heed.namespaces WHERE namespace_no = %s"""  # noqa: S608
+
+
+HORIZON = f"""\
+SELECT tick_base + {TICKS} * pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1
+  FROM heed.installation"""  # noqa: S608
+
+
+async def read_horizon(connection: AsyncConnection) -> int:
+    """Return the tick up to which every transaction has ended.
+
+    A later statement sees all changes up to it. Transactions of the whole server count.
+    """
+    row = await (await connection.execute(HORIZON.encode())).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+class Changed(Exception):  # no error: the transaction begins anew
+    """Raised in a job where another transaction has changed what it relies on."""
+
+
+class NamespaceTransaction:
+    """Transaction of one job: its connection, its namespace and its tick.
+
+    `tick` is the version of the changes: greater than that of each transaction that had ended when
+    this one began.
+    """
+
+    __slots__ = ("announced", "connection", "names", "namespace_no", "tick")
+
+    def __init__(
+        self, connection: AsyncConnection, namespace_no: int, tick: int, names: int
+    ) -> None:
+        self.connection = connection
+        self.namespace_no = namespace_no
+        self.tick = tick
+        self.names = names  # the tick of the last deletion of interned names
+        self.announced = (0, 0)  # new versions of the catalogue and of the keys
+
+    async def announce(self, *, catalogue: int = 0, keys: int = 0) -> None:
+        """Tell all processes of a new version once the transaction is committed."""
+        await self.connection.execute(NOTIFY.encode())
+        self.announced = max(self.announced[0], catalogue), max(self.announced[1], keys)
+
+    async def execute(self, query: str, *values: Any) -> AsyncCursor:
+        """Run a statement with the namespace's number before its other values."""
+        return await self.connection.execute(
+            query.encode(), (self.namespace_no, *values), binary=True
+        )
+
+    async def rows(self, query: str, *values: Any) -> Rows:
+        """Run a statement as `execute` does, and return its rows."""
+        return await (await self.execute(query, *values)).fetchall()
+
+    async def row(self, query: str, *values: Any) -> tuple[Any, ...] | None:
+        """Run a statement as `execute` does, and return its first row, if there is one."""
+        return await (await self.execute(query, *values)).fetchone()
+
+
+class Transactions:
+    """Runs jobs in transactions of one namespace.
+
+    A job runs to its end once it has begun, also when its caller is cancelled: so it has changed
+    everything or nothing, and its connection is never lent with half of an answer in it.
+    """
+
+    def __init__(
+        self, connections: Connections, notices: Notices, namespace: str, namespace_no: int
+    ) -> None:
+        self._connections = connections
+        self._notices = notices
+        self._namespace = namespace
+        self._namespace_no = namespace_no
+        self._running: set[asyncio.Task[Any]] = set()
+        self.commits = 0
+
+    async def run(
+        self,
+        job: Callable[[NamespaceTransaction], Awaitable[T]],
+        *,
+        prepare: Callable[[], Awaitable[None]] | None = None,
+        alone: tuple[int, ...] = (),
+    ) -> T:
+        """Run a job and commit it; the job may run several times, and counts once.
+
+        Args:
+            job: what to do.
+            prepare: what to do before each attempt, outside of the transaction.
+            alone: locks that no other transaction may hold meanwhile, in ascending order. They
+                are taken before the tick, so that ticks of one lock's holders grow in the order of
+                their commits.
+
+        Raises what the job raises, and `Unavailable` where the transaction was not, or maybe not,
+        committed.
+        """
+        task = asyncio.ensure_future(self._attempts(job, prepare, alone))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def finish(self) -> None:
+        """Wait for the jobs that run on this event loop."""
+        loop = asyncio.get_running_loop()
+        own = [task for task in self._running if task.get_loop() is loop]
+        if own:
+            await asyncio.wait(own)
+
+    @property
+    def running(self) -> int:
+        """Number of jobs that run or wait for a connection."""
+        return len(self._running)
+
+    async def _attempts(
+        self,
+        job: Callable[[NamespaceTransaction], Awaitable[T]],
+        prepare: Callable[[], Awaitable[None]] | None,
+        alone: tuple[int, ...],
+    ) -> T:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                if prepare is not None:
+                    await prepare()
+                async with self._connections.connection() as connection:
+                    return await self._once(connection, job, alone)
+            except Changed:
+                continue
+            except HeedError as error:
+                cause = error.__cause__
+                if attempt == _ATTEMPTS or not isinstance(cause, psycopg.Error):
+                    raise
+                # A connection that was lost while it lay in the pool has run nothing.
+                if isinstance(error, _Unknown) or not isinstance(cause, RETRIED):
+                    if attempt > 1 or isinstance(error, _Unknown) or not is_disconnected(cause):
+                        raise
+                    await self._connections.check()
+        raise Unavailable("other writes kept changing what this one relies on")
+
+    async def _once(
+        self,
+        connection: AsyncConnection,
+        job: Callable[[NamespaceTransaction], Awaitable[T]],
+        alone: tuple[int, ...],
+    ) -> T:
+        number, execute = self._namespace_no, connection.execute
+        try:
+            async with connection.pipeline():
+                await execute("BEGIN")
+                for lock in alone:
+                    await execute(b"SELECT pg_advisory_xact_lock(%s, %s)", (lock, number))
+                if NAMES not in alone:
+                    await execute(b"SELECT pg_advisory_xact_lock_shared(%s, %s)", (NAMES, number))
+                row = await (await execute(_BEGIN.encode(), (number,))).fetchone()
+                if row is None:
+                    raise NotFound("the namespace was removed")
+                tick, names = row
+                transaction = NamespaceTransaction(connection, number, tick, names)
+                result = await job(transaction)
+        except BaseException:
+            with suppress(psycopg.Error):
+                await execute("ROLLBACK")
+            raise
+        try:
+            await execute("COMMIT")
+        except psycopg.Error as error:
+            if is_disconnected(error):
+                raise _Unknown(f"{explain(error).detail}; the write may have succeeded") from error
+            raise
+        self.commits += 1
+        catalogue, keys = transaction.announced
+        self._notices.note(self._namespace, catalogue=catalogue, keys=keys)
+        return result
+
+
+class _Unknown(Unavailable):
+    """The connection was lost during COMMIT: nobody knows whether it succeeded."""

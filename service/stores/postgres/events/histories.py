@@ -1,0 +1,225 @@
+"""Histories of users in a PostgreSQL store: each is read in one statement.
+
+The server packs the rows of a history into one value, which NumPy reads as columns: a row of its
+own for each event would take the client longer than everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from psycopg import AsyncConnection
+
+from service.domain.records import Event, User
+from service.stores.base import EventVectors, History
+from service.stores.encoding import cursor_of, position_of, user_from, vectors_from
+from service.stores.event_identity import user_key
+from service.stores.postgres.database.transaction import Rows
+from service.stores.postgres.events.names import InternedNames
+
+_PACKED = np.dtype(
+    [
+        ("timestamp", ">i8"),
+        ("seq", ">i4"),
+        ("item_no", ">i4"),
+        ("type_no", ">i4"),
+        ("weight", ">f8"),
+    ]
+)
+# At most so many events came after a seq. Searched from the newest on, they are mostly found at
+# once; only an event with an older timestamp lies further back.
+_HISTORY = """\
+SELECT version, generation, has_vectors, profile, packed
+  FROM heed.users LEFT JOIN LATERAL (
+    SELECT string_agg(int8send(timestamp) || int4send(seq) || int4send(item_no)
+                      || int4send(type_no) || float8send(weight), ''::bytea) AS packed
+      FROM (
+        SELECT timestamp, seq, item_no, type_no, weight FROM heed.events
+         WHERE namespace_no = %(no)s AND user_key = %(key)s
+           AND seq > CASE WHEN users.generation = %(generation)s THEN %(seq)s ELSE 0 END
+         ORDER BY timestamp DESC, seq DESC
+         LIMIT greatest(0, users.next_seq - 1
+               - CASE WHEN users.generation = %(generation)s THEN %(seq)s ELSE 0 END)
+      ) AS found
+  ) AS rows ON users.version <> %(version)s
+ WHERE namespace_no = %(no)s AND user_key = %(key)s AND user_id = %(id)s"""
+_VECTORS = """\
+SELECT seq, key, value FROM heed.vectors
+ WHERE namespace_no = %s AND user_key = %s AND seq > %s"""
+_PAGE = """\
+SELECT timestamp, seq, %(id)s::text, event_key, event_id, item_no, type_no, weight, key, value
+  FROM heed.events LEFT JOIN heed.vectors USING (namespace_no, user_key, seq)
+ WHERE namespace_no = %(no)s AND user_key = %(key)s AND (timestamp, seq) < (%(time)s, %(seq)s)
+   AND EXISTS (SELECT FROM heed.users
+                WHERE namespace_no = %(no)s AND user_key = %(key)s AND user_id = %(id)s)
+ ORDER BY timestamp DESC, seq DESC LIMIT %(limit)s"""
+_EVENT_IDS = """\
+SELECT seq, event_key, event_id FROM heed.events
+  JOIN heed.users USING (namespace_no, user_key)
+ WHERE namespace_no = %s AND user_key = %s AND user_id = %s
+   AND (timestamp, seq) IN (SELECT * FROM unnest(%s::bigint[], %s::integer[]))"""
+_VERSION = """\
+SELECT version FROM heed.users WHERE namespace_no = %s AND user_key = %s AND user_id = %s"""
+_PROFILE = """\
+SELECT profile FROM heed.users WHERE namespace_no = %s AND user_key = %s AND user_id = %s"""
+_PAGE_USERS = """\
+SELECT user_id, profile FROM heed.users WHERE namespace_no = %s AND user_id > %s
+ ORDER BY user_id LIMIT %s"""
+
+
+class Histories:
+    """Reads the histories and profiles of one namespace."""
+
+    def __init__(self, namespace_no: int, items: InternedNames, types: InternedNames) -> None:
+        self._no = namespace_no
+        self._items = items
+        self._types = types
+
+    async def version(self, connection: AsyncConnection, user_id: str) -> int:
+        """`Store.version`."""
+        row = await self._row(connection, _VERSION, user_key(user_id), user_id)
+        return 0 if row is None else int(row[0])
+
+    async def history(self, connection: AsyncConnection, user_id: str, after: int) -> History:
+        """`Store.history`."""
+        values = {"seq": min(after, 2**31 - 1), "version": -1}  # a version that nobody has
+        found = await self._history(connection, _AFTER, user_id, values)
+        return cast(History, found)
+
+    async def changed(
+        self,
+        connection: AsyncConnection,
+        user_id: str,
+        version: int,
+        generation: int,
+        seq: int,
+    ) -> History | None:
+        """`Store.changed_history`."""
+        values = {"version": version, "generation": generation, "seq": seq}
+        return await self._history(connection, _HISTORY, user_id, values)
+
+    async def _history(
+        self, connection: AsyncConnection, query: str, user_id: str, values: dict[str, int]
+    ) -> History | None:
+        key = user_key(user_id)
+        cursor = await connection.execute(
+            query.encode(), {"no": self._no, "key": key, "id": user_id, **values}, binary=True
+        )
+        row = await cursor.fetchone()
+        version, generation, has_vectors, profile, packed = row or (0, 0, False, None, None)
+        if version == values["version"]:
+            return None
+        rows: NDArray[Any] = np.frombuffer(packed or b"", _PACKED)[::-1]
+        seqs = rows["seq"].astype(np.uint32)
+        vectors: Mapping[int, EventVectors] = {}
+        if has_vectors and len(rows):
+            vectors = await self._vectors(connection, key, seqs)
+        return History(
+            user_id=user_id,
+            version=version,
+            generation=generation,
+            seqs=seqs,
+            timestamps=rows["timestamp"].astype(np.int64),
+            weights=rows["weight"].astype(np.float32),
+            item_ids=await self._items.spell(connection, rows["item_no"].tolist()),
+            types=await self._types.spell(connection, rows["type_no"].tolist()),
+            vectors=vectors,
+            user=None if profile is None else user_from(user_id, profile),
+        )
+
+    async def page(
+        self, connection: AsyncConnection, user_id: str, cursor: str | None, limit: int
+    ) -> tuple[list[Event], str | None]:
+        """`Store.page`."""
+        time, seq = (2**63 - 1, 2**31 - 1) if cursor is None else position_of(cursor, int, int)
+        values = {
+            "no": self._no,
+            "key": user_key(user_id),
+            "id": user_id,
+            "time": time,
+            "seq": max(min(seq, 2**31 - 1), -(2**31)),
+            "limit": limit + 1,
+        }
+        rows = await (await connection.execute(_PAGE.encode(), values, binary=True)).fetchall()
+        events = await self.events(connection, rows[:limit])
+        return events, cursor_of(*rows[limit - 1][:2]) if len(rows) > limit else None
+
+    async def events(self, connection: AsyncConnection, rows: Rows) -> list[Event]:
+        """Build the events of rows as `_PAGE` selects them."""
+        items = await self._items.spell(connection, [row[5] for row in rows])
+        types = await self._types.spell(connection, [row[6] for row in rows])
+        return build_events(rows, items, types)
+
+    async def event_ids(
+        self,
+        connection: AsyncConnection,
+        user_id: str,
+        seqs: Sequence[int],
+        timestamps: Sequence[int],
+    ) -> list[str | None]:
+        """`Store.event_ids`."""
+        rows = await self._rows(
+            connection, _EVENT_IDS, user_key(user_id), user_id, list(timestamps), list(seqs)
+        )
+        found = {seq: event_id or str(key) for seq, key, event_id in rows}
+        return [found.get(seq) for seq in seqs]
+
+    async def user(self, connection: AsyncConnection, user_id: str) -> User | None:
+        """`Store.get_user`."""
+        row = await self._row(connection, _PROFILE, user_key(user_id), user_id)
+        return None if row is None else user_from(user_id, row[0])
+
+    async def page_users(
+        self, connection: AsyncConnection, cursor: str | None, limit: int
+    ) -> tuple[list[User], str | None]:
+        """`Store.page_users`."""
+        (after,) = ("",) if cursor is None else position_of(cursor, str)
+        rows = await self._rows(connection, _PAGE_USERS, after, limit + 1)
+        found = [user_from(user_id, profile) for user_id, profile in rows]
+        return found[:limit], cursor_of(found[limit - 1].user_id) if len(found) > limit else None
+
+    async def _vectors(
+        self, connection: AsyncConnection, key: Any, seqs: NDArray[np.uint32]
+    ) -> Mapping[int, EventVectors]:
+        rows = await self._rows(connection, _VECTORS, key, int(seqs.min()) - 1)
+        positions = {seq: position for position, seq in enumerate(seqs.tolist())}
+        # The vectors are read after the events: of newer events there is nothing to tell.
+        return {
+            positions[seq]: vectors_from(own, value) for seq, own, value in rows if seq in positions
+        }
+
+    async def _rows(self, connection: AsyncConnection, query: str, *values: Any) -> Rows:
+        cursor = await connection.execute(query.encode(), (self._no, *values), binary=True)
+        return await cursor.fetchall()
+
+    async def _row(
+        self, connection: AsyncConnection, query: str, *values: Any
+    ) -> tuple[Any, ...] | None:
+        rows = await self._rows(connection, query, *values)
+        return rows[0] if rows else None
+
+
+def build_events(rows: Rows, items: Sequence[str], types: Sequence[str]) -> list[Event]:
+    """Build events of rows: timestamp, seq, user_id, ids, numbers, weight, key and value."""
+    return [
+        Event(
+            user_id,
+            item_id,
+            event_id or str(id_key),
+            type_,
+            weight,
+            timestamp,
+            *vectors_from(key, value),
+        )
+        for (timestamp, _, user_id, id_key, event_id, _, _, weight, key, value), item_id, type_ in (
+            zip(rows, items, types, strict=True)
+        )
+    ]
+
+
+_AFTER = _HISTORY.replace(
+    "CASE WHEN users.generation = %(generation)s THEN %(seq)s ELSE 0 END", "%(seq)s::integer"
+)

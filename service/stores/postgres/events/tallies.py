@@ -1,0 +1,112 @@
+"""Counts of a PostgreSQL store: users, events, bytes, and events by item.
+
+A count is the sum of rows. Each change adds rows of its own, so that no writer waits for another,
+and `fold` replaces them by sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from psycopg import AsyncConnection
+
+from service.stores.postgres.database.transaction import NamespaceTransaction
+from service.stores.quota import StoreUsage
+
+EVENT_BYTES = 280  # of an event with its ids and indexes, measured
+USER_BYTES = 400
+ITEM_BYTES = 300  # beside the document and the embedding
+NO_ITEM = 0
+FOLD_FROM = 20_000  # rows of one namespace
+
+_ADD = """\
+INSERT INTO heed.tallies (namespace_no, user_key, users, bytes, item_no, events, dislikes)
+SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::bigint[],
+                             %s::bigint[])"""
+_POPULARITY = b"""\
+SELECT item_id, votes FROM (
+  SELECT item_no, sum(events)::bigint AS events, sum(events - dislikes)::bigint AS votes
+    FROM heed.tallies WHERE namespace_no = %(no)s AND item_no > 0 GROUP BY item_no) AS counted
+  JOIN heed.items ON items.namespace_no = %(no)s AND items.item_no = counted.item_no
+ WHERE events > 0 ORDER BY counted.item_no"""
+_USAGE = """\
+SELECT coalesce(sum(events), 0)::bigint, max(items), coalesce(sum(bytes), 0)::bigint,
+       max(item_bytes), coalesce(sum(users), 0)::bigint
+  FROM heed.namespaces LEFT JOIN heed.tallies USING (namespace_no) WHERE namespace_no = %s"""
+_COUNT_ROWS = "SELECT count(*) FROM heed.tallies WHERE namespace_no = %s"
+_TAKE = """\
+DELETE FROM heed.tallies WHERE namespace_no = %s
+RETURNING item_no, users, events, dislikes, bytes"""
+
+
+@dataclass
+class Tally:
+    """What one change adds to the counts, or takes from them."""
+
+    users: int = 0
+    bytes: int = 0
+    items: dict[int, list[int]] = field(default_factory=dict)  # events and dislikes by item_no
+
+    def add(self, item_no: int, is_dislike: bool, sign: int = 1) -> None:
+        """Count an event on an item."""
+        count = self.items.setdefault(item_no, [0, 0])
+        count[0] += sign
+        count[1] += sign * is_dislike
+
+
+async def add_tallies(transaction: NamespaceTransaction, user_key: int, tally: Tally) -> None:
+    """Add a change to the counts."""
+    rows = [(0, 0, item_no, *counts) for item_no, counts in tally.items.items() if any(counts)]
+    if tally.users or tally.bytes:
+        rows.append((tally.users, tally.bytes, NO_ITEM, 0, 0))
+    if rows:
+        await transaction.execute(_ADD, user_key, *map(list, zip(*rows, strict=True)))
+
+
+async def popularity(
+    connection: AsyncConnection, namespace_no: int
+) -> tuple[list[str], NDArray[np.int64]]:
+    """`Store.popularity`."""
+    cursor = await connection.execute(_POPULARITY, {"no": namespace_no}, binary=True)
+    rows = await cursor.fetchall()
+    counts = np.fromiter((votes for _, votes in rows), np.int64, len(rows))
+    return [item_id for item_id, _ in rows], counts
+
+
+async def counts(connection: AsyncConnection, namespace_no: int) -> dict[str, int]:
+    """`Store.counts`."""
+    events, items, _, _, users = await _sums(connection, namespace_no)
+    return {"users": users, "items": items, "events": events}
+
+
+async def usage(transaction: NamespaceTransaction) -> StoreUsage:
+    """Read the contents of the store, with those of the transaction."""
+    events, items, own, item_bytes, _ = await _sums(
+        transaction.connection, transaction.namespace_no
+    )
+    return StoreUsage(events, items, own + item_bytes)
+
+
+async def fold(transaction: NamespaceTransaction) -> None:
+    """Replace rows by their sums, where they are many. No other transaction may fold."""
+    found = await transaction.row(_COUNT_ROWS)
+    if found is None or found[0] < FOLD_FROM:
+        return
+    rows = await transaction.rows(_TAKE)
+    numbers = np.array(rows, np.int64).reshape(-1, 5)
+    item_nos, codes = np.unique(numbers[:, 0], return_inverse=True)
+    sums = np.zeros((len(item_nos), 4), np.int64)
+    np.add.at(sums, codes, numbers[:, 1:])
+    kept = np.flatnonzero(np.any(sums != 0, axis=1))
+    users, events, dislikes, own = sums[kept].T.tolist()
+    columns: Sequence[list[int]] = (users, own, item_nos[kept].tolist(), events, dislikes)
+    await transaction.execute(_ADD, 0, *columns)
+
+
+async def _sums(connection: AsyncConnection, namespace_no: int) -> tuple[int, ...]:
+    cursor = await connection.execute(_USAGE.encode(), (namespace_no,), binary=True)
+    row = await cursor.fetchone()
+    return (0, 0, 0, 0, 0) if row is None or row[1] is None else tuple(row)

@@ -1,0 +1,252 @@
+"""A PostgreSQL server of the tests' own, on a free port of the loopback interface."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import psycopg
+from psycopg import sql
+
+from tests.support.postgres_programs import (
+    ENVIRONMENT,
+    SUPERUSER,
+    free_port,
+    owned_folder,
+    program,
+    run_as_server,
+    server_user,
+)
+from tests.support.process_tree import ProcessTree
+
+PATIENCE = 60.0  # seconds until a server that neither starts nor ends is given up
+
+
+class PostgresDatabases:
+    """A running server in which tests create databases, which `drop_databases` takes away.
+
+    Args:
+        server: its URL; the database that it names, postgres if none, is connected to, and left
+            as it is.
+        prefix: with which every database that is created starts.
+    """
+
+    def __init__(self, server: str, prefix: str = "") -> None:
+        self._server, self._prefix = urlsplit(server), prefix
+        self._created: list[str] = []
+
+    def url(self, database: str = "") -> str:
+        """Return the URL of a database, of the one that came with the server if none is named."""
+        path = f"/{database}" if database else self._server.path
+        return self._server._replace(path=path).geturl()
+
+    def create_database(self, name: str = "") -> str:
+        """Create an empty database, of a name that no other has if none is given.
+
+        Returns:
+            str: its URL.
+        """
+        database = self._prefix + (name or f"heed_{uuid.uuid4().hex[:12]}")
+        self.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
+        self._created.append(database)
+        return self.url(database)
+
+    def drop_databases(self) -> None:
+        """Drop every database that was created here, whoever is connected to it."""
+        while self._created:
+            name = sql.Identifier(self._created.pop())
+            self.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(name))
+
+    def execute(self, statement: sql.Composed) -> None:
+        """Run one statement, as the user that the URL names and outside transactions."""
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(statement)
+
+
+class PostgresServer(PostgresDatabases):
+    """A private server that runs from its construction to `close`, with its data in a folder.
+
+    It listens to 127.0.0.1 alone, without a socket file, and trusts whoever connects. Its
+    processes end when this process does, however that ends.
+
+    Args:
+        settings: go into postgresql.conf; a standby has those of its primary.
+        name: that standbys are known by to their primary.
+        fsync: wait for the disk, as a server does that is to survive a loss of power.
+        initdb: options of initdb besides those of this class.
+        standby_of: a running server, of which this one becomes a standby by a base backup;
+            nothing is made by initdb then.
+        place: the folder in which its own is made; that of temporary files if None.
+
+    Raises:
+        FileNotFoundError: no PostgreSQL is installed.
+        RuntimeError: it does not start; the message holds its log.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, object] | None = None,
+        *,
+        name: str = "",
+        fsync: bool = False,
+        initdb: Sequence[str] = ("--no-locale",),
+        standby_of: PostgresServer | None = None,
+        place: Path | None = None,
+    ) -> None:
+        self.port = free_port()
+        super().__init__(f"postgresql://{SUPERUSER}@127.0.0.1:{self.port}/postgres")
+        self.folder = owned_folder(place)
+        self.data = self.folder / "data"
+        self._log = self.folder / "server.log"
+        # Not in the file, which is copied from one server to another.
+        self._own_settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": self.port,
+            "unix_socket_directories": "",
+            "dynamic_shared_memory_type": "mmap",  # files, which are removed with the folder
+            "cluster_name": name,
+            "fsync": "on" if fsync else "off",
+        }
+        self._tree: ProcessTree | None = None
+        self._frozen = False
+        try:
+            if standby_of is None:
+                self._make_data(initdb, settings or {})
+            else:
+                self.copy(standby_of)
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process of the server runs, be it frozen."""
+        return self._tree is not None and self._tree.is_alive
+
+    @property
+    def answers(self) -> bool:
+        """Whether the server runs and is not frozen."""
+        return self.is_alive and not self._frozen
+
+    def start(self) -> None:
+        """Start a server that was stopped or killed, and wait until it takes connections."""
+        assert not self.is_alive, "it runs"
+        command = [program("postgres"), "-D", str(self.data)]
+        for name, value in self._own_settings.items():
+            command += ["-c", f"{name}={value}"]
+        self._tree = ProcessTree(command, self._log, self.folder, server_user(), ENVIRONMENT)
+        until = time.monotonic() + PATIENCE
+        while not self._is_ready():
+            if not self.is_alive or time.monotonic() > until:
+                raise RuntimeError(f"PostgreSQL did not start: {self.log()}")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """Shut the server down in order: it ends its connections and writes a checkpoint."""
+        if self._tree is not None and self._tree.is_alive:
+            self.thaw()
+            self._tree.send(signal.SIGINT)
+            self._tree.wait(PATIENCE)
+
+    def kill(self) -> None:
+        """Kill every process of the server at once, as a loss of power does."""
+        if self._tree is not None:
+            self._tree.kill()
+            self._frozen = False
+
+    def freeze(self) -> None:
+        """Stop every process where it stands: connections stay open and nothing answers."""
+        assert self._tree is not None
+        self._tree.freeze()
+        self._frozen = True
+
+    def thaw(self) -> None:
+        """Let a frozen server go on."""
+        assert self._tree is not None
+        self._tree.thaw()
+        self._frozen = False
+
+    def configure(self, name: str, value: object) -> None:
+        """Set something for now and for later starts, as ALTER SYSTEM does."""
+        setting = sql.SQL("ALTER SYSTEM SET {} = {}")
+        self.execute(setting.format(sql.Identifier(name), sql.Literal(str(value))))
+        self.execute(sql.SQL("SELECT pg_reload_conf()").format())
+
+    def copy(self, primary: PostgresServer) -> None:
+        """Replace the data by a base backup of a running server, whose standby this will be."""
+        shutil.rmtree(self.data, ignore_errors=True)
+        run_as_server(
+            [
+                program("pg_basebackup"),
+                *("--pgdata", str(self.data), "--dbname", primary.url()),
+                *("--write-recovery-conf", "--checkpoint", "fast", "--no-sync"),
+            ],
+            self.folder,
+        )
+
+    def rewind(self, primary: PostgresServer) -> None:
+        """Take back what this server alone has, so that it can be a standby of another.
+
+        It was killed or stopped, and shares its past with `primary`, which was promoted.
+        """
+        run_as_server(
+            [
+                program("pg_rewind"),
+                *("--target-pgdata", str(self.data), "--source-server", primary.url()),
+                *("--write-recovery-conf", "--no-sync"),
+            ],
+            self.folder,
+        )
+
+    def close(self) -> None:
+        """Kill what runs, and remove the data."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log(self) -> str:
+        """Return what the server has logged since it was made."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def _make_data(self, options: Sequence[str], settings: Mapping[str, object]) -> None:
+        run_as_server(
+            [
+                program("initdb"),
+                *("--pgdata", str(self.data), "--username", SUPERUSER, "--encoding", "UTF8"),
+                *("--auth", "trust", "--data-checksums", "--no-sync", "--no-instructions"),
+                *options,
+            ],
+            self.folder,
+        )
+        with (self.data / "postgresql.conf").open("a") as file:
+            for name, value in settings.items():
+                quoted = str(value).replace("'", "''")
+                file.write(f"{name} = '{quoted}'\n")
+
+    def _is_ready(self) -> bool:
+        try:
+            lines = (self.data / "postmaster.pid").read_text().splitlines()
+            # A killed server has left its file there, which says that it is ready.
+            return (
+                self._tree is not None and int(lines[0]) == self._tree.pid and "ready" in lines[7]
+            )
+        except (FileNotFoundError, IndexError, ValueError):
+            return False
