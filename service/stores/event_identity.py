@@ -68,12 +68,6 @@ def find_fresh(
     return fresh
 
 
-def user_key(user_id: str) -> int:
-    """Return 63 bits of the BLAKE2b hash of a user's id: the same on every machine."""
-    digest = hashlib.blake2b(user_id.encode(), digest_size=8, usedforsecurity=False).digest()
-    return int.from_bytes(digest, "big") & (1 << 63) - 1
-
-
 def body_digest(event: Event) -> int:
     """Return a signed 64-bit digest (BLAKE2b) of all that identifies the event's body.
 

@@ -42,9 +42,11 @@ from service.engine.selection.item_selection import select_items
 from service.engine.selection.steering import SteeredItems, steer_items
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import MemoryProvider
-from service.runtime.namespace_folders import store_token
+from service.runtime.data_layout import namespace_of
 from service.snapshots.text_encoders import open_encoder
 from service.stores.base import Store
+from service.stores.namespace_directory import open_directory
+from service.stores.opening import is_shared
 
 _BATCH = 16  # users whose lists are one piece of work for a thread
 _SAMPLE = 100  # users at most whose lists are compared with those of scoring every item
@@ -116,7 +118,7 @@ async def write_lists(
     try:
         await parts.live.open()
         version = parts.live.snapshot.version
-        run = _describe_run(parts, query, shard)
+        run = await asyncio.to_thread(_describe_run, parts, query, shard)
         with open_progress(_progress_path(path), run, restart=restart) as lists:
             user_ids = await asyncio.to_thread(_user_ids, parts.store, shard)
             left = user_ids if lists.last is None else user_ids[bisect(user_ids, lists.last) :]
@@ -150,12 +152,9 @@ def _progress_path(path: Path) -> Path:
 def _describe_run(parts: Parts, query: RecommendQuery, shard: ListShard) -> ListRun:
     """Describe a run that begins now, by everything that its lists depend on but the records."""
     settings, now = parts.settings, time.time_ns() // 1_000
-    token = store_token(settings.data)
     identity = {
         "model": f"{parts.live.snapshot.version} of {parts.live.model_created}",
-        # By its inode too: at the same path may be a store that was restored. Not by its device,
-        # whose number may change when the machine starts.
-        "store": f"{settings.data.resolve()} {token and token[1]}",
+        "store": _identify_store(settings),
         "request": orjson.dumps(query, default=_plain, option=orjson.OPT_SORT_KEYS).decode(),
         "shard": str(shard),
         "text encoder": parts.embeddings.encoder.name,
@@ -164,6 +163,20 @@ def _describe_run(parts: Parts, query: RecommendQuery, shard: ListShard) -> List
     }
     at = now if query.requester.at is None else query.requester.at
     return ListRun(identity, at, now, parts.live.catalogue.version)
+
+
+def _identify_store(settings: Settings) -> str:
+    """Return the identity of a store: in a database, the same on all machines."""
+    directory = open_directory(settings.data, settings.store)
+    try:
+        token = directory.token(namespace_of(settings.data))
+    finally:
+        directory.close()
+    if is_shared(settings.store):
+        return f"namespace {token}"
+    # By its inode too: at the same path may be a store that was restored. Not by its device, whose
+    # number may change when the machine starts.
+    return f"{settings.data.resolve()} {token and token[1]}"
 
 
 def _plain(value: Any) -> list[Any]:
