@@ -1,4 +1,4 @@
-"""Identity of events: digests of their bodies, and ids for events that were stored without one."""
+"""Identity of events and users: digests of event bodies, ids of events without one, user keys."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from service.stores.encoding import vector_bytes
 CONTENT_PREFIX = "content:"
 _WEIGHT = struct.Struct("<d")
 _TIMESTAMP = struct.Struct("<q")
+
+
+def user_key(user_id: str) -> int:
+    """Return 63 bits of the BLAKE2b hash of a user's id: the same in every store, on any machine.
+
+    Where the log is divided by users, a user belongs to the shard `user_key(user_id) % count`.
+    """
+    digest = hashlib.blake2b(user_id.encode(), digest_size=8, usedforsecurity=False).digest()
+    return int.from_bytes(digest, "big") & (1 << 63) - 1
 
 
 def body_digest(event: Event) -> int:
