@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
+from models.data.log_shards import LogShards
 
 
 class PaddedWindows(NamedTuple):
@@ -85,6 +86,47 @@ def batch_windows(
     windows: NDArray[np.int64], tokens: int, generator: np.random.Generator
 ) -> list[NDArray[np.int64]]:
     """Group windows of similar length into batches of at most `tokens` padded inputs, shuffled."""
+    batches = _pack(windows, tokens, generator)
+    return [batches[i] for i in generator.permutation(len(batches))]
+
+
+def batch_shard(
+    windows: NDArray[np.int64],
+    tokens: int,
+    shards: LogShards,
+    own: np.random.Generator,
+    common: np.random.Generator,
+) -> list[NDArray[np.int64]]:
+    """Group the windows of a shard as `batch_windows` does, for steps that all shards take at once.
+
+    A shard's part of the `tokens` of a step is its share of all inputs, so that every window weighs
+    the same. Windows of similar length are in the same step in all shards. Where a shard has fewer
+    batches than there are steps, some are empty. Collective.
+
+    Args:
+        windows: of this shard, (first event, end) [n, 2].
+        tokens: padded inputs of a step, of all shards together.
+        shards: the shards of the log.
+        own: generator of this shard.
+        common: generator in the same state in all shards.
+    """
+    inputs = int((windows[:, 1] - windows[:, 0] - 1).sum())
+    total = max(1, shards.total(inputs))
+    packed = _pack(windows, tokens * inputs // total, own)
+    count = len(packed)
+    steps = max(shards.max(count), -(-total // tokens))
+    batches = [windows[:0]] * steps
+    # Those of several shards that are idle in turn are idle in different steps.
+    places = (np.arange(count) * shards.count + shards.index) * steps // (count * shards.count)
+    for place, batch in zip(places.tolist(), packed, strict=True):
+        batches[place] = batch
+    return [batches[i] for i in common.permutation(steps)]
+
+
+def _pack(
+    windows: NDArray[np.int64], tokens: int, generator: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """Group windows into batches of at most `tokens` padded inputs, or one window, by length."""
     lengths = windows[:, 1] - windows[:, 0]
     jitter = generator.uniform(-2, 2, len(windows))
     windows = windows[np.argsort(lengths + jitter, kind="stable")]
@@ -97,4 +139,4 @@ def batch_windows(
             start, longest = at, 0
         longest = max(longest, inputs)
     batches.append(windows[start:])
-    return [batches[i] for i in generator.permutation(len(batches))]
+    return batches
