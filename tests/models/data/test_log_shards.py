@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from models.data.log_shards import WHOLE_LOG, LogShards
 from models.data.order_statistics import median, quantile
-from tests.support.shards import in_shards
+from tests.support.shards import in_processes
 
 COUNT = 3
 SHARES = (0.0, 0.25, 0.5, 0.999, 1.0)
@@ -55,7 +55,7 @@ def exchanged(shards: LogShards) -> dict[str, Any]:
 
 def test_shards_agree_on_statistics() -> None:
     """Every process has the statistics of all values, bit by bit as NumPy computes them."""
-    found = in_shards(COUNT, exchanged)
+    found = in_processes(COUNT, exchanged)
     values = [drawn(index) for index in range(COUNT)]
     every = {name: np.concatenate([each[name] for each in values]) for name in values[0]}
     assert (len(every["weights"]), len(every["fewer"])) == (541, 540)

@@ -35,7 +35,7 @@ from models.training.log_profile import (
     target_weights,
     tied_share,
 )
-from tests.support.shards import in_shards, shard_of
+from tests.support.shards import in_processes, shard_of
 from tests.support.small import DAY
 from tests.support.training import tiny
 
@@ -136,7 +136,7 @@ def equal(found: Any, expected: Any) -> bool:
 def test_statistics_of_shards_are_those_of_the_whole_log() -> None:
     """Whatever the shards, every statistic is exactly the one that one process computes."""
     expected = statistics(WHOLE_LOG)
-    for index, found in enumerate(in_shards(COUNT, in_many_chunks)):
+    for index, found in enumerate(in_processes(COUNT, in_many_chunks)):
         for name, log in LOGS.items():
             of_log, of_events = expected[name]
             differing = [key for key in of_log if not equal(found[name][0][key], of_log[key])]
