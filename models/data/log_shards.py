@@ -96,12 +96,12 @@ class LogShards:
         array: NDArray[N] = out.numpy()
         return np.split(array, np.cumsum(received.numpy())[:-1])
 
-    def broadcast(self, make: Callable[[], T]) -> T:
-        """Call `make` in the first process and return its result in each."""
+    def broadcast(self, make: Callable[[], T], source: int = 0) -> T:
+        """Call `make` in one process and return its result in each."""
         if self.count == 1:
             return make()
-        box = [make() if self.is_first else None]
-        distributed.broadcast_object_list(box)
+        box = [make() if self.index == source else None]
+        distributed.broadcast_object_list(box, source)
         return cast(T, box[0])
 
     def broadcast_tensor(self, tensor: Tensor) -> Tensor:

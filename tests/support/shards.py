@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Barrier
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,8 +101,9 @@ class _ThreadShards(LogShards):
     def exchange(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         return [sent[self.index] for sent in self.gather_objects(list(parts))]
 
-    def broadcast(self, make: Callable[[], T]) -> T:
-        return self.gather_objects(make() if self.is_first else None)[0]  # type: ignore[return-value]
+    def broadcast(self, make: Callable[[], T], source: int = 0) -> T:
+        every = self.gather_objects(make() if self.index == source else None)
+        return cast(T, every[source])
 
     def broadcast_tensor(self, tensor: Tensor) -> Tensor:
         return tensor.copy_(self.gather_objects(tensor.clone())[0])

@@ -44,7 +44,7 @@ def exchanged(shards: LogShards) -> dict[str, Any]:
         "gathered": shards.gather(own["gaps"]).tolist(),
         "objects": shards.gather_objects(f"of {index}"),
         "received": [part.tolist() for part in shards.exchange(parts)],
-        "broadcast": shards.broadcast(lambda: f"from {index}"),
+        "broadcast": [shards.broadcast(lambda: f"from {index}", source) for source in (0, 2)],
         "tensor": shards.broadcast_tensor(torch.full((2,), float(index))).tolist(),
         "quantiles": [
             [quantile(own[name], share, shards) for share in SHARES] for name in ("gaps", "alike")
@@ -67,7 +67,7 @@ def test_shards_agree_on_statistics() -> None:
         assert own["gathered"] == every["gaps"].tolist()
         assert own["objects"] == ["of 0", "of 1", "of 2"]
         assert own["received"] == [[10 * of + index] * (of + index) for of in range(COUNT)]
-        assert own["broadcast"] == "from 0"
+        assert own["broadcast"] == ["from 0", "from 2"]
         assert own["tensor"] == [0.0, 0.0]
         assert own["quantiles"] == [
             [np.quantile(every[name], share) for share in SHARES] for name in ("gaps", "alike")
