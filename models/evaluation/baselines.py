@@ -31,6 +31,7 @@ _DAMPING = 0.2  # exponent of the popularity that scores are divided by
 
 _WEEK = 7 * 86_400 * 1_000_000  # microseconds
 _MAX_TIME = 2**62  # microseconds: beyond all times
+_COUNTS = 2**20  # of items in weeks that are held at once
 
 # By which names popularity is reported; the others' are those of `baseline_model`.
 POPULARITY, WEEK = "popularity", "popularity of 7 days"
@@ -116,15 +117,17 @@ class WeekPopularity:
             batch, newest = history.gather(users, last=1)
             times[batch] = history.timestamps[newest]
         scores = np.tile(self.share, (len(users), 1))
+        rows = max(1, _COUNTS // max(1, len(self.share)))
         for shard, asked in enumerate(self.shards.gather_objects(times)):
-            counts = self.shards.sum(self._week_counts(asked))
-            if shard == self.shards.index:
-                scores += counts
+            for start in range(0, len(asked), rows):
+                counts = self.shards.sum(self._week_counts(asked[start : start + rows]))
+                if shard == self.shards.index:
+                    scores[start : start + rows] += counts
         return scores
 
-    def _week_counts(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _week_counts(self, times: NDArray[np.int64]) -> NDArray[np.int32]:
         """Count this shard's events of each item in the weeks before some times, [n, n_items]."""
-        counts = np.zeros((len(times), len(self.share)), dtype=np.int64)
+        counts = np.zeros((len(times), len(self.share)), dtype=np.int32)
         starts, stops = np.searchsorted(self.timestamps, [times - _WEEK, times])
         for row, week in enumerate(map(slice, starts, stops)):
             counts[row] = np.bincount(self.items[week], minlength=len(self.share))

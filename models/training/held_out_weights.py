@@ -62,9 +62,9 @@ def fit_held_out_weights(
     if model.has_transitions:
         gains = _Gains(model, content, cases, batch_size, group)
         counts = [TransitionRanker(model, 0)]
-        offset = TRANSITION_OFFSETS[
-            choose_weight(gains.of_all(counts, [(each,) for each in TRANSITION_OFFSETS]))
-        ]
+        found = gains.of_all(counts, [(each,) for each in TRANSITION_OFFSETS])
+        # Processors round sums differently, and other processes must not choose otherwise.
+        offset = TRANSITION_OFFSETS[group.broadcast(lambda: choose_weight(found))]
         _add_offsets(model, [offset])
     parts: list[Ranker] = []
     table: ItemSimilarity | None = None
@@ -82,10 +82,9 @@ def fit_held_out_weights(
         columns = [part for part, used in ((0, table is not None), (1, has_repeats)) if used]
         chosen = [tuple(pair[column] for column in columns) for pair in grid]
         gains = _Gains(model, content, cases, batch_size, group)
-        found = gains.of_both_questions(parts, chosen).reshape(len(similarities), len(repeats), -1)
-        best = found.mean(axis=2).argmax(axis=1)  # the offset that suits each similarity
-        at = smallest_weight(found[np.arange(len(similarities)), best])
-        weight, repeat = similarities[at], repeats[best[at]]
+        both = gains.of_both_questions(parts, chosen).reshape(len(similarities), len(repeats), -1)
+        at, best = group.broadcast(lambda: _choose_pair(both))
+        weight, repeat = similarities[at], repeats[best]
     _add_offsets(model, [0.0, repeat] if has_repeats else [])
     if table is not None and weight:
         model.set_similarity(table.scaled(weight))
@@ -142,6 +141,13 @@ def _similarity(log: Interactions, group: DataParallelGroup) -> ItemSimilarity:
     if log.shards.count > 1:
         return ease_similarity(log)
     return group.broadcast(lambda: ease_similarity(log))
+
+
+def _choose_pair(gains: NDArray[np.float64]) -> tuple[int, int]:
+    """Choose the similarity and the offset of repeats, by row, from gains [S, R, M]."""
+    best = gains.mean(axis=2).argmax(axis=1)  # the offset that suits each similarity
+    at = smallest_weight(gains[np.arange(len(gains)), best])
+    return at, int(best[at])
 
 
 class _Gains:

@@ -91,6 +91,8 @@ class TrainingRun:
         )
         with torch.device("cpu"):  # so that a seed gives the same initial weights on any device
             self._model = Recommender(model_config)
+            for part in self._model.parameters():  # machines may draw them differently
+                log.shards.broadcast_tensor(part.detach())
             fit_statistics(self._model, log)
         self._model.to(training_device(group.rank))
         self._validation: Holdout | None = None
