@@ -102,7 +102,8 @@ def train(
     A training that was killed is resumed, if the events are still the same. One training of a data
     directory runs at a time, of the service or of this command; heed jobs lists and cancels them.
 
-    On several machines that share the data: [bold]torchrun … --no-python heed train[/bold].
+    On several machines: [bold]torchrun … --no-python heed train[/bold]. Each process reads the
+    events of users of its own, from the same store or a copy of it; the first one publishes.
     """
     use_all_cores()
     from models.training.presets import Preset, choose_preset
@@ -115,6 +116,9 @@ def train(
     from service.training import process_group, train_and_publish, training_corpus
 
     def announce(used: Preset) -> None:
+        if len(corpus.shard_events) > 1:
+            events = " + ".join(f"{count:,}" for count in corpus.shard_events)
+            out.print(f"{len(corpus.shard_events)} processes have read {events} events.")
         out.print(f"Training with the preset {used}.")
 
     if not process_group.is_rank_zero():
@@ -138,8 +142,9 @@ def train(
         try:
             vectors = open_embeddings(encoder, data)
             earlier = asyncio.run(store.count_forgotten(0))
-            corpus = training_corpus.read_store(store, vectors, progress)
-            chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
+            group = process_group.join_torchrun()
+            corpus = training_corpus.read_store(store, vectors, progress, group)
+            chosen = choose_preset(corpus.events, corpus.log.n_items, preset, epochs=epochs)
             result = train_and_publish.train(
                 corpus,
                 Registry(data / MODELS_FOLDER),

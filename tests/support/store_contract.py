@@ -9,7 +9,7 @@ import hashlib
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,7 @@ from service.domain.item_patch import ItemPatch
 from service.domain.keys import Rate, Scope, issue_key
 from service.domain.records import Event, Item, User, Vector
 from service.stores.base import History, Store
+from service.stores.protocols.event_log_store import LogColumns, Shard
 from service.stores.quota import StoreQuota
 from tests.support.store_model import Notebook
 
@@ -97,6 +98,26 @@ async def _until(holds: Callable[[], bool]) -> None:
 
 def _is_announced(store: Store, version: int) -> bool:
     return store.announced_catalogue() == version
+
+
+def _histories(scan: Iterable[LogColumns]) -> dict[str, list[tuple[str, str, int, float]]]:
+    """The histories in the slices of a scan, by user; each must come in one piece."""
+    found: dict[str, list[tuple[str, str, int, float]]] = {}
+    newest = None
+    for slice_ in scan:
+        for row in range(len(slice_)):
+            user = slice_.user_ids[slice_.users[row]]
+            assert user == newest or user not in found
+            newest = user
+            found.setdefault(user, []).append(
+                (
+                    slice_.item_ids[slice_.items[row]],
+                    slice_.type_names[slice_.types[row]],
+                    int(slice_.timestamps[row]),
+                    float(slice_.weights[row]),
+                )
+            )
+    return found
 
 
 class _Contract:
@@ -1266,6 +1287,30 @@ class WholeContract(_Contract):
                         strict=True,
                     )
                 )
+
+    async def test_scans_by_shard_divide_the_log_by_users(self, store: Store) -> None:
+        """Each shard's scan has the whole histories of its own users, in the order of `scan`."""
+        rng = random.Random(1)
+        users = [*IDS, *(f"u{n}" for n in range(30))]
+        await store.append(
+            [
+                Event(rng.choice(users), f"i{rng.randrange(9)}", timestamp=NOON + rng.randrange(50))
+                for _ in range(700)
+            ]
+        )
+        await store.put_user(User("without events"))
+        await store.forget("u3")
+        whole = _histories(store.scan(11))
+        for count in (1, 2, 3, 64):
+            parts = [_histories(store.scan(7, shard=Shard(n, count))) for n in range(count)]
+            assert sum(map(len, parts)) == len(whole)  # no user is in two shards
+            for number, part in enumerate(parts):
+                for user, history in part.items():
+                    hashed = hashlib.blake2b(user.encode(), digest_size=8).digest()
+                    assert int.from_bytes(hashed, "big") % 2**63 % count == number
+                    assert history == whole[user]
+        with pytest.raises(ValueError, match="no shard 2 of 2"):
+            Shard(2, 2)
 
     @pytest.mark.parametrize("seed", range(4))
     async def test_followers_of_the_log_have_all_of_it(

@@ -61,7 +61,7 @@ from service.stores.protocols.catalogue_store import (
     OnCatalogueChange,
     PatchResult,
 )
-from service.stores.protocols.event_log_store import LogChanges, LogColumns
+from service.stores.protocols.event_log_store import LogChanges, LogColumns, Shard
 from service.stores.protocols.forgetting_ledger import ForgottenAgain, ForgottenUser, user_digest
 from service.stores.protocols.import_store import ImportRecord, UndoneImport
 from service.stores.protocols.measures import StoreMeasures
@@ -468,8 +468,8 @@ class PostgresStore(Store):
             await self._transactions.finish()
             await self._database.close()
 
-    def scan(self, rows: int = 100_000) -> Iterator[LogColumns]:
-        return self._scan(lambda each: scan.scan(each, self._no, check_limit(rows)))
+    def scan(self, rows: int = 100_000, *, shard: Shard | None = None) -> Iterator[LogColumns]:
+        return self._scan(lambda each: scan.scan(each, self._no, check_limit(rows), shard))
 
     def scan_events(self) -> Iterator[Event]:
         return self._scan(lambda each: scan.scan_events(each, self._no))

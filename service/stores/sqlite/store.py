@@ -51,7 +51,7 @@ from service.stores.protocols.catalogue_store import (
     OnCatalogueChange,
     PatchResult,
 )
-from service.stores.protocols.event_log_store import LogChanges, LogColumns
+from service.stores.protocols.event_log_store import LogChanges, LogColumns, Shard
 from service.stores.protocols.forgetting_ledger import ForgottenAgain, ForgottenUser, user_digest
 from service.stores.protocols.import_store import ImportRecord, UndoneImport
 from service.stores.protocols.measures import StoreMeasures
@@ -425,8 +425,8 @@ class SQLiteStore(Store):
         self._closed = True
         await asyncio.to_thread(self._shut)
 
-    def scan(self, rows: int = 100_000) -> Iterator[LogColumns]:
-        return self._scan(scan, check_limit(rows))
+    def scan(self, rows: int = 100_000, *, shard: Shard | None = None) -> Iterator[LogColumns]:
+        return self._scan(scan, check_limit(rows), shard)
 
     def scan_events(self) -> Iterator[Event]:
         return self._scan(scan_events, self._reads)
