@@ -90,7 +90,8 @@ class ConnectionPool:
     def drop_idle(self) -> None:
         """Close the connections that nobody uses now."""
         while self._idle:
-            self._idle.pop().pgconn.finish()
+            connection = self._idle.pop()
+            connection.pgconn.finish()
 
     def _take(self) -> AsyncConnection | None:
         while self._idle:
