@@ -18,6 +18,7 @@ import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg_pool.pool_async import StopWorker
 
 from service.domain.errors import Invalid, StoreUnreachable, Unavailable
 from service.stores.postgres.database.breaker import Breaker
@@ -56,7 +57,7 @@ class Connections:
             raise Invalid("", f"HEED_STORE is no URL of PostgreSQL: {error}") from None
         self._conninfo = make_conninfo("", **{**_DEFAULTS, **given})
         self._pool_size = pool_size
-        self._pools: dict[asyncio.AbstractEventLoop, AsyncConnectionPool[AsyncConnection]] = {}
+        self._pools: dict[asyncio.AbstractEventLoop, _LoopPool] = {}
         self._threads: ConnectionPool[Connection] | None = None
         self._lock = threading.Lock()
         self._breaker = Breaker()
@@ -171,15 +172,15 @@ class Connections:
                 )
             return self._threads
 
-    async def _pool(self) -> AsyncConnectionPool[AsyncConnection]:
+    async def _pool(self) -> _LoopPool:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None:
             self._drop_ended()
-            pool = AsyncConnectionPool(
+            pool = _LoopPool(
                 self._conninfo,
                 kwargs={"autocommit": True},
-                min_size=1,
+                min_size=0,  # none is made that no call waits for
                 max_size=self._pool_size,
                 max_waiting=MAX_WAITING,
                 timeout=POOL_TIMEOUT,
@@ -209,6 +210,19 @@ def _cut(connection: AsyncConnection) -> None:
         socket.socket(fileno=os.dup(connection.fileno())) as own,
     ):
         own.shutdown(socket.SHUT_RDWR)
+
+
+class _LoopPool(AsyncConnectionPool[AsyncConnection]):
+    """Pool of an event loop that may end at any time, as those of commands do."""
+
+    async def _connect(self, *args: Any, **options: Any) -> AsyncConnection:
+        try:
+            return await super()._connect(*args, **options)
+        except asyncio.CancelledError:
+            # The pool's workers take this for a connection that failed, and the loop that cancels
+            # them waits for them: this one is told to end.
+            self._tasks.put_nowait(StopWorker(self))
+            raise
 
 
 async def _configure(connection: AsyncConnection) -> None:
