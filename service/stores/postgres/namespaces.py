@@ -18,6 +18,9 @@ _FIND = "SELECT namespace_no FROM heed.namespaces WHERE name = %s"
 _REMOVED = "removed:"  # no name: a colon is not allowed in one
 # In the order of their sizes, the greatest last: what remains of an interrupted removal is found.
 _TABLES = (
+    "active_sets",
+    "file_sets",
+    "file_chunks",
     "scenarios",
     "keys",
     "imports",

@@ -7,8 +7,6 @@ reads at length has a connection of its own, since it runs on a thread.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -23,12 +21,14 @@ from psycopg_pool.pool_async import StopWorker
 from service.domain.errors import Invalid, StoreUnreachable, Unavailable
 from service.stores.postgres.database.breaker import Breaker
 from service.stores.postgres.database.faults import explain
+from service.stores.postgres.database.patience import PatientConnection, cut
 
 POOL_SIZE = 8  # connections of an event loop
 MAX_SNAPSHOTS = 8  # connections of the threads of a process
 MAX_WAITING = 1_000  # calls that wait for a connection of a loop
 POOL_TIMEOUT = 2.0  # seconds to wait for one
 STATEMENT_TIMEOUT_MS = 30_000
+SESSION_TIMEOUT_MS = 10_000
 LONG_TIMEOUT = 60.0  # seconds of what may read at length
 
 # A server that hangs is noticed by these, and not by the operating system after minutes.
@@ -88,7 +88,7 @@ class Connections:
             pool = await self._pool()
             async with pool.connection(min(patience, POOL_TIMEOUT)) as connection:
                 loop = asyncio.get_running_loop()
-                guard = loop.call_later(patience, _cut, connection)
+                guard = loop.call_later(patience, cut, connection)
                 try:
                     yield connection
                 finally:
@@ -108,6 +108,21 @@ class Connections:
         self.check_open()
         try:
             with self.connect() as connection:
+                yield connection
+        except psycopg.Error as error:
+            self.failures += 1
+            raise explain(error) from error
+
+    @contextmanager
+    def session(self) -> Iterator[Connection]:
+        """Open a connection as `plain` does, for statements of seconds at most.
+
+        A server that hangs is given up: its connection is cut, so that the block fails.
+        """
+        self.check_open()
+        try:
+            with PatientConnection.connect(self._conninfo, autocommit=True) as connection:
+                connection.execute(f"SET statement_timeout = {SESSION_TIMEOUT_MS}".encode())
                 yield connection
         except psycopg.Error as error:
             self.failures += 1
@@ -201,15 +216,6 @@ class Connections:
                 for connection in pool._pool:  # noqa: SLF001
                     with suppress(psycopg.Error):
                         connection.pgconn.finish()
-
-
-def _cut(connection: AsyncConnection) -> None:
-    """Shut a connection's socket down, which wakes whoever waits for it."""
-    with (
-        suppress(OSError, psycopg.Error),
-        socket.socket(fileno=os.dup(connection.fileno())) as own,
-    ):
-        own.shutdown(socket.SHUT_RDWR)
 
 
 class _LoopPool(AsyncConnectionPool[AsyncConnection]):
