@@ -7,6 +7,7 @@ time is the active one.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 CHUNK_BYTES = 2 << 20  # of a chunk, at most
@@ -35,7 +36,7 @@ class SharedFiles(Protocol):
     """Sets of files of one kind.
 
     All methods but `active` wait for the database, for a bounded time: call them off the event
-    loop. All raise `Unavailable` where it does not answer.
+    loop. All but `making` raise `Unavailable` where it does not answer.
     """
 
     def put(self, name: str, description: bytes, chunks: Iterable[FileChunk]) -> None:
@@ -94,9 +95,18 @@ class SharedFiles(Protocol):
         """Return the names of all sets that were removed."""
         ...
 
-    def trim(self, most_bytes: int) -> None:
-        """Delete the sets that were completed first until the others have so many bytes at most.
+    def drop(self, name: str) -> None:
+        """Delete a set. Other than after `remove`, its name may be used again."""
+        ...
 
-        Other than after `remove`, a set of the same name may be put again.
+    def trim(self, most_bytes: int) -> None:
+        """Drop the sets that were completed first until the others have so many bytes at most."""
+        ...
+
+    def making(self, name: str, patience: float) -> AbstractContextManager[None]:
+        """Exclude other machines that would make the same set, until the block ends.
+
+        Another one that makes it is waited for, for so many seconds at most. It ends with its
+        process. Raises nothing: without the database, each machine makes its own.
         """
         ...

@@ -7,8 +7,10 @@ complete. What an interrupted writer leaves is deleted by the next one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import suppress
+import logging
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -19,6 +21,9 @@ from service.stores.postgres.database.connections import Connections
 from service.stores.postgres.database.transaction import FILES, Rows
 from service.stores.protocols.shared_files import Activation, FileChunk, FileSet, SharedFiles
 
+_log = logging.getLogger(__name__)
+
+_PAUSE = 0.2  # seconds between two tries to take a lock
 _ABANDONED_AFTER = 600.0  # seconds without a chunk after which an upload is taken for interrupted
 _QUICK = 5.0  # seconds for the question that is asked all the time
 _DELETED_CHUNKS = 64  # in one transaction
@@ -86,6 +91,10 @@ _COUNT_REMOVAL = """\
 INSERT INTO heed.active_sets AS active (number, removals, namespace_no, kind, name)
 VALUES (0, 1, %(no)s, %(kind)s, NULL)
 ON CONFLICT (namespace_no, kind) DO UPDATE SET removals = active.removals + 1"""
+_DROP = """\
+UPDATE heed.file_sets SET state = 'abandoned'
+ WHERE namespace_no = %(no)s AND kind = %(kind)s AND name = %(name)s AND state = 'complete'"""
+_TRY_MAKING = "SELECT pg_try_advisory_lock(%(key)s)"
 _TRIM = """\
 UPDATE heed.file_sets SET state = 'abandoned'
  WHERE namespace_no = %(no)s AND state = 'complete' AND set_no IN (
@@ -215,11 +224,35 @@ class PostgresFiles(SharedFiles):
         with self._connections.session() as connection:
             return {row[0] for row in _rows(connection, _REMOVED, self._of)}
 
+    def drop(self, name: str) -> None:
+        """`SharedFiles.drop`."""
+        with self._connections.session() as connection:
+            connection.execute(_DROP.encode(), {**self._of, "name": name})
+            self._sweep(connection)
+
     def trim(self, most_bytes: int) -> None:
         """`SharedFiles.trim`."""
         with self._connections.session() as connection:
             connection.execute(_TRIM.encode(), {**self._of, "most": most_bytes})
             self._sweep(connection)
+
+    @contextmanager
+    def making(self, name: str, patience: float) -> Iterator[None]:
+        """`SharedFiles.making`."""
+        named = f"{self._of['no']} {self._of['kind']} {name}".encode()
+        key = int.from_bytes(hashlib.sha256(named).digest()[:8], signed=True)
+        until = time.monotonic() + patience
+        with ExitStack() as stack:
+            try:
+                connection = stack.enter_context(self._connections.session())
+                # The lock is the session's, and so ends with the process that holds it.
+                while not _rows(connection, _TRY_MAKING, {"key": key})[0][0]:
+                    if time.monotonic() > until:
+                        break
+                    time.sleep(_PAUSE)
+            except (HeedError, psycopg.Error) as error:
+                _log.warning("whether %s is made elsewhere is not known: %s", name, error)
+            yield
 
     def _lock(self, connection: Connection) -> None:
         """Keep sets from being activated and removed until the transaction ends."""
