@@ -26,7 +26,7 @@ from service.cli.console import (
 from service.domain.errors import Conflict, HeedError, Invalid
 from service.domain.timestamps import from_rfc3339
 from service.jobs.training_command import MAX_EPOCHS
-from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER
+from service.runtime.data_layout import CHECKPOINT_FILE
 
 Protocol = Literal["newest", "leave-one-out", "hstu", "global-time"]
 Chosen = Annotated[
@@ -112,7 +112,7 @@ def train(
     from service.evaluation.sentence import metrics_line, training_sentence
     from service.runtime import logs
     from service.runtime.memory_room import memory_room
-    from service.snapshots.registry import Registry
+    from service.snapshots.versions.opening import open_registry
     from service.training import process_group, train_and_publish, training_corpus
 
     def announce(used: Preset) -> None:
@@ -147,7 +147,7 @@ def train(
             chosen = choose_preset(corpus.events, corpus.log.n_items, preset, epochs=epochs)
             result = train_and_publish.train(
                 corpus,
-                Registry(data / MODELS_FOLDER),
+                open_registry(data, store),
                 vectors.encoder.name,
                 preset=chosen,
                 seed=seed,

@@ -33,6 +33,7 @@ from service.stores.protocols.import_store import ImportStore
 from service.stores.protocols.key_store import KeyStore
 from service.stores.protocols.measures import MeasuredStore
 from service.stores.protocols.scenario_store import ScenarioStore
+from service.stores.protocols.shared_parts import SharedParts
 
 
 class AppendResult(NamedTuple):
@@ -194,6 +195,11 @@ class Store(
 
         A disk that has become full is no problem: writes succeed again once there is room.
         """
+        ...
+
+    @property
+    def shared(self) -> SharedParts | None:
+        """Return what the machines of an installation share; None in a store of one machine."""
         ...
 
     async def close(self) -> None:

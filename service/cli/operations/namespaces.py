@@ -76,7 +76,7 @@ def remove(
 
 def _described(directory: Any, data: Path, name: str) -> tuple[str, str, str, str, str]:
     """Return the items, users, events, bytes and model of a namespace, as they are printed."""
-    from service.snapshots.registry import Registry
+    from service.snapshots.versions.opening import open_registry
 
     folder = directory.find(name) if name != DEFAULT_NAMESPACE else data
     size = namespace_folders.folder_size(folder)
@@ -88,9 +88,9 @@ def _described(directory: Any, data: Path, name: str) -> tuple[str, str, str, st
             return "–", "–", "–", shown, "no store"
         with open_store(folder) as store:
             counts = asyncio.run(store.counts())
-        model = ""
-        if (folder / MODELS_FOLDER).is_dir():
-            model = Registry(folder / MODELS_FOLDER).current() or ""
+            model = ""
+            if store.shared is not None or (folder / MODELS_FOLDER).is_dir():
+                model = open_registry(folder, store).current() or ""
     except HeedError as error:
         return "?", "?", "?", shown, str(error)
     items, users, events = (f"{counts[each]:,}" for each in ("items", "users", "events"))

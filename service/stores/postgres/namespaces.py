@@ -19,6 +19,9 @@ _REMOVED = "removed:"  # no name: a colon is not allowed in one
 # In the order of their sizes, the greatest last: what remains of an interrupted removal is found.
 _TABLES = (
     "rate_windows",
+    "active_sets",
+    "file_sets",
+    "file_chunks",
     "scenarios",
     "keys",
     "imports",

@@ -55,6 +55,7 @@ from service.stores.postgres.imports import ledger
 from service.stores.postgres.namespaces import find_namespace, find_or_create_namespace
 from service.stores.postgres.registers import keys, scenarios
 from service.stores.postgres.registers.rate_windows import PostgresRateWindows
+from service.stores.postgres.shared.parts import PostgresSharedParts
 from service.stores.protocols.catalogue_store import (
     CatalogueChanges,
     CatalogueDigest,
@@ -461,6 +462,10 @@ class PostgresStore(Store):
             connections.failures,
             self._closed,
         )
+
+    @property
+    def shared(self) -> PostgresSharedParts:
+        return PostgresSharedParts(self._connections, self._no)
 
     async def close(self) -> None:
         if not self._closed:

@@ -421,6 +421,10 @@ class SQLiteStore(Store):
             writer.failure is not None or self._damaged,
         )
 
+    @property
+    def shared(self) -> None:
+        return None
+
     async def close(self) -> None:
         self._closed = True
         await asyncio.to_thread(self._shut)

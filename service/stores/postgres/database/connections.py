@@ -7,11 +7,9 @@ reads at length has a connection of its own, since it runs on a thread.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import psycopg
@@ -22,12 +20,14 @@ from psycopg_pool import ConnectionPool as ReaderPool
 from service.domain.errors import Invalid, StoreUnreachable, Unavailable
 from service.stores.postgres.database.breaker import Breaker
 from service.stores.postgres.database.faults import explain, is_disconnected
+from service.stores.postgres.database.patience import PatientConnection, cut_off
 from service.stores.postgres.database.pool import ConnectionPool
 
 POOL_SIZE = 8  # connections of an event loop
 MAX_SNAPSHOTS = 8  # connections of the threads of a process
 MAX_WAITING = 1_000  # calls that wait for a connection of a loop
 STATEMENT_TIMEOUT_MS = 30_000
+SESSION_TIMEOUT_MS = 10_000
 LONG_TIMEOUT = 60.0  # seconds of what may read at length
 
 # A server that hangs is noticed by these, and not by the operating system after minutes.
@@ -90,7 +90,7 @@ class Connections:
                 def cut() -> None:
                     nonlocal was_cut
                     was_cut = True
-                    _cut(connection)
+                    cut_off(connection)
 
                 guard = asyncio.get_running_loop().call_later(patience, cut)
                 try:
@@ -119,6 +119,21 @@ class Connections:
         self.check_open()
         try:
             with self.connect() as connection:
+                yield connection
+        except psycopg.Error as error:
+            self.failures += 1
+            raise explain(error) from error
+
+    @contextmanager
+    def session(self) -> Iterator[Connection]:
+        """Open a connection as `plain` does, for statements of seconds at most.
+
+        A server that hangs is given up: its connection is cut, so that the block fails.
+        """
+        self.check_open()
+        try:
+            with PatientConnection.connect(self._conninfo, autocommit=True) as connection:
+                connection.execute(f"SET statement_timeout = {SESSION_TIMEOUT_MS}".encode())
                 yield connection
         except psycopg.Error as error:
             self.failures += 1
@@ -204,15 +219,6 @@ class Connections:
         with self._lock:
             for loop in [each for each in self._pools if each.is_closed()]:
                 self._pools.pop(loop).close()
-
-
-def _cut(connection: AsyncConnection) -> None:
-    """Shut a connection's socket down, which wakes whoever waits for it."""
-    with (
-        suppress(OSError, psycopg.Error),
-        socket.socket(fileno=os.dup(connection.fileno())) as own,
-    ):
-        own.shutdown(socket.SHUT_RDWR)
 
 
 def _configure_reader(connection: Connection) -> None:

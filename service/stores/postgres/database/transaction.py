@@ -22,7 +22,7 @@ TICKS = 1_024  # numbers of one transaction: more than transactions can be in pr
 _ATTEMPTS = 8
 # Locks in the database, each with the number of a namespace. Writers of events share that of names
 # with one another, and only what deletes names excludes them.
-NAMES, CATALOGUE, QUOTA, KEYS, SCENARIOS, FOLDING = range(1, 7)
+NAMES, CATALOGUE, QUOTA, KEYS, SCENARIOS, FOLDING, FILES = range(1, 8)
 _BEGIN = f"""\
 SELECT tick_base + {TICKS} * pg_current_xact_id()::text::bigint, names
   FROM heed.installation, heed.namespaces WHERE namespace_no = %s"""  # noqa: S608
