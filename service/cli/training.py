@@ -99,8 +99,9 @@ def train(
 
     A model is served only with the text encoder that it was trained with.
 
-    A training that was killed is resumed, if the events are still the same. One training of a data
-    directory runs at a time, of the service or of this command; heed jobs lists and cancels them.
+    A training that was killed is resumed, if the events are still the same. One training of a
+    namespace runs at a time, of services or of this command, on all machines that share the store;
+    heed jobs lists and cancels them.
 
     On several machines: [bold]torchrun … --no-python heed train[/bold]. Each process reads the
     events of users of its own, from the same store or a copy of it; the first one publishes.
@@ -133,8 +134,8 @@ def train(
     chosen_options = {name: value for name, value in options.items() if value is not None}
     is_exclusive = not as_job and process_group.is_rank_zero()
     with (
-        _exclusive(data, chosen_options) if is_exclusive else nullcontext() as job,
         open_store(data) as store,
+        _exclusive(data, chosen_options, store) if is_exclusive else nullcontext() as job,
         shown as drawn,
     ):
         progress = drawn if job is None else progress_bars.both(drawn, job.take)
@@ -194,18 +195,17 @@ def _warn_of_memory(room: int | None) -> None:
 
 
 @contextmanager
-def _exclusive(data: Path, options: dict[str, Any]) -> Iterator[Any]:
+def _exclusive(data: Path, options: dict[str, Any], store: Any) -> Iterator[Any]:
     """Record this process' training as a job. Raises `Conflict` while another one runs."""
     from service.jobs.command_job import command_job
 
-    data.mkdir(parents=True, exist_ok=True)
-    with command_job(data, options) as job:
+    with command_job(data, options, store) as job:
         try:
             yield job
         except KeyboardInterrupt:
-            if not job.is_cancelled:
+            if job.stopped_for is None:
                 raise
-            raise Conflict("the training was cancelled on request") from None
+            raise Conflict(job.stopped_for) from None
 
 
 def evaluate(

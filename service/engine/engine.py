@@ -25,8 +25,8 @@ from service.histories.error_audit import ErrorObserver
 from service.jobs.job import Job
 from service.jobs.runner import JobRunner
 from service.jobs.training_command import training_command
-from service.jobs.views import version_document
 from service.snapshots.live_snapshot import PreloadedSnapshot
+from service.snapshots.versions.documents import version_document
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class Engine:
         self.jobs = JobRunner(
             settings.data,
             partial(training_command, settings.data.resolve(), settings.encoder),
+            store=parts.store,
             on_success=self._serve_trained,
             threads=os.cpu_count() or 1,
         )

@@ -13,6 +13,7 @@ from psycopg import Connection
 
 from service.domain.errors import Conflict, NotFound
 from service.stores.postgres.database.notices import NOTIFY
+from service.stores.postgres.shared.jobs import is_leased
 
 _FIND = "SELECT namespace_no FROM heed.namespaces WHERE name = %s"
 _REMOVED = "removed:"  # no name: a colon is not allowed in one
@@ -22,6 +23,8 @@ _TABLES = (
     "active_sets",
     "file_sets",
     "file_chunks",
+    "jobs",
+    "job_leases",
     "scenarios",
     "keys",
     "imports",
@@ -78,8 +81,16 @@ def find_or_create_namespace(connection: Connection, name: str) -> int:
 
 
 def remove_namespace(connection: Connection, name: str) -> None:
-    """Remove a namespace with all of its rows. Raises `NotFound` where there is none."""
+    """Remove a namespace with all of its rows.
+
+    Raises:
+        NotFound: there is none of this name.
+        Conflict: a training runs in it, on any machine.
+    """
     with connection.transaction():
+        number = find_namespace(connection, name)
+        if number is not None and is_leased(connection, number):
+            raise Conflict(f"a training runs in the namespace {name!r}: cancel it first")
         removed = connection.execute(
             "UPDATE heed.namespaces SET name = %s || namespace_no WHERE name = %s", (_REMOVED, name)
         )

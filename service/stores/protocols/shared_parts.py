@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from service.stores.protocols.shared_files import SharedFiles
+from service.stores.protocols.shared_jobs import SharedJobs
 
 
 class SharedParts(Protocol):
@@ -12,4 +13,9 @@ class SharedParts(Protocol):
 
     def files(self, kind: str) -> SharedFiles:
         """Return the sets of files of a kind: a word of lower-case letters."""
+        ...
+
+    @property
+    def jobs(self) -> SharedJobs:
+        """Return the records of trainings, of which one at a time runs."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from service.stores.postgres.database.connections import Connections
 from service.stores.postgres.shared.files import PostgresFiles
+from service.stores.postgres.shared.jobs import PostgresJobs
 from service.stores.protocols.shared_parts import SharedParts
 
 
@@ -17,3 +18,8 @@ class PostgresSharedParts(SharedParts):
     def files(self, kind: str) -> PostgresFiles:
         """`SharedParts.files`."""
         return PostgresFiles(self._connections, self._namespace_no, kind)
+
+    @property
+    def jobs(self) -> PostgresJobs:
+        """`SharedParts.jobs`."""
+        return PostgresJobs(self._connections, self._namespace_no)

@@ -1,6 +1,8 @@
--- Files that machines fetch from one another by way of the database, in sets that never change once
--- they are complete. A set is written chunk by chunk, each in a transaction of its own: one long
--- transaction would hold up whoever follows the log.
+-- Parts of an installation that its machines share, beside the records.
+
+-- Files that machines fetch from one another, in sets that never change once they are complete. A
+-- set is written chunk by chunk, each in a transaction of its own: one long transaction would hold
+-- up whoever follows the log.
 
 CREATE SEQUENCE heed.file_set_numbers;
 
@@ -40,4 +42,19 @@ CREATE TABLE heed.active_sets (
   kind         text COLLATE "C" NOT NULL,
   name         text COLLATE "C",  -- NULL: none is active
   PRIMARY KEY (namespace_no, kind)
+);
+
+CREATE TABLE heed.jobs (
+  namespace_no integer NOT NULL,
+  has_ended    boolean NOT NULL DEFAULT false,
+  is_cancelled boolean NOT NULL DEFAULT false,  -- somebody has requested that it be stopped
+  job_id       text COLLATE "C" NOT NULL,       -- sorts by time
+  document     bytea NOT NULL,                  -- JSON
+  PRIMARY KEY (namespace_no, job_id)
+);
+
+CREATE TABLE heed.job_leases (  -- the right to run jobs of a namespace: one at a time has it
+  expires      timestamptz NOT NULL,  -- unless it is renewed
+  namespace_no integer PRIMARY KEY,
+  holder       uuid NOT NULL
 );
