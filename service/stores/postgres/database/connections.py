@@ -7,8 +7,6 @@ reads at length has a connection of its own, since it runs on a thread.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -21,7 +19,8 @@ from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from service.domain.errors import Invalid, StoreUnreachable, Unavailable
 from service.stores.postgres.database.breaker import Breaker
-from service.stores.postgres.database.faults import explain
+from service.stores.postgres.database.faults import explain, is_disconnected
+from service.stores.postgres.database.timelines import TIMELINE, Timelines, cut, put_first
 
 POOL_SIZE = 8  # connections of an event loop
 MAX_SNAPSHOTS = 8  # connections of the threads of a process
@@ -29,6 +28,8 @@ MAX_WAITING = 1_000  # calls that wait for a connection of a loop
 POOL_TIMEOUT = 2.0  # seconds to wait for one
 STATEMENT_TIMEOUT_MS = 30_000
 LONG_TIMEOUT = 60.0  # seconds of what may read at length
+_SETUP_TIMEOUT = 3.0  # seconds of the first statements of a connection
+_REPLACE_INTERVAL = 1.0  # seconds: one failover breaks many calls at once
 
 # A server that hangs is noticed by these, and not by the operating system after minutes.
 _DEFAULTS: dict[str, Any] = {
@@ -60,6 +61,8 @@ class Connections:
         self._threads: ConnectionPool[Connection] | None = None
         self._lock = threading.Lock()
         self._breaker = Breaker()
+        self._timelines = Timelines()
+        self._replaced: dict[asyncio.AbstractEventLoop, float] = {}  # when connections were
         self.is_closed = False
         self.failures = 0  # of connections and statements
 
@@ -69,11 +72,16 @@ class Connections:
         given = conninfo_to_dict(self._conninfo)
         return f"{given.get('host', 'localhost')}/{given.get('dbname', '')}"
 
+    @property
+    def epoch(self) -> int:
+        """A number that changes when the database may lack what was read of it before."""
+        return self._timelines.changes
+
     @asynccontextmanager
     async def connection(self, patience: float = LONG_TIMEOUT) -> AsyncIterator[AsyncConnection]:
         """Lend a connection in autocommit mode.
 
-        A connection on which the block takes longer than `patience` seconds is cut, so that the
+        A connection with which the call takes longer than `patience` seconds is cut, so that the
         block fails: a statement cannot be cancelled on a server that hangs.
 
         Raises:
@@ -85,9 +93,10 @@ class Connections:
             raise StoreUnreachable(self._breaker.reason)
         try:
             pool = await self._pool()
+            loop = asyncio.get_running_loop()
+            until = loop.time() + patience
             async with pool.connection(min(patience, POOL_TIMEOUT)) as connection:
-                loop = asyncio.get_running_loop()
-                guard = loop.call_later(patience, _cut, connection)
+                guard = loop.call_at(until, cut, connection)
                 try:
                     yield connection
                 finally:
@@ -128,8 +137,10 @@ class Connections:
 
     def connect(self) -> Connection:
         """Open a connection in autocommit mode. Raises `psycopg.Error`."""
-        connection = Connection.connect(self._conninfo, autocommit=True)
-        connection.execute(f"SET statement_timeout = {STATEMENT_TIMEOUT_MS}".encode())
+        connection = Connection.connect(self._ordered(), autocommit=True)
+        with cut_after(_SETUP_TIMEOUT, connection):
+            connection.execute(f"SET statement_timeout = {STATEMENT_TIMEOUT_MS}".encode())
+            self._admit(connection)
         return connection
 
     def check_open(self) -> None:
@@ -137,11 +148,15 @@ class Connections:
         if self.is_closed:
             raise Unavailable("the store is closed")
 
-    async def check(self) -> None:
-        """Replace the lost connections of this loop, all of which a failover breaks at once."""
-        pool = self._pools.get(asyncio.get_running_loop())
-        if pool is not None:
-            await pool.check()
+    async def replace(self) -> None:
+        """Replace the connections of this loop, all of which a failover breaks at once."""
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None or loop.time() < self._replaced.get(loop, 0.0) + _REPLACE_INTERVAL:
+            return
+        self._replaced[loop] = loop.time()
+        # They are not asked whether they are alive, which a server that hangs would not answer.
+        await pool.drain()
 
     async def close(self) -> None:
         """Close all connections; later calls raise `Unavailable`."""
@@ -161,12 +176,12 @@ class Connections:
         with self._lock:
             if self._threads is None:
                 self._threads = ConnectionPool(
-                    self._conninfo,
+                    self._ordered,
                     kwargs={"autocommit": True},
                     min_size=0,
                     max_size=MAX_SNAPSHOTS,
                     max_idle=60,
-                    configure=_configure_reader,
+                    configure=self._configure_reader,
                     open=True,
                 )
             return self._threads
@@ -177,19 +192,63 @@ class Connections:
         if pool is None:
             self._drop_ended()
             pool = AsyncConnectionPool(
-                self._conninfo,
+                self._ordered,
                 kwargs={"autocommit": True},
                 min_size=1,
                 max_size=self._pool_size,
                 max_waiting=MAX_WAITING,
                 timeout=POOL_TIMEOUT,
                 reconnect_timeout=POOL_TIMEOUT,
-                configure=_configure,
+                configure=self._configure,
                 open=False,
             )
             self._pools[loop] = pool
             await pool.open()
         return pool
+
+    async def _configure(self, connection: AsyncConnection) -> None:
+        connection.prepare_threshold = 2
+        loop = asyncio.get_running_loop()
+        guard = loop.call_later(_SETUP_TIMEOUT, cut, connection)
+        try:
+            # A plan for the very user touches one partition; a generic one would lock all of them.
+            await connection.execute(
+                f"SET statement_timeout = {STATEMENT_TIMEOUT_MS};"
+                " SET plan_cache_mode = force_custom_plan".encode()
+            )
+            try:
+                row = await (await connection.execute(TIMELINE)).fetchone()
+            except psycopg.Error as error:
+                if is_disconnected(error):
+                    raise
+                row = None  # the server tells nobody, so nothing can be fenced off
+        finally:
+            guard.cancel()
+        if self._timelines.admit(connection, row):
+            await self.replace()
+
+    def _configure_reader(self, connection: Connection) -> None:
+        with cut_after(_SETUP_TIMEOUT, connection):
+            connection.execute("SET statement_timeout = 0")
+            self._admit(connection)
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+
+    def _admit(self, connection: Connection) -> None:
+        try:
+            row = connection.execute(TIMELINE).fetchone()
+        except psycopg.Error as error:
+            if is_disconnected(error):
+                raise
+            row = None
+        self._timelines.admit(connection, row)
+
+    def _ordered(self) -> str:
+        """Return the URL with the server first that is the primary as far as is known.
+
+        Others may hang, which takes their timeout, or be primaries of earlier timelines.
+        """
+        return put_first(self._conninfo, self._timelines.primary)
 
     def _drop_ended(self) -> None:
         """Drop the pools of loops that have ended, as those of commands do."""
@@ -202,25 +261,13 @@ class Connections:
                         connection.pgconn.finish()
 
 
-def _cut(connection: AsyncConnection) -> None:
-    """Shut a connection's socket down, which wakes whoever waits for it."""
-    with (
-        suppress(OSError, psycopg.Error),
-        socket.socket(fileno=os.dup(connection.fileno())) as own,
-    ):
-        own.shutdown(socket.SHUT_RDWR)
-
-
-async def _configure(connection: AsyncConnection) -> None:
-    connection.prepare_threshold = 2
-    # A plan for the very user touches one partition; a generic one would lock all of them.
-    await connection.execute(
-        f"SET statement_timeout = {STATEMENT_TIMEOUT_MS};"
-        " SET plan_cache_mode = force_custom_plan".encode()
-    )
-
-
-def _configure_reader(connection: Connection) -> None:
-    connection.execute("SET statement_timeout = 0")
-    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    connection.read_only = True
+@contextmanager
+def cut_after(seconds: float, connection: Connection) -> Iterator[None]:
+    """Cut a thread's connection where the block takes longer, so that it fails."""
+    guard = threading.Timer(seconds, cut, (connection,))
+    guard.daemon = True
+    guard.start()
+    try:
+        yield
+    finally:
+        guard.cancel()
