@@ -119,8 +119,11 @@ class LiveSnapshot:
 
     @property
     def degraded(self) -> bool:
-        """True while another model answers, since the current one cannot be served."""
-        return self.fault is not None
+        """True while another model than the current one, or an older catalogue, answers.
+
+        The current model cannot be served, or the database does not tell what it knows of items.
+        """
+        return self.fault is not None or self.catalogue.is_stale
 
     @property
     def snapshot(self) -> Snapshot:

@@ -115,7 +115,8 @@ class DelayingProxy:
     async def _cut(self) -> None:
         for writer in self._writers:
             connection: socket.socket = writer.get_extra_info("socket")
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            with contextlib.suppress(OSError):  # one that its other end has just closed
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             writer.transport.abort()
         tasks = list(self._tasks)
         for task in tasks:

@@ -52,9 +52,14 @@ class PatroniNode:
         self._frozen = False
 
     @property
+    def is_alive(self) -> bool:
+        """Whether a process of the node runs, be it frozen."""
+        return self._tree is not None and self._tree.is_alive
+
+    @property
     def answers(self) -> bool:
         """Whether the node runs and is not frozen."""
-        return self._tree is not None and self._tree.is_alive and not self._frozen
+        return self.is_alive and not self._frozen
 
     def start(self) -> None:
         """Start Patroni, which starts PostgreSQL once it has found its role."""

@@ -20,8 +20,9 @@ from psycopg_pool import ConnectionPool as ReaderPool
 from service.domain.errors import Invalid, StoreUnreachable, Unavailable
 from service.stores.postgres.database.breaker import Breaker
 from service.stores.postgres.database.faults import explain, is_disconnected
-from service.stores.postgres.database.patience import PatientConnection, cut_off
+from service.stores.postgres.database.patience import PatientConnection, cut_after, cut_off
 from service.stores.postgres.database.pool import ConnectionPool
+from service.stores.postgres.database.timelines import TIMELINE, Timelines, put_first
 
 POOL_SIZE = 8  # connections of an event loop
 MAX_SNAPSHOTS = 8  # connections of the threads of a process
@@ -29,6 +30,7 @@ MAX_WAITING = 1_000  # calls that wait for a connection of a loop
 STATEMENT_TIMEOUT_MS = 30_000
 SESSION_TIMEOUT_MS = 10_000
 LONG_TIMEOUT = 60.0  # seconds of what may read at length
+_SETUP_TIMEOUT = 3.0  # seconds of the first statements of a connection
 
 # A server that hangs is noticed by these, and not by the operating system after minutes.
 _DEFAULTS: dict[str, Any] = {
@@ -60,6 +62,7 @@ class Connections:
         self._threads: ReaderPool[Connection] | None = None
         self._lock = threading.Lock()
         self._breaker = Breaker()
+        self._timelines = Timelines()
         self.is_closed = False
         self.failures = 0  # of connections and statements
 
@@ -69,11 +72,16 @@ class Connections:
         given = conninfo_to_dict(self._conninfo)
         return f"{given.get('host', 'localhost')}/{given.get('dbname', '')}"
 
+    @property
+    def epoch(self) -> int:
+        """A number that changes when the database may lack what was read of it before."""
+        return self._timelines.changes
+
     @asynccontextmanager
     async def connection(self, patience: float = LONG_TIMEOUT) -> AsyncIterator[AsyncConnection]:
         """Lend a connection in autocommit mode.
 
-        A connection on which the block takes longer than `patience` seconds is cut, so that the
+        A connection with which the call takes longer than `patience` seconds is cut, so that the
         block fails: a statement cannot be cancelled on a server that hangs.
 
         Raises:
@@ -84,6 +92,8 @@ class Connections:
         if not self._breaker.permits():
             raise StoreUnreachable(self._breaker.reason)
         is_new = was_cut = False
+        loop = asyncio.get_running_loop()
+        until = loop.time() + patience
         try:
             async with self._pool().connection(patience) as (connection, is_new):
 
@@ -92,7 +102,7 @@ class Connections:
                     was_cut = True
                     cut_off(connection)
 
-                guard = asyncio.get_running_loop().call_later(patience, cut)
+                guard = loop.call_at(until, cut)
                 try:
                     yield connection
                 finally:
@@ -132,7 +142,7 @@ class Connections:
         """
         self.check_open()
         try:
-            with PatientConnection.connect(self._conninfo, autocommit=True) as connection:
+            with PatientConnection.connect(self._ordered(), autocommit=True) as connection:
                 connection.execute(f"SET statement_timeout = {SESSION_TIMEOUT_MS}".encode())
                 yield connection
         except psycopg.Error as error:
@@ -155,8 +165,10 @@ class Connections:
 
     def connect(self) -> Connection:
         """Open a connection in autocommit mode. Raises `psycopg.Error`."""
-        connection = Connection.connect(self._conninfo, autocommit=True)
-        connection.execute(f"SET statement_timeout = {STATEMENT_TIMEOUT_MS}".encode())
+        connection = Connection.connect(self._ordered(), autocommit=True)
+        with cut_after(_SETUP_TIMEOUT, connection):
+            connection.execute(f"SET statement_timeout = {STATEMENT_TIMEOUT_MS}".encode())
+            self._admit(connection)
         return connection
 
     def check_open(self) -> None:
@@ -186,12 +198,12 @@ class Connections:
         with self._lock:
             if self._threads is None:
                 self._threads = ReaderPool(
-                    self._conninfo,
+                    self._ordered,
                     kwargs={"autocommit": True},
                     min_size=0,
                     max_size=MAX_SNAPSHOTS,
                     max_idle=60,
-                    configure=_configure_reader,
+                    configure=self._configure_reader,
                     open=True,
                 )
             return self._threads
@@ -205,23 +217,54 @@ class Connections:
         return pool
 
     async def _connect(self) -> AsyncConnection:
-        connection = await AsyncConnection.connect(self._conninfo, autocommit=True)
+        connection = await AsyncConnection.connect(self._ordered(), autocommit=True)
         connection.prepare_threshold = 2
-        # A plan for the very user touches one partition; a generic one would lock all of them.
-        await connection.execute(
-            f"SET statement_timeout = {STATEMENT_TIMEOUT_MS};"
-            " SET plan_cache_mode = force_custom_plan".encode()
-        )
+        guard = asyncio.get_running_loop().call_later(_SETUP_TIMEOUT, cut_off, connection)
+        try:
+            # A plan for the very user touches one partition; a generic one would lock all of them.
+            await connection.execute(
+                f"SET statement_timeout = {STATEMENT_TIMEOUT_MS};"
+                " SET plan_cache_mode = force_custom_plan".encode()
+            )
+            try:
+                row = await (await connection.execute(TIMELINE)).fetchone()
+            except psycopg.Error as error:
+                if is_disconnected(error):
+                    raise
+                row = None  # the server tells nobody, so nothing can be fenced off
+            if self._timelines.admit(connection, row):
+                self.drop_idle()
+        except BaseException:
+            connection.pgconn.finish()
+            raise
+        finally:
+            guard.cancel()
         return connection
+
+    def _configure_reader(self, connection: Connection) -> None:
+        connection.execute("SET statement_timeout = 0")
+        self._admit(connection)
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+
+    def _admit(self, connection: Connection) -> None:
+        try:
+            row = connection.execute(TIMELINE).fetchone()
+        except psycopg.Error as error:
+            if is_disconnected(error):
+                raise
+            row = None
+        self._timelines.admit(connection, row)
+
+    def _ordered(self) -> str:
+        """Return the URL with the server first that is the primary as far as is known.
+
+        Others may hang, which takes their timeout, or be primaries of earlier timelines.
+        """
+        return put_first(self._conninfo, self._timelines.primary)
 
     def _drop_ended(self) -> None:
         """Close the connections of loops that have ended, as those of commands do."""
         with self._lock:
             for loop in [each for each in self._pools if each.is_closed()]:
                 self._pools.pop(loop).close()
-
-
-def _configure_reader(connection: Connection) -> None:
-    connection.execute("SET statement_timeout = 0")
-    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    connection.read_only = True

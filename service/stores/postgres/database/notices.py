@@ -15,11 +15,13 @@ from typing import NamedTuple
 import psycopg
 
 from service.stores.postgres.database.connections import Connections
+from service.stores.postgres.database.patience import cut_after
 
 CHANNEL = "heed"
 NOTIFY = f"SELECT pg_notify('{CHANNEL}', '')"
 _INTERVAL = 0.5  # seconds between two readings, at most
 _RETRY = 0.5  # seconds after a connection was lost
+_PATIENCE = 2.0  # seconds of one reading: then the server hangs, and another may be the primary
 _READ = b"SELECT name, namespace_no, created, catalogue, keys FROM heed.namespaces"
 
 _log = logging.getLogger(__name__)
@@ -90,7 +92,8 @@ class Notices:
         while not self._closing.is_set():
             try:
                 with self._connections.connect() as connection:
-                    connection.execute(f"LISTEN {CHANNEL}".encode())
+                    with cut_after(_PATIENCE, connection):
+                        connection.execute(f"LISTEN {CHANNEL}".encode())
                     is_lost = False
                     while not self._closing.is_set():
                         self._read(connection)
@@ -103,5 +106,6 @@ class Notices:
                 self._closing.wait(_RETRY)
 
     def _read(self, connection: psycopg.Connection) -> None:
-        rows = connection.execute(_READ).fetchall()
+        with cut_after(_PATIENCE, connection):
+            rows = connection.execute(_READ).fetchall()
         self._found = {name: NamespaceNotice(*rest) for name, *rest in rows}

@@ -24,7 +24,7 @@ class PatientConnection(Connection[tuple[Any, ...]]):
 
     def wait(self, *args: Any, **options: Any) -> Any:
         """Wait for the server as psycopg does, and no longer than that."""
-        with _cut_after(PATIENCE, self):
+        with cut_after(PATIENCE, self):
             return super().wait(*args, **options)
 
 
@@ -38,7 +38,8 @@ def cut_off(connection: Connection | AsyncConnection) -> None:
 
 
 @contextmanager
-def _cut_after(seconds: float, connection: Connection) -> Iterator[None]:
+def cut_after(seconds: float, connection: Connection) -> Iterator[None]:
+    """Cut a thread's connection where the block takes longer, so that it fails."""
     lock, is_over = threading.Lock(), False
 
     def cut_now() -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor
+from psycopg.errors import Diagnostic
 
 from service.domain.errors import HeedError, NotFound, Unavailable
 from service.stores.postgres.database.connections import Connections
@@ -31,6 +32,12 @@ SELECT tick_base + {TICKS} * pg_current_xact_id()::text::bigint, names
 HORIZON = f"""\
 SELECT tick_base + {TICKS} * pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1
   FROM heed.installation"""  # noqa: S608
+
+
+# A commit waits for disks and standbys only where it has written something, and then for all that
+# was committed before. A job that finds its work done already, by an attempt whose commit was not
+# confirmed, must wait for that one.
+_MARK = b"SELECT pg_logical_emit_message(true, 'heed', '')"
 
 
 async def read_horizon(connection: AsyncConnection) -> int:
@@ -176,16 +183,12 @@ class Transactions:
                 tick, names = row
                 transaction = NamespaceTransaction(connection, number, tick, names)
                 result = await job(transaction)
+                await execute(_MARK)
         except BaseException:
             with suppress(psycopg.Error):
                 await execute("ROLLBACK")
             raise
-        try:
-            await execute("COMMIT")
-        except psycopg.Error as error:
-            if is_disconnected(error):
-                raise _Unknown(f"{explain(error).detail}; the write may have succeeded") from error
-            raise
+        await _commit(connection)
         self.commits += 1
         catalogue, keys = transaction.announced
         self._notices.note(self._namespace, catalogue=catalogue, keys=keys)
@@ -202,4 +205,25 @@ def _may_succeed(error: HeedError, attempt: int) -> bool:
 
 
 class _Unknown(Unavailable):
-    """The connection was lost during COMMIT: nobody knows whether it succeeded."""
+    """Nobody knows whether a COMMIT succeeded, or whether it will outlive the server."""
+
+
+async def _commit(connection: AsyncConnection) -> None:
+    unconfirmed: list[str | None] = []
+
+    def note(diagnostic: Diagnostic) -> None:
+        # A commit whose wait for a standby was cancelled succeeds all the same, with a warning.
+        if diagnostic.severity_nonlocalized == "WARNING":
+            unconfirmed.append(diagnostic.message_primary)
+
+    connection.add_notice_handler(note)
+    try:
+        await connection.execute("COMMIT")
+    except psycopg.Error as error:
+        if is_disconnected(error):
+            raise _Unknown(f"{explain(error).detail}; the write may have succeeded") from error
+        raise
+    finally:
+        connection.remove_notice_handler(note)
+    if unconfirmed:
+        raise _Unknown(f"PostgreSQL does not confirm the write: {unconfirmed[0]}")
