@@ -16,7 +16,7 @@ AUDIT := $(VENV)-audit
 PEERS := $(VENV)-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz known walk faults browser prometheus postgres lint audit bench bench-training bench-page bench-peers lock clean
+.PHONY: help setup demo test fuzz known walk faults browser prometheus postgres cluster-drill lint audit bench bench-training bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +53,10 @@ walk: $(STAMP) ## time the commands of README.md over dirty exports of Online Re
 
 faults: $(STAMP) ## inject faults into processes, disks and files; as root, with strace and faketime (ARGS="kill power --seed 1")
 	OMP_NUM_THREADS=1 $(PY) -m tests.faults $(ARGS)
+
+cluster-drill: $(STAMP) ## kill each container of the cluster of docker-compose.yml under load (ARGS="postgres-1 --hold 60")
+	docker compose up --detach --build --wait balancer
+	$(PY) -m tests.deploy.cluster_drill $(ARGS)
 
 browser: $(STAMP) ## Chromium, which the tests of the page drive, unless there is one
 	@for each in chromium chromium-browser google-chrome google-chrome-stable; do \

@@ -8,6 +8,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from models.data.log_shards import WHOLE_LOG, LogShards
 from models.data.row_sets import expand_ranges
 
 T = TypeVar("T", bound=np.integer[Any])
@@ -22,6 +23,10 @@ class Interactions:
     User u owns the events offsets[u]:offsets[u + 1], an empty range for a user without events.
     Build one with `from_columns`, which checks the columns; every method returns a new log over the
     same users and items.
+
+    A log may be a shard of one that several processes divide: users and events are then those of
+    this process, items and event types those of all, and `shards` puts statistics together. Methods
+    and functions that do so say that they are collective: all processes must call them.
     """
 
     items: NDArray[np.int32]  # [E] item rows
@@ -31,6 +36,7 @@ class Interactions:
     offsets: NDArray[np.int64]  # [U + 1]
     n_items: int
     dislike_type: int = -1  # the event type of dislikes; -1 = none
+    shards: LogShards = WHOLE_LOG  # of which this log is one
 
     @classmethod
     def from_columns(
@@ -44,6 +50,7 @@ class Interactions:
         n_users: int,
         n_items: int,
         dislike_type: int = -1,
+        shards: LogShards = WHOLE_LOG,
     ) -> Self:
         """Sort unordered columns [E] into a log; equal (user, timestamp) keep their input order.
 
@@ -74,6 +81,7 @@ class Interactions:
             offsets=np.cumsum(np.bincount(user_column + 1, minlength=n_users + 1)),
             n_items=n_items,
             dislike_type=dislike_type,
+            shards=shards,
         )
 
     def __len__(self) -> int:
@@ -118,6 +126,10 @@ class Interactions:
         """[n_items] the number of events of each item."""
         return np.bincount(self.items, minlength=self.n_items)
 
+    def total_item_counts(self) -> NDArray[np.int64]:
+        """[n_items] the number of events of each item in all shards; collective."""
+        return self.shards.sum(self.item_counts())
+
     def gather(
         self, users: ArrayLike, *, last: int | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -147,6 +159,7 @@ class Interactions:
             ends[self.offsets].astype(np.int64),
             self.n_items,
             self.dislike_type,
+            self.shards,
         )
 
 

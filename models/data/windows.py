@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
+from models.data.log_shards import LogShards
 
 
 class PaddedWindows(NamedTuple):
@@ -98,3 +99,59 @@ def batch_windows(
         longest = max(longest, inputs)
     batches.append(windows[start:])
     return [batches[i] for i in generator.permutation(len(batches))]
+
+
+def batch_shard(
+    windows: NDArray[np.int64],
+    tokens: int,
+    shards: LogShards,
+    own: np.random.Generator,
+    common: np.random.Generator,
+) -> list[NDArray[np.int64]]:
+    """Divide the windows of a shard among the batches that all shards take together, shuffled.
+
+    A batch has windows of similar length of all shards and about `tokens` padded inputs, as if one
+    process had grouped all windows: of a shard as many as are its own, which may be none.
+    Collective; all shards return as many batches.
+
+    Args:
+        windows: of this shard, (first event, end) [n, 2].
+        tokens: padded inputs of a batch.
+        shards: the shards of the log.
+        own: generator of this shard.
+        common: generator in the same state in all shards.
+    """
+    windows = own.permutation(windows)
+    inputs = windows[:, 1] - windows[:, 0] - 1
+    order = np.argsort(inputs, kind="stable")
+    windows, inputs = windows[order], inputs[order]
+    mine = np.bincount(inputs, minlength=1 + shards.max(int(inputs.max(initial=0))))
+    every = shards.sum(mine)
+    ends = _pack_lengths(every.tolist(), tokens)
+    # Windows of one length stand at even distances among those of all shards.
+    nth = np.arange(len(windows)) - (np.cumsum(mine) - mine)[inputs]
+    among = (nth + (shards.index + 0.5) / shards.count) * (every / np.maximum(mine, 1))[inputs]
+    batch = np.searchsorted(ends, (np.cumsum(every) - every)[inputs] + among, side="right")
+    batches = np.split(windows, np.searchsorted(batch, np.arange(1, len(ends))))
+    return [batches[i] for i in common.permutation(len(ends))]
+
+
+def _pack_lengths(counts: list[int], tokens: int) -> list[int]:
+    """Pack windows by length into batches of at most `tokens` padded inputs, or of one window.
+
+    Args:
+        counts: number of windows with 0, 1, 2, … inputs.
+        tokens: padded inputs of a batch.
+
+    Returns:
+        list: the number of windows up to the end of each batch.
+    """
+    ends: list[int] = []
+    first = total = 0  # windows before the batch that is being packed, and so far
+    for inputs, count in enumerate(counts):
+        most = max(1, tokens // max(1, inputs))
+        total += count
+        while count and total - first > most:
+            first = max(first + most, total - count)  # shorter ones may be more than that
+            ends.append(first)
+    return [*ends, total] if total > first or not ends else ends

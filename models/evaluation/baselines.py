@@ -1,7 +1,8 @@
 """Baseline rankers: popularity, of all time and recent, personal repeats, transitions and EASE.
 
 Each is fitted with `fit`, ignores dislikes, is deterministic, and satisfies
-`models.evaluation.full_ranking.Ranker`. Only `WeekPopularity` uses the times of requests.
+`models.evaluation.full_ranking.Ranker`. Only `WeekPopularity` uses the times of requests. Fitting
+is collective over the shards of the log, and so are the scores of `WeekPopularity`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
+from models.data.log_shards import WHOLE_LOG, LogShards
 from models.evaluation.full_ranking import Ranker
 from models.recommender.baseline_model import BOUGHT_BEFORE, EASE_NAME, TRANSITIONS
 from models.recommender.cooccurrence import transition_matrix
@@ -28,6 +30,8 @@ _DECAY = 0.7  # of an item's weight for each newer one
 _DAMPING = 0.2  # exponent of the popularity that scores are divided by
 
 _WEEK = 7 * 86_400 * 1_000_000  # microseconds
+_MAX_TIME = 2**62  # microseconds: beyond all times
+_COUNTS = 2**20  # of items in weeks that are held at once
 
 # By which names popularity is reported; the others' are those of `baseline_model`.
 POPULARITY, WEEK = "popularity", "popularity of 7 days"
@@ -45,7 +49,9 @@ def baseline_makers(
             no baseline.
     """
     makers: dict[str, Callable[[Interactions], Ranker]] = {POPULARITY: Popularity.fit}
-    if len(log) and np.ptp(log.timestamps) > 0:
+    times, shards = log.timestamps, log.shards
+    first = shards.min(int(times.min(initial=_MAX_TIME)))
+    if first < shards.max(int(times.max(initial=-_MAX_TIME))):
         makers[WEEK] = partial(WeekPopularity.fit, log=log)
     if not exclude_seen:
         makers[BOUGHT_BEFORE] = Repeats.fit
@@ -63,7 +69,7 @@ class Popularity:
     @classmethod
     def fit(cls, log: Interactions) -> Self:
         """Count the events of each item."""
-        return cls(log.liked().item_counts().astype(np.float32))
+        return cls(log.liked().total_item_counts().astype(np.float32))
 
     def scores(
         self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
@@ -84,6 +90,7 @@ class WeekPopularity:
     items: NDArray[np.int32]  # [E] of all users' events, oldest first
     timestamps: NDArray[np.int64]  # [E] microseconds UTC
     share: NDArray[np.float32]  # [n_items] popularity, below 1
+    shards: LogShards = WHOLE_LOG  # items and timestamps are those of one
 
     @classmethod
     def fit(cls, train: Interactions, log: Interactions) -> Self:
@@ -93,23 +100,38 @@ class WeekPopularity:
         """
         events = log.liked()
         order = np.argsort(events.timestamps, kind="stable")
-        return cls(events.items[order], events.timestamps[order], _popularity_share(train))
+        share = _popularity_share(train)
+        return cls(events.items[order], events.timestamps[order], share, log.shards)
 
     def scores(
         self, history: Interactions, users: NDArray[np.int32], times: NDArray[np.int64] | None, /
     ) -> NDArray[np.float32]:
-        """Return the counts of the week + popularity in [0, 1), [B, n_items]."""
+        """Return the counts of the week + popularity in [0, 1), [B, n_items].
+
+        Collective over the shards: each counts its events before the requests of all.
+        """
         _same_catalogue(history, len(self.share))
         if times is None:
             # Without a history, a week before all events.
             times = np.full(len(users), np.iinfo(np.int64).min + _WEEK)
             batch, newest = history.gather(users, last=1)
             times[batch] = history.timestamps[newest]
-        starts, stops = np.searchsorted(self.timestamps, [times - _WEEK, times])
         scores = np.tile(self.share, (len(users), 1))
-        for row, week in enumerate(map(slice, starts, stops)):
-            scores[row] += np.bincount(self.items[week], minlength=len(self.share))
+        rows = max(1, _COUNTS // max(1, len(self.share)))
+        for shard, asked in enumerate(self.shards.gather_objects(times)):
+            for start in range(0, len(asked), rows):
+                counts = self.shards.sum(self._week_counts(asked[start : start + rows]))
+                if shard == self.shards.index:
+                    scores[start : start + rows] += counts
         return scores
+
+    def _week_counts(self, times: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Count this shard's events of each item in the weeks before some times, [n, n_items]."""
+        counts = np.zeros((len(times), len(self.share)), dtype=np.int32)
+        starts, stops = np.searchsorted(self.timestamps, [times - _WEEK, times])
+        for row, week in enumerate(map(slice, starts, stops)):
+            counts[row] = np.bincount(self.items[week], minlength=len(self.share))
+        return counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,7 +154,7 @@ class Repeats:
         liked = ~history.disliked[events]
         flat = batch[liked] * len(self.share) + history.items[events[liked]]
         own = np.bincount(flat, minlength=len(users) * len(self.share))
-        return own.reshape(len(users), -1).astype(np.float32) + self.share
+        return own.reshape(len(users), len(self.share)).astype(np.float32) + self.share
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,7 +172,7 @@ class ItemTransitions:
     @classmethod
     def fit(cls, log: Interactions) -> Self:
         """Count the transitions."""
-        damp = (log.liked().item_counts() + 5.0) ** -_DAMPING
+        damp = (log.liked().total_item_counts() + 5.0) ** -_DAMPING
         return cls(transition_matrix(log, window=_DEPTH, power=1.0), damp.astype(np.float32))
 
     def scores(
@@ -202,7 +224,7 @@ class EASE:
 
 def _popularity_share(log: Interactions) -> NDArray[np.float32]:
     """Divide the events of each item by one more than the most of any, [n_items]."""
-    counts = log.liked().item_counts()
+    counts = log.liked().total_item_counts()
     share: NDArray[np.float32] = (counts / (counts.max(initial=0) + 1)).astype(np.float32)
     return share
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
 from models.data.interactions import Interactions
-from models.evaluation.metrics import hits, ndcg_gains, reciprocal_ranks, standard_error
+from models.evaluation.metrics import hits, mean, ndcg_gains, reciprocal_ranks, standard_error
 from models.evaluation.splits import Holdout
 
 
@@ -30,7 +30,7 @@ class Ranker(Protocol):
 
         Only `history` may be read, never the training log's own rows. request_times [B] are in
         microseconds, None if unknown. A score of -inf excludes an item; NaN is refused. Callers do
-        not write into the array.
+        not write into the array. There may be no users: all shards of a log ask equally often.
         """
         ...
 
@@ -45,10 +45,10 @@ class RankingMetrics:
     mrr: float  # over the full ranking
     coverage: float  # share of the catalogue in the first k of any case
     n_cases: int
-    ranks: NDArray[np.int64]  # [M], 0 = first
+    ranks: NDArray[np.int64]  # [M], 0 = first; of a log in several shards, of this one's cases
 
     def standard_errors(self) -> tuple[float, float]:
-        """Return the standard errors of hr and ndcg over cases."""
+        """Return the standard errors of hr and ndcg over the cases of `ranks`."""
         return (
             standard_error(hits(self.ranks, self.k)),
             standard_error(ndcg_gains(self.ranks, self.k)),
@@ -71,6 +71,8 @@ def evaluate(
     Ties are pessimistic: a target ranks behind every candidate of the same score, so a constant
     ranker scores 0. A target that was seen before stays a candidate.
 
+    Collective over the shards of the cases' log: each ranks its own, and the metrics are of all.
+
     Args:
         ranker: the model.
         holdout: the cases.
@@ -80,7 +82,8 @@ def evaluate(
         max_seen: leave out only those of this many newest events.
         use_target_time: pass the target's own time as the request time; report metrics with and
             without it.
-        group: its processes share the batches, and each returns the whole result.
+        group: its processes share the batches, and each returns the whole result; not used where
+            the log has several shards.
 
     Raises:
         ValueError: for scores of the wrong shape or with NaN.
@@ -94,10 +97,14 @@ def evaluate(
         ranks[rows] = _target_ranks(scores, targets, candidates)
         candidates[np.arange(len(targets)), targets] = True
         shown[_top_items(scores, candidates, k)] = 1
-    ranks, covered = group.all_reduce_sum(ranks), group.all_reduce_sum(shown) > 0
-    values = (hits(ranks, k), ndcg_gains(ranks, k), reciprocal_ranks(ranks), covered)
-    hr, ndcg, mrr, coverage = (float(each.mean()) if len(ranks) else math.nan for each in values)
-    return RankingMetrics(k, hr, ndcg, mrr, coverage, len(ranks), ranks)
+    shards = holdout.history.shards
+    if shards.count == 1:
+        ranks, shown = group.all_reduce_sum(ranks), group.all_reduce_sum(shown)
+    covered, cases = shards.sum(shown) > 0, shards.total(len(ranks))
+    values = (hits(ranks, k), ndcg_gains(ranks, k), reciprocal_ranks(ranks))
+    hr, ndcg, mrr = (mean(each, shards) for each in values)
+    coverage = float(covered.mean()) if cases else math.nan
+    return RankingMetrics(k, hr, ndcg, mrr, coverage, cases, ranks)
 
 
 def ranks_by_weight(
@@ -121,7 +128,7 @@ def ranks_by_weight(
         holdout: the cases.
 
     Returns:
-        NDArray: ranks [W, M], 0 = first.
+        NDArray: ranks [W, M], 0 = first; of a log in several shards, of this one's cases.
     """
     ranks = np.zeros((len(weights), len(holdout)), dtype=np.int64)
     for rows in _batches(holdout, batch_size, group):
@@ -135,12 +142,18 @@ def ranks_by_weight(
                 if weight:
                     total += np.float32(weight) * part
             ranks[number, rows] = _target_ranks(total, holdout.targets[rows], candidates)
-    return group.all_reduce_sum(ranks)
+    return group.all_reduce_sum(ranks) if holdout.history.shards.count == 1 else ranks
 
 
 def _batches(holdout: Holdout, batch_size: int, group: DataParallelGroup) -> Iterator[slice]:
-    """Iterate over this process's batches of cases."""
-    for start in range(0, len(holdout), batch_size)[group.rank :: group.world_size]:
+    """Iterate over this process's batches of cases; all shards of a log have as many."""
+    shards = holdout.history.shards
+    starts = range(0, len(holdout), batch_size)
+    if shards.count == 1:
+        starts = starts[group.rank :: group.world_size]
+    else:  # some may be empty: rankers ask the other shards
+        starts = range(0, batch_size * shards.max(len(starts)), batch_size)
+    for start in starts:
         yield slice(start, start + batch_size)
 
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from models.data.log_shards import WHOLE_LOG, LogShards
+
 Ranks = NDArray[np.int64]  # [M], one per case
 CaseValues = NDArray[np.float64]  # [M], one term of a mean per case
 
@@ -32,20 +34,29 @@ def hits(ranks: Ranks, k: int = 10) -> CaseValues:
     return (ranks < k).astype(np.float64)
 
 
-def share_of_users(users: NDArray[np.int32], ranks: Ranks, k: int = 10) -> float:
+def mean(values: CaseValues, shards: LogShards = WHOLE_LOG) -> float:
+    """Return the mean of values [M] over the cases of all shards; nan without cases. Collective."""
+    if shards.count == 1:
+        return float(values.mean()) if len(values) else float("nan")
+    total, count = shards.sum(np.array([values.sum(), len(values)]))
+    return float(total / count) if count else float("nan")
+
+
+def share_of_users(
+    users: NDArray[np.int32], ranks: Ranks, k: int = 10, *, shards: LogShards = WHOLE_LOG
+) -> float:
     """Return the share of users with a target among the first k; nan without cases.
 
     Args:
         users: [M], of each case; a user has one for each item of the next basket.
         ranks: [M].
         k: the cut-off.
+        shards: the shards of the log, over which this is collective.
     """
-    if not len(users):
-        return float("nan")
-    _, of_user = np.unique(users, return_inverse=True)
-    found = np.zeros(of_user.max() + 1)
+    rows, of_user = np.unique(users, return_inverse=True)
+    found = np.zeros(len(rows))
     np.maximum.at(found, of_user, hits(ranks, k))
-    return float(found.mean())
+    return mean(found, shards)
 
 
 def ndcg_gains(ranks: Ranks, k: int = 10) -> CaseValues:
@@ -79,9 +90,16 @@ def discounts(ranks: Ranks) -> CaseValues:
     return discount
 
 
-def standard_error(values: CaseValues) -> float:
-    """Return the standard error of the mean over cases; nan for fewer than two."""
-    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+def standard_error(values: CaseValues, shards: LogShards = WHOLE_LOG) -> float:
+    """Return the standard error of the mean over the cases of all shards; nan for fewer than two.
+
+    Collective over the shards.
+    """
+    if shards.count == 1:
+        return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+    squares = (values - mean(values, shards)) ** 2
+    total, count = shards.sum(np.array([squares.sum(), len(values)]))
+    return float(np.sqrt(total / (count - 1) / count)) if count > 1 else float("nan")
 
 
 def bootstrap(differences: CaseValues) -> PairedDifference:

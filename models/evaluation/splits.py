@@ -121,6 +121,33 @@ def hold_one_each(log: Interactions, at: int, rng: np.random.Generator) -> Holdo
     return Holdout(users, log.items[events], log.timestamps[events], history)
 
 
+def draw_cases(cases: Holdout, most: int, seed: int) -> Holdout:
+    """Draw at most so many cases; fewer are among more of the same seed.
+
+    Collective over the shards of the log, of which each keeps its cases of all that are drawn.
+    """
+    shards = cases.history.shards
+    rng = np.random.default_rng(seed)
+    if shards.count > 1:
+        counts = shards.gather(np.array([len(cases)]))
+        most = _draw_shares(counts, most, rng)[shards.index]
+        rng = np.random.default_rng((seed, shards.index))
+    chosen = np.zeros(len(cases), dtype=np.bool_)
+    chosen[rng.permutation(len(cases))[:most]] = True
+    return cases.where(chosen)
+
+
+def _draw_shares(
+    counts: NDArray[np.int64], most: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Draw from groups of so many things, without putting back: how many are of each, [n]."""
+    left = counts.copy()
+    for drawn in rng.random(min(most, int(counts.sum()))).tolist():
+        ends = np.cumsum(left)
+        left[np.searchsorted(ends, int(drawn * ends[-1]), side="right")] -= 1
+    return counts - left
+
+
 def time_quantile(log: Interactions, share: float) -> int:
     """Return the time before which about `share` of all events lie, for `time_split`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,6 +45,10 @@ class StructureCache(Protocol):
         """Keep bytes under a key."""
         ...
 
+    def building(self, key: str) -> AbstractContextManager[None]:
+        """Enter before the bytes of a key are made: others who would make them wait, if any can."""
+        ...
+
 
 def cached(
     cache: StructureCache,
@@ -63,11 +67,14 @@ def cached(
         digest.update(np.ascontiguousarray(column).data)
     key = f"{kind}-{digest.hexdigest()}"
     data = cache.read(key)
-    if data is not None:
-        return faiss.deserialize_index(data)
-    index = build()
-    cache.write(key, faiss.serialize_index(index))
-    return index
+    if data is None:
+        with cache.building(key):
+            data = cache.read(key)  # another one may just have built it
+            if data is None:
+                index = build()
+                cache.write(key, faiss.serialize_index(index))
+                return index
+    return faiss.deserialize_index(data)
 
 
 def ivf(points: Floats, earlier: Any) -> Any:

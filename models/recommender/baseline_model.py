@@ -23,7 +23,7 @@ def baseline_model(model: Recommender, name: str, log: Interactions) -> Recommen
     Args:
         model: in eval mode.
         name: `EASE_NAME`, `TRANSITIONS` or `BOUGHT_BEFORE`.
-        log: the model's training events.
+        log: the model's training events; collective over its shards.
 
     Returns:
         Recommender: None for another baseline, or one that the model has no part for.
@@ -33,7 +33,7 @@ def baseline_model(model: Recommender, name: str, log: Interactions) -> Recommen
     if name != EASE_NAME and parts.get(name, own) >= own:
         return None
     served = copy.deepcopy(model)
-    popularity = torch.from_numpy(log.liked().item_counts() + 1).float().log()
+    popularity = torch.from_numpy(log.liked().total_item_counts() + 1).float().log()
     with torch.no_grad():
         served.cross_attention.w_o.weight.zero_()
         served.transition_scale.weight.zero_()

@@ -75,13 +75,10 @@ def event_shares(recent: Tensor, liked: Tensor) -> Tensor:
 def ease_similarity(log: Interactions) -> ItemSimilarity:
     """Compute the weights of EASE and keep the largest of each item, by magnitude.
 
-    Raises ValueError as `ease_weights` does.
+    Collective over the shards of the log. Raises ValueError as `ease_weights` does.
     """
-    weights = ease_weights(log)
-    kept = min(WEIGHTS_PER_ITEM, max(1, log.n_items))
-    items = weights.abs().topk(min(kept, log.n_items), dim=1).indices
-    values = weights.gather(1, items)
-    return ItemSimilarity(torch.where(values != 0, items, log.n_items).int(), values.contiguous())
+    weights = _solve(log, RIDGE)
+    return log.shards.broadcast(lambda: _largest(weights))
 
 
 def ease_weights(log: Interactions, *, ridge: float = RIDGE) -> Tensor:
@@ -89,11 +86,17 @@ def ease_weights(log: Interactions, *, ridge: float = RIDGE) -> Tensor:
 
     With G = X'X of the binary user-item matrix X and P = (G + ridge I)^-1, B = I - P / diag(P).
     A user scores X_u B. Dislikes are left out, and the order of events is ignored. Time grows with
-    n_items**3; memory is about 20 * n_items**2 bytes (8 GB at 20,000 items).
+    n_items**3; memory is about 20 * n_items**2 bytes (8 GB at 20,000 items). Collective over the
+    shards of the log, of which the first process inverts the sum of their matrices G.
 
     Raises:
         ValueError: for a catalogue of more than `MAX_EASE_ITEMS`.
     """
+    return log.shards.broadcast_tensor(_solve(log, ridge))
+
+
+def _solve(log: Interactions, ridge: float) -> Tensor:
+    """Return the weights in the first process of the log's shards, float32, else some matrix."""
     if log.n_items > MAX_EASE_ITEMS:
         need = 20 * log.n_items**2 / 1e9
         raise ValueError(
@@ -101,16 +104,27 @@ def ease_weights(log: Interactions, *, ridge: float = RIDGE) -> Tensor:
             f"{need:.0f} GB, and {MAX_EASE_ITEMS} are allowed"
         )
     gram = _gram(log.liked())
-    gram.diagonal().add_(ridge)
-    torch.linalg.cholesky(gram, out=gram)
-    torch.cholesky_inverse(gram, out=gram)
-    gram /= -gram.diagonal().clone()
-    gram.fill_diagonal_(0.0)
+    log.shards.sum_on_first(gram)
+    if log.shards.is_first:
+        gram.diagonal().add_(ridge)
+        torch.linalg.cholesky(gram, out=gram)
+        torch.cholesky_inverse(gram, out=gram)
+        gram /= -gram.diagonal().clone()
+        gram.fill_diagonal_(0.0)
     return gram.float()
 
 
+def _largest(weights: Tensor) -> ItemSimilarity:
+    """Keep the largest weights [N, N] of each item, by magnitude."""
+    n = len(weights)
+    kept = min(WEIGHTS_PER_ITEM, max(1, n))
+    items = weights.abs().topk(min(kept, n), dim=1).indices
+    values = weights.gather(1, items)
+    return ItemSimilarity(torch.where(values != 0, items, n).int(), values.contiguous())
+
+
 def _gram(log: Interactions) -> Tensor:
-    """Count the users of both items, float64 [n_items, n_items]."""
+    """Count the users of both items in this shard, float64 [n_items, n_items]."""
     held = np.unique(user_item_keys(log.users, log.items, max(log.n_items, 1)))
     users, items = (torch.from_numpy(part) for part in np.divmod(held, max(log.n_items, 1)))
     shape = (log.n_items, log.n_users)

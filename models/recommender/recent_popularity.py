@@ -8,6 +8,8 @@ are excluded, so that no target counts towards its own prediction.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,26 +20,32 @@ from models.data.interactions import Interactions
 HALF_LIVES = (7.0, 30.0)  # days
 DAY = 86_400_000_000  # microseconds
 MAX_ENTRIES = 2**24  # of one half-life's table: in a larger log a step is longer than a day
+_MAX_TIME = 2**62  # microseconds: beyond all times
+_BLOCK = 2**20  # counts of items by step at once
 
 
 class RecentPopularity:
     """Tables of the recent popularity of a log's items, one row for each step of a day or more."""
 
     def __init__(self, log: Interactions, device: torch.device | None = None) -> None:
+        """Count the events of a log; collective over its shards."""
         log = log.liked()
-        times, items = log.timestamps, log.items
-        self._first = int(times.min()) if len(times) else 0
-        span = int(times.max()) - self._first if len(times) else 0
+        times, shards = log.timestamps, log.shards
+        some = shards.any(len(times) > 0)
+        self._first = shards.min(int(times.min(initial=_MAX_TIME))) if some else 0
+        span = shards.max(int(times.max(initial=-_MAX_TIME))) - self._first if some else 0
         max_steps = max(2, MAX_ENTRIES // (log.n_items + 1))
         self._step = max(DAY, -(-span // (max_steps - 1)))
-        step = (times - self._first) // self._step
-        steps = int(step.max(initial=0)) + 2
-        order = np.argsort(step, kind="stable")
-        edges = np.searchsorted(step[order], np.arange(1, steps))
-        by_step = np.split(items[order], edges)
+        steps = span // self._step + 2
+        tables = np.empty((len(HALF_LIVES), steps, log.n_items + 1), dtype=np.float32)
         decays = [0.5 ** (self._step / (days * DAY)) for days in HALF_LIVES]
-        tables = [_decayed_popularity(by_step, log.n_items, decay) for decay in decays]
-        self._tables = torch.from_numpy(np.stack(tables)).to(device)
+        decayed = [_DecayedPopularity(log.n_items, decay) for decay in decays]
+        for at, counts in enumerate(
+            _counts_by_step(log, (times - self._first) // self._step, steps)
+        ):
+            for table, popularity in zip(tables, decayed, strict=True):
+                table[at] = popularity.at_step(counts)
+        self._tables = torch.from_numpy(tables).to(device)
 
     def steps(self, times: Tensor) -> Tensor:
         """Return the steps, for `scores`, of times int64 [...] in microseconds."""
@@ -54,14 +62,32 @@ class RecentPopularity:
         return self._tables[:, -1].clone()
 
 
-def _decayed_popularity(
-    by_step: list[NDArray[np.int32]], items: int, decay: float
-) -> NDArray[np.float32]:
-    """Return x at each step [steps, items + 1], given the items of each step's events."""
-    out = np.empty((len(by_step), items + 1), dtype=np.float32)
-    counts = np.zeros(items + 1)
-    for at, step in enumerate(by_step):
-        out[at] = np.log((counts + 1) / (counts[:items].mean() + 1 if items else 1.0))
-        counts[:items] += np.bincount(step, minlength=items)
-        counts *= decay
-    return out
+def _counts_by_step(
+    log: Interactions, step: NDArray[np.int64], steps: int
+) -> Iterator[NDArray[np.int64]]:
+    """Iterate over the number of events of each item [items] at each step, in all shards."""
+    order = np.argsort(step, kind="stable")
+    edges = np.searchsorted(step[order], np.arange(1, steps))
+    by_step = np.split(log.items[order], edges)
+    width = max(1, _BLOCK // max(1, log.n_items))
+    for start in range(0, steps, width):
+        part = by_step[start : start + width]
+        yield from log.shards.sum(
+            np.stack([np.bincount(items, minlength=log.n_items) for items in part])
+        )
+
+
+class _DecayedPopularity:
+    """Popularity x of the items, step by step."""
+
+    def __init__(self, items: int, decay: float) -> None:
+        self._counts, self._decay = np.zeros(items + 1), decay
+
+    def at_step(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return x [items + 1] at a step; then count the events of the step, [items]."""
+        own = self._counts
+        mean = own[:-1].mean() if len(own) > 1 else 0.0
+        popularity: NDArray[np.float64] = np.log((own + 1) / (mean + 1))
+        own[:-1] += counts
+        own *= self._decay
+        return popularity

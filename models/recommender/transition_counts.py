@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.data.interactions import Interactions
-from models.recommender.cooccurrence import transition_matrix
+from models.recommender.cooccurrence import pair_chunks
 from models.recommender.item_rows import row_products, row_sums, top_items
 
 MAX_PAIR_DISTANCE = 20
@@ -35,11 +35,12 @@ class CooccurrenceWindow(NamedTuple):
         """Return w_a = ((n_a + 5) / (n̄ + 5))^-damping of items with n_a events, n̄ on average.
 
         What followed a popular item says less about the item than what followed a rare one.
+        Collective over the shards of the log.
 
         Returns:
             NDArray: float32 [n_items].
         """
-        counts = log.item_counts()
+        counts = log.total_item_counts()
         mean = counts.mean() if len(counts) else 0.0
         weights: NDArray[np.float32] = (
             ((counts + _SMOOTHING) / (mean + _SMOOTHING)) ** -self.damping
@@ -100,16 +101,20 @@ class TransitionCounts(NamedTuple):
 def count_transitions(
     log: Interactions, per_item: int, window: CooccurrenceWindow = SEQUENCE_WINDOW
 ) -> TransitionCounts:
-    """Count the transitions of a log and keep the `per_item` largest counts of each item."""
-    matrix = transition_matrix(log, window=MAX_PAIR_DISTANCE, power=window.power)
-    n = log.n_items
-    rows, columns = matrix.indices().numpy()
-    values = matrix.values().numpy() * window.item_weights(log)[rows]
-    order = np.lexsort((-values, rows))  # by row, largest first; ties keep the column order
-    rank = np.arange(len(rows)) - np.searchsorted(rows, rows)
-    kept = rank < per_item
+    """Count the transitions of a log and keep the `per_item` largest counts of each item.
+
+    Collective over the shards of the log.
+    """
+    n, shards, weights = log.n_items, log.shards, window.item_weights(log)
     items = np.full((n, per_item), n, dtype=np.int32)
     counts = np.zeros((n, per_item), dtype=np.float32)
-    at = rows[kept], rank[kept]
-    items[at], counts[at] = columns[order][kept], values[order][kept]
+    for keys, sums in pair_chunks(log, window=MAX_PAIR_DISTANCE, power=window.power):
+        rows, columns = np.divmod(keys, max(n, 1))
+        values = sums * weights[rows]
+        order = np.lexsort((-values, rows))  # by row, largest first; ties keep the column order
+        rank = np.arange(len(rows)) - np.searchsorted(rows, rows)
+        kept = rank < per_item
+        largest = shards.gather(columns[order][kept]), shards.gather(values[order][kept])
+        at = shards.gather(rows[kept]), shards.gather(rank[kept])
+        items[at], counts[at] = largest
     return TransitionCounts(torch.from_numpy(items), torch.from_numpy(counts), window)

@@ -92,7 +92,10 @@ def fingerprint(
     cases: Holdout | None,
     *settings: object,
 ) -> str:
-    """Hash the data and settings of a training, identically in every process."""
+    """Hash the data and settings of a training, identically in every process.
+
+    Collective over the shards of the logs: another division of the users is another training.
+    """
     digest = hashlib.sha256(repr(settings).encode())
     columns: list[NDArray[Any]] = [content, *(each for log in logs for each in _columns(log))]
     if cases is not None:
@@ -100,7 +103,8 @@ def fingerprint(
     for column in columns:
         digest.update(repr(column.shape).encode())
         digest.update(np.ascontiguousarray(column).tobytes())
-    return digest.hexdigest()
+    own, *others = logs[0].shards.gather_objects(digest.hexdigest())
+    return hashlib.sha256("".join((own, *others)).encode()).hexdigest() if others else own
 
 
 def _columns(log: Interactions) -> list[NDArray[Any]]:

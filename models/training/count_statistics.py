@@ -1,4 +1,4 @@
-"""Initialises a model from counts of the log, before any training."""
+"""Initialises a model from counts of the log, before any training; collective over its shards."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from models.data.interactions import Interactions
+from models.data.order_statistics import quantile
 from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
 from models.recommender.transition_counts import count_transitions
@@ -50,11 +51,13 @@ def _log_popularity(log: Interactions) -> Tensor:
     """
     if not log.n_items:
         return torch.zeros(1)
-    counts = torch.from_numpy(log.liked().item_counts() + 1).float()
+    counts = torch.from_numpy(log.liked().total_item_counts() + 1).float()
     return torch.log(counts / counts.mean())
 
 
 def _max_request_gap(log: Interactions) -> int:
     """Return the largest gap between a user's events, outliers aside, in microseconds."""
     gaps = np.diff(log.timestamps)[np.diff(log.users) == 0]
-    return int(np.quantile(gaps, _GAP_QUANTILE)) if len(gaps) else 0
+    if not log.shards.any(len(gaps) > 0):
+        return 0
+    return int(quantile(gaps, _GAP_QUANTILE, log.shards))

@@ -58,7 +58,9 @@ def fit(
         progress: called after every step, on rank zero alone.
         save: called after every epoch with bytes for `resume`, on rank zero alone.
         resume: a checkpoint, to continue to the same model as an uninterrupted training.
-        group: the data-parallel processes, each called with the same arguments.
+        group: the data-parallel processes. Each is called with the same arguments, and a share of
+            every batch is its own; or, where the logs are shards, each with the events and cases of
+            its own users.
 
     Raises:
         ValueError: if no user has two events, the later of them liked; if content or
@@ -74,15 +76,19 @@ def fit(
         raise ValueError(f"the model has {model_config.n_items} items, the log {log.n_items}")
     if every_event is not None and every_event.n_items != log.n_items:
         raise ValueError(f"every_event has {every_event.n_items} items, the log {log.n_items}")
-    known = log if every_event is None else every_event
+    known, shards = log if every_event is None else every_event, log.shards
+    if shards.count > 1 and (shards.index, shards.count) != (group.rank, group.world_size):
+        raise ValueError(f"shard {shards.index} of {shards.count} is not that of {group}")
     model_config = model_config.with_event_types(
-        known.n_types, dislike_type=known.dislike_type, has_dislikes=bool(known.disliked.any())
+        shards.max(known.n_types),
+        dislike_type=known.dislike_type,
+        has_dislikes=shards.any(bool(known.disliked.any())),
     )
     model_config = replace(model_config, **prediction_task(log, validation)._asdict())
     train_config = train_config.for_next_basket() if model_config.next_basket else train_config
-    if np.any(log.weights <= 0):
+    if shards.any(bool(np.any(log.weights <= 0))):
         raise ValueError("weights must be greater than 0: they enter as their logarithm")
-    if not np.any(~log.disliked & (log.positions > 0)):
+    if not shards.any(bool(np.any(~log.disliked & (log.positions > 0)))):
         raise ValueError("no user has two events: there is nothing to learn an order from")
     device = training_device(group.rank)
     on_gpu = device.type == "cuda"

@@ -62,14 +62,14 @@ def fit_held_out_weights(
     if model.has_transitions:
         gains = _Gains(model, content, cases, batch_size, group)
         counts = [TransitionRanker(model, 0)]
-        offset = TRANSITION_OFFSETS[
-            choose_weight(gains.of_all(counts, [(each,) for each in TRANSITION_OFFSETS]))
-        ]
+        found = gains.of_all(counts, [(each,) for each in TRANSITION_OFFSETS])
+        # Processors round sums differently, and other processes must not choose otherwise.
+        offset = TRANSITION_OFFSETS[group.broadcast(lambda: choose_weight(found))]
         _add_offsets(model, [offset])
     parts: list[Ranker] = []
     table: ItemSimilarity | None = None
     if 0 < log.n_items <= MAX_EASE_ITEMS:
-        table = group.broadcast(lambda: ease_similarity(log)).to(model.prior.device)
+        table = _similarity(log, group).to(model.prior.device)
         parts.append(SimilarityRanker(table, model.config.dislike_type))
     has_repeats = model.has_transitions and model.counts_repeats
     if has_repeats:
@@ -82,10 +82,9 @@ def fit_held_out_weights(
         columns = [part for part, used in ((0, table is not None), (1, has_repeats)) if used]
         chosen = [tuple(pair[column] for column in columns) for pair in grid]
         gains = _Gains(model, content, cases, batch_size, group)
-        found = gains.of_both_questions(parts, chosen).reshape(len(similarities), len(repeats), -1)
-        best = found.mean(axis=2).argmax(axis=1)  # the offset that suits each similarity
-        at = smallest_weight(found[np.arange(len(similarities)), best])
-        weight, repeat = similarities[at], repeats[best[at]]
+        both = gains.of_both_questions(parts, chosen).reshape(len(similarities), len(repeats), -1)
+        at, best = group.broadcast(lambda: _choose_pair(both))
+        weight, repeat = similarities[at], repeats[best]
     _add_offsets(model, [0.0, repeat] if has_repeats else [])
     if table is not None and weight:
         model.set_similarity(table.scaled(weight))
@@ -109,7 +108,7 @@ def apply_held_out_weights(
     """
     _add_offsets(model, weights.offsets)
     if weights.similarity:
-        table = group.broadcast(lambda: ease_similarity(log))
+        table = _similarity(log, group)
         model.set_similarity(table.scaled(weights.similarity).to(model.prior.device))
 
 
@@ -137,8 +136,25 @@ def smallest_weight(gains: NDArray[np.float64]) -> int:
     )
 
 
+def _similarity(log: Interactions, group: DataParallelGroup) -> ItemSimilarity:
+    """Compute the item similarities of a log that all processes have, or a shard of it each."""
+    if log.shards.count > 1:
+        return ease_similarity(log)
+    return group.broadcast(lambda: ease_similarity(log))
+
+
+def _choose_pair(gains: NDArray[np.float64]) -> tuple[int, int]:
+    """Choose the similarity and the offset of repeats, by row, from gains [S, R, M]."""
+    best = gains.mean(axis=2).argmax(axis=1)  # the offset that suits each similarity
+    at = smallest_weight(gains[np.arange(len(gains)), best])
+    return at, int(best[at])
+
+
 class _Gains:
-    """NDCG gains of cases, where weighted parts are added to the scores of a model."""
+    """NDCG gains of cases, where weighted parts are added to the scores of a model.
+
+    Collective over the shards of the log, whose cases are few enough to be put together.
+    """
 
     def __init__(
         self,
@@ -156,7 +172,9 @@ class _Gains:
         self, parts: Sequence[Ranker], weights: Sequence[Sequence[float]]
     ) -> NDArray[np.float64]:
         """Return the gains [W, M] of all cases, for W weights of the parts."""
-        return self._gains(parts, weights, self._cases, exclude_seen=not self._repeats)
+        return self._of_all_shards(
+            self._gains(parts, weights, self._cases, exclude_seen=not self._repeats)
+        )
 
     def of_both_questions(
         self, parts: Sequence[Ranker], weights: Sequence[Sequence[float]]
@@ -166,12 +184,17 @@ class _Gains:
         Where users take items again, a service is asked for both: for what comes next, and with
         seen items excluded for what is new. Otherwise all items are new.
         """
-        every = self.of_all(parts, weights)
-        new = ~self._cases.targets_seen()
-        if self._repeats and new.any():
+        every = self._gains(parts, weights, self._cases, exclude_seen=not self._repeats)
+        new, shards = ~self._cases.targets_seen(), self._cases.history.shards
+        count = shards.total(int(np.count_nonzero(new)))
+        if self._repeats and count:
             found = self._gains(parts, weights, self._cases.where(new), exclude_seen=True)
-            every[:, new] += found * (len(new) / np.count_nonzero(new))
-        return every
+            every[:, new] += found * (shards.total(len(new)) / count)
+        return self._of_all_shards(every)
+
+    def _of_all_shards(self, gains: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Concatenate the gains [W, m] of the cases of each shard."""
+        return self._cases.history.shards.gather(gains.T).T
 
     def _gains(
         self,

@@ -1,4 +1,7 @@
-"""Statistics of a log that choose the training objective: weights, repeats and baskets."""
+"""Statistics of a log that choose the training objective: weights, repeats and baskets.
+
+All but `first_interactions` are collective over the shards of the log.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
+from models.data.log_shards import LogShards
+from models.data.order_statistics import median
 from models.data.row_sets import is_first_occurrence, user_item_keys
 from models.evaluation.splits import Holdout, leave_last_basket_out, leave_one_out
 
@@ -25,10 +30,10 @@ def target_weights(log: Interactions) -> NDArray[np.float32]:
     """
     liked = ~log.disliked
     out = np.zeros(len(log), dtype=np.float32)
-    if liked.any():
+    if log.shards.any(bool(liked.any())):
         weights = log.weights[liked]
         out[liked] = np.clip(
-            weights / np.median(weights), 1 / _MAX_TARGET_WEIGHT, _MAX_TARGET_WEIGHT
+            weights / median(weights, log.shards), 1 / _MAX_TARGET_WEIGHT, _MAX_TARGET_WEIGHT
         )
     return out
 
@@ -41,7 +46,8 @@ def first_interactions(log: Interactions) -> NDArray[np.bool_]:
 def repeat_share(log: Interactions) -> float:
     """Return the share of events on an item that their user had before, dislikes aside."""
     log = log.liked()
-    return 1.0 - float(first_interactions(log).mean()) if len(log) else 0.0
+    first = _mean(first_interactions(log), log.shards)
+    return 0.0 if first is None else 1.0 - first
 
 
 def has_repeat_consumption(log: Interactions) -> bool:
@@ -67,10 +73,11 @@ def prediction_task(log: Interactions, cases: Holdout | None = None) -> Predicti
     repeats = repeated >= _REPEAT_SHARE
     if cases is None:
         return PredictionTask(False, repeats)
-    inside = int(np.count_nonzero(cases.gaps() == 0))
-    next_basket = tied >= _BASKET_SHARE and tied * len(cases) >= max(_MIN_EXPECTED, 10 * inside)
-    if repeats and repeated * len(cases) >= _MIN_EXPECTED:
-        repeats = bool(cases.targets_seen().any())
+    count = log.shards.total(len(cases))
+    inside = log.shards.total(int(np.count_nonzero(cases.gaps() == 0)))
+    next_basket = tied >= _BASKET_SHARE and tied * count >= max(_MIN_EXPECTED, 10 * inside)
+    if repeats and repeated * count >= _MIN_EXPECTED:
+        repeats = log.shards.any(bool(cases.targets_seen().any()))
     return PredictionTask(next_basket, repeats)
 
 
@@ -91,7 +98,8 @@ def hold_out_rule(log: Interactions) -> HoldOut:
     """
     if tied_share(log) >= _BASKET_SHARE:
         _, cases = leave_last_basket_out(log)
-        if 2 * len(np.unique(cases.users)) >= len(leave_one_out(log).test):
+        users = log.shards.total(len(np.unique(cases.users)))
+        if 2 * users >= log.shards.total(len(leave_one_out(log).test)):
             return leave_last_basket_out
     return _leave_last_event_out
 
@@ -104,4 +112,10 @@ def _leave_last_event_out(log: Interactions) -> tuple[Interactions, Holdout]:
 def tied_share(log: Interactions) -> float:
     """Return the share of events at the time of the user's previous event, first events aside."""
     after = np.diff(log.users) == 0
-    return float((np.diff(log.timestamps)[after] == 0).mean()) if after.any() else 0.0
+    return _mean(np.diff(log.timestamps)[after] == 0, log.shards) or 0.0
+
+
+def _mean(flags: NDArray[np.bool_], shards: LogShards) -> float | None:
+    """Return the share of flags [n] that are set in all shards; None if there are none."""
+    total = shards.total(len(flags))
+    return shards.total(int(np.count_nonzero(flags))) / total if total else None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
 from models.data.interactions import Interactions
-from models.data.windows import batch_windows, tile_windows
+from models.data.windows import batch_shard, batch_windows, tile_windows
 from models.encoder.dropout import PooledDropout
 from models.recommender.recommender import Recommender
 from models.training.train_config import TrainConfig
@@ -85,7 +85,9 @@ class StageTrainer:
     def _descend(self, windows: NDArray[np.int64], loss: LossFunction) -> tuple[float, float]:
         """Take one step; returns the loss over all ranks and the sum of their target weights."""
         self._optimiser.zero_grad(set_to_none=True)
-        shard = self._group.shard(windows)
+        # Of a log in several shards the windows are this rank's share already.
+        is_shared = self._stage.log.shards.count == 1
+        shard = self._group.shard(windows) if is_shared else windows
         reported, weight = torch.zeros(()), 0.0
         if len(shard):
             own_loss, weight = loss(shard)
@@ -123,10 +125,15 @@ class StageTrainer:
         return min(1.0, (self._step + 1) / warmup) * (0.05 + 0.95 * decay)
 
     def _batches(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Draw the batches of an epoch, the same on all ranks."""
-        generator = np.random.default_rng(self._derive_seed(epoch, 0))
-        windows = tile_windows(self._stage.log, self._model.config.window + 1, generator)
-        return batch_windows(windows, self._stage.batch_tokens, generator)
+        """Draw the batches of an epoch: the same on all ranks, or as many of their own shards."""
+        log, longest = self._stage.log, self._model.config.window + 1
+        tokens, shards = self._stage.batch_tokens, log.shards
+        common = np.random.default_rng(self._derive_seed(epoch, 0))
+        if shards.count == 1:
+            return batch_windows(tile_windows(log, longest, common), tokens, common)
+        stream = 1 + shards.count + shards.index  # after those of the ranks' steps
+        own = np.random.default_rng(self._derive_seed(epoch, stream))
+        return batch_shard(tile_windows(log, longest, own), tokens, shards, own, common)
 
     def _derive_seed(self, epoch: int, stream: int) -> int:
         """Derive the seed of a random stream of an epoch."""

@@ -17,7 +17,7 @@ from models.compute.progress import Stopwatch
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
-from models.evaluation.splits import Holdout
+from models.evaluation.splits import Holdout, draw_cases
 from models.recommender.config import RecommenderConfig
 from models.recommender.recommender import Recommender
 from models.training.checkpoint import BestEpoch, Checkpoint, CheckpointError, fingerprint
@@ -91,13 +91,17 @@ class TrainingRun:
         )
         with torch.device("cpu"):  # so that a seed gives the same initial weights on any device
             self._model = Recommender(model_config)
+            for part in self._model.parameters():  # machines may draw them differently
+                log.shards.broadcast_tensor(part.detach())
             fit_statistics(self._model, log)
         self._model.to(training_device(group.rank))
+        self._validation: Holdout | None = None
+        self._weight_cases: Holdout | None = None
         # Without cases every metric is nan, and no epoch would be the best.
-        cases = validation if validation is not None and len(validation) else None
-        self._validation = cases and _draw(cases, config.validation_users, seed)
-        # The epoch is the best for the cases it was chosen by: more of them judge without favour.
-        self._weight_cases = cases and _draw(cases, config.weight_cases, seed)
+        if validation is not None and log.shards.any(len(validation) > 0):
+            self._validation = draw_cases(validation, config.validation_users, seed)
+            # The epoch is the best for the cases it was chosen by: more judge without favour.
+            self._weight_cases = draw_cases(validation, config.weight_cases, seed)
         self._losses: TrainingLosses | None = None
         self._best = BestEpoch()
         self._latest: RankingMetrics | None = None
@@ -258,13 +262,6 @@ class TrainingRun:
         trainer.restore(checkpoint.optimiser)
         self._best, self._latest = checkpoint.best, checkpoint.latest
         self._history = list(checkpoint.history)
-
-
-def _draw(cases: Holdout, most: int, seed: int) -> Holdout:
-    """Draw at most so many cases; fewer are among more of the same seed."""
-    chosen = np.zeros(len(cases), dtype=np.bool_)
-    chosen[np.random.default_rng(seed).permutation(len(cases))[:most]] = True
-    return cases.where(chosen)
 
 
 def _ready(model: Recommender) -> Recommender:

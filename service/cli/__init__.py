@@ -32,7 +32,6 @@ from service.cli.transfer.export import export
 from service.cli.transfer.imports import import_dataset, imports, open_movielens
 from service.cli.versions import versions
 from service.domain.errors import HeedError
-from service.runtime.data_layout import MODELS_FOLDER
 
 app = typer.Typer(
     name="heed",
@@ -81,13 +80,14 @@ def demo(
 ) -> None:
     """Fetch MovieLens, import it, train a model, and serve. Steps already done are skipped."""
     from service.domain.settings import Settings
-    from service.snapshots.registry import Registry
+    from service.snapshots.versions.opening import open_registry
 
     with open_store(data) as store:
         counts = asyncio.run(store.counts())
         if not counts["events"]:
             import_dataset(store, open_movielens(dataset, data))
-    if Registry(data / MODELS_FOLDER).current() is None:
+        model = open_registry(data, store).current()
+    if model is None:
         train(data, Settings.read().encoder)
     if not prepare:
         _serve(examples=True, data=data, host=host, port=port)

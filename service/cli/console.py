@@ -17,7 +17,6 @@ import typer
 from rich.console import Console
 
 from service.domain.names import DEFAULT_NAMESPACE, NAMESPACE_VARIABLE
-from service.runtime.namespace_folders import find_namespace
 
 _NICE = 10  # niceness of commands that work beside a service
 T = TypeVar("T")
@@ -67,7 +66,9 @@ def in_namespace(command: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(command)
     def run(*args: Any, data: Path, namespace: str, **options: Any) -> T:
-        return command(*args, data=find_namespace(data, namespace), **options)
+        with open_directory(data) as directory:
+            folder = directory.find(namespace)
+        return command(*args, data=folder, **options)
 
     parameters = list(signature.parameters.values())
     place = [parameter.name for parameter in parameters].index("data") + 1
@@ -83,15 +84,29 @@ def in_namespace(command: Callable[..., T]) -> Callable[..., T]:
 
 
 @contextmanager
+def open_directory(data: Path) -> Iterator[Any]:
+    """Open the namespaces of a data directory, or of HEED_STORE; close them at the end."""
+    from service.domain.settings import Settings
+    from service.stores import namespace_directory
+
+    directory = namespace_directory.open_directory(data, Settings.read().store)
+    try:
+        yield directory
+    finally:
+        directory.close()
+
+
+@contextmanager
 def open_store(data: Path) -> Iterator[Any]:
-    """Open the store of a data directory, and close it at the end."""
-    from service.runtime.data_layout import STORE_FILE, check_restored
+    """Open the store of a data directory, or its namespace in HEED_STORE; close it at the end."""
+    from service.domain.settings import Settings
+    from service.runtime.data_layout import check_restored
     from service.runtime.durable_files import make_directory
-    from service.stores.sqlite.store import SQLiteStore
+    from service.stores import opening
 
     check_restored(data)
     make_directory(data)
-    store = SQLiteStore(data / STORE_FILE)
+    store = opening.open_store(data, Settings.read().store)
     try:
         yield store
     finally:

@@ -1,15 +1,18 @@
-"""Command `heed jobs`: list, show and cancel trainings, of the service and of `heed train`."""
+"""Command `heed jobs`: list, show and cancel trainings, of services and of `heed train`."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from service.cli.console import DATA, Data, in_namespace, out
+from service.cli.shared_store import open_shared_store
 
 jobs = typer.Typer(
     help="List trainings, show one, and cancel the one that runs.", no_args_is_help=True
@@ -20,11 +23,13 @@ _PATIENCE = 30.0  # seconds for a cancelled training to end
 _POLL = 0.2
 
 
-def _runner(data: Path) -> Any:
+@contextmanager
+def _runner(data: Path) -> Iterator[Any]:
     from service.jobs.runner import JobRunner
 
     data.mkdir(parents=True, exist_ok=True)
-    return JobRunner(data, lambda _: ())
+    with open_shared_store(data) as store:
+        yield JobRunner(data, lambda _: (), store=store)
 
 
 @jobs.command("list")
@@ -38,7 +43,8 @@ def list_jobs(
 
     from service.domain.timestamps import to_rfc3339
 
-    found = asyncio.run(_runner(data).latest(limit))
+    with _runner(data) as runner:
+        found = asyncio.run(runner.latest(limit))
     if not found:
         out.print("No training yet. Start one with [bold]heed train[/bold].")
         return
@@ -63,7 +69,8 @@ def show(job_id: JobId, data: Data = DATA) -> None:
 
     from service.jobs.views import job_document
 
-    job = asyncio.run(_runner(data).get(job_id))
+    with _runner(data) as runner:
+        job = asyncio.run(runner.get(job_id))
     document = {**job_document(job), "log": job.log, "stderr": job.stderr}
     typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2))
 
@@ -72,12 +79,12 @@ def show(job_id: JobId, data: Data = DATA) -> None:
 @in_namespace
 def cancel(job_id: JobId, data: Data = DATA) -> None:
     """Stop a training, and wait until it has ended. One that has ended does not change."""
-    runner = _runner(data)
-    job = asyncio.run(runner.cancel(job_id))
-    until = time.monotonic() + _PATIENCE
-    while not job.is_final and time.monotonic() < until:
-        time.sleep(_POLL)
-        job = asyncio.run(runner.get(job_id))
+    with _runner(data) as runner:
+        job = asyncio.run(runner.cancel(job_id))
+        until = time.monotonic() + _PATIENCE
+        while not job.is_final and time.monotonic() < until:
+            time.sleep(_POLL)
+            job = asyncio.run(runner.get(job_id))
     if not job.is_final:
         out.print(f"{job_id} has been requested to stop, and still runs: look again later.")
         raise typer.Exit(1)

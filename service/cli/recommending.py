@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.cli.console import DATA, ENCODER, Data, Encoder, out, set_threads
+
+if TYPE_CHECKING:
+    from service.engine.questions.lists.list_shard import ListShard
 
 
 def recommend_all(
@@ -32,6 +36,18 @@ def recommend_all(
             "default now."
         ),
     ] = None,
+    shard: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBER/COUNT",
+            help="Only the users of one of COUNT disjoint shards, such as 2/4, for example to "
+            "compute all shards at once on several machines.",
+        ),
+    ] = "1/1",
+    restart: Annotated[
+        bool,
+        typer.Option("--restart", help="Begin anew, even where a stopped run could be continued."),
+    ] = False,
 ) -> None:
     """Write the answers of [bold]/v1/recommend[/] for every user, for example for a mailing.
 
@@ -43,27 +59,41 @@ def recommend_all(
     neither events nor interests get the popular items. All requests have one
     time and one model: the current one; before any, content and popularity.
 
-    The service may be running. The file appears when it is complete: an
-    interrupted command leaves the previous file, or none.
+    The service may be running. The file appears when it is complete: a
+    stopped command leaves the previous file, or none.
+
+    A command that is stopped, even by kill -9, is continued by the same
+    command, at the time of the first. Until the file is complete, the lists
+    stand in [bold]FILE.progress[/] beside it. Another model, store or option
+    discards them, and the command says so.
+
+    Shards have no user in common. Name a file for each, and one time:
+    [bold]--at 2026-01-31T08:00:00Z --out lists-2.parquet --shard 2/4[/].
     """
     # Users are ranked in parallel, one thread each; set before torch and FAISS are imported.
     set_threads(1)
-    from service.cli.transfer.row_bars import rate_bar
+    from service.cli.transfer.row_bars import rate_bars
     from service.domain.queries import RecommendQuery, Requester
     from service.domain.settings import Settings
-    from service.engine.questions.recommend_all import write_lists
+    from service.engine.questions.lists.recommend_all import write_lists
 
+    chosen = _shard(shard)
     requester = Requester(at=None if at is None else _time(at))
-    with rate_bar(out, "recommending", "users") as progress:
+    with rate_bars(out, "users") as draw:
+        draw("loading", 0, None)
         listed = asyncio.run(
             write_lists(
                 Settings.read({"data": data, "encoder": encoder}),
                 file,
                 RecommendQuery(requester, limit, exclude_seen=not include_seen),
-                progress=progress,
+                progress=partial(draw, "recommending"),
+                writing=partial(draw, f"writing {file.name}"),
+                announce=partial(out.print, markup=False, soft_wrap=True),
+                shard=chosen,
+                restart=restart,
             )
         )
-    rate = listed.users / max(listed.seconds, 1e-9)
+    rate = listed.computed / max(listed.seconds, 1e-9)
     out.print(
         f"{listed.rows:,} rows for {listed.users:,} users written to {file} in "
         f"{listed.seconds:.1f} s, {rate:,.0f} users/s, model {listed.model_version}",
@@ -76,6 +106,16 @@ def recommend_all(
             f"({listed.sampled} users, drawn at random)",
             soft_wrap=True,
         )
+
+
+def _shard(text: str) -> ListShard:
+    from service.domain.errors import Invalid
+    from service.engine.questions.lists.list_shard import ListShard
+
+    try:
+        return ListShard.parse(text)
+    except Invalid as error:
+        raise typer.BadParameter(f"--shard {error}") from None
 
 
 def _time(text: str) -> int:

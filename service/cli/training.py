@@ -26,7 +26,7 @@ from service.cli.console import (
 from service.domain.errors import Conflict, HeedError, Invalid
 from service.domain.timestamps import from_rfc3339
 from service.jobs.training_command import MAX_EPOCHS
-from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER
+from service.runtime.data_layout import CHECKPOINT_FILE
 
 Protocol = Literal["newest", "leave-one-out", "hstu", "global-time"]
 Chosen = Annotated[
@@ -99,10 +99,12 @@ def train(
 
     A model is served only with the text encoder that it was trained with.
 
-    A training that was killed is resumed, if the events are still the same. One training of a data
-    directory runs at a time, of the service or of this command; heed jobs lists and cancels them.
+    A training that was killed is resumed, if the events are still the same. One training of a
+    namespace runs at a time, of services or of this command, on all machines that share the store;
+    heed jobs lists and cancels them.
 
-    On several machines that share the data: [bold]torchrun … --no-python heed train[/bold].
+    On several machines: [bold]torchrun … --no-python heed train[/bold]. Each process reads the
+    events of users of its own, from the same store or a copy of it; the first one publishes.
     """
     use_all_cores()
     from models.training.presets import Preset, choose_preset
@@ -111,10 +113,13 @@ def train(
     from service.evaluation.sentence import metrics_line, training_sentence
     from service.runtime import logs
     from service.runtime.memory_room import memory_room
-    from service.snapshots.registry import Registry
+    from service.snapshots.versions.opening import open_registry
     from service.training import process_group, train_and_publish, training_corpus
 
     def announce(used: Preset) -> None:
+        if len(corpus.shard_events) > 1:
+            events = " + ".join(f"{count:,}" for count in corpus.shard_events)
+            out.print(f"{len(corpus.shard_events)} processes have read {events} events.")
         out.print(f"Training with the preset {used}.")
 
     if not process_group.is_rank_zero():
@@ -129,8 +134,8 @@ def train(
     chosen_options = {name: value for name, value in options.items() if value is not None}
     is_exclusive = not as_job and process_group.is_rank_zero()
     with (
-        _exclusive(data, chosen_options) if is_exclusive else nullcontext() as job,
         open_store(data) as store,
+        _exclusive(data, chosen_options, store) if is_exclusive else nullcontext() as job,
         shown as drawn,
     ):
         progress = drawn if job is None else progress_bars.both(drawn, job.take)
@@ -138,11 +143,12 @@ def train(
         try:
             vectors = open_embeddings(encoder, data)
             earlier = asyncio.run(store.count_forgotten(0))
-            corpus = training_corpus.read_store(store, vectors, progress)
-            chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
+            group = process_group.join_torchrun()
+            corpus = training_corpus.read_store(store, vectors, progress, group)
+            chosen = choose_preset(corpus.events, corpus.log.n_items, preset, epochs=epochs)
             result = train_and_publish.train(
                 corpus,
-                Registry(data / MODELS_FOLDER),
+                open_registry(data, store),
                 vectors.encoder.name,
                 preset=chosen,
                 seed=seed,
@@ -189,18 +195,17 @@ def _warn_of_memory(room: int | None) -> None:
 
 
 @contextmanager
-def _exclusive(data: Path, options: dict[str, Any]) -> Iterator[Any]:
+def _exclusive(data: Path, options: dict[str, Any], store: Any) -> Iterator[Any]:
     """Record this process' training as a job. Raises `Conflict` while another one runs."""
     from service.jobs.command_job import command_job
 
-    data.mkdir(parents=True, exist_ok=True)
-    with command_job(data, options) as job:
+    with command_job(data, options, store) as job:
         try:
             yield job
         except KeyboardInterrupt:
-            if not job.is_cancelled:
+            if job.stopped_for is None:
                 raise
-            raise Conflict("the training was cancelled on request") from None
+            raise Conflict(job.stopped_for) from None
 
 
 def evaluate(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from service.cli.console import DATA, Data, in_namespace, out
-from service.runtime.data_layout import MODELS_FOLDER
+from service.cli.shared_store import open_shared_store
 
 versions = typer.Typer(
     help="List model versions, choose which one serves, and remove old ones.", no_args_is_help=True
@@ -17,13 +17,14 @@ versions = typer.Typer(
 @versions.command("list")
 @in_namespace
 def list_models(data: Data = DATA) -> None:
-    """List the versions on disk, with their validation metrics."""
+    """List the versions with their validation metrics."""
     from rich.table import Table
 
     from service.domain.timestamps import to_rfc3339
-    from service.snapshots.registry import Registry
+    from service.snapshots.versions.opening import open_registry
 
-    found = Registry(data / MODELS_FOLDER).versions()
+    with open_shared_store(data) as store:
+        found = open_registry(data, store).versions()
     if not found:
         out.print("No model yet. Train one with [bold]heed train[/bold].")
         return
@@ -52,10 +53,14 @@ def activate_model(
     version: Annotated[str, typer.Argument(help="A version of `heed models list`.")],
     data: Data = DATA,
 ) -> None:
-    """Serve this version, forward or back; a running service follows within a second."""
-    from service.snapshots.registry import Registry
+    """Serve this version, forward or back; running services follow within a second.
 
-    Registry(data / MODELS_FOLDER).activate(version)
+    Of several machines, those that lack the version fetch it first.
+    """
+    from service.snapshots.versions.opening import open_registry
+
+    with open_shared_store(data) as store:
+        open_registry(data, store).activate(version)
     out.print(f"{version} is current.")
 
 
@@ -68,14 +73,15 @@ def prune_models(
     ],
     data: Data = DATA,
 ) -> None:
-    """Remove old versions from the disk: all but the newest and the current one.
+    """Remove old versions: all but the newest and the current one, of several machines from all.
 
     The current version is always kept; so are versions that cannot be loaded, for inspection. A
     removed version cannot be activated again.
     """
-    from service.snapshots.registry import Registry
+    from service.snapshots.versions.opening import open_registry
 
-    removed = Registry(data / MODELS_FOLDER).prune(keep)
+    with open_shared_store(data) as store:
+        removed = open_registry(data, store).prune(keep)
     for version in removed:
         out.print(f"{version} removed")
     if not removed:

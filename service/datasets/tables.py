@@ -15,12 +15,27 @@ import orjson
 from service.datasets.base import compressed
 from service.datasets.files.formats import pyarrow_parquet
 from service.datasets.files.record_files import check_format
+from service.domain.errors import Invalid
 from service.runtime.durable_files import open_replacement
 
 TableRows = Sequence[Sequence[Any]]  # one cell for each column
 WriteRows = Callable[[TableRows], None]
 
 _ARROW = {str: "string", int: "int32", float: "float32"}
+
+
+def check_table(path: Path) -> None:
+    """Check that a table can be written to a file, before there are rows to write.
+
+    Raises:
+        Invalid: the suffix is unknown, or the path is a directory's.
+        Unavailable: the format is Parquet and pyarrow is not installed.
+    """
+    form, _ = check_format(path)
+    if form == ".parquet":
+        pyarrow_parquet(path, "writing")
+    if path.is_dir():
+        raise Invalid("", f"{path} is a directory")
 
 
 @contextmanager

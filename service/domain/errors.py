@@ -66,6 +66,10 @@ class StoreFull(Unavailable):
     """The disk is full; reads go on, writes succeed again once there is room."""
 
 
+class StoreUnreachable(Unavailable):
+    """The database server does not answer; questions go on with what is known of users."""
+
+
 class QuotaExceeded(HeedError):
     """The store would hold more than it may; nothing was changed. Waiting does not help."""
 

@@ -266,7 +266,8 @@ class Answer:
     items: Sequence[AnswerItem]
     model_version: str
     retrieval: str = "exact"  # exact | coarse, as it was carried out
-    degraded: bool = False  # an older model answers because the current one cannot be loaded
+    # An older model answers because the current one cannot be loaded, or the store does not answer.
+    degraded: bool = False
     keys_attended: int | None = None  # search: number of field keys attended
     mass: float | None = None  # search: share of the softmax over all field keys that they hold
     rows_scanned: int | None = None  # long history: mean rows attended one by one for each target

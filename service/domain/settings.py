@@ -43,6 +43,14 @@ class Settings(BaseSettings):
         Path("./data"),
         description="Directory of all stored data: the store, the models, the jobs.",
     )
+    store: str = Field(
+        "",
+        description="Where the truth is kept: `sqlite:` or nothing for a file in `HEED_DATA`, or "
+        "the URL of a PostgreSQL database that any number of machines share, "
+        "`postgresql://user@host/database`. A password is best left to a `passfile` that the URL "
+        "names.",
+        repr=False,
+    )
     host: str = Field("127.0.0.1", description="Address to bind.")
     port: int = Field(8000, ge=0, le=65_535, description="Port to bind; 0 picks a free one.")
     workers: int = Field(
@@ -244,6 +252,15 @@ class Settings(BaseSettings):
     @classmethod
     def _check_page_fields(cls, text: str) -> str:
         page_fields.parse(text)
+        return text
+
+    @field_validator("store")
+    @classmethod
+    def _check_store(cls, text: str) -> str:
+        if text not in ("", "sqlite:") and not text.startswith(("postgresql://", "postgres://")):
+            raise ValueError(
+                "must be sqlite: (a file in HEED_DATA) or postgresql://user@host/database"
+            )
         return text
 
     @field_validator("cors_origins")

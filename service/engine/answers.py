@@ -6,6 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -19,12 +20,13 @@ from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explain import Reason
 from models.ranking.recommend import Ranked
 from models.ranking.scoring import Scores, score
-from service.domain.errors import Invalid, NotFound
+from service.domain.errors import Invalid, NotFound, StoreUnreachable
 from service.domain.item_selection import NO_FILTER
 from service.domain.queries import (
     Answer,
     AttendQuery,
     AttendResult,
+    Contribution,
     RecommendQuery,
     Requester,
     ScoreQuery,
@@ -170,17 +172,15 @@ class Answers:
         if setup.quick:
             size = _FIELD_KEY * len(snapshot.catalogue.keys) + _attended(request, RERANKED)
         outcome = await self._attend(request, stages, attend, size)
-        with stages("explain"):
-            named = await name_reasons(self._parts.store, snapshot, request.events, outcome.reasons)
+        named, is_stale = await self._named(snapshot, request.events, outcome.reasons, stages)
         answer = search_answer(query, snapshot, outcome, named, steered)
         index, parsed = snapshot.catalogue.bm25_index, outcome.parsed
         if query.highlight and index is not None and parsed is not None:
-            with stages("highlight"):
+            with stages("highlight"), suppress(StoreUnreachable):
                 spans_of = partial(index.match_spans, parsed)
                 await add_highlights(answer, self._parts.store, spans_of)
-        answer = replace(
-            selection.described(answer, outcome.counted), degraded=self._parts.live.degraded
-        )
+        is_degraded = self._parts.live.degraded or is_stale
+        answer = replace(selection.described(answer, outcome.counted), degraded=is_degraded)
         return await self._completed(answer, query.fields, stages)
 
     async def _list(self, query: SearchQuery, stages: StageClock) -> Answer:
@@ -296,9 +296,30 @@ class Answers:
     async def _completed(self, answer: Answer, fields: Sequence[str], stages: StageClock) -> Answer:
         """Return an answer with fields of its items, where they are asked for."""
         if fields:
-            with stages("store"):
-                await add_fields(answer, self._parts.store, fields)
+            try:
+                with stages("store"):
+                    await add_fields(answer, self._parts.store, fields)
+            except StoreUnreachable:
+                return replace(answer, degraded=True)
         return answer
+
+    async def _named(
+        self,
+        snapshot: Snapshot,
+        events: EventColumns,
+        reasons: Sequence[Sequence[Reason]],
+        stages: StageClock,
+    ) -> tuple[list[tuple[Contribution, ...]], bool]:
+        """Name reasons; return them, and whether the answer lacks what the store did not tell."""
+        with stages("explain"):
+            try:
+                return (
+                    await name_reasons(self._parts.store, snapshot, events, reasons),
+                    events.is_stale,
+                )
+            except StoreUnreachable:
+                known = replace(events, is_stale=True)
+                return await name_reasons(self._parts.store, snapshot, known, reasons), True
 
     async def _open(self, requester: Requester, stages: StageClock) -> _Request:
         at = time.time_ns() // 1_000 if requester.at is None else requester.at
@@ -361,10 +382,9 @@ class Answers:
             return rows, scores, reasons
 
         rows, scores, reasons = await self._attend(request, stages, attend, size)
-        with stages("explain"):
-            named = await name_reasons(self._parts.store, snapshot, events, reasons)
+        named, is_stale = await self._named(snapshot, events, reasons, stages)
         answer = score_answer(requester, snapshot, rows, scores, named)
-        return replace(answer, degraded=self._parts.live.degraded)
+        return replace(answer, degraded=self._parts.live.degraded or is_stale)
 
 
 def _attended(request: _Request, targets: int) -> float:

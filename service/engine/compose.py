@@ -13,14 +13,11 @@ import torch
 from models.text.static_encoder import TextEncoder
 from service.domain.settings import Settings, check_embedding_dim
 from service.histories.memory_provider import MemoryProvider
-from service.runtime.cache_files import CacheFiles
 from service.runtime.data_layout import (
     CATALOGUE_FOLDER,
     EMBEDDINGS_FILE,
     INDEXES_FOLDER,
     INDEXING_LOCK,
-    MODELS_FOLDER,
-    STORE_FILE,
     check_restored,
 )
 from service.runtime.durable_files import make_directory
@@ -29,11 +26,13 @@ from service.snapshots.live_event_log import LiveEventLog
 from service.snapshots.live_search import LiveSearch
 from service.snapshots.live_snapshot import LiveSnapshot, PreloadedSnapshot
 from service.snapshots.registry import Registry
+from service.snapshots.shared_cache import INDEXES, open_cache_files
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.text_encoders import open_encoder
+from service.snapshots.versions.opening import open_registry
 from service.stores.base import Store
+from service.stores.opening import open_store
 from service.stores.quota import StoreQuota
-from service.stores.sqlite.store import SQLiteStore
 
 _CACHED_INDEXES = 4  # on disk: for this model and catalogue and for earlier ones
 
@@ -95,8 +94,10 @@ def compose(
     make_directory(settings.data)
     search = LiveSearch(embeddings, settings.data)
     quota = StoreQuota(settings.max_events, settings.max_items, settings.max_store_bytes)
-    store = SQLiteStore(settings.data / STORE_FILE, quota=quota)
-    registry = Registry(settings.data / MODELS_FOLDER)
+    # Half of a deadline is left for the answer without what the store did not tell.
+    patience = settings.deadline / 2
+    store = open_store(settings.data, settings.store, quota=quota, patience=patience)
+    registry = open_registry(settings.data, store)
     executor = executor or compute_executor(settings, threads)
     live = LiveSnapshot(
         store,
@@ -106,9 +107,14 @@ def compose(
         keyword_fields=settings.keyword_names,
         preloaded=preloaded,
         indexing_lock=settings.data / INDEXING_LOCK if settings.workers > 1 else None,
-        index_cache=CacheFiles(settings.data / INDEXES_FOLDER, _CACHED_INDEXES),
+        index_cache=open_cache_files(
+            settings.data / INDEXES_FOLDER, _CACHED_INDEXES, store, INDEXES
+        ),
         catalogue_cache=CatalogueCache(
-            settings.data / CATALOGUE_FOLDER, embeddings.encoder.name, settings.keyword_names
+            settings.data / CATALOGUE_FOLDER,
+            embeddings.encoder.name,
+            settings.keyword_names,
+            store=store,
         ),
     )
     memories = MemoryProvider(store, live.vocabulary, embeddings, settings)

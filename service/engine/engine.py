@@ -25,8 +25,8 @@ from service.histories.error_audit import ErrorObserver
 from service.jobs.job import Job
 from service.jobs.runner import JobRunner
 from service.jobs.training_command import training_command
-from service.jobs.views import version_document
 from service.snapshots.live_snapshot import PreloadedSnapshot
+from service.snapshots.versions.documents import version_document
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class Engine:
         self.jobs = JobRunner(
             settings.data,
             partial(training_command, settings.data.resolve(), settings.encoder),
+            store=parts.store,
             on_success=self._serve_trained,
             threads=os.cpu_count() or 1,
         )
@@ -70,7 +71,7 @@ class Engine:
         self._measured = loop.run_in_executor(self.parts.executor, measure)
         self._watches = [
             asyncio.create_task(_repeat(_POPULARITY, self.live.refresh_popularity)),
-            asyncio.create_task(_repeat(_POLL, self.live.follow_registry)),
+            asyncio.create_task(_repeat(_POLL, self.live.follow_registry, rest=0)),
             asyncio.create_task(_repeat(_POLL, self.parts.search.follow)),
             asyncio.create_task(_repeat(_STORE_POLL, self.live.catalogue.follow)),
             asyncio.create_task(_repeat(_FORGETTING, self.parts.memories.drop_forgotten)),
@@ -155,14 +156,20 @@ async def open_engine(
     return engine
 
 
-async def _repeat(seconds: float, work: Callable[[], Awaitable[object]]) -> None:
+async def _repeat(
+    seconds: float, work: Callable[[], Awaitable[object]], *, rest: float = 100
+) -> None:
     """Do work now and then; what goes wrong is logged, and the next time may go well.
 
-    Work that takes long is done seldom: a hundredth of the time at most.
+    Args:
+        seconds: to wait before each time, at least.
+        work: what to do.
+        rest: multiple of the time that the work took last, to wait at least: what takes long is
+            done seldom. 0 for work that takes long only where there is something to do.
     """
     took = 0.0
     while True:
-        await asyncio.sleep(max(seconds, 100 * took))
+        await asyncio.sleep(max(seconds, rest * took))
         started = time.monotonic()
         try:
             await work()

@@ -126,9 +126,8 @@ def _snapshot(live: LiveSnapshot, stored_version: int) -> Iterator[Measurement]:
         catalogue.lag_seconds if behind else 0.0,
     )
     yield _gauge("model_info", "The served model.", 1, version=live.snapshot.version)
-    yield _gauge(
-        "model_degraded", "1 when an older model answers than the current one.", live.degraded
-    )
+    is_older = live.fault is not None
+    yield _gauge("model_degraded", "1 when an older model answers than the current one.", is_older)
     if (created := live.model_created) is not None:
         age = max(0.0, time.time() - created / 1e6)
         yield _gauge("model_age_seconds", "Seconds since the served model was published.", age)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 
-from service.domain.errors import Corrupt, NotFound
 from service.domain.settings import Settings
 from service.engine.compose import Parts, compose
 from service.engine.engine import Engine
-from service.runtime.data_layout import STORE_FILE, namespace_folder
-from service.runtime.namespace_folders import StoreToken, namespaces_locked, store_token
+from service.runtime.namespace_folders import StoreToken
 from service.runtime.shared_executor import ExecutorShare
+from service.stores.namespace_directory import NamespaceDirectory
 
 
 async def open_namespace(
-    settings: Settings, name: str, token: StoreToken | None, shared: Parts
+    settings: Settings,
+    directory: NamespaceDirectory,
+    name: str,
+    token: StoreToken | None,
+    shared: Parts,
 ) -> Engine:
     """Open the engine of a namespace, with its files read on other threads than the event loop's.
 
     Args:
         settings: of the service.
+        directory: of the namespaces.
         name: of the namespace, checked.
         token: of the store that is to be opened.
         shared: parts of `default`, which lend their text encoder and executor.
@@ -31,7 +35,7 @@ async def open_namespace(
         Unavailable: the namespaces stay locked by another process.
     """
     composing = asyncio.create_task(
-        asyncio.to_thread(compose_engine, settings, name, token, shared)
+        asyncio.to_thread(compose_engine, settings, directory, name, token, shared)
     )
     try:
         engine = await asyncio.shield(composing)
@@ -48,16 +52,14 @@ async def open_namespace(
 
 
 def compose_engine(
-    settings: Settings, name: str, token: StoreToken | None, shared: Parts
+    settings: Settings,
+    directory: NamespaceDirectory,
+    name: str,
+    token: StoreToken | None,
+    shared: Parts,
 ) -> Engine:
     """Wire an engine. This creates files that are missing, so that removals wait for it."""
-    folder = namespace_folder(settings.data, name)
-    with namespaces_locked(settings.data):
-        found = store_token(folder)
-        if found is None and folder.is_dir():
-            raise Corrupt(f"{folder / STORE_FILE} is missing")
-        if found is None or found != token:
-            raise NotFound(f"there is no namespace {name!r}")
+    with directory.held(name, token) as folder:
         parts = compose(
             settings.model_copy(update={"data": folder}),
             encoder=shared.embeddings.encoder,

@@ -16,12 +16,8 @@ from service.domain.names import DEFAULT_NAMESPACE, is_name
 from service.domain.settings import Settings
 from service.engine.engine import Engine
 from service.engine.namespace_opening import open_namespace
-from service.runtime.data_layout import namespace_folder
-from service.runtime.namespace_folders import (
-    StoreToken,
-    namespace_names,
-    store_token,
-)
+from service.runtime.namespace_folders import StoreToken
+from service.stores.namespace_directory import open_directory
 
 _log = logging.getLogger(__name__)
 
@@ -67,6 +63,7 @@ class Namespaces:
     def __init__(self, settings: Settings, default: Engine) -> None:
         self.default = default
         self._settings = settings
+        self._directory = open_directory(settings.data, settings.store)
         self._entries: dict[str, _Entry] = {}  # least recently used first
         self._failures: dict[str, _Failure] = {}
         self._known: set[str] = set()  # all that were used, whether or not they are open now
@@ -162,6 +159,7 @@ class Namespaces:
             if entry.users:  # by requests that outlast the time to drain
                 self._close(entry)
         await asyncio.gather(*self._closing.values(), return_exceptions=True)
+        await asyncio.to_thread(self._directory.close)
         await self.default.close()
 
     # ------------------------------------------------------------------ opening
@@ -190,17 +188,17 @@ class Namespaces:
         Raises:
             NotFound: there is no such namespace.
         """
-        folder = namespace_folder(self._settings.data, name) if is_name(name) else None
-        token = None if folder is None else store_token(folder)
+        token = self._directory.token(name) if is_name(name) else None
         entry = self._entries.get(name)
         if entry is not None and entry.token != token:
             self._retire(entry, removed=True)
         failure = self._failures.get(name)
         if failure is not None and failure.token != token:
             del self._failures[name]  # another file may be a good one
-        if token is None and (folder is None or not folder.is_dir()):
+        if token is None and not (is_name(name) and self._directory.exists(name)):
             if name in self._known:
                 self._known.discard(name)
+                self._directory.forget(name)
                 for forget in self._on_remove:
                     forget(name)
             raise NotFound(f"there is no namespace {name[:80]!r}")
@@ -227,7 +225,9 @@ class Namespaces:
             await asyncio.wait([closing])
         started = time.monotonic()
         try:
-            engine = await open_namespace(self._settings, name, token, self.default.parts)
+            engine = await open_namespace(
+                self._settings, self._directory, name, token, self.default.parts
+            )
         except NotFound:
             raise
         except Exception as error:
@@ -252,7 +252,7 @@ class Namespaces:
 
     async def _open_all(self) -> None:
         """Open all namespaces, one after the other, if they are few."""
-        names = await asyncio.to_thread(namespace_names, self._settings.data)
+        names = await asyncio.to_thread(self._directory.names)
         if len(names) > self._settings.max_open_namespaces:
             return
         for name in names:

@@ -84,9 +84,12 @@ async def name_rows(store: Store, events: EventColumns, sources: Sequence[int]) 
 async def _event_ids(
     store: Store, events: EventColumns, sources: Iterable[int]
 ) -> Mapping[int, str | None]:
-    """Ids of those events that are stored, by their place in the columns."""
+    """Ids of those events that are stored, by their place in the columns.
+
+    None of a store that cannot be reached, whose answers are degraded.
+    """
     stored = [at for at in sources if at >= 0 and events.seqs[at] > 0]
-    if not stored:
+    if not stored or events.is_stale:
         return {}
     ids = await store.event_ids(
         events.user_id,

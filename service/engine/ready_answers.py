@@ -92,6 +92,10 @@ class ReadyAnswers:
         answer = await self._compute("count", rank, stages)
         return await self._completed(answer, query.fields, stages)
 
+    @property
+    def _is_degraded(self) -> bool:
+        return self._parts.live.degraded or self._parts.event_log.is_stale
+
     async def together(self, query: TogetherQuery, stages: StageClock) -> Answer:
         """Rank the items that are taken with one. Raises `NotFound`."""
         with stages("store"):
@@ -161,7 +165,7 @@ class ReadyAnswers:
         return RowsAnswer(
             rows,
             snapshot.version,
-            self._parts.live.degraded,
+            self._is_degraded,
             selection.warnings or None,
             *((None, None) if counted is None else (counted.total, counted.facets)),
         )
@@ -202,7 +206,7 @@ class ReadyAnswers:
             len(histories),
             found.users,
             "exact" if found.is_exact else "coarse",
-            self._parts.live.degraded,
+            self._is_degraded,
         )
 
     async def affinities(self, query: AffinitiesQuery, stages: StageClock) -> AffinitiesAnswer:
@@ -224,7 +228,7 @@ class ReadyAnswers:
             Affinity(_json_value(query.field, each.value), each.mass, each.score, each.rows)
             for each in found
         ]
-        degraded = self._parts.live.degraded
+        degraded = self._is_degraded
         return AffinitiesAnswer(query.field, values, snapshot.version, degraded)
 
     # ------------------------------------------------------------------ the parts
@@ -251,7 +255,7 @@ class ReadyAnswers:
     ) -> Answer:
         with stages("store"):
             await add_fields(answer, self._parts.store, fields)
-        return replace(answer, degraded=self._parts.live.degraded)
+        return replace(answer, degraded=self._is_degraded)
 
 
 def _json_value(field: str, value: FacetValue) -> FacetValue:

@@ -38,6 +38,7 @@ class EventColumns:
     weights: NDArray[np.float32] | None  # [n]; None = all 1
     vectors: Mapping[int, EventVectors]  # by event; only events that brought any
     user: User | None  # the profile
+    is_stale: bool = False  # the store did not answer: it may have more by now
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -88,13 +89,24 @@ class EventReader:
         self._epochs = count(1)
 
     async def read(self, user_id: str, known: EventColumns | None = None) -> EventColumns:
-        """Read all events of a user, or those after `known` where they were only appended to."""
-        if known is not None and len(known):
-            newest = int(known.seqs.max())
-            later = await self._store.history(user_id, after=newest)
-            if later.generation == known.generation:
-                return _appended(known, self._columns(later))
-        return self._columns(await self._store.history(user_id))
+        """Read all events of a user, or those after `known` where they were only appended to.
+
+        Where nothing has changed since `known`, it is returned itself.
+        """
+        if known is None:
+            return self._columns(await self._store.history(user_id))
+        changed = await self._store.changed_history(
+            user_id,
+            version=known.version,
+            generation=known.generation,
+            seq=int(known.seqs.max()) if len(known) else 0,
+        )
+        if changed is None:
+            return known
+        columns = self._columns(changed)
+        if len(known) and changed.generation == known.generation:
+            return _appended(known, columns)
+        return columns
 
     def _columns(self, history: History) -> EventColumns:
         return EventColumns(

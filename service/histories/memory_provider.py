@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 
 from models.catalogue.snapshot import Snapshot
@@ -13,6 +14,7 @@ from models.history.attention_options import CROSSOVER, AttentionOptions
 from models.history.collapsed_history import CollapsedHistory, collapsible_events
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
+from service.domain.errors import StoreUnreachable
 from service.domain.queries import EventFilter, Requester
 from service.domain.settings import Settings
 from service.histories.cluster_builder import ClusterBuilder
@@ -29,9 +31,10 @@ LONG = 4_096  # events: fewer are attended one by one in less time than collapsi
 
 
 class MemoryProvider:
-    """Provides requesters' memories, never older than the store.
+    """Provides requesters' memories, never older than the store while the store answers.
 
     A write that was acknowledged before `load` is in what it gives, whichever process wrote it.
+    Where the store cannot be reached, it gives what was known of the user, and marks it as stale.
     What is kept between requests is one cache of users (`UserCache`); any of it may be dropped at
     any time without changing an answer.
     """
@@ -49,7 +52,13 @@ class MemoryProvider:
         self._clusters = ClusterBuilder()
         self._crossover = CROSSOVER
         self._forgotten = 0  # entries of the ledger when the cache was last compared with it
-        counts = ("history_hits", "history_misses", "memory_hits", "memory_misses")
+        counts = (
+            "history_hits",
+            "history_misses",
+            "history_stale",
+            "memory_hits",
+            "memory_misses",
+        )
         self._counts = dict.fromkeys(counts, 0)
 
     def measure_crossover(self) -> None:
@@ -81,10 +90,13 @@ class MemoryProvider:
         events = EMPTY
         if requester.user_id is not None:
             events = await self._stored(requester.user_id)
+        is_stale = events.is_stale
         if requester.history:
             events = with_session(events, requester.history, at, self._vocabulary)
         if requester.at is not None:
             events = up_to(events, requester.at)
+        if is_stale:
+            return replace(events, is_stale=True)
         return events if len(events) or events.interests else EMPTY
 
     def history(
@@ -177,18 +189,21 @@ class MemoryProvider:
 
     async def _stored(self, user_id: str) -> EventColumns:
         """The stored events of a user as of now; without any for an unknown user."""
-        version = await self._store.version(user_id)
+        # The request may be out of time before a very long history is read: it is kept then all
+        # the same, and the next request finds it.
+        return await asyncio.shield(asyncio.ensure_future(self._read(user_id)))
+
+    async def _read(self, user_id: str) -> EventColumns:
         known = self._cache.events(user_id)
-        if known is not None and known.version == version:
+        try:
+            events = await self._reader.read(user_id, known)
+        except StoreUnreachable:
+            self._counts["history_stale"] += 1
+            return replace(known or EMPTY, is_stale=True)
+        if events is known:
             self._counts["history_hits"] += 1
             return known
         self._counts["history_misses"] += 1
-        # The request may be out of time before a very long history is read: it is kept then all
-        # the same, and the next request finds it.
-        return await asyncio.shield(asyncio.ensure_future(self._read(user_id, known)))
-
-    async def _read(self, user_id: str, known: EventColumns | None) -> EventColumns:
-        events = await self._reader.read(user_id, known)
         if events.version:  # an unknown user costs the store nothing to read again
             self._cache.put_events(events)
         return events

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import os
 import platform
 import signal
@@ -18,27 +17,34 @@ import orjson
 
 from service.domain.errors import HeedError
 from service.jobs.job import Job
-from service.jobs.job_store import JobStore
-from service.jobs.runner import JobRunner
-from service.jobs.training_lock import training_lock
-from service.runtime.data_layout import JOBS_FOLDER
+from service.jobs.job_records import JobRecords
+from service.jobs.job_store import TrainingLease
+from service.jobs.lease_watch import LeaseWatch
+from service.stores.base import Store
 
-_log = logging.getLogger(__name__)
-
-_POLL = 0.5  # seconds between two looks whether the job shall be cancelled
 _SAVE_INTERVAL = 1.0  # seconds between two writes of progress to disk
-_KEEP = 100  # jobs
+_ATTEMPTS = 10  # a process that marks interrupted jobs holds the lock for a moment
+_PAUSE = 0.05  # seconds between two attempts
 
 
 class CommandJob:
     """The job of a training that runs in this process."""
 
-    def __init__(self, store: JobStore, job: Job) -> None:
-        self._store = store
+    def __init__(self, records: JobRecords, lease: TrainingLease, job: Job) -> None:
+        self._records = records
         self._job = job
         self._saved = 0.0
         self._ended = threading.Event()
-        self.is_cancelled = False
+        self._watch = LeaseWatch(lease, job.id)
+
+    @property
+    def stopped_for(self) -> str | None:
+        """Return why the process was interrupted; None where nobody but its user did so."""
+        return {
+            "held": None,
+            "cancelled": "the training was cancelled on request",
+            "lost": "the database did not answer, and another machine may train now",
+        }[self._watch.state]
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Record a message of the training, in the form that `service.jobs.job` describes."""
@@ -48,12 +54,8 @@ class CommandJob:
             self._write()
 
     def watch(self) -> None:
-        """Interrupt the process, as Ctrl-C does, once a cancellation is requested."""
-        while not self._ended.wait(_POLL):
-            if self._store.is_cancellation_requested(self._job.id):
-                self.is_cancelled = True
-                os.kill(os.getpid(), signal.SIGINT)
-                return
+        """Interrupt the process, as Ctrl-C does, once it must stop."""
+        self._watch.run_in_thread(self._ended, lambda: os.kill(os.getpid(), signal.SIGINT))
 
     def end(self, error: BaseException | None) -> None:
         """Record how the training ended."""
@@ -61,7 +63,7 @@ class CommandJob:
         now = time.time_ns() // 1000
         if error is None:
             self._job = self._job.with_exit(0, now, None)
-        elif self.is_cancelled or isinstance(error, KeyboardInterrupt):
+        elif self.stopped_for is not None or isinstance(error, KeyboardInterrupt):
             self._job = self._job.with_exit(-signal.SIGINT, now, "cancelled")
         else:
             detail = error.detail if isinstance(error, HeedError) else repr(error)
@@ -70,28 +72,33 @@ class CommandJob:
 
     def _write(self) -> None:
         self._saved = time.monotonic()
-        try:
-            self._store.write(self._job)
-        except OSError as error:  # the training goes on without
-            _log.warning("job %s: its file could not be written: %s", self._job.id, error)
+        self._records.write(self._job)  # without which the training goes on
 
 
 @contextlib.contextmanager
-def command_job(data: Path, options: Mapping[str, Any]) -> Iterator[CommandJob]:
-    """Run a training of a data directory in the block, and record it as a job.
+def command_job(
+    data: Path, options: Mapping[str, Any], store: Store | None = None
+) -> Iterator[CommandJob]:
+    """Run a training in the block, and record it as a job.
+
+    Args:
+        data: the data directory.
+        options: of the training.
+        store: of the namespace. Where several machines share it, one of them trains at a time.
 
     Raises:
-        Conflict: another training of the directory is running.
+        Conflict: another training of the namespace is running.
         StoreFull: the disk has no room for the job's file.
+        Unavailable: the database does not answer.
     """
-    JobRunner(data, lambda _: ())  # marks what was interrupted, and ends an orphaned training
-    folder = data / JOBS_FOLDER
-    store = JobStore(folder, _KEEP)
-    with training_lock(folder, store):
+    records = JobRecords(data, store)
+    with contextlib.ExitStack() as stack:
+        lease = _claim(records, stack)
         now = time.time_ns() // 1000
         who = f"heed train, process {os.getpid()} on {platform.node() or 'this machine'}"
-        job = dataclasses.replace(store.create(options, now, who), state="running", started=now)
-        running = CommandJob(store, job)
+        job = records.store.create(options, now, who)
+        job = dataclasses.replace(job, state="running", started=now)
+        running = CommandJob(records, lease, job)
         running.take({"stage": "starting"})
         threading.Thread(target=running.watch, name="heed-cancellation", daemon=True).start()
         try:
@@ -100,3 +107,12 @@ def command_job(data: Path, options: Mapping[str, Any]) -> Iterator[CommandJob]:
             running.end(error)
             raise
         running.end(None)
+
+
+def _claim(records: JobRecords, stack: contextlib.ExitStack) -> TrainingLease:
+    for _ in range(_ATTEMPTS):
+        lease = records.claim(stack)
+        if lease is not None:
+            return lease
+        time.sleep(_PAUSE)
+    raise records.conflict()

@@ -1,18 +1,11 @@
-"""Runner of training jobs: one child process at a time, with progress that survives a restart.
-
-    <root>/jobs/<id>.json     the job, replaced atomically as it proceeds
-    <root>/jobs/<id>.cancel   requests cancellation, from any process
-    <root>/jobs/runner.lock   held by the process that runs the current job, `heed train` too
-    <root>/jobs/child.lock    held by that process and inherited by the training
-
-With the runner's lock free, the child's tells an orphaned training from none.
-"""
+"""Runner of training jobs: one child process at a time, with progress that survives a restart."""
 
 import asyncio
 import contextlib
 import dataclasses
 import logging
 import os
+import platform
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,27 +14,32 @@ from typing import Any
 from service.domain.errors import Conflict, HeedError, Unavailable
 from service.jobs.child_logs import log_child_line
 from service.jobs.job import Job, JobState
-from service.jobs.job_store import JobStore
-from service.jobs.training_lock import conflict
+from service.jobs.job_records import CHILD_LOCK, KEPT, JobRecords
+from service.jobs.job_store import TrainingLease
+from service.jobs.lease_watch import LeaseWatch
 from service.runtime import durable_files, tracing
-from service.runtime.data_layout import JOBS_FOLDER, RUNNER_LOCK
-from service.runtime.processes.child_process import ChildProcess, kill_holders
+from service.runtime.processes.child_process import ChildProcess
+from service.stores.base import Store
 
 logger = logging.getLogger(__name__)
 
 _POLL = 0.1  # seconds between two checks of the process and of requests to cancel
 _SAVE_INTERVAL = 1.0  # seconds between two writes of progress to disk
+_CLAIMS = 5  # tries: a process that marks interrupted jobs has the lock for a moment
 _NICE = 10  # increment to this process's niceness for the training, which keeps requests fast
+_LOST = "interrupted: the database did not answer, and another machine may train now"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class JobRunner:
-    """Runs the training jobs of one data directory, which any number of processes share.
+    """Runs the training jobs of one namespace, which any number of processes share.
 
     Args:
         root: the data directory; its folder `jobs` is created when missing. A job whose service
             was killed is marked as failed on construction, and its process, if alive, killed.
         argv: builds the command line from a job's options. It may raise Invalid.
+        store: of the namespace. Where several machines share it, they share the jobs, of which one
+            at a time runs.
         on_success: awaited after a training succeeded and before its job is `succeeded`, so that
             clients that see this state see the new version too. Its exceptions fail the job.
         threads: threads of the training's numerical libraries.
@@ -54,17 +52,17 @@ class JobRunner:
         root: Path,
         argv: Callable[[Mapping[str, Any]], Sequence[str]],
         *,
+        store: Store | None = None,
         on_success: Callable[[Job], Awaitable[None]] | None = None,
         threads: int = 1,
         grace: float = 10.0,
-        keep: int = 100,
+        keep: int = KEPT,
     ) -> None:
-        self._root = root / JOBS_FOLDER
         self._argv = argv
         self._on_success = on_success
         self._threads = threads
         self._grace = grace
-        self._store = JobStore(self._root, keep)
+        self._records = JobRecords(root, store, keep)
         self._live: dict[str, Job] = {}  # the job that this process runs
         self._task: asyncio.Task[None] | None = None
         self._child: ChildProcess | None = None
@@ -73,7 +71,7 @@ class JobRunner:
         self.ended: dict[JobState, int] = dict.fromkeys(("succeeded", "failed", "cancelled"), 0)
         self.last_seconds = 0.0
         self._began = 0.0  # when the running child began, by the monotonic clock; 0 without one
-        self._recover()
+        self._records.recover()
 
     @property
     def is_running(self) -> bool:
@@ -92,39 +90,41 @@ class JobRunner:
             Conflict: one is running, in this process or in another.
             Invalid: `argv` refuses the options.
             StoreFull: the disk has no room for the job's file.
-            Unavailable: the service is shutting down.
+            Unavailable: the service is shutting down, or the database does not answer.
         """
         if self._closing:
             raise Unavailable("the service is shutting down")
         argv = list(self._argv(options))
-        with contextlib.ExitStack() as stack:
-            # A process that reaps interrupted jobs holds the lock for a moment.
-            if await self._claim(RUNNER_LOCK, stack, attempts=5) is None:
-                raise await asyncio.to_thread(conflict, self._store)
-            await asyncio.to_thread(self._reap)
+        stack = contextlib.ExitStack()
+        try:
+            lease = await self._claim(stack)
             # A killed orphan takes a moment to end.
-            lock = await self._claim("child.lock", stack, attempts=100)
-            if lock is None:
+            child_lock = await self._claim_child(stack)
+            if child_lock is None:
                 raise Conflict("an interrupted training has not ended yet; one runs at a time")
-            who = f"the service, process {os.getpid()}"
-            job = await asyncio.to_thread(self._store.create, options, _now(), who)
+            who = f"the service, process {os.getpid()} on {platform.node() or 'this machine'}"
+            create = self._records.store.create
+            job = await asyncio.to_thread(create, options, _now(), who)
             if self._closing:  # since the check above: nothing would stop the new training
                 raise Unavailable("the service is shutting down")
-            self._live[job.id] = job
-            logger.info("job started", extra={"job": job.id})
-            self._task = asyncio.create_task(self._run(job.id, argv, lock, stack.pop_all()))
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(stack.close))
+            raise
+        self._live[job.id] = job
+        logger.info("job started", extra={"job": job.id})
+        self._task = asyncio.create_task(self._run(job.id, argv, lease, child_lock, stack))
         return job.id
 
     async def get(self, job_id: str) -> Job:
         """Return the job as it is now. Raises NotFound."""
         if job_id in self._live:
             return self._live[job_id]
-        return await asyncio.to_thread(self._read, job_id)
+        return await asyncio.to_thread(self._records.read, job_id)
 
     async def latest(self, limit: int) -> list[Job]:
         """Return the newest jobs as they are now, newest first."""
-        ids = await asyncio.to_thread(self._store.ids)
-        return [await self.get(job_id) for job_id in reversed(ids[-limit:])]
+        jobs = await asyncio.to_thread(self._records.latest, limit, frozenset(self._live))
+        return [self._live.get(job.id, job) for job in jobs]
 
     async def cancel(self, job_id: str) -> Job:
         """Request that a job be stopped, whichever process runs it; return it. Raises NotFound.
@@ -133,7 +133,7 @@ class JobRunner:
         """
         job = await self.get(job_id)
         if not job.is_final:
-            await asyncio.to_thread(self._store.request_cancellation, job_id)
+            await asyncio.to_thread(self._records.store.request_cancellation, job_id)
         return job
 
     async def close(self) -> None:
@@ -151,19 +151,26 @@ class JobRunner:
     # Running one job ----------------------------------------------------------------------------
 
     async def _run(
-        self, job_id: str, argv: list[str], lock: int, stack: contextlib.ExitStack
+        self,
+        job_id: str,
+        argv: list[str],
+        lease: TrainingLease,
+        child_lock: int,
+        stack: contextlib.ExitStack,
     ) -> None:
         arrived = time.monotonic()  # nobody sets this clock, unlike that of the job's record
-        with stack:
+        watch = LeaseWatch(lease, job_id)
+        watching = asyncio.create_task(watch.run())
+        try:
             try:
-                done = await self._train(job_id, argv, lock)
+                done = await self._train(job_id, argv, watch, child_lock)
                 if done.state == "succeeded" and self._on_success and not self._closing:
                     done = await self._announce(done, self._on_success)
             except Exception:
                 logger.exception("job %s", job_id)
                 done = self._live[job_id].with_error("internal error; see the log", _now())
             except asyncio.CancelledError:
-                del self._live[job_id]  # its file is found to be interrupted at the next start
+                del self._live[job_id]  # its record is found to be interrupted at the next start
                 raise
             self._live[job_id] = done
             self.ended[done.state] = self.ended.get(done.state, 0) + 1
@@ -176,10 +183,13 @@ class JobRunner:
                 {"heed.job": done.id, "heed.job.state": done.state},
                 ok=done.state != "failed",
             )
-            if await asyncio.to_thread(self._write, done):
+            if await asyncio.to_thread(self._records.write, done):
                 del self._live[job_id]
+        finally:
+            watching.cancel()
+            await asyncio.shield(asyncio.to_thread(stack.close))
 
-    async def _train(self, job_id: str, argv: list[str], lock: int) -> Job:
+    async def _train(self, job_id: str, argv: list[str], watch: LeaseWatch, child_lock: int) -> Job:
         def on_stdout(line: str) -> None:
             self._live[job_id] = self._live[job_id].with_stdout(line)
 
@@ -194,7 +204,7 @@ class JobRunner:
                 on_stdout=on_stdout,
                 on_stderr=on_stderr,
                 environment={**threads, "PYTHONUNBUFFERED": "1"},
-                inherit=[lock],
+                inherit=[child_lock],
                 nice=_NICE,
             )
         except (OSError, ValueError) as error:
@@ -205,7 +215,7 @@ class JobRunner:
                 self._live[job_id], state="running", started=_now()
             )
             self._began = time.monotonic()
-            return await self._follow(job_id, child)
+            return await self._follow(job_id, child, watch)
         except BaseException:
             child.kill()
             await child.finish()  # reaps it
@@ -213,24 +223,25 @@ class JobRunner:
         finally:
             self._child, self._began = None, 0.0
 
-    async def _follow(self, job_id: str, child: ChildProcess) -> Job:
+    async def _follow(self, job_id: str, child: ChildProcess, watch: LeaseWatch) -> Job:
         loop = asyncio.get_running_loop()
         stopped: JobState | None = None
         saved: Job | None = None
         due = loop.time()
         while not await child.exited(_POLL):
-            if self._closing:
+            if self._closing or watch.state == "lost":
                 stopped = "failed"
-            elif self._store.is_cancellation_requested(job_id):
+            elif watch.state == "cancelled":
                 stopped = "cancelled"
             if stopped is not None:
                 await child.stop(self._grace)
             elif self._live[job_id] is not saved and loop.time() >= due:
-                saved = self._live[job_id]
-                await asyncio.to_thread(self._write, saved)
+                now = self._live[job_id]
+                if await asyncio.to_thread(self._records.write, now):
+                    saved = now
                 due = loop.time() + _SAVE_INTERVAL
-        code = await child.finish()
-        return self._live[job_id].with_exit(code, _now(), stopped)
+        ended = self._live[job_id].with_exit(await child.finish(), _now(), stopped)
+        return ended.with_error(_LOST, _now()) if watch.state == "lost" else ended
 
     async def _announce(self, job: Job, on_success: Callable[[Job], Awaitable[None]]) -> Job:
         try:
@@ -242,52 +253,33 @@ class JobRunner:
             return job.with_error("trained, but not activated; see the log", _now())
         return dataclasses.replace(job, finished=_now())
 
-    def _write(self, job: Job) -> bool:
-        """Write a job's file if the disk lets it: a training goes on without."""
-        try:
-            self._store.write(job)
-        except OSError as error:
-            logger.warning("job %s: its file could not be written: %s", job.id, error)
-            return False
-        return True
+    # Locks --------------------------------------------------------------------------------------
 
-    # Locks and files ----------------------------------------------------------------------------
+    async def _claim(self, stack: contextlib.ExitStack) -> TrainingLease:
+        """Take the right to train for as long as `stack` is open. Raises Conflict."""
+        for _ in range(_CLAIMS):
+            own = contextlib.ExitStack()
+            claiming = asyncio.ensure_future(asyncio.to_thread(self._records.claim, own))
+            try:
+                lease = await asyncio.shield(claiming)
+            except asyncio.CancelledError:
+                claiming.add_done_callback(lambda _, own=own: own.close())  # type: ignore[misc]
+                raise
+            if lease is not None:
+                stack.enter_context(own)
+                return lease
+            await asyncio.sleep(0.02)
+        raise await asyncio.to_thread(self._records.conflict)
 
-    async def _claim(self, name: str, stack: contextlib.ExitStack, *, attempts: int) -> int | None:
-        """Take a lock for as long as `stack` is open; None if it stays taken."""
-        for _ in range(attempts):
-            if (lock := _try_lock(self._root / name, stack)) is not None:
+    async def _claim_child(self, stack: contextlib.ExitStack) -> int | None:
+        """Take the lock that the training inherits; None if it stays taken."""
+        for _ in range(100):
+            lock = durable_files.try_lock(self._records.folder / CHILD_LOCK)
+            if lock is not None:
+                stack.callback(os.close, lock)
                 return lock
             await asyncio.sleep(0.02)
         return None
-
-    def _recover(self) -> bool:
-        """Reap interrupted jobs, unless a process runs one; True when none does."""
-        with contextlib.ExitStack() as stack:
-            unclaimed = _try_lock(self._root / RUNNER_LOCK, stack) is not None
-            if unclaimed:
-                self._reap()
-        return unclaimed
-
-    def _reap(self) -> None:
-        """Mark interrupted jobs as failed, and kill orphaned trainings.
-
-        The caller must hold the runner's lock.
-        """
-        with contextlib.ExitStack() as stack:
-            if _try_lock(self._root / "child.lock", stack) is None:
-                kill_holders(self._root / "child.lock")
-        for job in map(self._store.read, self._store.ids()):
-            if not job.is_final:
-                self._write(_interrupted(job))
-
-    def _read(self, job_id: str) -> Job:
-        job = self._store.read(job_id)
-        if job.is_final:
-            return job
-        unclaimed = self._recover()
-        job = self._store.read(job_id)  # it may have ended meanwhile
-        return _interrupted(job) if unclaimed and not job.is_final else job
 
 
 def _log_end(job: Job, seconds: float) -> None:
@@ -304,14 +296,3 @@ def _log_end(job: Job, seconds: float) -> None:
 
 def _now() -> int:
     return time.time_ns() // 1000
-
-
-def _interrupted(job: Job) -> Job:
-    return job.with_error("interrupted: the process that ran it is gone", _now())
-
-
-def _try_lock(path: Path, stack: contextlib.ExitStack) -> int | None:
-    lock = durable_files.try_lock(path)
-    if lock is not None:
-        stack.callback(os.close, lock)
-    return lock

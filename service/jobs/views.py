@@ -1,4 +1,4 @@
-"""Jobs and model versions as JSON values, in the form of the API."""
+"""Jobs as JSON values, in the form of the API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from service.domain.timestamps import to_rfc3339
 from service.jobs.job import Job
 from service.runtime.file_paths import without_folders
-from service.snapshots.registry import Version
 
 
 def job_document(job: Job) -> dict[str, Any]:
@@ -25,18 +24,4 @@ def job_document(job: Job) -> dict[str, Any]:
         "metrics": job.metrics,
         "result": job.result,
         "error": job.error and without_folders(job.error),
-    }
-
-
-def version_document(version: Version) -> dict[str, Any]:
-    """Return the public fields of a model version."""
-    metadata = dict(version.metadata or {})
-    return {
-        "version": version.version,
-        "current": version.current,
-        "created": None if version.created is None else to_rfc3339(version.created),
-        "bytes": version.size,
-        "metrics": metadata.pop("metrics", None),
-        "metadata": metadata,
-        "broken": version.broken,
     }

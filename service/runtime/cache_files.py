@@ -12,6 +12,8 @@ import hashlib
 import logging
 import os
 import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -60,18 +62,35 @@ class CacheFiles:
         Where that is not possible, the log says so, and the bytes are made again another time.
         """
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            # Not synchronised: what a power loss leaves of it fails its checksum.
-            with tempfile.TemporaryDirectory(prefix=".new-", dir=self._folder) as temporary:
-                new = Path(temporary, key)
-                with new.open("wb") as file:
-                    os.fchmod(file.fileno(), 0o600)  # as the store, whose items it may hold
-                    file.write(hashlib.sha256(data.data).digest())
-                    file.write(data.data)
-                new.replace(self._folder / key)
-            self._remove_old()
+            self.put(key, [hashlib.sha256(data.data).digest(), data.data])
         except OSError as error:
             _log.warning("%s was not written: %s", self._folder / key, error)
+
+    def building(self, key: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Enter before the bytes of a key are made: others who would make them wait, if any can."""
+        return nullcontext()
+
+    def put(self, key: str, content: Iterable[bytes | memoryview]) -> None:
+        """Keep a whole file under a key, checksum included, and remove the oldest ones.
+
+        Raises what `content` raises, and OSError.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # Not synchronised: what a power loss leaves of it fails its checksum.
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=self._folder) as temporary:
+            new = Path(temporary, key)
+            with new.open("wb") as file:
+                os.fchmod(file.fileno(), 0o600)  # as the store, whose items it may hold
+                for part in content:
+                    file.write(part)
+            new.replace(self._folder / key)
+        self._remove_old()
+
+    def content(self, key: str, size: int) -> Iterator[bytes]:
+        """Yield the whole file of a key, checksum included, in parts of a size. Raises OSError."""
+        with (self._folder / key).open("rb") as file:
+            while part := file.read(size):
+                yield part
 
     def _remove_old(self) -> None:
         used = []

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from service.domain.errors import Corrupt
-from service.domain.names import DEFAULT_NAMESPACE
+from service.domain.names import DEFAULT_NAMESPACE, is_name
 
 STORE_FILE = "heed.db"
 MODELS_FOLDER = "models"
@@ -19,6 +19,7 @@ QUERY_TABLE_FILE = "queries.safetensors"  # derived; the text encoder encodes qu
 INDEXING_LOCK = "indexing.lock"  # held by the worker that rebuilds the index; may be deleted
 FIRST_KEY_FILE = "admin.key"  # the token of the first API key; may be deleted once it is noted
 NAMESPACES_FOLDER = "namespaces"  # each folder in it is laid out as the data directory
+NAMESPACES_LOCK = ".lock"  # in the folder of namespaces; held while one is created or removed
 LAST_BACKUP_FILE = "last_backup.json"  # when, and where to; for heed doctor
 UNFINISHED_RESTORE = "restore.unfinished"  # present while a restore fills the directory
 
@@ -33,6 +34,13 @@ def namespace_folder(data: Path, name: str) -> Path:
     The caller must have checked the name (`service.domain.names.is_name`).
     """
     return data if name == DEFAULT_NAMESPACE else data / NAMESPACES_FOLDER / name
+
+
+def namespace_of(folder: Path) -> str:
+    """Return the name of the namespace whose data directory a folder is."""
+    root = folder.absolute().parent
+    is_namespace = root.name == NAMESPACES_FOLDER and (root / NAMESPACES_LOCK).exists()
+    return folder.name if is_namespace and is_name(folder.name) else DEFAULT_NAMESPACE
 
 
 def check_restored(data: Path) -> None:

@@ -47,6 +47,20 @@ def write(path: Path, data: bytes | bytearray, *, mode: int = PRIVATE_FILE) -> N
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def create(path: Path, *, mode: int = PRIVATE_FILE) -> Iterator[BinaryIO]:
+    """Yield a new file, which is fsynced at the end. Its entry is durable as that of `write`.
+
+    Raises:
+        FileExistsError: there is one already.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(descriptor)
+
+
 def sync_directory(path: Path) -> None:
     """Make renames, creations and removals in `path` durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

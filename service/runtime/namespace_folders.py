@@ -24,6 +24,7 @@ from service.runtime import durable_files
 from service.runtime.data_layout import (
     JOBS_FOLDER,
     NAMESPACES_FOLDER,
+    NAMESPACES_LOCK,
     RUNNER_LOCK,
     STORE_FILE,
     namespace_folder,
@@ -31,7 +32,6 @@ from service.runtime.data_layout import (
 
 StoreToken = tuple[int, int]  # device and inode of a store's file
 
-_LOCK = ".lock"
 _NEW, _REMOVED = ".new-", ".removed-"  # no names, since these begin with a letter or a digit
 _TIMEOUT = 10.0  # seconds to wait for another process that creates, opens or removes a namespace
 
@@ -79,7 +79,7 @@ def namespaces_locked(data: Path) -> Iterator[None]:
     root = data / NAMESPACES_FOLDER
     durable_files.make_directory(root)
     try:
-        with durable_files.locked(root / _LOCK, _TIMEOUT):
+        with durable_files.locked(root / NAMESPACES_LOCK, _TIMEOUT):
             yield
     except TimeoutError as error:
         raise Unavailable(str(error)) from None

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from models.catalogue.catalogue import Catalogue
+from service.domain.errors import StoreUnreachable
 from service.domain.item_patch import ItemPatch
 from service.domain.records import Item
 from service.runtime.daemon_thread import run_in_daemon_thread
@@ -63,6 +64,7 @@ class CatalogueRefresh:
         cache: CatalogueCache | None = None,
     ) -> None:
         self.version = version
+        self.is_stale = False  # changes are known of that the store does not tell
         self.unacknowledged = unacknowledged
         # Has other processes serve what is stored; a write is acknowledged after that.
         self.refresh_peers: Callable[[], Coroutine[None, None, object]] | None = None
@@ -120,11 +122,19 @@ class CatalogueRefresh:
         return catalogue
 
     async def wait(self) -> None:
-        """Return when every acknowledged change is served. Raises what a refresh raised."""
-        stored = await self._store.catalogue_version()
+        """Return when every acknowledged change is served, or the database does not answer.
+
+        `is_stale` says which. Raises what a refresh raised.
+        """
+        stored = self._store.announced_catalogue()
         if stored > self.version:
-            with slot_released():
-                await self._reach(self.unacknowledged.acknowledged_at(stored))
+            try:
+                with slot_released():
+                    await self._reach(self.unacknowledged.acknowledged_at(stored))
+            except StoreUnreachable:
+                self.is_stale = True
+                return
+        self.is_stale = False
 
     async def catch_up(self) -> None:
         """Return when everything that is stored by now is served, acknowledged or not."""
@@ -132,7 +142,7 @@ class CatalogueRefresh:
 
     async def follow(self) -> None:
         """Begin to take over changes, where there are any. Call it often, for other processes'."""
-        if await self._store.catalogue_version() > self.version:
+        if self._store.announced_catalogue() > self.version:
             if self._behind_since is None:
                 self._behind_since = time.monotonic()
             self._begin()

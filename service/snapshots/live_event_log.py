@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from models.data.event_log import EventLog, LoggedEvents
 from models.data.vocabulary import Vocabulary
+from service.domain.errors import StoreUnreachable
 from service.domain.records import DISLIKE
 from service.runtime.processes.shared_arrays import SharedArrays
 from service.stores.base import Store
@@ -39,6 +40,8 @@ class LoadedEventLog:
 class LiveEventLog:
     """Follows the event log of a store: what was acknowledged before `current` is in its answer.
 
+    Where the store cannot be reached, the answer is what was read before, and is marked as stale.
+
     Of several processes, the first reads the log into memory that the others map. A process that
     dies meanwhile is succeeded by another, and each follows the store by itself from then on.
 
@@ -61,6 +64,7 @@ class LiveEventLog:
         self._items = items
         self._executor = executor
         self.loaded = LoadedEventLog()
+        self.is_stale = False  # the store did not answer: it may have more by now
         self.load_seconds = 0.0  # that reading took, of this process
         self._shared = shared
         self._common = len(items)  # rows that are the same in all processes that share the log
@@ -80,12 +84,19 @@ class LiveEventLog:
         return await self._followed()
 
     async def _followed(self) -> EventLog:
-        version = await self._store.clock()
-        while self.loaded.version < version:
-            if self._batch is None or self._batch.done():
-                self._batch = asyncio.create_task(self._take_over())
-            # It goes on when a request runs out of time: the next one finds more of it read.
-            await asyncio.shield(self._batch)
+        try:
+            version = await self._store.clock()
+            while self.loaded.version < version:
+                if self._batch is None or self._batch.done():
+                    self._batch = asyncio.create_task(self._take_over())
+                # It goes on when a request runs out of time: the next one finds more of it read.
+                await asyncio.shield(self._batch)
+        except StoreUnreachable:
+            if not self.loaded.version:
+                raise
+            self.is_stale = True
+        else:
+            self.is_stale = False
         return self.loaded.log
 
     def begin(self) -> None:

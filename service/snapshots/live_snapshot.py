@@ -119,8 +119,11 @@ class LiveSnapshot:
 
     @property
     def degraded(self) -> bool:
-        """True while another model answers, since the current one cannot be served."""
-        return self.fault is not None
+        """True while another model than the current one, or an older catalogue, answers.
+
+        The current model cannot be served, or the database does not tell what it knows of items.
+        """
+        return self.fault is not None or self.catalogue.is_stale
 
     @property
     def snapshot(self) -> Snapshot:
@@ -152,6 +155,7 @@ class LiveSnapshot:
             await self.current()
             await self.follow_registry()
             return
+        await self._registry.refresh()
         self._token = self._registry.current_token()
         stages = StageClock()
         with stages("catalogue"):
@@ -214,10 +218,11 @@ class LiveSnapshot:
         return await asyncio.shield(task)
 
     async def follow_registry(self) -> None:
-        """Serve the model that another process made current. Call it now and then.
+        """Serve the model that another process or machine made current. Call it now and then.
 
         A model that cannot be served is logged, once, and the old version goes on, `degraded`.
         """
+        await self._registry.refresh()
         if self._registry.current_token() == self._token:
             return
         loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from typing import Any
 from service.domain.errors import Conflict, Corrupt, HeedError, Incompatible, Invalid, NotFound
 from service.domain.names import NAME_RULE, is_name, next_time, timestamped_name
 from service.runtime import durable_files
-from service.snapshots.manifest import (
+from service.snapshots.versions.manifest import (
     MANIFEST,
+    WRITE_ONCE,
     Manifest,
     check_files,
     compose,
@@ -33,9 +34,9 @@ from service.snapshots.manifest import (
     signature,
     unseal,
 )
-from service.snapshots.staging import Staging
+from service.snapshots.versions.staging import Staging
 
-PointerToken = tuple[int, int, int]
+PointerToken = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,6 @@ class Version:
     created: int | None = None  # microseconds UTC
     size: int = 0  # bytes of all files
     metadata: Mapping[str, Any] | None = None
-
-
-_WRITE_ONCE = 0o400  # mode of the files of a version
 
 
 class Registry:
@@ -105,6 +103,17 @@ class Registry:
             Conflict: the version exists already, even if broken.
             StoreFull: the disk is full; nothing was published.
         """
+        return self._publish(files, metadata, version, activate)
+
+    def _publish(
+        self,
+        files: Mapping[str, bytes | bytearray],
+        metadata: Mapping[str, Any],
+        version: str | None,
+        activate: bool,
+        taken: Collection[str] = (),
+    ) -> str:
+        """Publish, under a name that sorts after those taken elsewhere too."""
         if version is not None:
             self._directory(version)
         check_files(files)
@@ -114,18 +123,18 @@ class Registry:
         }
         with self._staging.new() as directory:
             for name, data in files.items():
-                durable_files.write(directory / name, data, mode=_WRITE_ONCE)
+                durable_files.write(directory / name, data, mode=WRITE_ONCE)
             with self._staging.locked():
                 if version is None:
                     # Where the clock was set back, the newest version is still the newest.
-                    names = (path.name for path in self._versions.iterdir())
-                    created = next_time(created, names)
+                    names = [path.name for path in self._versions.iterdir()]
+                    created = next_time(created, [*names, *taken])
                     version = timestamped_name(created)
                 if os.path.lexists(self._versions / version):
                     problem = "exists already; versions are never rewritten"
                     raise Conflict(f"model version {version} {problem}")
                 manifest = Manifest(version, created, digests, metadata)
-                durable_files.write(directory / MANIFEST, compose(manifest), mode=_WRITE_ONCE)
+                durable_files.write(directory / MANIFEST, compose(manifest), mode=WRITE_ONCE)
                 durable_files.sync_directory(directory)
                 os.rename(directory, self._versions / version)
                 durable_files.sync_directory(self._versions)
@@ -152,9 +161,7 @@ class Registry:
 
     def activate(self, version: str) -> None:
         """Make `version` current, after every byte of it was verified. Raises as `load` does."""
-        with self._reading(version) as directory:
-            for _ in read_files(directory, read_manifest(directory)):
-                pass
+        self._verify(version)
         with self._staging.locked():
             self._status(version)  # it may have been pruned while it was being verified
             self._point(version)
@@ -172,10 +179,13 @@ class Registry:
             raise Corrupt("current: it names no version")
         return name
 
+    async def refresh(self) -> None:
+        """Learn of what other machines have activated; here there are none."""
+
     def current_token(self) -> PointerToken | None:
         """Return a value that differs after each activation by any process; one `stat`.
 
-        None when no version was ever activated.
+        It is cheap, and never waits. None when no version was ever activated.
         """
         try:
             status = self._pointer.stat()
@@ -209,11 +219,8 @@ class Registry:
             Invalid: `keep` is negative.
             Corrupt: the pointer is damaged, so that nobody knows what must stay.
         """
-        if keep < 0:
-            raise Invalid("/keep", f"must be at least 0, and is {keep}")
-        intact = [entry.version for entry in self.versions() if entry.broken is None]
         removed = []
-        for version in intact[: max(0, len(intact) - keep)]:
+        for version in self._surplus(keep):
             with self._staging.locked():
                 if version == self.current() or not (self._versions / version).exists():
                     continue
@@ -221,6 +228,19 @@ class Registry:
             removed.append(version)
         self._staging.clean()
         return removed
+
+    def _surplus(self, keep: int) -> list[str]:
+        """Return all intact versions but the `keep` newest. Raises `Invalid`."""
+        if keep < 0:
+            raise Invalid("/keep", f"must be at least 0, and is {keep}")
+        intact = [entry.version for entry in self.versions() if entry.broken is None]
+        return intact[: max(0, len(intact) - keep)]
+
+    def _verify(self, version: str) -> None:
+        """Read every byte of a version. Raises as `load` does."""
+        with self._reading(version) as directory:
+            for _ in read_files(directory, read_manifest(directory)):
+                pass
 
     def _inspect(self, name: str, current: str | None) -> Version | None:
         try:

@@ -34,6 +34,7 @@ from service.stores.protocols.import_store import ImportStore
 from service.stores.protocols.key_store import KeyStore
 from service.stores.protocols.measures import MeasuredStore
 from service.stores.protocols.scenario_store import ScenarioStore
+from service.stores.protocols.shared_parts import SharedParts
 
 
 class AppendResult(NamedTuple):
@@ -115,6 +116,20 @@ class Store(
         """
         ...
 
+    async def changed_history(
+        self, user_id: str, *, version: int, generation: int, seq: int
+    ) -> History | None:
+        """Return what a reader who knows the user up to a version lacks; None if nothing changed.
+
+        Args:
+            user_id: the user.
+            version: that the reader knows; 0 for nothing.
+            generation: of the reader's events. Where it is still the user's, the events after
+                `seq` are returned; else all of them.
+            seq: the highest that the reader has.
+        """
+        ...
+
     async def page(
         self, user_id: str, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[Event], str | None]:
@@ -182,6 +197,11 @@ class Store(
 
         A disk that has become full is no problem: writes succeed again once there is room.
         """
+        ...
+
+    @property
+    def shared(self) -> SharedParts | None:
+        """Return what the machines of an installation share; None in a store of one machine."""
         ...
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Identity of events: digests of their bodies, and ids for events that were stored without one."""
+"""Identity of events and users: digests of event bodies, ids of events without one, user keys."""
 
 from __future__ import annotations
 
@@ -18,12 +18,6 @@ _TIMESTAMP = struct.Struct("<q")
 
 FreshEvent = tuple[Event, int, int]
 """An event that is not stored yet, with its timestamp, in microseconds UTC, and `body_digest`."""
-
-
-def user_key(user_id: str) -> int:
-    """Return 63 bits of the BLAKE2b hash of a user's id: the same on every machine."""
-    digest = hashlib.blake2b(user_id.encode(), digest_size=8, usedforsecurity=False).digest()
-    return int.from_bytes(digest, "big") & (1 << 63) - 1
 
 
 def event_key(event_id: str) -> UUID:
@@ -66,6 +60,15 @@ def find_fresh(
             seen[event.event_id] = (digest, timestamp)
         fresh.append((event, timestamp, digest))
     return fresh
+
+
+def user_key(user_id: str) -> int:
+    """Return 63 bits of the BLAKE2b hash of a user's id: the same in every store, on any machine.
+
+    Where the log is divided by users, a user belongs to the shard `user_key(user_id) % count`.
+    """
+    digest = hashlib.blake2b(user_id.encode(), digest_size=8, usedforsecurity=False).digest()
+    return int.from_bytes(digest, "big") & (1 << 63) - 1
 
 
 def body_digest(event: Event) -> int:

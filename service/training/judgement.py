@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
+from models.data.log_shards import WHOLE_LOG, LogShards
 from models.evaluation.baselines import baseline_makers
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
-from models.evaluation.metrics import ndcg_gains, standard_error
+from models.evaluation.metrics import mean, ndcg_gains, standard_error
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.recommender.baseline_model import baseline_model
@@ -73,6 +74,7 @@ def judge(
 
     A baseline is served in the model's place if it replaces the model by `is_replacement`, and the
     model has parts for it. Of several the one with the highest NDCG, or mean of both, is tried.
+    Collective over the shards of the logs.
 
     Args:
         fitted: trained on `history`, and at last on `every_event`.
@@ -85,8 +87,8 @@ def judge(
             is new to its user are ranked once more without these items.
         progress: called as the baselines are fitted.
     """
-    asked = [(cases, exclude_seen)]
-    if not exclude_seen and len(new := cases.new_to_user()):
+    asked, shards = [(cases, exclude_seen)], log.shards
+    if not exclude_seen and shards.any(len(new := cases.new_to_user()) > 0):
         asked.append((new, True))
 
     def evaluated(ranker: Ranker) -> list[RankingMetrics]:
@@ -111,7 +113,7 @@ def judge(
         baselines[name] = evaluated(make(history))
     heed = evaluated(ModelRanker(fitted.validated, content))
     found = judgement(HEED, fitted.model, fitted.validated, heed)
-    rival = best_replacement(baselines, heed)
+    rival = best_replacement(baselines, heed, shards)
     if rival is None:
         return found
     validated = baseline_model(fitted.validated, rival, history)
@@ -119,36 +121,40 @@ def judge(
         return found
     metrics = evaluated(ModelRanker(validated, content))
     model = baseline_model(fitted.model, rival, every_event)
-    if model is None or not is_replacement(metrics, heed):
+    if model is None or not is_replacement(metrics, heed, shards):
         return found
     return judgement(rival, model, validated, metrics)
 
 
 def best_replacement(
-    baselines: Mapping[str, Sequence[RankingMetrics]], heed: Sequence[RankingMetrics]
+    baselines: Mapping[str, Sequence[RankingMetrics]],
+    heed: Sequence[RankingMetrics],
+    shards: LogShards = WHOLE_LOG,
 ) -> str | None:
     """Choose the best of the baselines that are not worse than a model; None if it is not better.
 
-    Metrics are of each question, of the same cases.
+    Metrics are of each question, of the same cases. Collective over the shards of their log.
     """
     kept = {
         name: float(np.mean([metrics.ndcg for metrics in row]))
         for name, row in baselines.items()
-        if not any(_is_better(ours, theirs) for ours, theirs in zip(heed, row, strict=True))
+        if not any(_is_better(ours, theirs, shards) for ours, theirs in zip(heed, row, strict=True))
     }
     best = max(kept, key=kept.__getitem__, default=None)
-    return best if best is not None and is_replacement(baselines[best], heed) else None
+    return best if best is not None and is_replacement(baselines[best], heed, shards) else None
 
 
-def is_replacement(row: Sequence[RankingMetrics], heed: Sequence[RankingMetrics]) -> bool:
+def is_replacement(
+    row: Sequence[RankingMetrics], heed: Sequence[RankingMetrics], shards: LogShards = WHOLE_LOG
+) -> bool:
     """Whether a baseline is better than a model at one question beyond the noise, worse at none."""
     pairs = list(zip(row, heed, strict=True))
-    return any(_is_better(theirs, ours) for theirs, ours in pairs) and not any(
-        _is_better(ours, theirs) for theirs, ours in pairs
+    return any(_is_better(theirs, ours, shards) for theirs, ours in pairs) and not any(
+        _is_better(ours, theirs, shards) for theirs, ours in pairs
     )
 
 
-def _is_better(one: RankingMetrics, other: RankingMetrics) -> bool:
+def _is_better(one: RankingMetrics, other: RankingMetrics, shards: LogShards) -> bool:
     """Whether one NDCG is above another by more than a standard error of the difference."""
     more = ndcg_gains(one.ranks) - ndcg_gains(other.ranks)
-    return bool(more.mean() > standard_error(more))
+    return mean(more, shards) > standard_error(more, shards)

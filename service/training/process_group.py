@@ -65,10 +65,8 @@ def process_group(
     Raises:
         ProcessGroupError: another process ended early.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        if not distributed.is_initialized():  # a second rendezvous would find the keys of the first
-            distributed.init_process_group(_backend(), timeout=_COLLECTIVE_TIMEOUT)
-        yield DataParallelGroup(distributed.get_rank(), distributed.get_world_size())
+    if _is_under_torchrun():
+        yield join_torchrun()
         return
     if size < 2:
         yield SINGLE_PROCESS
@@ -103,6 +101,19 @@ def process_group(
             for other in others.processes:
                 other.join(_GRACE if sys.exception() is None else 0)
                 other.kill()
+
+
+def join_torchrun() -> DataParallelGroup:
+    """Return the place of this process among those of torchrun; the only one without torchrun."""
+    if not _is_under_torchrun():
+        return SINGLE_PROCESS
+    if not distributed.is_initialized():  # a second rendezvous would find the keys of the first
+        distributed.init_process_group(_backend(), timeout=_COLLECTIVE_TIMEOUT)
+    return DataParallelGroup(distributed.get_rank(), distributed.get_world_size())
+
+
+def _is_under_torchrun() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def _backend() -> str:

@@ -35,11 +35,15 @@ class QuestionMetrics:
 
     @property
     def is_basket(self) -> bool:
-        """Whether a user has several cases: the items of a basket."""
-        return len(np.unique(self.cases.users)) < len(self.cases)
+        """Whether a user has several cases, the items of a basket; collective over the shards."""
+        several = len(np.unique(self.cases.users)) < len(self.cases)
+        return self.cases.history.shards.any(several)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values: the model's `metrics`, and those of each of the `baselines`."""
+        """Return plain values: the model's `metrics`, and those of each of the `baselines`.
+
+        Collective over the shards of the log.
+        """
         found, popularity = self.heed, self.baselines[POPULARITY]
         return {
             "metrics": {
@@ -61,4 +65,5 @@ class QuestionMetrics:
 
     def _share(self, found: RankingMetrics) -> float:
         """Return the share of customers with a target among the first ten."""
-        return share_of_users(self.cases.users, found.ranks)
+        shards = self.cases.history.shards
+        return share_of_users(self.cases.users, found.ranks, shards=shards)

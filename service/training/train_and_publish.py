@@ -54,6 +54,9 @@ def train(
     What is published has been trained on these events too, in the training's final epochs: they
     are the newest that there are, and of a short history many.
 
+    Collective over the shards of the corpus's log: their processes train and judge together, and
+    the first one publishes.
+
     Args:
         corpus: the log and the texts of its items.
         registry: to publish the model in.
@@ -64,7 +67,8 @@ def train(
         progress: called as the training proceeds.
         checkpoint: file of the training's state, written after every epoch. An existing one of the
             same events and settings is resumed. It is removed at the end.
-        processes: number of processes that share the work; by default the fastest number.
+        processes: number of processes that share the work; by default the fastest number. Of a log
+            in shards they are those of the shards.
         announce: called before the training, with the preset as it is for these events.
         count_forgotten: returns the number of users who were forgotten since the corpus was read;
             the model has learned from them, and its metadata have the number.
@@ -77,13 +81,13 @@ def train(
         ModelRejected: there are too few events, or popularity, which is served without a model
             too, ranks as well; nothing is published.
     """
-    if len(corpus.log) < MIN_EVENTS:
+    if corpus.events < MIN_EVENTS:
         raise ModelRejected(
-            f"{len(corpus.log)} events are too few to train on; {MIN_EVENTS} are needed"
+            f"{corpus.events} events are too few to train on; {MIN_EVENTS} are needed"
         )
     # The newest events are the validation cases: the service has no use for a test set.
     history, cases = hold_out(corpus.log)
-    if not len(cases):
+    if not corpus.log.shards.any(len(cases) > 0):
         raise ModelRejected("no user has three events: there is no order to learn or to evaluate")
     used = preset.as_trained(history, cases)
     if announce is not None:
@@ -99,8 +103,6 @@ def train(
         processes,
         every_event=corpus.log,
     )
-    if not is_rank_zero():
-        return {}
     # Seen items are candidates as in the choice of the epoch.
     found = judge(
         fitted,
@@ -112,6 +114,9 @@ def train(
         exclude_seen=not fitted.model.config.repeat_consumption,
         progress=progress,
     )
+    outcome, item_counts = found.as_dict(), corpus.log.liked().total_item_counts()
+    if not (is_rank_zero() and corpus.log.shards.is_first):
+        return {}
     if found.popular_is_best:
         _remove_checkpoint(checkpoint)
         asked = found.next
@@ -127,6 +132,8 @@ def train(
         "weights": fitted.weights._asdict(),
         "model_config": found.model.config.as_dict(),
     }
+    if len(corpus.shard_events) > 1:
+        metadata["shard_events"] = list(corpus.shard_events)
     if count_forgotten is not None and (forgotten := count_forgotten()):
         metadata["forgotten_users"] = forgotten
         _log.warning(
@@ -137,19 +144,19 @@ def train(
     trained = TrainedModel(
         found.model,
         corpus.item_ids,
-        corpus.log.liked().item_counts(),
+        item_counts,
         encoder,
         metadata,
         corpus.types[: found.model.config.n_event_types],
     )
-    size = {"items": len(corpus.item_ids), "events": len(corpus.log)}
+    size = {"items": len(corpus.item_ids), "events": corpus.events}
     version = registry.publish(
-        trained.to_files(), {**found.as_dict(), **size, **metadata}, activate=activate
+        trained.to_files(), {**outcome, **size, **metadata}, activate=activate
     )
     _remove_checkpoint(checkpoint)
     return {
         "version": version,
-        **found.as_dict(),
+        **outcome,
         "seconds": fitted.seconds,
         "preset": str(used),
     }
@@ -167,12 +174,16 @@ def fit_model(
     *,
     every_event: Interactions | None = None,
 ) -> TrainingResult:
-    """Call `models.training.fit.fit` in each of the processes that share the work.
+    """Call `models.training.fit.fit` in each of the processes that share the work or the log.
 
     The arguments are as in `train` and in `fit`; content is [N, D]. Raises `ProcessGroupError`
     when a process of the group ended early.
     """
     work = (log, content, cases, preset, seed, every_event)
+    if log.shards.count > 1:
+        return _fit(
+            DataParallelGroup(log.shards.index, log.shards.count), *work, progress, checkpoint
+        )
     size = processes or process_count(
         torch.get_num_threads(),
         tokens=preset.train_config.batch_tokens,

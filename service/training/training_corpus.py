@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
+from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
 from models.data.interactions import DISLIKE, Interactions
+from models.data.log_shards import WHOLE_LOG, LogShards
 from models.data.vocabulary import Vocabulary
 from models.encoder.event_types import UNKNOWN
 from models.training.training_run import TrainingProgress
@@ -21,7 +23,13 @@ from service.domain.records import Item
 from service.snapshots.item_entries import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
-from service.stores.protocols.event_log_store import LogColumns
+from service.stores.protocols.event_log_store import LogColumns, Shard
+from service.training.corpus_shards import (
+    NO_COLUMNS,
+    check_same_store,
+    first_content,
+    with_common_names,
+)
 
 StageProgressCallback = Callable[[str, int, int, TrainingProgress | None], None]
 """Called with a stage, its steps done and in total (0 = unknown), and a training's progress."""
@@ -31,33 +39,57 @@ _MAX_EVENT_TYPES = 64  # that a model distinguishes: the most frequent ones, and
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingCorpus:
-    """A log over item rows, and the text embedding of each row."""
+    """A log over item rows, and the text embedding of each row.
+
+    The log may be a shard of one that several processes read; items and types are those of all.
+    """
 
     log: Interactions
     item_ids: tuple[str, ...]  # row order
     content: NDArray[np.float32]  # [N, D]
     types: tuple[str, ...]  # names of the log's event types, row order
+    shard_events: tuple[int, ...]  # number of events of each shard
+
+    @property
+    def events(self) -> int:
+        """Number of events in all shards."""
+        return sum(self.shard_events)
 
 
 def read_store(
-    store: Store, embeddings: EmbeddingCache, progress: StageProgressCallback | None = None
+    store: Store,
+    embeddings: EmbeddingCache,
+    progress: StageProgressCallback | None = None,
+    group: DataParallelGroup = SINGLE_PROCESS,
 ) -> TrainingCorpus:
-    """Read the whole log of a store and the texts of its items.
+    """Read the log of a store and the texts of its items.
 
     Items of the catalogue without an event are left out: nothing can be learned about them, and
     serving them needs their text alone.
 
+    Args:
+        store: the store, or with several processes an equal copy of it for each.
+        embeddings: of the texts.
+        progress: called as events are read and texts are encoded.
+        group: processes that call this together. Each reads the events of users of its own, a shard
+            of the log, and rank zero the texts.
+
     Raises:
         ModelRejected: the store has no events.
+        Invalid: the processes do not read the same store.
     """
+    shards = LogShards(group.rank, group.world_size)
+    if shards.count > 1:
+        check_same_store(store, shards)
+    parts = [NO_COLUMNS]
     total = 0
-    parts: list[LogColumns] = []
-    for part in store.scan():
+    shard = Shard(shards.index, shards.count) if shards.count > 1 else None
+    for part in store.scan(shard=shard):
         parts.append(part)
         total += len(part)
         if progress is not None:
             progress("reading events", total, 0, None)
-    if not total:
+    if not shards.any(total > 0):
         raise ModelRejected(
             "there are no events to learn from: import some with `heed import` or POST /v1/events"
         )
@@ -67,7 +99,8 @@ def read_store(
     }
     if progress is not None:
         progress("reading items", 0, 0, None)
-    return _corpus(replace(parts[-1], **columns), store.scan_items(), embeddings, progress)
+    whole = with_common_names(replace(parts[-1], **columns), shards)
+    return _corpus(whole, store.scan_items(), embeddings, progress, shards)
 
 
 def read_dataset(dataset: Dataset, embeddings: EmbeddingCache) -> TrainingCorpus:
@@ -94,8 +127,9 @@ def _corpus(
     items: Iterable[Item],
     embeddings: EmbeddingCache,
     progress: StageProgressCallback | None = None,
+    shards: LogShards = WHOLE_LOG,
 ) -> TrainingCorpus:
-    codes, types = _encode_types(columns.types, columns.type_names)
+    codes, types = _encode_types(columns.types, columns.type_names, shards)
     log = Interactions.from_columns(
         columns.users,
         columns.items,
@@ -105,9 +139,15 @@ def _corpus(
         n_users=len(columns.user_ids),
         n_items=len(columns.item_ids),
         dislike_type=types.index(DISLIKE) if DISLIKE in types else -1,
+        shards=shards,
     )
     item_ids = tuple(columns.item_ids)
-    return TrainingCorpus(log, item_ids, _content(item_ids, items, embeddings, progress), types)
+    content = first_content(
+        lambda: _content(item_ids, items, embeddings, progress),
+        (len(item_ids), embeddings.encoder.dimension),
+        shards,
+    )
+    return TrainingCorpus(log, item_ids, content, types, tuple(shards.gather_objects(len(log))))
 
 
 def _content(
@@ -138,12 +178,14 @@ def encode_with_progress(
 
 
 def _encode_types(
-    codes: NDArray[np.integer[Any]], names: Sequence[str]
+    codes: NDArray[np.integer[Any]], names: Sequence[str], shards: LogShards
 ) -> tuple[NDArray[np.int16], tuple[str, ...]]:
     """Encode event types [E] as rows of the returned names; -1 for the rarest beyond the limit."""
-    present, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
-    counts[[names[code] == DISLIKE for code in present.tolist()]] = len(codes) + 1
+    every = shards.sum(np.bincount(codes, minlength=len(names)))
+    present = np.flatnonzero(every)
+    counts = every[present]
+    counts[[names[code] == DISLIKE for code in present.tolist()]] = every.sum() + 1
     kept = np.sort(np.argsort(-counts, kind="stable")[:_MAX_EVENT_TYPES])
-    rows = np.full(len(present), UNKNOWN, dtype=np.int16)
-    rows[kept] = np.arange(len(kept))
-    return rows[inverse], tuple(names[code] for code in present[kept].tolist())
+    rows = np.full(len(names), UNKNOWN, dtype=np.int16)
+    rows[present[kept]] = np.arange(len(kept))
+    return rows[codes], tuple(names[code] for code in present[kept].tolist())

@@ -38,7 +38,8 @@ def test_the_configuration_is_valid(tmp_path: Path) -> None:
         shutil.copy(CONFIGURATION / name, tmp_path)
     configuration = (tmp_path / "prometheus.yml").read_text().replace("/keys/", f"{tmp_path}/")
     (tmp_path / "prometheus.yml").write_text(configuration)
-    (tmp_path / "metrics.key").write_text("a key")
+    for name in ("metrics.key", "cluster-metrics.key"):
+        (tmp_path / name).write_text("a key")
     promtool("check", "config", "prometheus.yml", folder=tmp_path)
 
 

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tests.faults import damage, durability, serving, skew, suites
+from tests.faults import damage, durability, failover, outages, replicas, serving, skew, suites
 from tests.faults.matrix import Fault, Setup, Verdict
 from tests.support import stepped_clock, tiny
 
@@ -37,6 +37,12 @@ FAULTS = (
     Fault("skew", "a clock that is set", "as one clean pass, no timer notices", skew.skew),
     Fault("churn", "search amid changes", "every answer of one version", serving.churn),
     Fault("swaps", "swaps, dead workers, stop", "no failed request", serving.swaps),
+    Fault("failover", "PostgreSQL's primary killed", "0 acknowledged lost", failover.by_hand),
+    Fault("patroni", "the same, with Patroni", "0 acknowledged lost", failover.by_patroni),
+    Fault("hung", "PostgreSQL hangs or is slow", "p99 ≤ deadline + 50 ms", outages.hung),
+    Fault("mixed", "clients leave as it hangs", "no other user's data", outages.mixed),
+    Fault("crossed", "reads at another replica", "every write is read", replicas.crossed),
+    Fault("exhausted", "no connection is free", "503 or 429, recovers", replicas.exhausted),
     Fault("soak", "long load", "no growth", serving.soak),
 )
 

@@ -58,6 +58,8 @@ class FakeEngine:
     It is an engine and its parts at once.
     """
 
+    rate_windows = None
+
     def __init__(self) -> None:
         self.items: dict[str, Item] = {}
         self.events: dict[str, list[Event]] = {}
@@ -92,6 +94,9 @@ class FakeEngine:
         self.changes_of_keys += 1
 
     async def keys_version(self) -> int:
+        return self.changes_of_keys
+
+    def announced_keys(self) -> int:
         return self.changes_of_keys
 
     async def key(self, key_id: str) -> ApiKey | None:

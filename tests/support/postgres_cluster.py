@@ -6,11 +6,10 @@ import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlencode
 
 import psycopg
 
-from tests.support.postgres_programs import SUPERUSER
+from tests.support.postgres_programs import SUPERUSER, multi_host_url
 from tests.support.postgres_server import PATIENCE, PostgresServer
 
 
@@ -69,9 +68,8 @@ class PostgresCluster:
             options: further ones of libpq; without connect_timeout, psycopg gives a frozen server
                 130 s before it asks the next.
         """
-        hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
-        query = urlencode({"target_session_attrs": "read-write", **options})
-        return f"postgresql://{SUPERUSER}@{hosts}/{database}?{query}"
+        ports = [node.port for node in self.nodes]
+        return multi_host_url(ports, database, target_session_attrs="read-write", **options)
 
     def promote(self, standby: PostgresServer) -> None:
         """Make a standby the primary. The old one is neither asked nor told; other standbys follow.

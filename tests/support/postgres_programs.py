@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlencode
 
 SUPERUSER = "postgres"
 # Without variables like PGDATA and PGPORT of whoever runs the tests.
@@ -95,3 +96,10 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
+
+
+def multi_host_url(ports: Sequence[int], database: str, **options: object) -> str:
+    """Return the URL of servers of this machine, of which libpq takes the first that will do."""
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    query = f"?{urlencode(options)}" if options else ""
+    return f"postgresql://{SUPERUSER}@{hosts}/{database}{query}"

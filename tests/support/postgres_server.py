@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 import signal
 import time
@@ -28,7 +27,6 @@ from tests.support.postgres_programs import (
 from tests.support.process_tree import ProcessTree
 
 PATIENCE = 60.0  # seconds until a server that neither starts nor ends is given up
-_IPC_RMID = 0  # of shmctl(2)
 
 
 class PostgresDatabases:
@@ -112,6 +110,7 @@ class PostgresServer(PostgresDatabases):
             "listen_addresses": "127.0.0.1",
             "port": self.port,
             "unix_socket_directories": "",
+            "dynamic_shared_memory_type": "mmap",  # files, which are removed with the folder
             "cluster_name": name,
             "fsync": "on" if fsync else "off",
         }
@@ -221,7 +220,6 @@ class PostgresServer(PostgresDatabases):
     def close(self) -> None:
         """Kill what runs, and remove the data."""
         self.kill()
-        _remove_shared_memory(self.data)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def log(self) -> str:
@@ -252,12 +250,3 @@ class PostgresServer(PostgresDatabases):
             )
         except (FileNotFoundError, IndexError, ValueError):
             return False
-
-
-def _remove_shared_memory(data: Path) -> None:
-    # A killed server leaves a segment, which its next start would have removed.
-    try:
-        _, identifier = (data / "postmaster.pid").read_text().splitlines()[6].split()
-    except (FileNotFoundError, IndexError):
-        return
-    ctypes.CDLL(None).shmctl(int(identifier), _IPC_RMID, None)

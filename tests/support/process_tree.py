@@ -17,11 +17,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 PATIENCE = 60.0  # seconds until a program that does not end is given up
 _PR_SET_CHILD_SUBREAPER = 36  # of prctl(2)
+_IPC_RMID = 0  # of shmctl(2)
 
 
 class ProcessTree:
@@ -85,9 +86,11 @@ class ProcessTree:
     def kill(self) -> None:
         """Kill every process by SIGKILL, all stopped before so that none sees another end."""
         self.freeze()
-        for pid in self._members():
+        members = self._members()
+        for pid in members:
             _send(pid, signal.SIGKILL)
         self.wait()
+        _remove_shared_memory(members)
 
     def wait(self, patience: float = PATIENCE) -> int:
         """Its exit code once all processes have ended; minus the number of a signal's.
@@ -165,10 +168,22 @@ def _guard(command: list[str], folder: str, user: str | None) -> int:
 
 
 def _kill_all() -> None:
+    killed: set[int] = set()
     while below := descendants(os.getpid()):
         for pid in below:
             _send(pid, signal.SIGKILL)
+        killed.update(below)
         time.sleep(0.01)
+    _remove_shared_memory(killed)
+
+
+def _remove_shared_memory(creators: Collection[int]) -> None:
+    """Remove segments of System V that processes have left which were killed."""
+    _, *segments = Path("/proc/sysvipc/shm").read_text().splitlines()
+    for segment in segments:
+        _, identifier, _, _, creator, _, attached = map(int, segment.split()[:7])
+        if creator in creators and not attached:
+            ctypes.CDLL(None).shmctl(identifier, _IPC_RMID, None)
 
 
 def _group(user: str | None) -> int | None:

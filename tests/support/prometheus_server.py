@@ -40,7 +40,8 @@ class PrometheusServer:
     def __init__(self, target: str, folder: Path, key_file: Path) -> None:
         configuration = yaml.safe_load((CONFIGURATION / "prometheus.yml").read_text())
         configuration["global"] = {"scrape_interval": "500ms", "evaluation_interval": "1s"}
-        (heed,) = configuration["scrape_configs"]
+        heed, *_ = configuration["scrape_configs"]  # the others are the cluster's
+        configuration["scrape_configs"] = [heed]
         heed["static_configs"] = [{"targets": [target]}]
         heed["authorization"]["credentials_file"] = str(key_file)
         shutil.copy(CONFIGURATION / "alerts.yml", folder)

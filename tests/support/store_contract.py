@@ -9,9 +9,10 @@ import hashlib
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +25,7 @@ from service.domain.item_patch import ItemPatch
 from service.domain.keys import Rate, Scope, issue_key
 from service.domain.records import Event, Item, User, Vector
 from service.stores.base import History, Store
+from service.stores.protocols.event_log_store import LogColumns, Shard
 from service.stores.quota import StoreQuota
 from tests.support.store_model import Notebook
 
@@ -84,6 +86,37 @@ def rows(history: History) -> list[tuple[Any, ...]]:
                 None if value is None else value.tolist(),
             )
         )
+    return found
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110 - another process sets no event
+            await asyncio.sleep(0.01)
+
+
+def _is_announced(store: Store, version: int) -> bool:
+    return store.announced_catalogue() == version
+
+
+def _histories(scan: Iterable[LogColumns]) -> dict[str, list[tuple[str, str, int, float]]]:
+    """The histories in the slices of a scan, by user; each must come in one piece."""
+    found: dict[str, list[tuple[str, str, int, float]]] = {}
+    newest = None
+    for slice_ in scan:
+        for row in range(len(slice_)):
+            user = slice_.user_ids[slice_.users[row]]
+            assert user == newest or user not in found
+            newest = user
+            found.setdefault(user, []).append(
+                (
+                    slice_.item_ids[slice_.items[row]],
+                    slice_.type_names[slice_.types[row]],
+                    int(slice_.timestamps[row]),
+                    float(slice_.weights[row]),
+                )
+            )
     return found
 
 
@@ -602,6 +635,48 @@ class HistoryContract(_Contract):
         assert rows(await store.history("u", after=0)) == known
         assert len(await store.history("u", after=last + 100)) == 0
 
+    async def test_changed_histories_complete_what_a_reader_has(
+        self, store: Store, another: Connect
+    ) -> None:
+        """A reader of changes has the history at each version, and is sent nothing twice."""
+        rng = random.Random(8)
+        other = another()
+        version = generation = last = 0
+        known: list[tuple[Any, ...]] = []
+        for step in range(60):
+            kind = rng.choice(["append"] * 5 + ["delete", "merge", "profile", "forget", "nothing"])
+            writer = rng.choice([store, other])
+            if kind == "append":
+                times = [rng.randrange(9) for _ in range(rng.randint(1, 3))]
+                await writer.append(
+                    [Event("u", f"i{step}", timestamp=time, key=vector(time)) for time in times]
+                )
+            elif kind == "delete" and (events := await events_of(store, "u")):
+                await writer.delete_event("u", str(rng.choice(events).event_id))
+            elif kind == "merge":
+                await writer.append([Event("v", "i", timestamp=rng.randrange(9))])
+                await writer.merge("u", "v")
+            elif kind == "profile":
+                await writer.put_user(User("u", {"step": step}))
+            elif kind == "forget":
+                await writer.forget("u")
+            whole = await store.history("u")
+            changed = await other.changed_history(
+                "u", version=version, generation=generation, seq=last
+            )
+            if changed is None:
+                assert whole.version == version
+                continue
+            assert whole.version != version
+            if changed.generation != generation:
+                known = []
+            assert not {row[0] for row in known} & {row[0] for row in rows(changed)}
+            known = sorted(known + rows(changed), key=lambda row: (row[1], row[0]))
+            assert (known, changed.user) == (rows(whole), whole.user)
+            version, generation = changed.version, changed.generation
+            last = max((row[0] for row in known), default=0)
+        assert await store.changed_history("w", version=0, generation=0, seq=0) is None
+
     async def test_news_come_in_order_with_their_vectors(self, store: Store) -> None:
         """Events after a seq are still oldest first, each with its own vectors."""
         times = [5, 1, 4, 2, 3]
@@ -941,6 +1016,18 @@ class CatalogueContract(_Contract):
         assert parts == {1: 5, 3: 4, 100: 1}[limit]
         assert await store.catalogue_changes(seen, limit) == (seen, [], [])
 
+    async def test_catalogue_changes_are_announced(self, store: Store, another: Connect) -> None:
+        """A client's own change is announced to it at once, and before long to the others."""
+        reader = another()
+        assert (store.announced_catalogue(), reader.announced_catalogue()) == (0, 0)
+        for n in range(3):
+            await store.put_items([Item(f"i{n}")])
+            version = await store.catalogue_version()
+            assert store.announced_catalogue() == version
+            await _until(partial(_is_announced, reader, version))
+        await store.append([Event("u", "i0")])
+        assert store.announced_catalogue() == version
+
     async def test_the_digest_of_the_catalogue_changes_with_every_item(self, store: Store) -> None:
         """Any change of an item gives another digest; events, and writes of the same, give none."""
         vector = np.ones(3, np.float32)
@@ -1215,6 +1302,30 @@ class WholeContract(_Contract):
                     )
                 )
 
+    async def test_scans_by_shard_divide_the_log_by_users(self, store: Store) -> None:
+        """Each shard's scan has the whole histories of its own users, in the order of `scan`."""
+        rng = random.Random(1)
+        users = [*IDS, *(f"u{n}" for n in range(30))]
+        await store.append(
+            [
+                Event(rng.choice(users), f"i{rng.randrange(9)}", timestamp=NOON + rng.randrange(50))
+                for _ in range(700)
+            ]
+        )
+        await store.put_user(User("without events"))
+        await store.forget("u3")
+        whole = _histories(store.scan(11))
+        for count in (1, 2, 3, 64):
+            parts = [_histories(store.scan(7, shard=Shard(n, count))) for n in range(count)]
+            assert sum(map(len, parts)) == len(whole)  # no user is in two shards
+            for number, part in enumerate(parts):
+                for user, history in part.items():
+                    hashed = hashlib.blake2b(user.encode(), digest_size=8).digest()
+                    assert int.from_bytes(hashed, "big") % 2**63 % count == number
+                    assert history == whole[user]
+        with pytest.raises(ValueError, match="no shard 2 of 2"):
+            Shard(2, 2)
+
     @pytest.mark.parametrize("seed", range(4))
     async def test_followers_of_the_log_have_all_of_it(
         self, store: Store, another: Connect, seed: int
@@ -1442,6 +1553,8 @@ class KeyContract(_Contract):
         await store.append([Event("u", "i")])
         await store.revoke_key(first.key_id)
         assert await reader.keys_version() == versions[-1]
+        assert store.announced_keys() == versions[-1]
+        await _until(lambda: reader.announced_keys() == versions[-1])
 
 
 class QuotaContract(_Contract):

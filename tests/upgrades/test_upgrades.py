@@ -22,8 +22,8 @@ from service.domain.settings import Settings
 from service.engine.engine import open_engine
 from service.maintenance.backups.backup import digest_file
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
-from service.snapshots.manifest import MANIFEST, seal, unseal
 from service.snapshots.registry import Registry
+from service.snapshots.versions.manifest import MANIFEST, seal, unseal
 from service.stores.sqlite import schema
 from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.schema import SCHEMA_VERSION

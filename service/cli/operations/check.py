@@ -84,12 +84,12 @@ def _print(findings: Iterable[CheckResult]) -> int:
 def _check_models(data: Path) -> Iterable[CheckResult]:
     from service.domain.errors import HeedError
     from service.runtime.data_layout import MODELS_FOLDER
-    from service.snapshots.registry import Registry
+    from service.snapshots.versions.opening import open_registry
     from service.stores.sqlite.integrity.check import CheckResult
 
     if not (data / MODELS_FOLDER).exists():
         return
-    registry = Registry(data / MODELS_FOLDER)
+    registry = open_registry(data)
     try:
         current = registry.current()
     except HeedError as error:

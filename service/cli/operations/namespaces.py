@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from service.cli.console import DATA, Data, open_store, out
+from service.cli.console import DATA, Data, open_directory, open_store, out
 from service.domain.errors import HeedError
 from service.domain.names import DEFAULT_NAMESPACE
 from service.runtime import namespace_folders
-from service.runtime.data_layout import MODELS_FOLDER, NAMESPACES_FOLDER, namespace_folder
+from service.runtime.data_layout import MODELS_FOLDER, NAMESPACES_FOLDER
 
 namespaces = typer.Typer(
     help="Create, list and remove namespaces: each has its own items, users, events, scenarios, "
@@ -26,12 +26,8 @@ Name = Annotated[str, typer.Argument(help="1 to 64 of a-z, 0-9, '_' and '-'.")]
 @namespaces.command("create")
 def create(name: Name, data: Data = DATA) -> None:
     """Create an empty namespace; a running service serves it at once."""
-
-    def fill(folder: Path) -> None:
-        with open_store(folder):
-            pass
-
-    folder = namespace_folders.create_namespace(data, name, fill)
+    with open_directory(data) as directory:
+        folder = directory.create(name)
     out.print(f"Namespace {name} created in {folder}.", markup=False, soft_wrap=True)
 
 
@@ -45,8 +41,9 @@ def list_namespaces(data: Data = DATA) -> None:
     for name in ("items", "users", "events", "size"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("model", overflow="fold")
-    for name in [DEFAULT_NAMESPACE, *namespace_folders.namespace_names(data)]:
-        table.add_row(name, *_described(data, name))
+    with open_directory(data) as directory:
+        for name in [DEFAULT_NAMESPACE, *directory.names()]:
+            table.add_row(name, *_described(directory, data, name))
     out.print(table)
 
 
@@ -60,38 +57,40 @@ def remove(
 
     Nothing brings it back. A namespace in which a training runs is not removed.
     """
-    folder = namespace_folders.find_namespace(data, name)
-    if not yes and name != DEFAULT_NAMESPACE:
-        items, users, events, size, _ = _described(data, name)
-        out.print(
-            f"This deletes {items} items, {users} users and {events} events, {size} in {folder}.",
-            markup=False,
-            soft_wrap=True,
-        )
-        if typer.prompt(f"Type {name} to remove it", default="", show_default=False) != name:
-            out.print("Nothing was removed.")
-            raise typer.Exit(1)
-    namespace_folders.remove_namespace(data, name)
+    with open_directory(data) as directory:
+        folder = directory.find(name)
+        if not yes and name != DEFAULT_NAMESPACE:
+            items, users, events, size, _ = _described(directory, data, name)
+            out.print(
+                f"This deletes {items} items, {users} users and {events} events, "
+                f"{size} in {folder}.",
+                markup=False,
+                soft_wrap=True,
+            )
+            if typer.prompt(f"Type {name} to remove it", default="", show_default=False) != name:
+                out.print("Nothing was removed.")
+                raise typer.Exit(1)
+        directory.remove(name)
     out.print(f"Namespace {name} removed.", markup=False, soft_wrap=True)
 
 
-def _described(data: Path, name: str) -> tuple[str, str, str, str, str]:
+def _described(directory: Any, data: Path, name: str) -> tuple[str, str, str, str, str]:
     """Return the items, users, events, bytes and model of a namespace, as they are printed."""
-    from service.snapshots.registry import Registry
+    from service.snapshots.versions.opening import open_registry
 
-    folder = namespace_folder(data, name)
+    folder = directory.find(name) if name != DEFAULT_NAMESPACE else data
     size = namespace_folders.folder_size(folder)
     if name == DEFAULT_NAMESPACE:
         size -= namespace_folders.folder_size(folder / NAMESPACES_FOLDER)
     shown = f"{size / 1e6:.1f} MB"
     try:
-        if namespace_folders.store_token(folder) is None:
+        if directory.token(name) is None:
             return "–", "–", "–", shown, "no store"
         with open_store(folder) as store:
             counts = asyncio.run(store.counts())
-        model = ""
-        if (folder / MODELS_FOLDER).is_dir():
-            model = Registry(folder / MODELS_FOLDER).current() or ""
+            model = ""
+            if store.shared is not None or (folder / MODELS_FOLDER).is_dir():
+                model = open_registry(folder, store).current() or ""
     except HeedError as error:
         return "?", "?", "?", shown, str(error)
     items, users, events = (f"{counts[each]:,}" for each in ("items", "users", "events"))

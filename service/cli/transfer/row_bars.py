@@ -10,13 +10,15 @@ from rich.progress import (
     BarColumn,
     Progress,
     ProgressColumn,
+    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
 
-from models.compute.progress import ProgressCallback
 from service.datasets.base import Dataset
+
+RateCallback = Callable[[str, int, int | None], None]
 
 
 def columns() -> tuple[ProgressColumn, ...]:
@@ -49,14 +51,21 @@ def reading_bar(console: Console, source: Dataset) -> Iterator[Callable[[str, in
 
 
 @contextmanager
-def rate_bar(console: Console, description: str, unit: str) -> Iterator[ProgressCallback]:
-    """Draw a count and its rate; yield a function that takes the count and its total."""
-    with Progress(*columns(), console=console, transient=True) as bar:
-        task = bar.add_task(description, total=None, note="")
+def rate_bars(console: Console, unit: str) -> Iterator[RateCallback]:
+    """Draw a count and its rate for one stage after the other.
 
-        def show(done: int, total: int) -> None:
-            speed = bar.tasks[0].speed
+    Yields a function that takes the stage, the count and its total, None where it is unknown.
+    """
+    with Progress(*columns(), console=console, transient=True) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(stage: str, done: int, total: int | None) -> None:
+            if stage not in tasks:
+                for task in tasks.values():
+                    bar.update(task, visible=False)
+                tasks[stage] = bar.add_task(stage, total=None, note="")
+            speed = bar.tasks[tasks[stage]].speed
             note = f"{speed:,.0f} {unit}/s" if speed else ""
-            bar.update(task, completed=done, total=total, note=note)
+            bar.update(tasks[stage], completed=done, total=total, note=note)
 
         yield show

@@ -63,12 +63,12 @@ class AccessControl:
         if needed == PUBLIC:
             await self._note(scope, store)
             return
-        if not await self._keys_are_on(store):
+        if not self._keys_are_on(store):
             return
         key = await self._authenticate(scope, store)
         scope[KEY], scope[NAMESPACE] = key, key.namespace
         if key.rate is not None:
-            self._rates.count(key, key.rate)
+            await self._rates.count(key, key.rate, store.rate_windows)
         if needed is None:
             # Not left to the router: a route without scopes shall answer nobody.
             raise HTTPException(405 if routes.methods(path) else 404)
@@ -78,15 +78,15 @@ class AccessControl:
     async def _note(self, scope: Scope, store: KeyStore) -> None:
         """Note the key of a request that needs none; a wrong one is as none."""
         try:
-            if await self._keys_are_on(store):
+            if self._keys_are_on(store):
                 scope[ANONYMOUS] = True
                 scope[KEY] = await self._authenticate(scope, store)
                 scope[ANONYMOUS] = False
         except (HTTPException, HeedError):  # liveness does not depend on the store
             return
 
-    async def _keys_are_on(self, store: KeyStore) -> bool:
-        version = await store.keys_version()
+    def _keys_are_on(self, store: KeyStore) -> bool:
+        version = store.announced_keys()
         if version != self._version:
             self._known, self._version = {}, version
         return version > 0 or self._is_required

@@ -12,9 +12,9 @@ from service.domain.errors import HeedError
 from service.domain.settings import PREFIX, Settings, check_bind_address, is_exposed
 from service.http.access.first_key import create_first_key
 from service.http.access.metrics_key import keep_metrics_key
-from service.runtime.data_layout import FIRST_KEY_FILE, STORE_FILE
+from service.runtime.data_layout import FIRST_KEY_FILE
+from service.stores.opening import open_store
 from service.stores.protocols.key_store import KeyStore
-from service.stores.sqlite.store import SQLiteStore
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def prepare_keys(settings: Settings, console: Console, *, with_first_key: bool) 
 
 async def _prepare(settings: Settings, *, with_first_key: bool) -> bool:
     """Create the keys, and report whether there are any."""
-    store = SQLiteStore(settings.data / STORE_FILE)
+    store = open_store(settings.data, settings.store)
     try:
         if with_first_key:
             await create_first_key(store, settings.data)

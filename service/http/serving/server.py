@@ -46,6 +46,7 @@ from service.runtime.processes.shutdown_limit import ShutdownLimit
 from service.runtime.processes.worker_messages import WorkerPeers, worker_sockets
 from service.runtime.processes.worker_table import WorkerTable
 from service.snapshots.live_snapshot import PreloadedSnapshot
+from service.stores.opening import is_shared
 from service.stores.sqlite_files.kept_copies import remove_kept_copies
 
 _log = logging.getLogger(__name__)
@@ -134,6 +135,8 @@ def run(
                 stack.enter_context(each)
             runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
             runner.run(_serve(settings, console, sockets, examples=examples))
+    if is_shared(settings.store):
+        return
     # Started and stopped: nobody needs to go back to the Heed before a migration any more.
     for name in (DEFAULT_NAMESPACE, *namespace_names(settings.data)):
         store = namespace_folder(settings.data, name) / STORE_FILE

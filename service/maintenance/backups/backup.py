@@ -36,7 +36,7 @@ from service.runtime.data_layout import (
     namespace_folder,
 )
 from service.runtime.namespace_folders import namespace_names
-from service.snapshots.manifest import MANIFEST, read_file, read_manifest, unseal
+from service.snapshots.versions.manifest import MANIFEST, read_file, read_manifest, unseal
 from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite.store import SQLiteStore

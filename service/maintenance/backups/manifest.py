@@ -10,7 +10,7 @@ from typing import Any
 
 from service.domain.errors import Corrupt, Incompatible, NotFound
 from service.runtime import durable_files
-from service.snapshots.manifest import read_file, seal, unseal
+from service.snapshots.versions.manifest import read_file, seal, unseal
 from service.stores.store_digest import TableDigest
 
 BACKUP_FILE = "backup.json"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from service.domain.settings import Settings
 from service.maintenance.doctor.log_summary import LogSummary
-from service.snapshots.manifest import Manifest
+from service.snapshots.versions.manifest import Manifest
 
 DAY = 86_400_000_000  # microseconds
 

@@ -14,7 +14,8 @@ from models.catalogue.catalogue_state import (
     catalogue_to_parts,
 )
 from service import __version__
-from service.runtime.cache_files import CacheFiles
+from service.snapshots.shared_cache import CATALOGUES, open_cache_files
+from service.stores.base import Store
 from service.stores.protocols.catalogue_store import CatalogueDigest
 
 
@@ -28,10 +29,18 @@ class CatalogueCache:
         folder: of the files.
         encoder: the name of the text encoder.
         keyword_fields: attributes that hold identifiers.
+        store: of the items; where several machines share it, one reads and the others fetch.
     """
 
-    def __init__(self, folder: Path, encoder: str, keyword_fields: Sequence[str]) -> None:
-        self._files = CacheFiles(folder, len(PARTS))
+    def __init__(
+        self,
+        folder: Path,
+        encoder: str,
+        keyword_fields: Sequence[str],
+        *,
+        store: Store | None = None,
+    ) -> None:
+        self._files = open_cache_files(folder, len(PARTS), store, CATALOGUES)
         self._made_by = (FORMAT, __version__, encoder, tuple(keyword_fields))
 
     def read(self, empty: Catalogue, items: CatalogueDigest) -> Catalogue | None:

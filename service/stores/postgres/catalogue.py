@@ -160,6 +160,7 @@ async def replace_items(
     if on_change is not None:
         on_change(previous, version)
     await transaction.connection.execute(_MOVE_VERSION.encode(), (version, added, grown, no))
+    await transaction.announce(catalogue=version)
 
 
 # ------------------------------------------------------------------------------ reads

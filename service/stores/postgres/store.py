@@ -16,7 +16,7 @@ import psycopg
 from numpy.typing import NDArray
 from psycopg import AsyncConnection, Connection
 
-from service.domain.errors import HeedError, Invalid
+from service.domain.errors import HeedError, Invalid, NotFound, StoreUnreachable, Unavailable
 from service.domain.item_patch import ItemPatch
 from service.domain.keys import ApiKey
 from service.domain.names import DEFAULT_NAMESPACE
@@ -35,9 +35,9 @@ from service.stores.base import AppendResult, History, Store
 from service.stores.encoding import check_limit, user_document
 from service.stores.postgres import catalogue, forgetting, users
 from service.stores.postgres.bulk.postgres_bulk import PostgresBulk
-from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.faults import explain
+from service.stores.postgres.database.connections import LONG_TIMEOUT
 from service.stores.postgres.database.migrations import migrate
+from service.stores.postgres.database.shared import open_database
 from service.stores.postgres.database.transaction import (
     CATALOGUE,
     FOLDING,
@@ -53,8 +53,10 @@ from service.stores.postgres.events.appending import Appending
 from service.stores.postgres.events.histories import Histories
 from service.stores.postgres.events.names import InternedNames
 from service.stores.postgres.imports import ledger
-from service.stores.postgres.namespaces import create_namespace
+from service.stores.postgres.namespaces import find_namespace, find_or_create_namespace
 from service.stores.postgres.registers import keys, scenarios
+from service.stores.postgres.registers.rate_windows import PostgresRateWindows
+from service.stores.postgres.shared.parts import PostgresSharedParts
 from service.stores.protocols.bulk_access import BulkAccess
 from service.stores.protocols.catalogue_store import (
     CatalogueChanges,
@@ -62,7 +64,7 @@ from service.stores.protocols.catalogue_store import (
     OnCatalogueChange,
     PatchResult,
 )
-from service.stores.protocols.event_log_store import LogChanges, LogColumns
+from service.stores.protocols.event_log_store import LogChanges, LogColumns, Shard
 from service.stores.protocols.forgetting_ledger import ForgottenAgain, ForgottenUser, user_digest
 from service.stores.protocols.import_store import ImportRecord, UndoneImport
 from service.stores.protocols.measures import StoreMeasures
@@ -73,16 +75,25 @@ P = ParamSpec("P")
 Job = Callable[[NamespaceTransaction], Awaitable[T]]
 
 UNDONE_ROWS = 20_000  # events of an import that are taken back in one transaction
+QUICK_TIMEOUT = 0.5  # seconds
 FOLD_INTERVAL = 10.0  # seconds between two attempts to fold counts
 
 
 class PostgresStore(Store):
-    """Store in one namespace of the database `url`, whose schema is created or migrated.
+    """Store in one namespace of a database, whose schema is created or migrated.
 
-    `quota` bounds what this client may add to the namespace.
+    Args:
+        url: of the database.
+        namespace: its name.
+        create: create the namespace where there is none of this name.
+        quota: bounds what this client may add to the namespace.
+        patience: seconds that what a request waits for may take, before `StoreUnreachable`.
 
-    Raises `Invalid` for a URL that is none or a database that is not UTF8, `Incompatible` for one
-    of a newer Heed, and `Unavailable` where it does not answer.
+    Raises:
+        NotFound: there is no such namespace.
+        Invalid: the URL is none of PostgreSQL, or the database is not encoded in UTF8.
+        Incompatible: a newer Heed has migrated the database.
+        Unavailable: the database does not answer.
     """
 
     def __init__(
@@ -90,23 +101,38 @@ class PostgresStore(Store):
         url: str,
         *,
         namespace: str = DEFAULT_NAMESPACE,
+        create: bool = True,
         quota: StoreQuota | None = None,
+        patience: float = QUICK_TIMEOUT,
     ) -> None:
+        self._patience = patience
         self._quota = quota if quota and any(quota) else None
-        self._connections = Connections(url)
+        self._database = open_database(url)
+        self._connections = self._database.connections
+        self._notices = self._database.notices
+        self._namespace = namespace
+        self._closed = False
         try:
-            with self._connections.connect() as connection:
+            with self._connections.plain() as connection:
                 migrate(connection)
-                self._no = create_namespace(connection, namespace)
+                find = find_or_create_namespace if create else find_namespace
+                found = find(connection, namespace)
+                if found is None:
+                    raise NotFound(f"there is no namespace {namespace!r}")
+                self._no = found
                 self._database_bytes = _database_size(connection)
-        except psycopg.Error as error:
-            raise explain(error) from error
-        self._transactions = Transactions(self._connections, self._no)
+        except BaseException:
+            self._database.abandon()
+            raise
+        self._transactions = Transactions(self._connections, self._notices, namespace, self._no)
         self._items = InternedNames(self._connections, self._no, "items")
         self._types = InternedNames(self._connections, self._no, "types")
         self._appending = Appending(self._items, self._types)
         self._catalogue = catalogue.CatalogueWrites(self._items)
         self._histories = Histories(self._no, self._items, self._types)
+        self.rate_windows = PostgresRateWindows(
+            lambda: self._connections.connection(self._patience), self._no
+        )
         self._fold_at = 0.0  # when counts may be folded next (monotonic)
 
     # ------------------------------------------------------------------ histories
@@ -124,11 +150,17 @@ class PostgresStore(Store):
         )
 
     async def version(self, user_id: str) -> int:
-        return await self._read(self._histories.version, check_id(user_id, "/user_id"))
+        return await self._ask(self._histories.version, check_id(user_id, "/user_id"))
 
     async def history(self, user_id: str, *, after: int = 0) -> History:
         check_id(user_id, "/user_id")
-        return await self._read(self._histories.history, user_id, after)
+        return await self._ask(self._histories.history, user_id, after)
+
+    async def changed_history(
+        self, user_id: str, *, version: int, generation: int, seq: int
+    ) -> History | None:
+        check_id(user_id, "/user_id")
+        return await self._ask(self._histories.changed, user_id, version, generation, seq)
 
     async def page(
         self, user_id: str, *, cursor: str | None = None, limit: int = 100
@@ -140,7 +172,7 @@ class PostgresStore(Store):
         self, user_id: str, seqs: Sequence[int], timestamps: Sequence[int]
     ) -> list[str | None]:
         check_id(user_id, "/user_id")
-        return await self._read(self._histories.event_ids, user_id, seqs, timestamps)
+        return await self._ask(self._histories.event_ids, user_id, seqs, timestamps)
 
     async def delete_event(self, user_id: str, event_id: str) -> bool:
         check_id(user_id, "/user_id")
@@ -164,7 +196,7 @@ class PostgresStore(Store):
         await self._add(lambda each: users.put_user(each, user.user_id, profile, import_id))
 
     async def get_user(self, user_id: str) -> User | None:
-        return await self._read(self._histories.user, check_id(user_id, "/user_id"))
+        return await self._ask(self._histories.user, check_id(user_id, "/user_id"))
 
     async def page_users(
         self, *, cursor: str | None = None, limit: int = 100
@@ -213,7 +245,7 @@ class PostgresStore(Store):
             check_id(item_id, f"/item_ids/{index}")
         if not item_ids:
             return []
-        return await self._read(catalogue.get_items, self._no, item_ids)
+        return await self._ask(catalogue.get_items, self._no, item_ids)
 
     async def delete_item(
         self, item_id: str, *, on_change: OnCatalogueChange | None = None
@@ -231,6 +263,9 @@ class PostgresStore(Store):
     async def catalogue_version(self) -> int:
         return await self._read(catalogue.catalogue_version, self._no)
 
+    def announced_catalogue(self) -> int:
+        return self._notices.versions(self._namespace)[0]
+
     async def catalogue_digest(self) -> CatalogueDigest:
         return await self._read(catalogue.catalogue_digest, self._no)
 
@@ -247,7 +282,7 @@ class PostgresStore(Store):
         )
 
     async def scenario(self, name: str) -> Scenario | None:
-        return await self._read(scenarios.current, self._no, check_id(name, "/name"))
+        return await self._ask(scenarios.current, self._no, check_id(name, "/name"))
 
     async def page_scenarios(
         self, *, cursor: str | None = None, limit: int = 100, deleted: bool = False
@@ -275,13 +310,16 @@ class PostgresStore(Store):
         return await self._write(lambda each: keys.revoke(each, key_id, now), alone=(KEYS,))
 
     async def key(self, key_id: str) -> ApiKey | None:
-        return await self._read(keys.find, self._no, key_id)
+        return await self._ask(keys.find, self._no, key_id)
 
     async def keys(self) -> list[ApiKey]:
         return await self._read(keys.all_keys, self._no)
 
     async def keys_version(self) -> int:
         return await self._read(keys.version, self._no)
+
+    def announced_keys(self) -> int:
+        return self._notices.versions(self._namespace)[1]
 
     # ------------------------------------------------------------------ forgotten users
 
@@ -389,7 +427,7 @@ class PostgresStore(Store):
             with self._connections.snapshot() as connection:
                 return log_changes.log_changes(connection, self._no, after, known, most)
 
-        self._connections.check_open()
+        self._check_open()
         return await asyncio.to_thread(read)
 
     async def user_ids(self, numbers: Sequence[int]) -> list[str | None]:
@@ -428,15 +466,21 @@ class PostgresStore(Store):
             transactions.commits,
             0,
             connections.failures,
-            connections.is_closed,
+            self._closed,
         )
 
-    async def close(self) -> None:
-        await self._transactions.finish()
-        await self._connections.close()
+    @property
+    def shared(self) -> PostgresSharedParts:
+        return PostgresSharedParts(self._connections, self._no)
 
-    def scan(self, rows: int = 100_000) -> Iterator[LogColumns]:
-        return self._scan(lambda each: scan.scan(each, self._no, check_limit(rows)))
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._transactions.finish()
+            await self._database.close()
+
+    def scan(self, rows: int = 100_000, *, shard: Shard | None = None) -> Iterator[LogColumns]:
+        return self._scan(lambda each: scan.scan(each, self._no, check_limit(rows), shard))
 
     def scan_events(self) -> Iterator[Event]:
         return self._scan(lambda each: scan.scan_events(each, self._no))
@@ -478,9 +522,19 @@ class PostgresStore(Store):
         prepare: Callable[[], Awaitable[None]] | None = None,
         *,
         alone: tuple[int, ...] = (),
+        patience: float = LONG_TIMEOUT,
     ) -> T:
-        self._connections.check_open()
-        return await self._transactions.run(job, prepare=prepare, alone=alone)
+        self._check_open()
+        return await self._transactions.run(job, prepare=prepare, alone=alone, patience=patience)
+
+    async def _ask(
+        self,
+        question: Callable[Concatenate[AsyncConnection, P], Awaitable[T]],
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """Read what a request waits for."""
+        return await self._run(lambda each: question(each, *args, **options), self._patience)
 
     async def _read(
         self,
@@ -488,13 +542,30 @@ class PostgresStore(Store):
         *args: P.args,
         **options: P.kwargs,
     ) -> T:
-        async with self._connections.connection() as connection:
-            return await question(connection, *args, **options)
+        """Read what may take long."""
+        return await self._run(lambda each: question(each, *args, **options), LONG_TIMEOUT)
+
+    async def _run(self, question: Callable[[AsyncConnection], Awaitable[T]], patience: float) -> T:
+        self._check_open()
+        try:
+            async with self._connections.connection(patience) as connection:
+                return await question(connection)
+        except StoreUnreachable as error:
+            if not isinstance(error.__cause__, psycopg.Error):
+                raise
+        # An idle connection may have been lost. Where a new one was, the breaker is open by now.
+        async with self._connections.connection(patience) as connection:
+            return await question(connection)
 
     def _scan(self, answers: Callable[[Connection], Iterator[T]]) -> Iterator[T]:
         """Read all in one transaction over a connection of its own."""
+        self._check_open()
         with self._connections.snapshot() as connection:
             yield from answers(connection)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the store is closed")
 
 
 def _database_size(connection: Connection) -> int:

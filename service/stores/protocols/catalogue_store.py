@@ -89,6 +89,14 @@ class CatalogueStore(Protocol):
         """Return the version of the last change of the catalogue; 0 if there was none. Cheap."""
         ...
 
+    def announced_catalogue(self) -> int:
+        """Return a version of the catalogue that requests must see, without waiting for anything.
+
+        It is that of this client's last acknowledged change or a later one, and that of another
+        client's change within a second.
+        """
+        ...
+
     async def catalogue_digest(self) -> CatalogueDigest:
         """Return the digest of what `catalogue_changes(0)` would return. Reads all items."""
         ...

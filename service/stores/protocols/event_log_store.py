@@ -37,6 +37,21 @@ class LogColumns:
         return len(self.users)
 
 
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of `count` shards of the log: the events of users whose `user_key` % count is `index`.
+
+    Raises ValueError for an index outside [0, count).
+    """
+
+    index: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ValueError(f"there is no shard {self.index} of {self.count}")
+
+
 class LogChanges(NamedTuple):
     """Changes of the event log up to `version`: users whose events are void, and new events.
 
@@ -80,8 +95,13 @@ class EventLogStore(Protocol):
 
     # Training and export read everything, outside any event loop.
 
-    def scan(self, rows: int = 100_000) -> Iterator[LogColumns]:
-        """Iterate over the log as columns, `rows` at a time, in its state at the first `next`."""
+    def scan(self, rows: int = 100_000, *, shard: Shard | None = None) -> Iterator[LogColumns]:
+        """Iterate over the log as columns, `rows` at a time, in its state at the first `next`.
+
+        Args:
+            rows: events at once.
+            shard: read the events of its users alone, without reading those of others; None = all.
+        """
         ...
 
     def scan_events(self) -> Iterator[Event]:

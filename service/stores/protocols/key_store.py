@@ -8,10 +8,14 @@ from __future__ import annotations
 from typing import Protocol
 
 from service.domain.keys import ApiKey
+from service.stores.protocols.rate_windows import RateWindows
 
 
 class KeyStore(Protocol):
-    """Records of API keys. None is ever deleted; a change is visible to every process at once."""
+    """Records of API keys. None is ever deleted."""
+
+    rate_windows: RateWindows | None = None
+    """Counts the requests of keys for all machines; None in a store of one machine."""
 
     async def add_key(self, key: ApiKey) -> None:
         """Store a new key, and return once it is durable. Raises `Conflict` if its id is taken."""
@@ -30,8 +34,13 @@ class KeyStore(Protocol):
         ...
 
     async def keys_version(self) -> int:
-        """Return the version of the last change of a key; 0 if there never was one.
+        """Return the version of the last change of a key; 0 if there never was one."""
+        ...
 
-        Cheap: it is read on each request.
+    def announced_keys(self) -> int:
+        """Return a version of the keys that requests must see, without waiting for anything.
+
+        It is that of this client's last acknowledged change or a later one, and that of another
+        client's change within a second.
         """
         ...

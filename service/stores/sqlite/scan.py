@@ -15,13 +15,18 @@ from numpy.typing import NDArray
 
 from service.domain.records import Event, Item, User
 from service.stores.encoding import item_from, user_from
-from service.stores.protocols.event_log_store import LogColumns
+from service.stores.event_identity import user_key
+from service.stores.protocols.event_log_store import LogColumns, Shard
 from service.stores.sqlite.reads import (
     SELECT_EVENTS,
     SELECT_ITEMS,
     Reads,
     find_names,
 )
+
+_COLUMNS = "SELECT user_no, item_no, type_no, timestamp, weight FROM events"
+_ALL = f"{_COLUMNS} ORDER BY user_no, timestamp, seq"
+_OF_USER = f"{_COLUMNS} WHERE user_no = ? ORDER BY timestamp, seq"
 
 
 class NameCodes:
@@ -41,13 +46,15 @@ class NameCodes:
         return np.fromiter(map(self._codes.__getitem__, numbers), np.int32, len(numbers))
 
 
-def scan(connection: apsw.Connection, rows: int) -> Iterator[LogColumns]:
+def scan(connection: apsw.Connection, rows: int, shard: Shard | None) -> Iterator[LogColumns]:
     """`Store.scan`."""
     users, items, types = NameCodes("users"), NameCodes("items"), NameCodes("types")
-    cursor = connection.execute(
-        "SELECT user_no, item_no, type_no, timestamp, weight FROM events"
-        " ORDER BY user_no, timestamp, seq"
-    )
+    if shard is None:
+        cursor = connection.execute(_ALL)
+    else:
+        # A range of the primary key for each user: nothing is sorted, and no other event is read.
+        wanted = _users_of(connection, shard)
+        cursor = connection.executemany(_OF_USER, ((number,) for number in wanted.tolist()))
     while chunk := list(islice(cursor, rows)):
         user_no, item_no, type_no, timestamps, weights = zip(*chunk, strict=True)
         yield LogColumns(
@@ -60,6 +67,14 @@ def scan(connection: apsw.Connection, rows: int) -> Iterator[LogColumns]:
             timestamps=np.fromiter(timestamps, np.int64, len(chunk)),
             weights=np.fromiter(weights, np.float32, len(chunk)),
         )
+
+
+def _users_of(connection: apsw.Connection, shard: Shard) -> NDArray[np.int64]:
+    """Return the numbers of the users of a shard, in ascending order."""
+    users = connection.execute("SELECT user_no, user_id FROM users ORDER BY user_no")
+    return np.fromiter(
+        (number for number, id_ in users if user_key(id_) % shard.count == shard.index), np.int64
+    )
 
 
 def scan_events(connection: apsw.Connection, reads: Reads) -> Iterator[Event]:

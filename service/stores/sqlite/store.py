@@ -52,7 +52,7 @@ from service.stores.protocols.catalogue_store import (
     OnCatalogueChange,
     PatchResult,
 )
-from service.stores.protocols.event_log_store import LogChanges, LogColumns
+from service.stores.protocols.event_log_store import LogChanges, LogColumns, Shard
 from service.stores.protocols.forgetting_ledger import ForgottenAgain, ForgottenUser, user_digest
 from service.stores.protocols.import_store import ImportRecord, UndoneImport
 from service.stores.protocols.measures import StoreMeasures
@@ -140,6 +140,17 @@ class SQLiteStore(Store):
     async def history(self, user_id: str, *, after: int = 0) -> History:
         rows = self._read(self._reads.length, check_id(user_id, "/user_id"))
         return await self._read_rows(rows, self._reads.history, user_id, after)
+
+    async def changed_history(
+        self, user_id: str, *, version: int, generation: int, seq: int
+    ) -> History | None:
+        if await self.version(user_id) == version:
+            return None
+        if seq:
+            later = await self.history(user_id, after=seq)
+            if later.generation == generation:
+                return later
+        return await self.history(user_id)
 
     async def page(
         self, user_id: str, *, cursor: str | None = None, limit: int = 100
@@ -233,6 +244,9 @@ class SQLiteStore(Store):
     async def catalogue_version(self) -> int:
         return self._read(self._reads.catalogue_version)
 
+    def announced_catalogue(self) -> int:
+        return self._read(self._reads.catalogue_version)
+
     async def catalogue_digest(self) -> CatalogueDigest:
         return await self._read_rows(MAX_INLINE_ROWS + 1, self._reads.catalogue_digest)
 
@@ -283,6 +297,9 @@ class SQLiteStore(Store):
         return self._read(keys.all_keys)
 
     async def keys_version(self) -> int:
+        return self._read(keys.version)
+
+    def announced_keys(self) -> int:
         return self._read(keys.version)
 
     # ------------------------------------------------------------------ forgotten users
@@ -410,12 +427,16 @@ class SQLiteStore(Store):
             writer.failure is not None or self._damaged,
         )
 
+    @property
+    def shared(self) -> None:
+        return None
+
     async def close(self) -> None:
         self._closed = True
         await asyncio.to_thread(self._shut)
 
-    def scan(self, rows: int = 100_000) -> Iterator[LogColumns]:
-        return self._scan(scan, check_limit(rows))
+    def scan(self, rows: int = 100_000, *, shard: Shard | None = None) -> Iterator[LogColumns]:
+        return self._scan(scan, check_limit(rows), shard)
 
     def scan_events(self) -> Iterator[Event]:
         return self._scan(scan_events, self._reads)

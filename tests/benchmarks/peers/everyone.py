@@ -9,7 +9,7 @@ from pathlib import Path
 
 from service.domain.queries import RecommendQuery, Requester
 from service.domain.settings import Settings
-from service.engine.questions.recommend_all import write_lists
+from service.engine.questions.lists.recommend_all import write_lists
 from tests.benchmarks.harness.http_client import encode_post
 from tests.benchmarks.harness.processes import Cores, pinned
 from tests.benchmarks.harness.timing import ProgressCallback, no_progress

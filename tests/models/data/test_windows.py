@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
 from models.data.windows import (
+    batch_shard,
     batch_windows,
     newest_windows,
     pad_windows,
@@ -14,6 +16,7 @@ from models.data.windows import (
     window_start,
 )
 from tests.support import reference_model
+from tests.support.shards import in_threads
 from tests.support.small import five_users
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -203,3 +206,81 @@ def test_windows_of_like_length_are_together() -> None:
     again = batch_windows(spans, 300, np.random.default_rng(1))
     other = batch_windows(spans, 300, np.random.default_rng(1))
     assert [part.tolist() for part in again] == [part.tolist() for part in other]
+
+
+def tiled(lengths: list[int]) -> NDArray[np.int64]:
+    """Windows of these lengths, one after another."""
+    sizes = np.array(lengths, dtype=np.int64)
+    ends = np.cumsum(sizes)
+    return np.stack([ends - sizes, ends], 1)
+
+
+def batched(every: list[list[int]], tokens: int, seed: int = 0) -> list[list[NDArray[np.int64]]]:
+    """The batches of each shard, of windows of these lengths."""
+    return in_threads(
+        len(every),
+        lambda shards: batch_shard(
+            tiled(every[shards.index]),
+            tokens,
+            shards,
+            np.random.default_rng((seed, shards.index)),
+            np.random.default_rng(seed),
+        ),
+    )
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    every=st.lists(st.lists(st.integers(2, 40), max_size=30), min_size=2, max_size=3),
+    tokens=st.integers(1, 300),
+)
+def test_shards_take_the_same_steps(every: list[list[int]], tokens: int) -> None:
+    """All shards have as many batches, each window in one, of as many windows as fit into it."""
+    found = batched(every, tokens)
+    (steps,) = {len(batches) for batches in found}
+    for lengths, batches in zip(every, found, strict=True):
+        windows = np.concatenate(batches)
+        assert sorted(map(tuple, windows.tolist())) == list(map(tuple, tiled(lengths).tolist()))
+    for step in range(steps):
+        inputs = np.concatenate([batches[step] for batches in found]) @ [-1, 1] - 1
+        fitting = max(1, tokens // int(inputs.max(initial=1)))
+        # A window of each shard may stand on the other side of either end of the batch.
+        assert len(inputs) <= fitting + 2 * len(every)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.1, 0.0])
+def test_steps_of_shards_are_as_those_of_one_process(share: float) -> None:
+    """Steps are about as many and as large as for one process, however uneven the shards are."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(2, 60, 2_000)
+    alone = [batch @ [-1, 1] - 1 for batch in batch_windows(tiled(lengths.tolist()), 600, rng)]
+    first = rng.random(len(lengths)) < share
+    shards = batched([lengths[first].tolist(), lengths[~first].tolist()], 600)
+    found = [np.concatenate(step) @ [-1, 1] - 1 for step in zip(*shards, strict=True)]
+    assert len(found) == pytest.approx(len(alone), rel=0.1)
+    padded = [int(inputs.max()) * len(inputs) for inputs in found]
+    assert sum(padded) <= sum(int(inputs.max()) * len(inputs) for inputs in alone)
+    assert np.quantile(padded, 0.99) < 1.15 * 600
+    assert np.quantile(padded, 0.05) > 0.8 * 600
+    # A shard's part of a step is about its share of all windows of these lengths.
+    parts = np.array([len(step[0]) / sum(map(len, step)) for step in zip(*shards, strict=True)])
+    assert parts.mean() == pytest.approx(first.mean(), abs=0.02)
+    assert parts.std() < 0.1
+    longest = [int(inputs.max()) for inputs in found]
+    assert longest != sorted(longest)
+
+
+def test_batches_of_shards_differ_by_seed() -> None:
+    """Windows of one length are drawn into batches, the same ones by the same seed."""
+    first, again, other = (
+        [[batch.tolist() for batch in batches] for batches in batched([[9] * 40] * 2, 60, seed)]
+        for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_small_steps_of_many_shards_stay_small() -> None:
+    """Where a window is more than a shard's part of a step, shards are idle in turn."""
+    found = batched([[21] * 50] * 4, 40)  # two windows a step, of four shards
+    taken = np.array([[len(batch) for batch in batches] for batches in found])
+    assert taken.sum(axis=0).tolist() == [2] * 100

@@ -15,6 +15,7 @@ from rich.console import Console
 from models.evaluation.full_ranking import RankingMetrics
 from models.training.training_run import TrainingProgress
 from service.cli import progress_bars
+from service.cli.transfer.row_bars import rate_bars
 from service.jobs.job import Job
 
 FOUND = RankingMetrics(10, 0.25, 0.125, 0.1, 1.0, 4, np.zeros(4, np.int64))
@@ -97,3 +98,20 @@ def test_a_terminal_gets_a_bar() -> None:
     shown = out.file.getvalue()
     assert " 50%" in shown
     assert "epoch 2/3  loss 1.500  validation NDCG@10 0.1250" in shown
+
+
+def test_rates_are_of_one_stage_after_the_other() -> None:
+    """A bar is drawn for the stage of the latest call, with its rate once there is one."""
+    now = [0.0]
+    out = Console(file=io.StringIO(), width=100, force_terminal=True, get_time=lambda: now[0])
+    with rate_bars(out, "users") as draw:
+        draw("loading", 0, None)
+        for done in (0, 250, 500):
+            draw("recommending", done, 1_000)
+            now[0] += 1
+        draw("recommending", 500, 1_000)
+    assert isinstance(out.file, io.StringIO)
+    *_, last = out.file.getvalue().split("recommending")
+    assert "loading" not in last
+    assert " 50%" in last
+    assert "250 users/s" in last

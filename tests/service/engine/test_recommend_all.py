@@ -19,7 +19,7 @@ from service.domain.records import Event, User
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import open_engine
-from service.engine.questions.recommend_all import Listed, write_lists
+from service.engine.questions.lists.recommend_all import Listed, write_lists
 from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.tiny import NOON, World, item_id
@@ -185,7 +185,7 @@ def test_recall_of_the_candidates_is_reported(
     assert found.sampled == 40
     assert found.recall == pytest.approx(len(best & lists) / len(best))
     assert 0 < found.recall < 1
-    monkeypatch.setattr("service.engine.questions.recommend_all._SAMPLE", 7)
+    monkeypatch.setattr("service.engine.questions.lists.recommend_all._SAMPLE", 7)
     assert make(data, tmp_path / "x.parquet", query).sampled == 7
 
 
@@ -219,14 +219,14 @@ def test_rows_are_written_as_they_come(
     """Rows are written in groups of bounded size, whose size changes no row."""
     data = world.copy(tmp_path / "data")
     make(data, tmp_path / "whole.parquet")
-    monkeypatch.setattr("service.engine.questions.recommend_all._ROWS", most)
-    monkeypatch.setattr("service.engine.questions.recommend_all._PART", 3)
+    monkeypatch.setattr("service.engine.questions.lists.list_table._ROWS", most)
+    monkeypatch.setattr("service.engine.questions.lists.recommend_all._BATCH", 3)
     make(data, tmp_path / "x.parquet")
     same(rows(tmp_path / "x.parquet"), rows(tmp_path / "whole.parquet"))
     file = pq.ParquetFile(tmp_path / "x.parquet")
     groups = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
-    assert max(groups) <= max(most, 0) + 3 * 20
-    assert len([size for size in groups if size]) == -(-40 // 3) if most == 1 else len(groups) < 9
+    assert max(groups) < most + 20
+    assert len([size for size in groups if size]) == 40 if most == 1 else len(groups) < 9
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.jsonl.gz"])
@@ -244,9 +244,8 @@ def test_an_empty_store_makes_an_empty_file(tmp_path: Path, name: str) -> None:
 def test_an_interrupted_run_leaves_what_was_there(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes | None
 ) -> None:
-    """An interrupted run leaves the earlier file, or none."""
-    monkeypatch.setattr("service.engine.questions.recommend_all._PART", 3)
-    monkeypatch.setattr("service.engine.questions.recommend_all._ROWS", 1)
+    """An interrupted run leaves the earlier file, or none, and what it has computed beside it."""
+    monkeypatch.setattr("service.engine.questions.lists.recommend_all._BATCH", 3)
     data, out = world.copy(tmp_path / "data"), tmp_path / "lists" / "x.parquet"
     out.parent.mkdir()
     if before is not None:
@@ -254,10 +253,10 @@ def test_an_interrupted_run_leaves_what_was_there(
 
     def told(done: int, total: int) -> None:
         if done >= total / 2:
-            assert (out.parent / "x.parquet.tmp").stat().st_size
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         make(data, out, told=told)
-    assert [entry.name for entry in out.parent.iterdir()] == (["x.parquet"] if before else [])
+    names = sorted(entry.name for entry in out.parent.iterdir())
+    assert names == [*(["x.parquet"] if before else []), "x.parquet.progress"]
     assert before is None or out.read_bytes() == before

@@ -25,7 +25,7 @@ from models.ranking.scoring import score
 from models.ranking.search import search
 from models.recommender.artifact import ARTIFACT_FORMAT, DESCRIPTION_FILE, ITEMS_FILE, WEIGHTS_FILE
 from models.text.static_encoder import StaticEncoder
-from service.domain.errors import Corrupt, HeedError, ModelRejected, NotFound
+from service.domain.errors import Corrupt, HeedError, ModelRejected, NotFound, StoreUnreachable
 from service.domain.records import Event, Item
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.live_snapshot import LiveSnapshot
@@ -133,6 +133,25 @@ async def test_every_change_is_in_the_next_snapshot(
     assert not last.catalogue.visible[last.catalogue.row("new")]
     assert not last.catalogue.visible[last.catalogue.row(item_id(0, 0))]
     assert before.catalogue.visible[before.catalogue.row(item_id(0, 0))]
+
+
+async def test_a_known_catalogue_answers_while_a_changed_one_cannot_be_read(
+    serving: LiveSnapshot, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot is degraded from a change that the store does not tell until it does."""
+
+    async def unreachable(after: int, limit: int | None = None) -> None:
+        raise StoreUnreachable("PostgreSQL does not answer")
+
+    await store.put_items([Item("new", title="rocket")])
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "catalogue_changes", unreachable)
+        known = await serving.current()
+        assert serving.degraded
+        assert known.catalogue.row("new") == -1
+    told = await serving.current()
+    assert not serving.degraded
+    assert told.catalogue.row("new") >= 0
 
 
 async def test_concurrent_reads_share_one_refresh(

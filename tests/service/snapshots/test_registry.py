@@ -25,8 +25,8 @@ from service.domain.errors import (
 )
 from service.domain.names import is_name, timestamped_name
 from service.runtime import durable_files
-from service.snapshots import manifest
 from service.snapshots.registry import Registry
+from service.snapshots.versions import manifest
 
 REPOSITORY = Path(__file__).parents[3]
 FILES = {

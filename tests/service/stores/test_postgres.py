@@ -17,6 +17,11 @@ def url(postgres: PostgresDatabases) -> str:
     return postgres.create_database()
 
 
+def _own(url: str) -> str:
+    """Return the URL for connections of its own, as another process would have them."""
+    return f"{url}?application_name={uuid.uuid4().hex}"
+
+
 class TestPostgresStore(StoreContract):
     """The store contract in a namespace of a PostgreSQL database."""
 
@@ -26,14 +31,14 @@ class TestPostgresStore(StoreContract):
 
     @pytest.fixture
     def connect(self, url: str, namespace: str) -> Connect:
-        return lambda: PostgresStore(url, namespace=namespace)
+        return lambda: PostgresStore(_own(url), namespace=namespace)
 
     @pytest.fixture
     async def limited(self, url: str, namespace: str) -> AsyncIterator[Limited]:
         made: list[PostgresStore] = []
 
         def connect(quota: StoreQuota) -> PostgresStore:
-            made.append(PostgresStore(url, namespace=namespace, quota=quota))
+            made.append(PostgresStore(_own(url), namespace=namespace, quota=quota))
             return made[-1]
 
         yield connect

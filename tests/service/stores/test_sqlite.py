@@ -16,8 +16,10 @@ import pytest
 from service.domain.errors import Conflict, HeedError, Overloaded, Unavailable
 from service.domain.keys import issue_key
 from service.domain.records import Event, Item
+from service.stores.protocols.event_log_store import Shard
 from service.stores.quota import StoreQuota
 from service.stores.sqlite import database_file, writer
+from service.stores.sqlite.scan import scan
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.sqlite.writer import Transaction
 from tests.support.faulty_disk import FaultyDisk
@@ -289,6 +291,7 @@ async def test_the_writer_thread_leaves_the_processor_to_answers(path: Path) -> 
 WRITE = """
 import asyncio, sys
 from service.domain.records import Event
+from service.stores.sqlite.scan import scan
 from service.stores.sqlite.store import SQLiteStore
 
 async def main(path, name):
@@ -365,3 +368,28 @@ async def test_a_store_of_the_fifth_version_gets_counts_of_its_events(tmp_path: 
     ids, counts = await store.popularity()
     assert (ids, counts.tolist()) == (["a", "c"], [2, 1])
     await store.close()
+
+
+async def test_a_scan_of_a_shard_steps_over_no_other_event(tmp_path: Path) -> None:
+    """SQLite steps through the users, and then through the events of the shard's users alone."""
+    store = SQLiteStore(tmp_path / "heed.db")
+    await store.append([Event(f"u{n % 40}", "i") for n in range(4_000)])
+    await store.close()
+    counted: list[dict[str, int]] = []
+    rows = 0
+
+    def row(_cursor: apsw.Cursor, values: tuple[object, ...]) -> tuple[object, ...]:
+        nonlocal rows
+        rows += len(values) == 5  # the columns of an event
+        return values
+
+    connection = apsw.Connection(str(tmp_path / "heed.db"), vfs=database_file.checksum_vfs())
+    connection.trace_v2(
+        apsw.SQLITE_TRACE_PROFILE, lambda traced: counted.append(traced["stmt_status"])
+    )
+    connection.row_trace = row
+    read = sum(len(part) for part in scan(connection, 100, Shard(1, 3)))
+    connection.close()
+    assert 0 < read == rows < 4_000
+    assert sum(status["SQLITE_STMTSTATUS_SORT"] for status in counted) == 0
+    assert sum(status["SQLITE_STMTSTATUS_FULLSCAN_STEP"] for status in counted) < 40

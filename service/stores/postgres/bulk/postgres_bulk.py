@@ -32,6 +32,7 @@ from service.stores.protocols.bulk_access import (
     StoredUser,
 )
 
+_PATIENCE = 3_600.0  # seconds of one write, of a user with very many events
 T = TypeVar("T")
 P = ParamSpec("P")
 Job = Callable[[NamespaceTransaction], Awaitable[T]]
@@ -46,6 +47,7 @@ class RunTransaction(Protocol):
         prepare: Callable[[], Awaitable[None]] | None = None,
         *,
         alone: tuple[int, ...] = (),
+        patience: float = 0,
     ) -> Awaitable[T]: ...
 
 
@@ -167,4 +169,4 @@ class PostgresBulk(BulkAccess):
             await job(transaction)
             return await copy_record.record(transaction, position)
 
-        self._written = await self._write(recorded, prepare, alone=alone)
+        self._written = await self._write(recorded, prepare, alone=alone, patience=_PATIENCE)

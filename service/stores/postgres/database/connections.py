@@ -9,22 +9,28 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
+from psycopg_pool import ConnectionPool as ReaderPool
 
-from service.domain.errors import Invalid, Unavailable
-from service.stores.postgres.database.faults import explain
+from service.domain.errors import Invalid, StoreUnreachable, Unavailable
+from service.stores.postgres.database.breaker import Breaker
+from service.stores.postgres.database.faults import explain, is_disconnected
+from service.stores.postgres.database.patience import PatientConnection, cut_after, cut_off
+from service.stores.postgres.database.pool import ConnectionPool
+from service.stores.postgres.database.timelines import TIMELINE, Timelines, put_first
 
 POOL_SIZE = 8  # connections of an event loop
 MAX_SNAPSHOTS = 8  # connections of the threads of a process
 MAX_WAITING = 1_000  # calls that wait for a connection of a loop
-POOL_TIMEOUT = 2.0  # seconds to wait for one
-STATEMENT_TIMEOUT_MS = 30_000  # of what a request waits for
+STATEMENT_TIMEOUT_MS = 30_000
+SESSION_TIMEOUT_MS = 10_000
+LONG_TIMEOUT = 60.0  # seconds of what may read at length
+_SETUP_TIMEOUT = 3.0  # seconds of the first statements of a connection
 
 # A server that hangs is noticed by these, and not by the operating system after minutes.
 _DEFAULTS: dict[str, Any] = {
@@ -52,9 +58,11 @@ class Connections:
             raise Invalid("", f"HEED_STORE is no URL of PostgreSQL: {error}") from None
         self._conninfo = make_conninfo("", **{**_DEFAULTS, **given})
         self._pool_size = pool_size
-        self._pools: dict[asyncio.AbstractEventLoop, AsyncConnectionPool[AsyncConnection]] = {}
-        self._threads: ConnectionPool[Connection] | None = None
+        self._pools: dict[asyncio.AbstractEventLoop, ConnectionPool] = {}
+        self._threads: ReaderPool[Connection] | None = None
         self._lock = threading.Lock()
+        self._breaker = Breaker()
+        self._timelines = Timelines()
         self.is_closed = False
         self.failures = 0  # of connections and statements
 
@@ -64,16 +72,78 @@ class Connections:
         given = conninfo_to_dict(self._conninfo)
         return f"{given.get('host', 'localhost')}/{given.get('dbname', '')}"
 
+    @property
+    def epoch(self) -> int:
+        """A number that changes when the database may lack what was read of it before."""
+        return self._timelines.changes
+
     @asynccontextmanager
-    async def connection(self) -> AsyncIterator[AsyncConnection]:
+    async def connection(self, patience: float = LONG_TIMEOUT) -> AsyncIterator[AsyncConnection]:
         """Lend a connection in autocommit mode.
 
-        Raises `Unavailable` where none can be had, and translates errors of the block.
+        A connection with which the call takes longer than `patience` seconds is cut, so that the
+        block fails: a statement cannot be cancelled on a server that hangs.
+
+        Raises:
+            StoreUnreachable: no connection can be had, it was lost or cut, or the breaker is open.
+            Unavailable: another error of PostgreSQL; errors of the block are translated too.
+        """
+        self.check_open()
+        if not self._breaker.permits():
+            raise StoreUnreachable(self._breaker.reason)
+        is_new = was_cut = False
+        loop = asyncio.get_running_loop()
+        until = loop.time() + patience
+        try:
+            async with self._pool().connection(patience) as (connection, is_new):
+
+                def cut() -> None:
+                    nonlocal was_cut
+                    was_cut = True
+                    cut_off(connection)
+
+                guard = loop.call_at(until, cut)
+                try:
+                    yield connection
+                finally:
+                    guard.cancel()
+        except StoreUnreachable as error:
+            self.failures += 1
+            self._breaker.failed(error.detail)
+            raise
+        except psycopg.Error as error:
+            self.failures += 1
+            reason = explain(error)
+            if isinstance(reason, StoreUnreachable):
+                self.drop_idle()
+                # An idle connection is lost with the server that it was to; a new one may be had.
+                if is_new or was_cut or not is_disconnected(error):
+                    self._breaker.failed(reason.detail)
+            raise reason from error
+        else:
+            self._breaker.succeeded()
+
+    @contextmanager
+    def plain(self) -> Iterator[Connection]:
+        """Open a connection in autocommit mode, for this block alone."""
+        self.check_open()
+        try:
+            with self.connect() as connection:
+                yield connection
+        except psycopg.Error as error:
+            self.failures += 1
+            raise explain(error) from error
+
+    @contextmanager
+    def session(self) -> Iterator[Connection]:
+        """Open a connection as `plain` does, for statements of seconds at most.
+
+        A server that hangs is given up: its connection is cut, so that the block fails.
         """
         self.check_open()
         try:
-            pool = await self._pool()
-            async with pool.connection() as connection:
+            with PatientConnection.connect(self._ordered(), autocommit=True) as connection:
+                connection.execute(f"SET statement_timeout = {SESSION_TIMEOUT_MS}".encode())
                 yield connection
         except psycopg.Error as error:
             self.failures += 1
@@ -95,8 +165,10 @@ class Connections:
 
     def connect(self) -> Connection:
         """Open a connection in autocommit mode. Raises `psycopg.Error`."""
-        connection = Connection.connect(self._conninfo, autocommit=True)
-        connection.execute(f"SET statement_timeout = {STATEMENT_TIMEOUT_MS}".encode())
+        connection = Connection.connect(self._ordered(), autocommit=True)
+        with cut_after(_SETUP_TIMEOUT, connection):
+            connection.execute(f"SET statement_timeout = {STATEMENT_TIMEOUT_MS}".encode())
+            self._admit(connection)
         return connection
 
     def check_open(self) -> None:
@@ -104,77 +176,95 @@ class Connections:
         if self.is_closed:
             raise Unavailable("the store is closed")
 
-    async def check(self) -> None:
-        """Replace the lost connections of this loop, all of which a failover breaks at once."""
-        pool = self._pools.get(asyncio.get_running_loop())
-        if pool is not None:
-            await pool.check()
+    def drop_idle(self) -> None:
+        """Close the idle connections of this loop, all of which a failover breaks at once."""
+        self._pool().drop_idle()
 
     async def close(self) -> None:
         """Close all connections; later calls raise `Unavailable`."""
+        pool = self._pools.pop(asyncio.get_running_loop(), None)
+        if pool is not None:
+            pool.close()
+        await asyncio.to_thread(self.abandon)
+
+    def abandon(self) -> None:
+        """Close the connections of threads and of loops that have ended."""
         self.is_closed = True
-        own = self._pools.pop(asyncio.get_running_loop(), None)
-        if own is not None:
-            await own.close()
         self._drop_ended()
         if self._threads is not None:
-            await asyncio.to_thread(self._threads.close)
+            self._threads.close()
 
-    def _readers(self) -> ConnectionPool[Connection]:
+    def _readers(self) -> ReaderPool[Connection]:
         with self._lock:
             if self._threads is None:
-                self._threads = ConnectionPool(
-                    self._conninfo,
+                self._threads = ReaderPool(
+                    self._ordered,
                     kwargs={"autocommit": True},
                     min_size=0,
                     max_size=MAX_SNAPSHOTS,
                     max_idle=60,
-                    configure=_configure_reader,
+                    configure=self._configure_reader,
                     open=True,
                 )
             return self._threads
 
-    async def _pool(self) -> AsyncConnectionPool[AsyncConnection]:
+    def _pool(self) -> ConnectionPool:
         loop = asyncio.get_running_loop()
         pool = self._pools.get(loop)
         if pool is None:
             self._drop_ended()
-            pool = AsyncConnectionPool(
-                self._conninfo,
-                kwargs={"autocommit": True},
-                min_size=1,
-                max_size=self._pool_size,
-                max_waiting=MAX_WAITING,
-                timeout=POOL_TIMEOUT,
-                reconnect_timeout=POOL_TIMEOUT,
-                configure=_configure,
-                open=False,
-            )
-            self._pools[loop] = pool
-            await pool.open()
+            pool = self._pools[loop] = ConnectionPool(self._connect, self._pool_size, MAX_WAITING)
         return pool
 
+    async def _connect(self) -> AsyncConnection:
+        connection = await AsyncConnection.connect(self._ordered(), autocommit=True)
+        connection.prepare_threshold = 2
+        guard = asyncio.get_running_loop().call_later(_SETUP_TIMEOUT, cut_off, connection)
+        try:
+            # A plan for the very user touches one partition; a generic one would lock all of them.
+            await connection.execute(
+                f"SET statement_timeout = {STATEMENT_TIMEOUT_MS};"
+                " SET plan_cache_mode = force_custom_plan".encode()
+            )
+            try:
+                row = await (await connection.execute(TIMELINE)).fetchone()
+            except psycopg.Error as error:
+                if is_disconnected(error):
+                    raise
+                row = None  # the server tells nobody, so nothing can be fenced off
+            if self._timelines.admit(connection, row):
+                self.drop_idle()
+        except BaseException:
+            connection.pgconn.finish()
+            raise
+        finally:
+            guard.cancel()
+        return connection
+
+    def _configure_reader(self, connection: Connection) -> None:
+        connection.execute("SET statement_timeout = 0")
+        self._admit(connection)
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+
+    def _admit(self, connection: Connection) -> None:
+        try:
+            row = connection.execute(TIMELINE).fetchone()
+        except psycopg.Error as error:
+            if is_disconnected(error):
+                raise
+            row = None
+        self._timelines.admit(connection, row)
+
+    def _ordered(self) -> str:
+        """Return the URL with the server first that is the primary as far as is known.
+
+        Others may hang, which takes their timeout, or be primaries of earlier timelines.
+        """
+        return put_first(self._conninfo, self._timelines.primary)
+
     def _drop_ended(self) -> None:
-        """Drop the pools of loops that have ended, as those of commands do."""
+        """Close the connections of loops that have ended, as those of commands do."""
         with self._lock:
             for loop in [each for each in self._pools if each.is_closed()]:
-                pool = self._pools.pop(loop)
-                # The loop took the pool's workers with it: no coroutine of it can run any more.
-                for connection in pool._pool:  # noqa: SLF001
-                    with suppress(psycopg.Error):
-                        connection.pgconn.finish()
-
-
-async def _configure(connection: AsyncConnection) -> None:
-    connection.prepare_threshold = 2
-    # A plan for the very user touches one partition; a generic one would lock all of them.
-    await connection.execute(
-        f"SET statement_timeout = {STATEMENT_TIMEOUT_MS};"
-        " SET plan_cache_mode = force_custom_plan".encode()
-    )
-
-
-def _configure_reader(connection: Connection) -> None:
-    connection.execute("SET statement_timeout = 0")
-    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-    connection.read_only = True
+                self._pools.pop(loop).close()

@@ -12,6 +12,7 @@ from service.domain.errors import (
     Overloaded,
     StoreFull,
     StoreReadOnly,
+    StoreUnreachable,
     Unavailable,
 )
 
@@ -30,10 +31,8 @@ def explain(error: psycopg.Error) -> HeedError:
             return StoreFull(f"PostgreSQL's disk is full: {reason}")
         case errors.ReadOnlySqlTransaction():
             return StoreReadOnly(f"PostgreSQL takes no writes: {reason}")
-        case psycopg_pool.TooManyRequests():
-            return Overloaded("all connections to PostgreSQL are in use, and too many calls wait")
         case psycopg_pool.PoolTimeout():
-            return Unavailable("no connection to PostgreSQL became free in time")
+            return StoreUnreachable("no connection to PostgreSQL became free in time")
         case psycopg_pool.PoolClosed():
             return Unavailable("the store is closed")
     if isinstance(error, _DAMAGED):
@@ -41,8 +40,10 @@ def explain(error: psycopg.Error) -> HeedError:
     if isinstance(error, _BUSY):
         return Overloaded(f"PostgreSQL is at its limits: {reason}")
     if isinstance(error, errors.QueryCanceled):
-        return Unavailable("PostgreSQL did not answer in time")
-    return Unavailable(f"PostgreSQL does not answer: {reason}")
+        return StoreUnreachable("PostgreSQL did not answer in time")
+    if is_disconnected(error):
+        return StoreUnreachable(f"PostgreSQL does not answer: {reason}")
+    return Unavailable(f"PostgreSQL refuses: {reason}")
 
 
 def is_disconnected(error: psycopg.Error) -> bool:

@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor
+from psycopg.errors import Diagnostic
 
 from service.domain.errors import HeedError, NotFound, Unavailable
-from service.stores.postgres.database.connections import Connections
+from service.stores.postgres.database.connections import LONG_TIMEOUT, Connections
 from service.stores.postgres.database.faults import RETRIED, explain, is_disconnected
+from service.stores.postgres.database.notices import NOTIFY, Notices
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
@@ -21,7 +23,7 @@ TICKS = 1_024  # numbers of one transaction: more than transactions can be in pr
 _ATTEMPTS = 8
 # Locks in the database, each with the number of a namespace. Writers of events share that of names
 # with one another, and only what deletes names excludes them.
-NAMES, CATALOGUE, QUOTA, KEYS, SCENARIOS, FOLDING = range(1, 7)
+NAMES, CATALOGUE, QUOTA, KEYS, SCENARIOS, FOLDING, FILES = range(1, 8)
 _BEGIN = f"""\
 SELECT tick_base + {TICKS} * pg_current_xact_id()::text::bigint, names
   FROM heed.installation, heed.namespaces WHERE namespace_no = %s"""  # noqa: S608
@@ -30,6 +32,12 @@ SELECT tick_base + {TICKS} * pg_current_xact_id()::text::bigint, names
 HORIZON = f"""\
 SELECT tick_base + {TICKS} * pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1
   FROM heed.installation"""  # noqa: S608
+
+
+# A commit waits for disks and standbys only where it has written something, and then for all that
+# was committed before. A job that finds its work done already, by an attempt whose commit was not
+# confirmed, must wait for that one.
+_MARK = b"SELECT pg_logical_emit_message(true, 'heed', '')"
 
 
 async def read_horizon(connection: AsyncConnection) -> int:
@@ -52,7 +60,7 @@ class NamespaceTransaction:
     this one began.
     """
 
-    __slots__ = ("connection", "names", "namespace_no", "tick")
+    __slots__ = ("announced", "connection", "names", "namespace_no", "tick")
 
     def __init__(
         self, connection: AsyncConnection, namespace_no: int, tick: int, names: int
@@ -61,6 +69,12 @@ class NamespaceTransaction:
         self.namespace_no = namespace_no
         self.tick = tick
         self.names = names  # the tick of the last deletion of interned names
+        self.announced = (0, 0)  # new versions of the catalogue and of the keys
+
+    async def announce(self, *, catalogue: int = 0, keys: int = 0) -> None:
+        """Tell all processes of a new version once the transaction is committed."""
+        await self.connection.execute(NOTIFY.encode())
+        self.announced = max(self.announced[0], catalogue), max(self.announced[1], keys)
 
     async def execute(self, query: str, *values: Any) -> AsyncCursor:
         """Run a statement with the namespace's number before its other values."""
@@ -84,8 +98,12 @@ class Transactions:
     everything or nothing, and its connection is never lent with half of an answer in it.
     """
 
-    def __init__(self, connections: Connections, namespace_no: int) -> None:
+    def __init__(
+        self, connections: Connections, notices: Notices, namespace: str, namespace_no: int
+    ) -> None:
         self._connections = connections
+        self._notices = notices
+        self._namespace = namespace
         self._namespace_no = namespace_no
         self._running: set[asyncio.Task[Any]] = set()
         self.commits = 0
@@ -96,6 +114,7 @@ class Transactions:
         *,
         prepare: Callable[[], Awaitable[None]] | None = None,
         alone: tuple[int, ...] = (),
+        patience: float = LONG_TIMEOUT,
     ) -> T:
         """Run a job and commit it; the job may run several times, and counts once.
 
@@ -105,11 +124,12 @@ class Transactions:
             alone: locks that no other transaction may hold meanwhile, in ascending order. They
                 are taken before the tick, so that ticks of one lock's holders grow in the order of
                 their commits.
+            patience: seconds after which an attempt is given up.
 
         Raises what the job raises, and `Unavailable` where the transaction was not, or maybe not,
         committed.
         """
-        task = asyncio.ensure_future(self._attempts(job, prepare, alone))
+        task = asyncio.ensure_future(self._attempts(job, prepare, alone, patience))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
@@ -131,24 +151,19 @@ class Transactions:
         job: Callable[[NamespaceTransaction], Awaitable[T]],
         prepare: Callable[[], Awaitable[None]] | None,
         alone: tuple[int, ...],
+        patience: float,
     ) -> T:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 if prepare is not None:
                     await prepare()
-                async with self._connections.connection() as connection:
+                async with self._connections.connection(patience) as connection:
                     return await self._once(connection, job, alone)
             except Changed:
                 continue
             except HeedError as error:
-                cause = error.__cause__
-                if attempt == _ATTEMPTS or not isinstance(cause, psycopg.Error):
+                if attempt == _ATTEMPTS or not _may_succeed(error, attempt):
                     raise
-                # A connection that was lost while it lay in the pool has run nothing.
-                if isinstance(error, _Unknown) or not isinstance(cause, RETRIED):
-                    if attempt > 1 or isinstance(error, _Unknown) or not is_disconnected(cause):
-                        raise
-                    await self._connections.check()
         raise Unavailable("other writes kept changing what this one relies on")
 
     async def _once(
@@ -169,20 +184,49 @@ class Transactions:
                 if row is None:
                     raise NotFound("the namespace was removed")
                 tick, names = row
-                result = await job(NamespaceTransaction(connection, number, tick, names))
+                transaction = NamespaceTransaction(connection, number, tick, names)
+                result = await job(transaction)
+                await execute(_MARK)
         except BaseException:
             with suppress(psycopg.Error):
                 await execute("ROLLBACK")
             raise
-        try:
-            await execute("COMMIT")
-        except psycopg.Error as error:
-            if is_disconnected(error):
-                raise _Unknown(f"{explain(error).detail}; the write may have succeeded") from error
-            raise
+        await _commit(connection)
         self.commits += 1
+        catalogue, keys = transaction.announced
+        self._notices.note(self._namespace, catalogue=catalogue, keys=keys)
         return result
 
 
+def _may_succeed(error: HeedError, attempt: int) -> bool:
+    """Report whether another attempt may succeed, after one that has changed nothing."""
+    cause = error.__cause__
+    if isinstance(error, _Unknown) or not isinstance(cause, psycopg.Error):
+        return False
+    # An idle connection may have been lost; where a new one was, the next attempt fails at once.
+    return isinstance(cause, RETRIED) or (attempt == 1 and is_disconnected(cause))
+
+
 class _Unknown(Unavailable):
-    """The connection was lost during COMMIT: nobody knows whether it succeeded."""
+    """Nobody knows whether a COMMIT succeeded, or whether it will outlive the server."""
+
+
+async def _commit(connection: AsyncConnection) -> None:
+    unconfirmed: list[str | None] = []
+
+    def note(diagnostic: Diagnostic) -> None:
+        # A commit whose wait for a standby was cancelled succeeds all the same, with a warning.
+        if diagnostic.severity_nonlocalized == "WARNING":
+            unconfirmed.append(diagnostic.message_primary)
+
+    connection.add_notice_handler(note)
+    try:
+        await connection.execute("COMMIT")
+    except psycopg.Error as error:
+        if is_disconnected(error):
+            raise _Unknown(f"{explain(error).detail}; the write may have succeeded") from error
+        raise
+    finally:
+        connection.remove_notice_handler(note)
+    if unconfirmed:
+        raise _Unknown(f"PostgreSQL does not confirm the write: {unconfirmed[0]}")

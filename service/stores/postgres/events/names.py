@@ -44,13 +44,16 @@ class InternedNames:
         self._numbers: dict[str, int] = {}
         self._spelling: dict[int, str] = {}
         self._tick = 0  # of the last deletion of names that the numbers have seen
+        self._epoch = connections.epoch  # of the numbers and the spelling
 
     async def learn(self, names: Iterable[str]) -> None:
         """Read the numbers of names; new names are stored at once. For `numbers`, later."""
+        self._check_epoch()
         missing = sorted(set(names) - self._numbers.keys())
         if not missing:
             return
         async with self._connections.connection() as connection:
+            epoch = self._connections.epoch
             # Read before the names: what is deleted later raises it.
             cursor = await connection.execute(_DELETED, (self._namespace_no,))
             row = await cursor.fetchone()
@@ -60,7 +63,8 @@ class InternedNames:
                 await connection.execute(self._add, (self._namespace_no, new))
                 learned |= await self._look_up(connection, new)
         tick = 0 if row is None else int(row[0])
-        if tick < self._tick:
+        self._check_epoch()
+        if tick < self._tick or epoch != self._epoch:
             return
         if tick > self._tick or len(self._numbers) + len(learned) > MAX_CACHED_NAMES:
             self._numbers, self._tick = {}, tick
@@ -71,6 +75,7 @@ class InternedNames:
 
         Raises `Changed` where they must be learned: names were deleted since, or never known.
         """
+        self._check_epoch()
         if transaction.names != self._tick:
             self._numbers = {}
             raise Changed
@@ -82,6 +87,7 @@ class InternedNames:
 
     async def spell(self, connection: AsyncConnection, numbers: Sequence[int]) -> list[str]:
         """Return the name of each number."""
+        self._check_epoch()
         known = self._spelling  # other calls may add to it or replace it, but never remove
         try:
             return list(map(known.__getitem__, numbers))
@@ -90,6 +96,12 @@ class InternedNames:
                 known = self._spelling = {}
             known.update(await self.find(connection, set(numbers) - known.keys()))
             return list(map(known.__getitem__, numbers))
+
+    def _check_epoch(self) -> None:
+        """Forget all names where the database may not have them: their numbers may be new ones."""
+        if self._epoch != self._connections.epoch:
+            self._epoch = self._connections.epoch
+            self._numbers, self._spelling, self._tick = {}, {}, 0
 
     async def find(self, connection: AsyncConnection, numbers: Collection[int]) -> dict[int, str]:
         """Read the names of numbers."""

@@ -17,7 +17,7 @@ from service.domain.records import Event, Item, User
 from service.stores.encoding import item_from, user_from
 from service.stores.postgres.events.column_codes import ColumnCodes
 from service.stores.postgres.events.histories import build_events
-from service.stores.protocols.event_log_store import LogColumns
+from service.stores.protocols.event_log_store import LogColumns, Shard
 
 _CHUNK = 10_000  # rows that are read from a cursor at once
 _PACKED = np.dtype(
@@ -32,7 +32,8 @@ _PACKED = np.dtype(
 _COLUMNS = """\
 SELECT int8send(user_key) || int4send(item_no) || int4send(type_no) || int8send(timestamp)
        || float8send(weight)
-  FROM heed.events WHERE namespace_no = %s ORDER BY user_key, timestamp, seq"""
+  FROM heed.events WHERE namespace_no = %s AND user_key %% %s = %s
+ ORDER BY user_key, timestamp, seq"""
 _EVENTS = """\
 SELECT timestamp, seq, user_id, event_key, event_id, item_no, type_no, weight, key, value
   FROM heed.events JOIN heed.users USING (namespace_no, user_key)
@@ -47,13 +48,16 @@ SELECT user_id, profile FROM heed.users
 _USER_IDS = "SELECT user_id FROM heed.users WHERE namespace_no = %s ORDER BY user_id"
 
 
-def scan(connection: Connection, namespace_no: int, rows: int) -> Iterator[LogColumns]:
+def scan(
+    connection: Connection, namespace_no: int, rows: int, shard: Shard | None
+) -> Iterator[LogColumns]:
     """`Store.scan`."""
+    index, count = (0, 1) if shard is None else (shard.index, shard.count)
     users = ColumnCodes(connection, namespace_no, "users")
     items = ColumnCodes(connection, namespace_no, "items")
     types = ColumnCodes(connection, namespace_no, "types")
     with connection.cursor("scan", binary=True) as cursor:
-        cursor.execute(_COLUMNS.encode(), (namespace_no,))
+        cursor.execute(_COLUMNS.encode(), (namespace_no, count, index))
         while chunk := cursor.fetchmany(rows):
             packed: NDArray[np.void] = np.frombuffer(b"".join(row for (row,) in chunk), _PACKED)
             yield LogColumns(

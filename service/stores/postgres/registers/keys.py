@@ -77,10 +77,13 @@ async def version(connection: AsyncConnection, namespace_no: int) -> int:
 
 
 async def _move_version(transaction: NamespaceTransaction) -> None:
-    await transaction.connection.execute(
-        b"UPDATE heed.namespaces SET keys = greatest(keys + 1, %s) WHERE namespace_no = %s",
+    cursor = await transaction.connection.execute(
+        b"UPDATE heed.namespaces SET keys = greatest(keys + 1, %s) WHERE namespace_no = %s"
+        b" RETURNING keys",
         (transaction.tick, transaction.namespace_no),
     )
+    ((version,),) = await cursor.fetchall()
+    await transaction.announce(keys=version)
 
 
 async def _keys(connection: AsyncConnection, query: str, *values: Any) -> list[ApiKey]:

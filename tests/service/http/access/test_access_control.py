@@ -159,11 +159,11 @@ def test_what_needs_no_key() -> None:
 def test_liveness_does_not_depend_on_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where keys cannot be read, the process is live, and requests for data are 503."""
 
-    async def broken() -> int:
+    def broken() -> int:
         raise Unavailable("the store is closed")
 
     with serving() as client:
-        monkeypatch.setattr(client.engine, "keys_version", broken)
+        monkeypatch.setattr(client.engine, "announced_keys", broken)
         assert client.get("/health/live").status_code == 200
         assert client.get("/v1/users").status_code == 503
 

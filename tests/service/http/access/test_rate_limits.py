@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -83,7 +84,7 @@ def test_forked_processes_count_together() -> None:
             done = 0
             for _ in range(500):
                 try:
-                    limits.count(key, rate)
+                    asyncio.run(limits.count(key, rate))
                     done += 1
                 except RateLimited:
                     pass

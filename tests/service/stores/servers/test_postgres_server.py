@@ -104,6 +104,17 @@ def test_a_frozen_server_answers_once_it_is_thawed(server: PostgresServer) -> No
         assert connection.pgconn.get_result() is None
 
 
+def test_a_killed_server_leaves_no_shared_memory() -> None:
+    """What the kernel keeps of a killed process is removed, for it would add up over many kills."""
+    with PostgresServer() as server:
+        postmaster = int((server.data / "postmaster.pid").read_text().splitlines()[0])
+        assert len(_segments_of(postmaster)) == 1
+        mapped = Path("/proc", str(postmaster), "maps").read_text()
+        assert "/dev/shm/" not in mapped
+        server.kill()
+        assert _segments_of(postmaster) == []
+
+
 def test_no_process_and_no_data_outlive_whoever_started_them() -> None:
     """If the process that started a server is killed, the server ends and its folder goes."""
     with subprocess.Popen(
@@ -120,6 +131,7 @@ def test_no_process_and_no_data_outlive_whoever_started_them() -> None:
             while any(map(_runs, (postmaster, backend))) or Path(folder).exists():
                 assert time.monotonic() < until, "something is left"
                 time.sleep(0.01)
+    assert _segments_of(postmaster) == []
 
 
 def test_a_failure_to_start_shows_the_log() -> None:
@@ -141,3 +153,8 @@ def _runs(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _segments_of(creator: int) -> list[str]:
+    segments = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+    return [segment for segment in segments if int(segment.split()[4]) == creator]

@@ -200,3 +200,17 @@ CREATE TABLE heed.keys (
   digest       bytea NOT NULL,   -- SHA-256 of the secret
   PRIMARY KEY (namespace_no, key_id)
 );
+
+-- Requests of API keys in the current window of their rate and in the one before. What a crash of
+-- the server loses lets a key send its amount once more.
+CREATE UNLOGGED TABLE heed.rate_windows (
+  number       bigint NOT NULL,  -- of the window
+  spent        double precision NOT NULL,  -- seconds of the window
+  previous     bigint NOT NULL,
+  current      bigint NOT NULL,
+  granted      bigint NOT NULL,  -- to the last caller
+  namespace_no integer NOT NULL,
+  seconds      integer NOT NULL,
+  key_id       text COLLATE "C" NOT NULL,
+  PRIMARY KEY (namespace_no, key_id, seconds)
+) WITH (fillfactor = 50);

@@ -20,6 +20,7 @@ from service.domain.errors import Corrupt, Incompatible, Invalid
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+WRITE_ONCE = 0o400  # mode of the files of a version
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 _SEALED_LIMIT = 16 << 20  # bytes; a sealed file past this is none, and stays unread
@@ -125,8 +126,20 @@ def read_manifest(directory: Path) -> Manifest:
         Corrupt: naming the file that is damaged, missing, of another size, or one too many.
         Incompatible: another version of this program wrote it.
     """
-    name = f"{directory.name}/{MANIFEST}"
-    body = unseal(read_file(directory, MANIFEST), name)
+    manifest = parse_manifest(read_file(directory, MANIFEST), directory.name)
+    _check_entries(directory, manifest.files)
+    return manifest
+
+
+def parse_manifest(data: bytes | bytearray, version: str) -> Manifest:
+    """Decode and verify the manifest of a version.
+
+    Raises:
+        Corrupt: it is damaged, or another version's.
+        Incompatible: another version of this program wrote it.
+    """
+    name = f"{version}/{MANIFEST}"
+    body = unseal(data, name)
     if body.get("format") != FORMAT:
         raise Incompatible(f"{name}: its format is {body.get('format')!r}, and {FORMAT} is known")
     try:
@@ -136,9 +149,8 @@ def read_manifest(directory: Path) -> Manifest:
         manifest = Manifest(body["version"], int(body["created"]), files, dict(body["metadata"]))
     except (KeyError, TypeError, ValueError, AttributeError):
         raise Corrupt(f"{name}: it is sealed, but it is not a manifest") from None
-    if manifest.version != directory.name:
+    if manifest.version != version:
         raise Corrupt(f"{name}: it describes the version {manifest.version!r}")
-    _check_entries(directory, files)
     return manifest
 
 

@@ -1,0 +1,288 @@
+"""Recommendations for all users, or a shard of them, computed and written to a file."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import random
+import time
+from bisect import bisect
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from models.catalogue.snapshot import Snapshot
+from models.compute.progress import ProgressCallback
+from service import __version__
+from service.datasets.base import batches
+from service.datasets.tables import check_table
+from service.domain.queries import RecommendQuery, Requester
+from service.domain.settings import Settings
+from service.domain.timestamps import to_rfc3339
+from service.engine.compose import Parts, compose
+from service.engine.questions.lists.list_progress import (
+    ListBatch,
+    ListProgress,
+    ListRun,
+    UserList,
+    open_progress,
+)
+from service.engine.questions.lists.list_shard import ListShard
+from service.engine.questions.lists.list_table import write_table
+from service.engine.questions.recommend import recommend_items
+from service.engine.selection.item_selection import select_items
+from service.engine.selection.steering import SteeredItems, steer_items
+from service.histories.event_columns import EventColumns
+from service.histories.memory_provider import MemoryProvider
+from service.runtime.data_layout import namespace_of
+from service.snapshots.text_encoders import open_encoder
+from service.stores.base import Store
+from service.stores.namespace_directory import open_directory
+from service.stores.opening import is_shared
+
+_BATCH = 16  # users whose lists are one piece of work for a thread
+_SAMPLE = 100  # users at most whose lists are compared with those of scoring every item
+PROGRESS_SUFFIX = ".progress"  # of the file of a run beside its output
+WHOLE = ListShard()
+
+
+class Listed(NamedTuple):
+    """Counts of what was written."""
+
+    users: int
+    rows: int
+    computed: int  # users whose lists this run has computed; others are of a run that it continued
+    seconds: float  # without loading
+    model_version: str
+    sampled: int  # users of a sample for whom not every item was scored
+    recall: float  # of their lists against those of scoring every item; nan without any
+
+
+def ignore(*_: object) -> None:
+    """Take a call that nobody is interested in."""
+
+
+async def write_lists(
+    settings: Settings,
+    path: Path,
+    query: RecommendQuery,
+    *,
+    progress: ProgressCallback,
+    writing: ProgressCallback = ignore,
+    announce: Callable[[str], None] = ignore,
+    shard: ListShard = WHOLE,
+    restart: bool = False,
+) -> Listed:
+    """Write what the service would recommend to each user of a store, by user id and rank.
+
+    All lists come from one model and one state of the catalogue, those of the beginning; the events
+    of a user are read when the user's turn comes. The file appears at the end, whole and durable.
+    Where not every item is scored, a random sample of users is answered once more by scoring all,
+    which gives the recall.
+
+    Lists go to a file beside the output first, of the suffix `PROGRESS_SUFFIX`. A run that is
+    stopped leaves it, and the next one of the same model, store, query and shard continues with
+    the user after the last one there, at the time of the first. Any other run discards it.
+
+    Args:
+        settings: of the service.
+        path: of the file, whose suffix says its format.
+        query: what to recommend; its requester becomes each user in turn. All requests have its
+            time, or that of the beginning.
+        progress: called with how many users are done, of how many.
+        writing: called likewise while the file is written, when all users are done.
+        announce: called with a sentence where an earlier run is continued or discarded.
+        shard: of the users.
+        restart: discard an earlier run in any case.
+
+    Raises:
+        Conflict: another process is computing the lists of this path.
+
+    Also raises what `compose`, `LiveSnapshot.open` and `service.datasets.tables.open_table` raise.
+    """
+    check_table(path)
+    encoder = open_encoder(settings.encoder)
+    # Each user has one turn: nothing that is kept would be used again.
+    settings = settings.model_copy(
+        update={"history_cache_bytes": 0, "embedding_dim": encoder.dimension}
+    )
+    parts = compose(settings, encoder=encoder, threads=os.cpu_count() or 1)
+    try:
+        await parts.live.open()
+        version = parts.live.snapshot.version
+        run = await asyncio.to_thread(_describe_run, parts, query, shard)
+        with open_progress(_progress_path(path), run, restart=restart) as lists:
+            user_ids = await asyncio.to_thread(_user_ids, parts.store, shard)
+            left = user_ids if lists.last is None else user_ids[bisect(user_ids, lists.last) :]
+            _announce(announce, lists, len(left), run.catalogue_version)
+            started = time.monotonic()
+            await _compute(parts, query, lists, left, _sample(user_ids), progress)
+            users = frozenset(await asyncio.to_thread(_user_ids, parts.store, shard))
+            metadata = {"heed.model_version": version, "heed.at": to_rfc3339(lists.run.at)}
+            if shard != WHOLE:
+                metadata["heed.shard"] = str(shard)
+            table = await write_table(path, lists, parts.store, users, metadata, progress=writing)
+            lists.remove()
+    finally:
+        await parts.close()
+    recalls = lists.recalls
+    return Listed(
+        table.users,
+        table.rows,
+        len(left),
+        time.monotonic() - started,
+        version,
+        len(recalls),
+        sum(recalls) / len(recalls) if recalls else math.nan,
+    )
+
+
+def _progress_path(path: Path) -> Path:
+    return path.with_name(path.name + PROGRESS_SUFFIX)
+
+
+def _describe_run(parts: Parts, query: RecommendQuery, shard: ListShard) -> ListRun:
+    """Describe a run that begins now, by everything that its lists depend on but the records."""
+    settings, now = parts.settings, time.time_ns() // 1_000
+    identity = {
+        "model": f"{parts.live.snapshot.version} of {parts.live.model_created}",
+        "store": _identify_store(settings),
+        "request": orjson.dumps(query, default=_plain, option=orjson.OPT_SORT_KEYS).decode(),
+        "shard": str(shard),
+        "text encoder": parts.embeddings.encoder.name,
+        "configuration": f"{settings.max_exact_rows} {settings.max_attention_error}",
+        "version of Heed": __version__,
+    }
+    at = now if query.requester.at is None else query.requester.at
+    return ListRun(identity, at, now, parts.live.catalogue.version)
+
+
+def _identify_store(settings: Settings) -> str:
+    """Return the identity of a store: in a database, the same on all machines."""
+    directory = open_directory(settings.data, settings.store)
+    try:
+        token = directory.token(namespace_of(settings.data))
+    finally:
+        directory.close()
+    if is_shared(settings.store):
+        return f"namespace {token}"
+    # By its inode too: at the same path may be a store that was restored. Not by its device, whose
+    # number may change when the machine starts.
+    return f"{settings.data.resolve()} {token and token[1]}"
+
+
+def _plain(value: Any) -> list[Any]:
+    """Serialise sets, in one order in every process, and named tuples as lists."""
+    return sorted(value) if isinstance(value, Set) else list(value)
+
+
+def _user_ids(store: Store, shard: ListShard) -> list[str]:
+    """Return the ids of a shard's users, in the order of their bytes."""
+    return [user_id for user_id in store.scan_user_ids() if shard.has(user_id)]
+
+
+def _sample(user_ids: Sequence[str]) -> frozenset[str]:
+    return frozenset(random.Random(0).sample(user_ids, min(_SAMPLE, len(user_ids))))
+
+
+def _announce(
+    announce: Callable[[str], None], lists: ListProgress, left: int, catalogue_version: int
+) -> None:
+    """Say whether an earlier run is continued or discarded."""
+    if lists.differences:
+        others = " and of another ".join(lists.differences)
+        announce(f"Starting again: the interrupted run was of another {others}.")
+    elif lists.users:
+        announce(
+            f"Continuing the interrupted run: {lists.users:,} of {lists.users + left:,} users are "
+            f"done, as of {to_rfc3339(lists.run.at)}."
+        )
+        if lists.run.catalogue_version != catalogue_version:
+            announce("The catalogue has changed since, and their lists are of the earlier one.")
+
+
+async def _compute(
+    parts: Parts,
+    query: RecommendQuery,
+    lists: ListProgress,
+    user_ids: Sequence[str],
+    sample: Set[str],
+    progress: ProgressCallback,
+) -> None:
+    """Append the lists of users, in order."""
+    snapshot, at = parts.live.snapshot, lists.run.at
+    total = lists.users + len(user_ids)
+    allowed = select_items(snapshot, query.filter).allowed
+    steered = steer_items(
+        snapshot, query.steering, allowed=allowed, exclude=query.exclude, limit=query.limit
+    )
+    compute = partial(
+        _lists, parts.memories, snapshot, query, allowed, steered, at=at, sample=sample
+    )
+    progress(lists.users, total)
+    async for batch in _in_order(parts, user_ids, query.requester, at, compute):
+        lists.append(batch)
+        progress(lists.users, total)
+
+
+async def _in_order(
+    parts: Parts,
+    user_ids: Sequence[str],
+    requester: Requester,
+    at: int,
+    lists: Callable[[Mapping[str, EventColumns]], ListBatch],
+) -> AsyncIterator[ListBatch]:
+    """The lists of a few users at a time, in order.
+
+    While each thread computes two batches, the events of the next are read.
+    """
+    loop = asyncio.get_running_loop()
+    begun: deque[asyncio.Future[ListBatch]] = deque()
+    for batch in batches(user_ids, _BATCH):
+        users = [replace(requester, user_id=user_id) for user_id in batch]
+        events = {
+            user_id: await parts.memories.load(user, at)
+            for user_id, user in zip(batch, users, strict=True)
+        }
+        begun.append(loop.run_in_executor(parts.executor, lists, events))
+        if len(begun) > 2 * (os.cpu_count() or 1):
+            yield await begun.popleft()
+    for work in begun:
+        yield await work
+
+
+def _lists(
+    memories: MemoryProvider,
+    snapshot: Snapshot,
+    query: RecommendQuery,
+    allowed: NDArray[np.bool_],
+    steered: SteeredItems,
+    events: Mapping[str, EventColumns],
+    *,
+    at: int,
+    sample: Set[str],
+) -> ListBatch:
+    """The lists of these users, one after the other."""
+    steering = steered.steering
+    lists: list[UserList] = []
+    recalls: list[float] = []
+    item_id = snapshot.catalogue.vocabulary.id
+    options = memories.options(query.requester)
+    for user_id, each in events.items():
+        with memories.memory(snapshot, query.requester, each, at) as user:
+            ranked = recommend_items(query, snapshot, user, each, options, allowed, steering)
+            item_ids = [item_id(row) for row in ranked.rows.tolist()]
+            lists.append(UserList(user_id, item_ids, ranked.scores.total.tolist()))
+            if user_id in sample and ranked.mode == "coarse":
+                every = replace(options, mode="exact")
+                best = recommend_items(query, snapshot, user, each, every, allowed, steering).rows
+                recalls.append(float(np.isin(best, ranked.rows).mean()))
+    return ListBatch(lists, recalls)
