@@ -16,7 +16,7 @@ AUDIT := $(VENV)-audit
 PEERS := $(VENV)-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz known walk faults browser prometheus postgres lint audit bench bench-training bench-page bench-peers lock clean
+.PHONY: help setup demo test fuzz known walk faults distributed browser prometheus postgres lint audit bench bench-training bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +53,11 @@ walk: $(STAMP) ## time the commands of README.md over dirty exports of Online Re
 
 faults: $(STAMP) ## inject faults into processes, disks and files; as root, with strace and faketime (ARGS="kill power --seed 1")
 	OMP_NUM_THREADS=1 $(PY) -m tests.faults $(ARGS)
+
+distributed: $(STAMP) ## test stores on a Citus cluster, then kill and stop its workers (HEED_TEST_CITUS=postgresql://…)
+	@$(PY) -m tests.distributed --check $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/distributed
+	OMP_NUM_THREADS=1 $(PY) -m tests.distributed $(ARGS)
 
 browser: $(STAMP) ## Chromium, which the tests of the page drive, unless there is one
 	@for each in chromium chromium-browser google-chrome google-chrome-stable; do \

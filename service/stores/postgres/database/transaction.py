@@ -9,17 +9,20 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor
+from psycopg.errors import Diagnostic
 
 from service.domain.errors import HeedError, NotFound, Unavailable
 from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.faults import RETRIED, explain, is_disconnected
+from service.stores.postgres.database.faults import explain, is_disconnected, is_lost, is_retried
+from service.stores.postgres.database.horizon import TICKS
 from service.stores.postgres.database.notices import NOTIFY, Notices
+from service.stores.postgres.database.workers import NOWHERE
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
 
-TICKS = 1_024  # numbers of one transaction: more than transactions can be in progress
 _ATTEMPTS = 8
+_PAUSE = 0.01  # seconds by which the time between two attempts grows, from the third one on
 # Locks in the database, each with the number of a namespace. Writers of events share that of names
 # with one another, and only what deletes names excludes them.
 NAMES, CATALOGUE, QUOTA, KEYS, SCENARIOS, FOLDING = range(1, 7)
@@ -27,19 +30,12 @@ _BEGIN = f"""\
 SELECT tick_base + {TICKS} * pg_current_xact_id()::text::bigint, names
   FROM heed.installation, heed.namespaces WHERE namespace_no = %s"""  # noqa: S608
 
-
-HORIZON = f"""\
-SELECT tick_base + {TICKS} * pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1
-  FROM heed.installation"""  # noqa: S608
-
-
-async def read_horizon(connection: AsyncConnection) -> int:
-    """Return the tick up to which every transaction has ended.
-
-    A later statement sees all changes up to it. Transactions of the whole server count.
-    """
-    row = await (await connection.execute(HORIZON.encode())).fetchone()
-    return 0 if row is None else int(row[0])
+# What a transaction has written on one worker alone, Citus would commit there in one phase, maybe
+# after the coordinator has given the transaction up. It uses two phases once rows are copied into a
+# distributed table, be it none.
+_TWO_PHASES = b"INSERT INTO heed.tallies SELECT 0, 0, 0, 0, 0, 0, 0 WHERE false"
+# After a worker was cut off, its rows may be locked until Citus has settled what it had prepared.
+_PATIENCE = b"SET LOCAL lock_timeout = '5s'"
 
 
 class Changed(Exception):  # no error: the transaction begins anew
@@ -53,12 +49,18 @@ class NamespaceTransaction:
     this one began.
     """
 
-    __slots__ = ("announced", "connection", "names", "namespace_no", "tick")
+    __slots__ = ("announced", "connection", "is_distributed", "names", "namespace_no", "tick")
 
     def __init__(
-        self, connection: AsyncConnection, namespace_no: int, tick: int, names: int
+        self,
+        connection: AsyncConnection,
+        is_distributed: bool,
+        namespace_no: int,
+        tick: int,
+        names: int,
     ) -> None:
         self.connection = connection
+        self.is_distributed = is_distributed
         self.namespace_no = namespace_no
         self.tick = tick
         self.names = names  # the tick of the last deletion of interned names
@@ -107,6 +109,7 @@ class Transactions:
         *,
         prepare: Callable[[], Awaitable[None]] | None = None,
         alone: tuple[int, ...] = (),
+        workers: frozenset[int] = NOWHERE,
     ) -> T:
         """Run a job and commit it; the job may run several times, and counts once.
 
@@ -116,11 +119,12 @@ class Transactions:
             alone: locks that no other transaction may hold meanwhile, in ascending order. They
                 are taken before the tick, so that ticks of one lock's holders grow in the order of
                 their commits.
+            workers: of a distributed database, that the job needs.
 
         Raises what the job raises, and `Unavailable` where the transaction was not, or maybe not,
         committed.
         """
-        task = asyncio.ensure_future(self._attempts(job, prepare, alone))
+        task = asyncio.ensure_future(self._attempts(job, prepare, alone, workers))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
@@ -142,12 +146,15 @@ class Transactions:
         job: Callable[[NamespaceTransaction], Awaitable[T]],
         prepare: Callable[[], Awaitable[None]] | None,
         alone: tuple[int, ...],
+        workers: frozenset[int],
     ) -> T:
         for attempt in range(1, _ATTEMPTS + 1):
+            if attempt > 2:
+                await asyncio.sleep(_PAUSE * (attempt - 2))
             try:
                 if prepare is not None:
                     await prepare()
-                async with self._connections.connection() as connection:
+                async with self._connections.connection(workers=workers) as connection:
                     return await self._once(connection, job, alone)
             except Changed:
                 continue
@@ -173,19 +180,17 @@ class Transactions:
                 row = await (await execute(_BEGIN.encode(), (number,))).fetchone()
                 if row is None:
                     raise NotFound("the namespace was removed")
-                tick, names = row
-                transaction = NamespaceTransaction(connection, number, tick, names)
+                is_distributed = self._connections.is_distributed
+                if is_distributed:
+                    await execute(_PATIENCE)
+                    await execute(_TWO_PHASES)
+                transaction = NamespaceTransaction(connection, is_distributed, number, *row)
                 result = await job(transaction)
         except BaseException:
             with suppress(psycopg.Error):
                 await execute("ROLLBACK")
             raise
-        try:
-            await execute("COMMIT")
-        except psycopg.Error as error:
-            if is_disconnected(error):
-                raise _Unknown(f"{explain(error).detail}; the write may have succeeded") from error
-            raise
+        await _commit(connection)
         self.commits += 1
         catalogue, keys = transaction.announced
         self._notices.note(self._namespace, catalogue=catalogue, keys=keys)
@@ -198,8 +203,33 @@ def _may_succeed(error: HeedError, attempt: int) -> bool:
     if isinstance(error, _Unknown) or not isinstance(cause, psycopg.Error):
         return False
     # An idle connection may have been lost; where a new one was, the next attempt fails at once.
-    return isinstance(cause, RETRIED) or (attempt == 1 and is_disconnected(cause))
+    return is_retried(cause) or (attempt == 1 and is_lost(cause))
+
+
+async def _commit(connection: AsyncConnection) -> None:
+    """Commit; raise `_Unknown` unless the server has said that the transaction is safe and visible.
+
+    A server warns, and does not fail, where it no longer waits for its standby, or where a worker
+    of a distributed database was lost before it has committed what it has prepared.
+    """
+    warnings: list[str] = []
+
+    def note(notice: Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            warnings.append(notice.message_primary or "")
+
+    connection.add_notice_handler(note)
+    try:
+        await connection.execute("COMMIT")
+    except psycopg.Error as error:
+        if is_disconnected(error):
+            raise _Unknown(f"{explain(error).detail}; the write may have succeeded") from error
+        raise
+    finally:
+        connection.remove_notice_handler(note)
+    if warnings:
+        raise _Unknown(f"PostgreSQL warns: {warnings[0]}; the write may have succeeded")
 
 
 class _Unknown(Unavailable):
-    """The connection was lost during COMMIT: nobody knows whether it succeeded."""
+    """COMMIT has not returned in order: nobody knows whether it succeeded."""
