@@ -32,12 +32,16 @@ ALONE = tests/service/http/test_openapi.py tests/service/http/test_openapi_engin
 
 # Many tests start interpreters, each of which would compile anew what it imports if none kept the bytecode.
 test: export PYTHONDONTWRITEBYTECODE =
-test: $(STAMP) browser prometheus ## run the tests, in several processes (ARGS="-k name")
+test: $(STAMP) browser prometheus tests/__pycache__ ## run the tests, in several processes (ARGS="-k name")
 	@log=$$(mktemp); \
 	(for file in $(ALONE); do OMP_NUM_THREADS=1 $(PY) -m pytest $$file $(ARGS) || [ $$? = 5 ] || failed=1; done; \
 	exit $${failed:-0}) >$$log 2>&1 & \
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore %) $(ARGS) || status=1; \
 	wait $$! || status=1; cat $$log; rm -f $$log; exit $${status:-0}
+
+# Of processes that start together each would compile all tests, so the first time one does it before them.
+tests/__pycache__: | $(STAMP)
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest --collect-only -qq >/dev/null || true
 
 fuzz: $(STAMP) ## draw 500 requests of each operation, new ones each time (EXAMPLES=500, ARGS="-k search")
 	HEED_SCHEMATHESIS_EXAMPLES=$(or $(EXAMPLES),500) OMP_NUM_THREADS=1 $(PY) -m pytest tests/service/http/test_openapi_engine.py $(ARGS)
@@ -54,16 +58,19 @@ walk: $(STAMP) ## time the commands of README.md over dirty exports of Online Re
 faults: $(STAMP) ## inject faults into processes, disks and files; as root, with strace and faketime (ARGS="kill power --seed 1")
 	OMP_NUM_THREADS=1 $(PY) -m tests.faults $(ARGS)
 
-browser: $(STAMP) ## Chromium, which the tests of the page drive, unless there is one
-	@for each in chromium chromium-browser google-chrome google-chrome-stable; do \
+# The headless shell takes half the time of Chromium for a page, but not every distribution has it.
+browser: $(STAMP) ## Chromium's headless shell, which the tests of the page drive, unless there is one or a Chromium
+	@for each in chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable; do \
 	  if command -v $$each >/dev/null; then exit 0; fi; done; \
 	echo "test: installing Chromium"; \
 	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
-	else $(PY) -m playwright install chromium; fi
+	  apt-get update -qq; export DEBIAN_FRONTEND=noninteractive; install="apt-get install -y -qq --no-install-recommends"; \
+	  $$install chromium-headless-shell >/dev/null 2>&1 || $$install chromium >/dev/null; \
+	else $(PY) -m playwright install --only-shell chromium; fi
 
-# Unpacked and not installed, for the package would start a daemon on port 9090.
-prometheus: $(STAMP) ## Prometheus and promtool, which the tests of alerts and of the dashboard run, unless there are
+# Unpacked and not installed, for the package would start a daemon on port 9090. After the browser, since apt-get runs
+# alone.
+prometheus: $(STAMP) browser ## Prometheus and promtool, which the tests of alerts and of the dashboard run, unless there are
 	@export PATH="$$PATH:$(abspath $(VENV))/bin"; \
 	if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit 0; fi; \
 	command -v apt-get >/dev/null || { echo "test: put prometheus and promtool on PATH (https://prometheus.io/download)" >&2; exit 1; }; \
@@ -78,8 +85,8 @@ lint: $(STAMP) ## ruff and mypy
 	$(PY) -m mypy
 
 audit: $(STAMP) ## compare the locked dependencies with a database of advisories, where one is reached
-	@test -x $(AUDIT)/bin/pip-audit || { $(PY) -m venv $(AUDIT) && \
-	  $(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit==2.10.1'; }
+	@test -x $(AUDIT)/bin/pip-audit || { $(PY) -m venv --without-pip $(AUDIT) && \
+	  $(PIP) --python $(AUDIT)/bin/python 'pip-audit==2.10.1'; }
 	@$(PY) requirements/audit.py $(AUDIT)/bin/pip-audit requirements/runtime.txt
 
 bench: $(STAMP) ## measure beside references, see tests/benchmarks/README.md (of a running service: heed loadtest)
@@ -112,6 +119,7 @@ $(STAMP): pyproject.toml requirements/runtime.txt requirements/dev.txt requireme
 	$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "setup: creating $(VENV) with $$python"; "$$python" -m venv --clear $(VENV); }
 	@echo "setup: installing into $(VENV) (the first time downloads about 460 MB, a minute or two)"
+	@$(filter-out --no-compile,$(PIP)) 'pip==26.3'  # the one of Python 3.11 takes twice as long
 	@$(PIP) --no-deps --require-hashes -r requirements/dev.txt
 	@$(PIP) $$($(PY) requirements/torch_index.py '$(TORCH_INDEX)') -r requirements/torch.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
