@@ -27,17 +27,21 @@ demo: $(STAMP) ## fetch a public data set, train, evaluate and serve
 	$(VENV)/bin/heed demo
 
 # Schemathesis makes a test of each operation, all of one id, of which processes that share tests would run one: these
-# run beside the others, and report after them.
+# run beside the others, and report when all of them are done.
 ALONE = tests/service/http/test_openapi.py tests/service/http/test_openapi_engine.py
 
 # Many tests start interpreters, each of which would compile anew what it imports if none kept the bytecode.
 test: export PYTHONDONTWRITEBYTECODE =
-test: $(STAMP) browser prometheus postgres ## run the tests, in several processes (ARGS="-k name")
+test: $(STAMP) browser prometheus postgres tests/__pycache__ ## run the tests, in several processes (ARGS="-k name")
 	@log=$$(mktemp); \
-	(for file in $(ALONE); do OMP_NUM_THREADS=1 $(PY) -m pytest $$file $(ARGS) || [ $$? = 5 ] || failed=1; done; \
-	exit $${failed:-0}) >$$log 2>&1 & \
+	(for file in $(ALONE); do OMP_NUM_THREADS=1 $(PY) -m pytest $$file $(ARGS) || [ $$? = 5 ] || failed=1; done >$$log 2>&1; \
+	cat $$log; rm -f $$log; exit $${failed:-0}) & \
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore %) $(ARGS) || status=1; \
-	wait $$! || status=1; cat $$log; rm -f $$log; exit $${status:-0}
+	wait $$! || status=1; exit $${status:-0}
+
+# Of processes that start together each would compile all tests, so the first time one does it before them.
+tests/__pycache__: | $(STAMP)
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest --collect-only -qq >/dev/null || true
 
 fuzz: $(STAMP) ## draw 500 requests of each operation, new ones each time (EXAMPLES=500, ARGS="-k search")
 	HEED_SCHEMATHESIS_EXAMPLES=$(or $(EXAMPLES),500) OMP_NUM_THREADS=1 $(PY) -m pytest tests/service/http/test_openapi_engine.py $(ARGS)
@@ -58,16 +62,19 @@ cluster-drill: $(STAMP) ## kill each container of the cluster of docker-compose.
 	docker compose up --detach --build --wait balancer
 	$(PY) -m tests.deploy.cluster_drill $(ARGS)
 
-browser: $(STAMP) ## Chromium, which the tests of the page drive, unless there is one
-	@for each in chromium chromium-browser google-chrome google-chrome-stable; do \
+# The headless shell takes half the time of Chromium for a page, but not every distribution has it.
+browser: $(STAMP) ## Chromium's headless shell, which the tests of the page drive, unless there is one or a Chromium
+	@for each in chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable; do \
 	  if command -v $$each >/dev/null; then exit 0; fi; done; \
 	echo "test: installing Chromium"; \
 	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
-	else $(PY) -m playwright install chromium; fi
+	  apt-get update -qq; export DEBIAN_FRONTEND=noninteractive; install="apt-get install -y -qq --no-install-recommends"; \
+	  $$install chromium-headless-shell >/dev/null 2>&1 || $$install chromium >/dev/null; \
+	else $(PY) -m playwright install --only-shell chromium; fi
 
-# Unpacked and not installed, for the package would start a daemon on port 9090.
-prometheus: $(STAMP) ## Prometheus and promtool, which the tests of alerts and of the dashboard run, unless there are
+# Unpacked and not installed, for the package would start a daemon on port 9090. After the browser, since apt-get runs
+# alone.
+prometheus: $(STAMP) browser ## Prometheus and promtool, which the tests of alerts and of the dashboard run, unless there are
 	@export PATH="$$PATH:$(abspath $(VENV))/bin"; \
 	if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit 0; fi; \
 	command -v apt-get >/dev/null || { echo "test: put prometheus and promtool on PATH (https://prometheus.io/download)" >&2; exit 1; }; \
@@ -76,9 +83,10 @@ prometheus: $(STAMP) ## Prometheus and promtool, which the tests of alerts and o
 	folder=$$(mktemp -d); chmod 755 "$$folder"; (cd "$$folder" && apt-get download -qq -o APT::Sandbox::User=root prometheus && dpkg -x prometheus_*.deb .); \
 	cp "$$folder/usr/bin/prometheus" "$$folder/usr/bin/promtool" $(VENV)/bin/; rm -rf "$$folder"
 
-# Debian's package makes a cluster and starts it, unless it is told not to before it is installed.
+# Debian's package makes a cluster and starts it, unless it is told not to before it is installed. After Prometheus,
+# since apt-get runs alone.
 CLUSTERS := /etc/postgresql-common/createcluster.conf
-postgres: $(STAMP) ## PostgreSQL's server, which the tests of stores start, unless there is one (or HEED_TEST_POSTGRES=URL)
+postgres: $(STAMP) prometheus ## PostgreSQL's server, which the tests of stores start, unless there is one (or HEED_TEST_POSTGRES=URL)
 	@$(PY) -c 'from tests.support.postgres_programs import program; program("initdb"); program("postgres")' 2>/dev/null && exit 0; \
 	[ -z "$$HEED_TEST_POSTGRES" ] || exit 0; \
 	command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] || { \
@@ -96,8 +104,8 @@ lint: $(STAMP) ## ruff and mypy
 	$(PY) -m mypy
 
 audit: $(STAMP) ## compare the locked dependencies with a database of advisories, where one is reached
-	@test -x $(AUDIT)/bin/pip-audit || { $(PY) -m venv $(AUDIT) && \
-	  $(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check 'pip-audit==2.10.1'; }
+	@test -x $(AUDIT)/bin/pip-audit || { $(PY) -m venv --without-pip $(AUDIT) && \
+	  $(PIP) --python $(AUDIT)/bin/python 'pip-audit==2.10.1'; }
 	@$(PY) requirements/audit.py $(AUDIT)/bin/pip-audit requirements/runtime.txt
 
 bench: $(STAMP) ## measure beside references, see tests/benchmarks/README.md (of a running service: heed loadtest)
@@ -130,6 +138,7 @@ $(STAMP): pyproject.toml requirements/runtime.txt requirements/dev.txt requireme
 	$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "setup: creating $(VENV) with $$python"; "$$python" -m venv --clear $(VENV); }
 	@echo "setup: installing into $(VENV) (the first time downloads about 460 MB, a minute or two)"
+	@$(filter-out --no-compile,$(PIP)) 'pip==26.3'  # the one of Python 3.11 takes twice as long
 	@$(PIP) --no-deps --require-hashes -r requirements/dev.txt
 	@$(PIP) $$($(PY) requirements/torch_index.py '$(TORCH_INDEX)') -r requirements/torch.txt
 	@$(PIP) --no-deps --no-build-isolation -e .

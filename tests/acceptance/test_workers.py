@@ -19,7 +19,6 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -262,7 +261,8 @@ def test_killed_worker_is_replaced(world: World, tmp_path: Path) -> None:
             events = [{"user_id": "killed", "item_id": item_id(0, n)} for n in range(3)]
             item = {"item_id": f"killed-{round_}", "title": f"wombat{round_}"}
             for _ in range(20):  # none is refused by the port: there is no socket of the dead
-                assert httpx.get(f"{server.url}/health/ready").status_code == 200
+                with server.client() as http:
+                    assert http.get("/health/ready").status_code == 200
             assert witness.ask("POST", "/v1/events", {"events": events}).status == 200
             assert witness.ask("POST", "/v1/items", {"items": [item]}).status == 200
             eventually(lambda: len(answering(server)) == COUNT)

@@ -13,7 +13,14 @@ from tests.support.driving import settled, stored
 from tests.support.server import Server
 from tests.support.tiny import World
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# The shell is Chromium without the windows of a desktop, which take most of the time of a page.
+NAMES = (
+    "chromium-headless-shell",
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+)
 
 
 @pytest.fixture(scope="module")

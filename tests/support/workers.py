@@ -107,11 +107,15 @@ def memory(pid: int) -> dict[str, int]:
 
 
 def eventually(held: Callable[[], object]) -> None:
-    """Return when this holds; for as long as a busy machine may need."""
-    deadline = time.monotonic() + PATIENCE
+    """Return when this holds; for as long as a busy machine may need.
+
+    The longer it takes, the less often it is looked at: looking takes time from what is awaited.
+    """
+    deadline, pause = time.monotonic() + PATIENCE, 0.01
     while not held():
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(1.3 * pause, 0.2)
 
 
 def _inode(port: int, peer: int) -> str | None:

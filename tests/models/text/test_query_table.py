@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import transformers
 from numpy.typing import NDArray
 
 from models.text.query_table import QueryTable, TokenizingEncoder
@@ -80,6 +79,9 @@ def test_rows_that_do_not_fit_are_refused() -> None:
 
 def test_a_transformer_says_its_tokens(folder: Path) -> None:
     """Tokens are those of the model's tokenizer, of long texts too, which its vectors are cut."""
+    # Takes seconds, which every process that collects this file would spend.
+    import transformers
+
     encoder = SentenceEncoder(folder)
     assert isinstance(encoder, TokenizingEncoder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import transformers
 
 import models.text.sentence_encoder
 from models.text.sentence_encoder import SentenceEncoder
@@ -42,6 +41,9 @@ def test_a_vector_is_the_direction_of_the_mean_of_its_tokens(
     folder: Path, encoder: SentenceEncoder
 ) -> None:
     """A vector is the normalised mean of BERT's token states, by a float64 loop."""
+    # Takes seconds, which every process that collects this file would spend.
+    import transformers
+
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     bert = transformers.AutoModel.from_pretrained(folder).eval()
     for text, vector in zip(TEXTS, encoder.encode(TEXTS), strict=True):
@@ -65,6 +67,8 @@ def test_vectors_are_float32_of_unit_length(encoder: SentenceEncoder) -> None:
 
 def test_half_a_precision_is_read_in_float32(copy: Path) -> None:
     """Half-precision weights give float32 vectors of unit length."""
+    import transformers
+
     bert = transformers.AutoModel.from_pretrained(copy, dtype=torch.float16)
     bert.save_pretrained(copy)
     vectors = SentenceEncoder(copy).encode(TEXTS)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scipy.stats import chi2_contingency
 
 from models.ranking.ready.together import MIN_SIGNIFICANCE
 from service.domain.errors import NotFound
@@ -48,6 +47,9 @@ def expected(
     store: Store, item: str, relation: TogetherRelation, at: int
 ) -> dict[str, tuple[float, int, float]]:
     """Score, support and lift of every item, by loops over users and their baskets."""
+    # Takes a second, which every process that collects this file would spend.
+    from scipy.stats import chi2_contingency
+
     taken = baskets(store, at)
     weights: dict[str, float] = defaultdict(float)
     support: dict[str, set[Any]] = defaultdict(set)
