@@ -176,7 +176,7 @@ def test_all_processes_end_with_one_model(together: list[dict[str, Fitted]]) -> 
 
 
 def test_a_training_on_shards_is_resumed(together: list[dict[str, Fitted]]) -> None:
-    """From an epoch on, also the last, it gives the weights of the training that was not interrupted."""
+    """From an epoch on, also the last, it gives the weights of the uninterrupted training."""
     expected = together[0]["drawn, even"]
     for at in (4, -1):
         for part, weight in together[0][f"resumed {at}"].weights.items():
