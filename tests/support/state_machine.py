@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -90,7 +91,7 @@ class Machine(RuleBasedStateMachine):
 
     def _await_version(self, version: str) -> None:
         for http in self.clients:
-            eventually(lambda http=http: _serving(http) == version)
+            eventually(partial(_serves, http, version))
 
     @initialize()
     def begin(self) -> None:
@@ -231,7 +232,7 @@ class Machine(RuleBasedStateMachine):
         version = (done["result"] or {}).get("version")
         if version is not None:
             self.versions.append(version)
-            assert _serving(http) == version
+            assert _serves(http, version)
             self._await_version(version)
 
     @rule(at=REPLICAS, gently=st.booleans(), wanted=st.integers(0, 3))
@@ -282,6 +283,7 @@ def run_machine(place: StatePlace, folder: Path) -> None:
     )
 
 
-def _serving(http: httpx.Client) -> str:
-    """Return the version that a server serves."""
-    return str(http.post("/v1/recommend", json={"limit": 1}).json()["model_version"])
+def _serves(http: httpx.Client, version: str) -> bool:
+    """Whether a server answers by a version."""
+    answer = http.post("/v1/recommend", json={"limit": 1}).json()
+    return bool(answer["model_version"] == version)
