@@ -10,7 +10,7 @@ from pathlib import Path
 
 from service.domain.errors import HeedError, Invalid, NotFound
 from service.domain.settings import PREFIX, Settings
-from service.maintenance.backups.backup import find_namespaces
+from service.maintenance.backups.directory_contents import find_namespaces
 from service.maintenance.doctor.findings import SEVERITIES, Finding
 from service.maintenance.doctor.host_checks import HOST_CHECKS
 from service.maintenance.doctor.installation import (

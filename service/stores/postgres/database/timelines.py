@@ -68,8 +68,8 @@ class Timelines:
             if timeline < newest:
                 raise psycopg.OperationalError("another server was promoted in place of this one")
             self.changes += is_elsewhere or (timeline, started) != (newest, latest)
-            self._system = system
             self._newest[system] = timeline, started
+            self._system = system
             self.primary = connection.info.host, str(connection.info.port)
             former = [
                 each
