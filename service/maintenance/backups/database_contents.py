@@ -29,6 +29,7 @@ from service.runtime.data_layout import (
 )
 from service.snapshots.versions.manifest import MANIFEST, parse_manifest, seal
 from service.snapshots.versions.shared_registry import KIND
+from service.snapshots.versions.transfer import check_chunks
 from service.stores.base import Store
 from service.stores.postgres.namespaces import namespace_names
 from service.stores.postgres.store import PostgresStore
@@ -155,8 +156,6 @@ def _add_version(
     # What an earlier backup has is not read again.
     if not all(objects.has(digest, size) for size, digest in manifest.files.values()):
         with closing(files.read(stored.name)) as chunks:
-            for file, parts in groupby(chunks, key=itemgetter(0)):
-                found = objects.add_chunks(data for _, data in parts)
-                if found != manifest.files.get(file):
-                    raise Corrupt(f"{stored.name}/{file} is not what was published")
+            for _, parts in groupby(check_chunks(manifest, chunks), key=itemgetter(0)):
+                objects.add_chunks(data for _, data in parts)
     return {**manifest.files, MANIFEST: objects.add_chunks([stored.description])}
