@@ -12,10 +12,10 @@ from service.cli.console import DATA, Data, err, open_store, out
 from service.domain.errors import Invalid
 
 _NOT_OF_A_DATABASE = (
-    "HEED_STORE is a PostgreSQL database, which is neither salvaged nor accepted by heed check. "
-    "Promote a standby or recover the server from its base backup and log, or restore a backup into "
-    "an empty database (heed restore); of a damaged one, save what can be read with heed copy --from "
-    "URL --to DIRECTORY"
+    "HEED_STORE is a PostgreSQL database: --salvage and --accept-loss are for the file of a store. "
+    "Promote a standby, recover the server from its base backup and log, or restore a backup into "
+    "an empty database (heed restore); where there is none, save what can be read with heed copy "
+    "--from URL --to DIRECTORY"
 )
 
 if TYPE_CHECKING:

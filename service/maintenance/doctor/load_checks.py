@@ -27,8 +27,8 @@ def check_lag(server: ServerState, _: int) -> Iterator[Finding]:
             yield Finding(
                 "standby-behind",
                 "warning",
-                f"The standby {standby.name} ({standby.state}) is "
-                f"{standby.lag_bytes / 1e6:,.0f} MB of log and {standby.lag_seconds:,.0f} s behind.",
+                f"The standby {standby.name} ({standby.state}) is {standby.lag_seconds:,.0f} s "
+                f"and {standby.lag_bytes / 1e6:,.0f} MB of log behind.",
                 "It takes long to take over, and keeps log files on the primary's disk.",
                 "Look at its disk, its network and conflicts with its own queries.",
             )

@@ -35,12 +35,12 @@ SELECT (SELECT {EVENT_BYTES} * count(*) FROM heed.events WHERE namespace_no = %(
        + (SELECT coalesce(sum(coalesce(octet_length(key), 0)
                               + coalesce(octet_length(value), 0)), 0)::bigint
             FROM heed.vectors WHERE namespace_no = %(no)s),
-       (SELECT coalesce(sum(bytes), 0)::bigint FROM heed.tallies WHERE namespace_no = %(no)s)""",
+       (SELECT coalesce(sum(bytes), 0)::bigint FROM heed.tallies WHERE namespace_no = %(no)s)""",  # noqa: S608
     "bytes of items": f"""\
 SELECT (SELECT coalesce(sum({ITEM_BYTES} + octet_length(document)
                             + coalesce(octet_length(embedding), 0)), 0)::bigint
           FROM heed.items WHERE namespace_no = %(no)s AND document IS NOT NULL),
-       (SELECT item_bytes FROM heed.namespaces WHERE namespace_no = %(no)s)""",
+       (SELECT item_bytes FROM heed.namespaces WHERE namespace_no = %(no)s)""",  # noqa: S608
 }
 # Each counts rows that must not be.
 _FAULTS = {
@@ -100,11 +100,10 @@ SELECT count(*) FROM (
    GROUP BY user_id HAVING count(*) > 1) AS doubled""",
     "numbers that several users have, or had": """\
 SELECT count(*) FROM (
-  SELECT user_no FROM heed.users WHERE namespace_no = %(no)s
-  UNION ALL
-  SELECT DISTINCT user_no FROM heed.gone_users WHERE namespace_no = %(no)s) AS numbers
- WHERE user_no IN (SELECT user_no FROM heed.users WHERE namespace_no = %(no)s
-                    GROUP BY user_no HAVING count(*) > 1)""",
+  SELECT FROM (
+    SELECT user_no FROM heed.users WHERE namespace_no = %(no)s
+    UNION ALL SELECT user_no FROM heed.gone_users WHERE namespace_no = %(no)s) AS numbers
+   GROUP BY user_no HAVING count(*) > 1) AS doubled""",
     "numbers that a sequence will give again": """\
 SELECT count(*) FROM (
   SELECT max(item_no) AS last, 'heed.item_numbers' AS name FROM heed.items
@@ -123,7 +122,7 @@ SELECT count(*) FROM (
   UNION ALL SELECT greatest(catalogue, keys, names) FROM heed.namespaces
              WHERE namespace_no = %(no)s) AS used, heed.installation
  WHERE version >= tick_base
-       + {TICKS} * pg_snapshot_xmax(pg_current_snapshot())::text::bigint""",
+       + {TICKS} * pg_snapshot_xmax(pg_current_snapshot())::text::bigint""",  # noqa: S608
 }
 _USER_KEYS = "SELECT user_id, user_key FROM heed.users WHERE namespace_no = %s"
 _CHECKSUMS = """\

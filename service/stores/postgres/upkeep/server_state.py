@@ -41,7 +41,8 @@ SELECT pid, coalesce(usename, ''), coalesce(application_name, ''), coalesce(stat
        extract(epoch FROM clock_timestamp() - xact_start)::float8, backend_xid IS NOT NULL
   FROM pg_stat_activity
  WHERE xact_start IS NOT NULL AND backend_type = 'client backend' AND pid <> pg_backend_pid()
-   AND (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL OR state LIKE 'idle in transaction%')
+   AND (backend_xid IS NOT NULL OR backend_xmin IS NOT NULL
+        OR starts_with(state, 'idle in transaction'))
  ORDER BY xact_start"""
 _PREPARED = """\
 SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8
