@@ -1,4 +1,4 @@
-"""The doctor on a PostgreSQL database: each fault that is planted is found, a sound one has none."""
+"""The doctor on a PostgreSQL database: each planted fault is found, a sound one has none."""
 
 from __future__ import annotations
 
