@@ -44,5 +44,6 @@ async def test_readers_see_one_moment(postgres: PostgresDatabases) -> None:
                 await write()
             assert isinstance(refused.value, StoreReadOnly)
         await frozen.close()
+        await database.close()  # of this event loop
     assert await everything(store) != before
     await store.close()
