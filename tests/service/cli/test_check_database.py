@@ -161,4 +161,4 @@ def test_damaged_pages_are_found(heed: Heed, monkeypatch: pytest.MonkeyPatch) ->
         assert said.code == 1
         assert "PostgreSQL has found damage: invalid page" in said.out
         said = heed("doctor", "--json")
-        assert "damaged-store" in said.out
+        assert "damaged-pages" in said.out

@@ -358,7 +358,9 @@ def test_both_stores_are_summarised_alike(postgres: PostgresDatabases, tmp_path:
     expected = summarise(connection, tomorrow)
     connection.close()
     with psycopg.connect(url) as server:
-        assert summarise_database(server, 1, tomorrow) == expected
+        found = summarise_database(server, 1, tomorrow)
+    assert found.mean_weight == pytest.approx(expected.mean_weight)  # summed in another order
+    assert found._replace(mean_weight=0) == expected._replace(mean_weight=0)
     assert expected.future_events == 0 < expected.unknown_item_events
 
 
