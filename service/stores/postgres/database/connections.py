@@ -167,9 +167,13 @@ class Connections:
     def connect(self) -> Connection:
         """Open a connection in autocommit mode. Raises `psycopg.Error`."""
         connection = Connection.connect(self._ordered(), autocommit=True)
-        with cut_after(_SETUP_TIMEOUT, connection):
-            connection.execute(f"SET statement_timeout = {STATEMENT_TIMEOUT_MS}".encode())
-            self._admit(connection)
+        try:
+            with cut_after(_SETUP_TIMEOUT, connection):
+                connection.execute(f"SET statement_timeout = {STATEMENT_TIMEOUT_MS}".encode())
+                self._admit(connection)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def check_open(self) -> None:
