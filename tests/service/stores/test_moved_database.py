@@ -174,7 +174,9 @@ async def test_a_store_that_is_open_follows_to_other_servers(
         except HeedError:
             assert time.monotonic() < until
             await asyncio.sleep(0.1)
-    assert await store.version("u") > before["user"]
+    await store.append([Event("new", "late", "new")])
+    assert await store.version("new") > await store.version("u") > before["clock"] + MARGIN
+    assert await store.clock() > before["clock"]
     assert (await store.history("u")).item_ids == [f"i{n}" for n in range(5)] + ["late"]
     await store.close()
 
