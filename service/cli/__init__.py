@@ -62,7 +62,7 @@ app.command("recommend-all")(in_namespace(recommend_all))
 app.command("copy", no_args_is_help=True)(copy)
 app.command("backup", no_args_is_help=True)(backup)
 app.command("restore", no_args_is_help=True)(restore)
-app.command("doctor")(in_namespace(doctor))
+app.command("doctor")(doctor)
 
 
 # ---------------------------------------------------------------------------------- serving

@@ -22,7 +22,7 @@ from service.runtime.data_layout import STORE_FILE, namespace_folder
 from service.runtime.namespace_folders import StoreToken, namespaces_locked, store_token
 from service.stores.opening import is_shared
 from service.stores.postgres import namespaces
-from service.stores.postgres.database.migrations import migrate
+from service.stores.postgres.database.installation import open_installation
 from service.stores.postgres.database.shared import open_database
 from service.stores.sqlite.store import SQLiteStore
 
@@ -142,7 +142,7 @@ class DatabaseNamespaces(NamespaceDirectory):
         self._database = open_database(url)
         try:
             with self._database.connections.plain() as connection:
-                migrate(connection)
+                open_installation(connection)
         except BaseException:
             self._database.abandon()
             raise

@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +26,12 @@ from service.cli import app
 from service.domain.settings import PREFIX
 from tests.support.heed_process import PATIENCE, ROOT, HeedProcess
 
+GUIDE = "Operator's guide"
 DATA, BACKUPS, PORT = "/var/lib/heed", "/var/backups/heed", 8000  # as the guide writes them
 _CALL = """#!/bin/bash
 call=$(mktemp -d "$CALLS/XXXXXX")
 mkfifo "$call/code"
+env -0 > "$call/environment"
 printf '%s\\0' "${0##*/}" "$@" > "$call/written"
 mv "$call/written" "$call/words"
 read -r code < "$call/code"
@@ -47,17 +49,17 @@ class Block(NamedTuple):
     text: str
 
 
-def read_section() -> str:
-    """Return the operator's guide."""
+def read_section(title: str = GUIDE) -> str:
+    """Return a section of service/README.md, by default the operator's guide."""
     text = (ROOT / "service" / "README.md").read_text("utf-8")
-    return text.split("\n## Operator's guide\n")[1].split("\n## ")[0]
+    return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
-def read_blocks() -> list[Block]:
-    """Return the blocks of the operator's guide in order."""
+def read_blocks(title: str = GUIDE) -> list[Block]:
+    """Return the blocks of a section in order."""
     return [
         Block(section.split("\n")[0], language, text)
-        for section in read_section().split("\n### ")[1:]
+        for section in read_section(title).split("\n### ")[1:]
         for language, text in re.findall(r"^```(\S*)\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     ]
 
@@ -99,9 +101,20 @@ class GuidedShell:
 
     Args:
         folder: to work in; `data` in it is the data directory.
+        places: what stands for addresses that the guide writes.
+        settings: of Heed, in all commands and the service.
+        tools: a folder of further programs that blocks call.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        places: Mapping[str, str] | None = None,
+        settings: Mapping[str, str] | None = None,
+        *,
+        tools: Path | None = None,
+    ) -> None:
+        self._places = places or {}
         self.folder, self.data, self.backups = folder, folder / "data", folder / "backups"
         self.url = f"http://127.0.0.1:{_free_port()}"
         self._calls, programs = folder / "calls", folder / "programs"
@@ -111,11 +124,12 @@ class GuidedShell:
             (programs / name).write_text(_CALL)
             (programs / name).chmod(0o700)
         self._environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)} | {
-            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PATH": f"{programs}:{tools or programs}:{os.environ['PATH']}",
             "CALLS": str(self._calls),
             f"{PREFIX}DATA": str(self.data),
             f"{PREFIX}PORT": self.url.rpartition(":")[2],
             f"{PREFIX}DEADLINE": "60",  # a busy machine is no failure
+            **(settings or {}),
         }
         self._units: dict[str, list[str]] = {}  # variables, then the command
         self._service: HeedProcess | None = None
@@ -157,6 +171,7 @@ class GuidedShell:
 
     def _here(self, text: str) -> str:
         places = {DATA: self.data, BACKUPS: self.backups, f"localhost:{PORT}": self.url[7:]}
+        places |= self._places
         for written, real in places.items():
             text = text.replace(written, str(real))
         return text
@@ -178,17 +193,21 @@ class GuidedShell:
         for name in ("said.out", "said.err"):
             (call / name).write_text("")
         try:
-            code = self._execute(program, words, call / "said.err")
+            environment = (call / "environment").read_text().split("\0")[:-1]
+            code = self._execute(program, words, call / "said.err", environment)
         except AssertionError as error:  # the block fails, and the script does not wait for ever
             code = 1
             (call / "said.err").write_text(f"{error}\n")
         (call / "code").write_text(f"{code}\n")  # a pipe: the script waits for it
 
-    def _execute(self, program: str, words: list[str], log: Path) -> int:
+    def _execute(
+        self, program: str, words: list[str], log: Path, environment: Sequence[str]
+    ) -> int:
         if program == "heed":
             assert words[0] != "serve", "let systemctl start it"
-            environment, folder = self._environment, self.folder
-            return HeedProcess(*words, log=log, environment=environment, folder=folder).wait()
+            given = dict(each.split("=", 1) for each in environment if each.startswith(PREFIX))
+            settings = self._environment | given
+            return HeedProcess(*words, log=log, environment=settings, folder=self.folder).wait()
         if program == "systemctl":
             self._control(*words)
         else:
@@ -210,9 +229,9 @@ class GuidedShell:
             assert verb == "stop", f"systemctl {verb} is not known to this test"
 
 
-def inline_commands() -> list[list[str]]:
-    """Return the arguments of each `heed ...` in the running text and tables of the guide."""
-    text = re.sub(r"^```.*?^```", "", read_section(), flags=re.DOTALL | re.MULTILINE)
+def inline_commands(title: str = GUIDE) -> list[list[str]]:
+    """Return the arguments of each `heed ...` in the running text and tables of a section."""
+    text = re.sub(r"^```.*?^```", "", read_section(title), flags=re.DOTALL | re.MULTILINE)
     return [shlex.split(code) for code in sorted(set(re.findall(r"`heed ([^`]+)`", text)))]
 
 

@@ -14,7 +14,8 @@ from service.cli.console import DATA, Data, out, put_requests_first, set_threads
 from service.cli.operations.forgotten import read_ledger
 
 if TYPE_CHECKING:
-    from service.maintenance.backups.backup import BackupProgress
+    from service.domain.settings import Settings
+    from service.maintenance.backups.backup_writer import BackupProgress
     from service.maintenance.backups.manifest import BackupManifest
 
 _RECORDED = ("encoder", "embedding_dim", "keyword_fields")  # settings that belong to the data
@@ -35,11 +36,12 @@ def backup(
         ),
     ] = 1.0,
 ) -> None:
-    """Back up the data directory, also while it is served.
+    """Back up the data directory, or the database of HEED_STORE, also while it is served.
 
     Everything that was acknowledged before the command began is in the backup: events, items,
-    users and scenarios of all namespaces, the models and what search was fitted to. Settings
-    (HEED_*) and downloads are not.
+    users, scenarios and keys of all namespaces, the models and what search was fitted to. Settings
+    (HEED_*) and downloads are not. A database is backed up as of one moment, and its backup has
+    the form of a data directory's: either can be restored from it.
 
     A TARGET that holds an earlier backup is brought up to date: models that are there already are
     not copied again. Until the command succeeds, the earlier backup remains whole.
@@ -54,7 +56,9 @@ def backup(
     settings = Settings.read({"data": data})
     recorded = {name: getattr(settings, name) for name in _RECORDED}
     with _bar() as progress:
-        manifest = back_up(data, target, settings=recorded, rest=rest, progress=progress)
+        manifest = back_up(
+            data, target, settings=recorded, store=settings.store, rest=rest, progress=progress
+        )
     for reason in manifest.left_out:
         out.print(f"warning: a model was left out: {reason}", markup=False, soft_wrap=True)
     _describe(manifest)
@@ -74,7 +78,10 @@ def restore(
     ] = False,
     work: Annotated[
         Path | None,
-        typer.Option(help="Where --drill makes the temporary directory; default: TMPDIR."),
+        typer.Option(
+            help="Where the temporary directory is made, of --drill and for HEED_STORE; default: "
+            "TMPDIR."
+        ),
     ] = None,
     forget_ledger: Annotated[
         Path | None,
@@ -85,33 +92,34 @@ def restore(
         ),
     ] = None,
 ) -> None:
-    """Restore a backup into an empty data directory.
+    """Restore a backup into an empty data directory, or into the empty database of HEED_STORE.
 
     Every file is verified before the first is written, and the restored content is compared with
-    the backup's digests. --data must be missing or empty: data are never overwritten.
+    the backup's digests. --data must be missing or empty: data are never overwritten. So must the
+    database be; what belongs to one machine alone comes to --data then. A restore into a database
+    that was interrupted goes on when the command is run again.
 
-    To go back to a backup, stop the service, move the data directory away, restore, and start.
+    To go back to a backup, stop the service, move the data directory away (or create another
+    database), restore, and start.
     """
     set_threads(1)
     from service.domain.settings import Settings
     from service.maintenance.backups import drill as drills
-    from service.maintenance.backups import restore as restoring
+
+    settings = Settings.read({"data": data})
 
     if drill:
         with _bar() as progress:
-            result = drills.drill(
-                source, Settings.read({"data": data}), work=work, progress=progress
-            )
+            result = drills.drill(source, settings, work=work, progress=progress)
         _describe(result.manifest)
         for name, items in result.answers.items():
             out.print(f"{name}: a question was answered with {items} items")
         out.print(f"The drill succeeded in {result.seconds:.1f} s; nothing of it is left")
         return
-    with _bar() as progress:
-        again = None if forget_ledger is None else _Forgetting(forget_ledger, data)
-        manifest = restoring.restore(source, data, before_use=again, progress=progress)
+    again = None if forget_ledger is None else _Forgetting(forget_ledger)
+    manifest, place = _restore(source, settings, work, again)
     _describe(manifest)
-    out.print(f"Restored to {data}", markup=False, soft_wrap=True)
+    out.print(f"Restored to {place}", markup=False, soft_wrap=True)
     if again is None:
         out.print(
             "Users who were forgotten after that time are in it again: run heed forgotten apply "
@@ -124,21 +132,49 @@ def restore(
         out.print(f"It was served with HEED_ENCODER={encoder}", markup=False, soft_wrap=True)
 
 
+def _restore(
+    source: Path, settings: Settings, work: Path | None, again: _Forgetting | None
+) -> tuple[BackupManifest, str]:
+    """Restore to where the settings say; return what, and the place without a password."""
+    from service.maintenance.backups.database_restore import restore_to_database
+    from service.maintenance.backups.restore import restore
+    from service.maintenance.copying.store_places import parse_place
+    from service.stores.opening import is_shared
+
+    with _bar() as progress:
+        if is_shared(settings.store):
+            manifest = restore_to_database(
+                source,
+                settings.store,
+                settings.data,
+                work=work,
+                before_use=again,
+                progress=progress,
+            )
+            return manifest, parse_place(settings.store).name
+        manifest = restore(source, settings.data, before_use=again, progress=progress)
+        return manifest, str(settings.data)
+
+
 class _Forgetting:
     """Forgets users of restored namespaces, by the ledger of each or by one file for all."""
 
-    def __init__(self, ledger: Path, data: Path) -> None:
-        self._ledger, self._data = ledger, data
+    def __init__(self, ledger: Path) -> None:
+        self._ledger = ledger
         self.users = self.events = 0
 
-    def __call__(self, folder: Path) -> None:
-        """Forget the users of one restored namespace. Raises `Invalid` if there is no ledger."""
+    def __call__(self, data: Path, folder: Path) -> None:
+        """Forget the users of one namespace of a restored data directory.
+
+        Raises:
+            Invalid: there is no ledger.
+        """
         from service.runtime.data_layout import STORE_FILE
         from service.stores.sqlite.store import SQLiteStore
 
         ledger = self._ledger
         if ledger.is_dir():
-            ledger = ledger / folder.relative_to(self._data)
+            ledger = ledger / folder.relative_to(data)
             if not (ledger / STORE_FILE).exists():
                 return  # a namespace that was removed since
         entries = read_ledger(ledger)

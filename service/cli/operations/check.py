@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.console import DATA, Data, err, out
+from service.cli.console import DATA, Data, err, open_store, out
+from service.domain.errors import Invalid
+
+_NOT_OF_A_DATABASE = (
+    "HEED_STORE is a PostgreSQL database: --salvage and --accept-loss are for the file of a store. "
+    "Promote a standby, recover the server from its base backup and log, or restore a backup into "
+    "an empty database (heed restore); where there is none, save what can be read with heed copy "
+    "--from URL --to DIRECTORY"
+)
 
 if TYPE_CHECKING:
-    from service.stores.sqlite.integrity.check import CheckResult
+    from service.stores.check_result import CheckResult
     from service.stores.sqlite.integrity.salvage import Gap
 
 
@@ -40,12 +48,28 @@ def check(
 ) -> None:
     """Check the store, the models and the embeddings. Exit code 1 if anything is damaged.
 
-    A running service goes on meanwhile. A store that is found intact takes writes again.
+    A running service goes on meanwhile. A store that is found intact takes writes again. With
+    HEED_STORE the namespace's records and models in the database are checked.
     """
-    from service.runtime.data_layout import STORE_FILE
+    from service.domain.settings import Settings
+    from service.runtime.data_layout import STORE_FILE, namespace_of
+    from service.stores.opening import is_shared
+    from service.stores.postgres.upkeep.integrity import check_database
     from service.stores.sqlite.database_file import DatabaseFile
     from service.stores.sqlite.integrity.check import check_modes, check_store
 
+    url = Settings.read().store
+    if is_shared(url):
+        if salvage is not None or accept_loss:
+            raise Invalid("", _NOT_OF_A_DATABASE)
+        _conclude(
+            check_database(url, namespace_of(data), full=full),
+            _check_shared_models(data),
+            _check_embeddings(data),
+            check_modes(data),
+            todo="Restore a backup into another database, or look at the server with pg_amcheck.",
+        )
+        return
     path = data / STORE_FILE
     if salvage is not None:
         _salvage(path, salvage)
@@ -53,22 +77,20 @@ def check(
     if accept_loss:
         DatabaseFile(path, accept_loss=True)
         out.print(f"{path} is accepted as it is.", markup=False, soft_wrap=True)
-    problems = sum(
-        _print(findings)
-        for findings in (
-            check_store(path, full=full),
-            _check_models(data),
-            _check_embeddings(data),
-            check_modes(data),
-        )
+    _conclude(
+        check_store(path, full=full),
+        _check_models(data),
+        _check_embeddings(data),
+        check_modes(data),
+        todo="Restore a backup, or copy what is readable with `heed check --salvage FILE`.",
     )
+
+
+def _conclude(*checks: Iterable[CheckResult], todo: str) -> None:
+    """Print the findings of all checks, and end with exit code 1 if there is a problem."""
+    problems = sum(_print(findings) for findings in checks)
     if problems:
-        err.print(
-            f"{problems} problems. Restore a backup, or copy what is readable with "
-            "`heed check --salvage FILE`.",
-            markup=False,
-            soft_wrap=True,
-        )
+        err.print(f"{problems} problems. {todo}", markup=False, soft_wrap=True)
         raise typer.Exit(1)
 
 
@@ -85,7 +107,7 @@ def _check_models(data: Path) -> Iterable[CheckResult]:
     from service.domain.errors import HeedError
     from service.runtime.data_layout import MODELS_FOLDER
     from service.snapshots.versions.opening import open_registry
-    from service.stores.sqlite.integrity.check import CheckResult
+    from service.stores.check_result import CheckResult
 
     if not (data / MODELS_FOLDER).exists():
         return
@@ -105,10 +127,37 @@ def _check_models(data: Path) -> Iterable[CheckResult]:
         yield CheckResult("problem", f"model {current} is current, and is missing")
 
 
+def _check_shared_models(data: Path) -> Iterable[CheckResult]:
+    """Check the versions in the database; damaged copies of this machine are fetched again."""
+    from contextlib import closing
+
+    from service.domain.errors import Corrupt
+    from service.snapshots.versions.manifest import parse_manifest
+    from service.snapshots.versions.shared_registry import KIND
+    from service.snapshots.versions.transfer import check_chunks
+    from service.stores.check_result import CheckResult
+
+    with open_store(data) as store:
+        files = store.shared.files(KIND)
+        active = files.last_activation().name
+        for stored in files.sets():
+            try:
+                manifest = parse_manifest(stored.description, stored.name)
+                with closing(files.read(stored.name)) as chunks:
+                    for _ in check_chunks(manifest, chunks):
+                        pass
+            except Corrupt as error:
+                yield CheckResult("problem", f"model {stored.name}: {error.detail}")
+                continue
+            yield CheckResult("ok", f"model {stored.name}: every file matches its manifest")
+        if active is not None and files.find(active) is None:
+            yield CheckResult("problem", f"model {active} is current, and is missing")
+
+
 def _check_embeddings(data: Path) -> Iterable[CheckResult]:
     from service.runtime.data_layout import EMBEDDINGS_FILE
     from service.snapshots.text_embeddings import is_intact
-    from service.stores.sqlite.integrity.check import CheckResult
+    from service.stores.check_result import CheckResult
 
     path = data / EMBEDDINGS_FILE
     if path.exists():

@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 
-from service.cli.console import DATA, Data, out, set_threads
+from service.cli.console import DATA, Data, Namespace, out, set_threads
+from service.domain.names import DEFAULT_NAMESPACE
 
 _COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 def doctor(
     data: Data = DATA,
+    namespace: Namespace = DEFAULT_NAMESPACE,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the findings as JSON instead of a table.")
     ] = False,
@@ -28,14 +30,20 @@ def doctor(
     """Find what is wrong with this installation, and say what to do.
 
     Checks the stores, models, events, settings (HEED_*), disk, clock, permissions and backups, and
-    the hit rate of the cache if the service runs. It only reads, and the service may be running.
+    the hit rate of the cache if the service runs; with HEED_STORE the server of the database, its
+    replication and its sessions too. It only reads, and the service may be running.
 
     The exit code is 1 if there is an error or a warning; notes leave it at 0.
     """
     set_threads(1)
     from service.maintenance.doctor.diagnose import diagnose
+    from service.runtime.namespace_folders import find_namespace
+    from service.stores.opening import is_shared
 
-    findings = diagnose(data, os.environ, full=full, backup_days=backup_days)
+    # Other than other commands, it neither migrates a database nor fails without one.
+    is_database = is_shared(os.environ.get("HEED_STORE", ""))
+    folder = data if is_database else find_namespace(data, namespace)
+    findings = diagnose(folder, os.environ, namespace=namespace, full=full, backup_days=backup_days)
     if as_json:
         typer.echo(json.dumps([each._asdict() for each in findings], indent=1))
     elif not findings:

@@ -88,6 +88,16 @@ async def _entries(store: Any) -> list[Any]:
             return entries
 
 
+async def _read_file(path: Path) -> list[Any]:
+    from service.stores.sqlite.store import SQLiteStore
+
+    store = SQLiteStore(path)
+    try:
+        return await _entries(store)
+    finally:
+        await store.close()
+
+
 def _as_json(entry: Any) -> dict[str, Any]:
     return {
         "digest": entry.digest.hex(),
@@ -105,8 +115,7 @@ def read_ledger(ledger: Path) -> list[Any]:
     if ledger.is_dir():
         if not (ledger / STORE_FILE).is_file():
             raise Invalid("", f"LEDGER: {ledger} has no {STORE_FILE}")
-        with open_store(ledger) as store:
-            return asyncio.run(_entries(store))
+        return asyncio.run(_read_file(ledger / STORE_FILE))
     try:
         return [
             ForgottenUser(

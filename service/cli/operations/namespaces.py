@@ -1,4 +1,4 @@
-"""Command `heed namespaces`: create, list and remove namespaces of a data directory."""
+"""Command `heed namespaces`: create, list and remove namespaces of an installation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from service.runtime.data_layout import MODELS_FOLDER, NAMESPACES_FOLDER
 
 namespaces = typer.Typer(
     help="Create, list and remove namespaces: each has its own items, users, events, scenarios, "
-    "models and jobs. The namespace default is the data directory itself.",
+    "models and jobs. The namespace default is the data directory itself, and is always there.",
     no_args_is_help=True,
 )
 
@@ -33,7 +33,10 @@ def create(name: Name, data: Data = DATA) -> None:
 
 @namespaces.command("list")
 def list_namespaces(data: Data = DATA) -> None:
-    """List the namespaces with their records, their bytes on disk and the model that serves."""
+    """List the namespaces with their records, their bytes on this disk and the model that serves.
+
+    With HEED_STORE the records are in the database, and only copies and caches on this disk.
+    """
     from rich.table import Table
 
     table = Table()
@@ -57,12 +60,16 @@ def remove(
 
     Nothing brings it back. A namespace in which a training runs is not removed.
     """
+    from service.domain.settings import Settings
+    from service.stores.opening import is_shared
+
     with open_directory(data) as directory:
         folder = directory.find(name)
         if not yes and name != DEFAULT_NAMESPACE:
             items, users, events, size, _ = _described(directory, data, name)
+            place = " of the database, for all machines" if is_shared(Settings.read().store) else ""
             out.print(
-                f"This deletes {items} items, {users} users and {events} events, "
+                f"This deletes {items} items, {users} users and {events} events{place}, "
                 f"{size} in {folder}.",
                 markup=False,
                 soft_wrap=True,

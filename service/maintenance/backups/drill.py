@@ -13,7 +13,7 @@ from service.domain.queries import RecommendQuery, Requester
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import open_engine
-from service.maintenance.backups.backup import BackupProgress
+from service.maintenance.backups.backup_writer import BackupProgress
 from service.maintenance.backups.manifest import BackupManifest
 from service.maintenance.backups.restore import restore
 from service.runtime.data_layout import namespace_folder
@@ -55,7 +55,9 @@ def drill(
         for name, content in manifest.namespaces.items():
             progress(f"{name}: answering a question", 0, 0)
             folder = namespace_folder(data, name)
-            used = Settings.read({**settings.model_dump(), "data": folder, "encoder": encoder})
+            used = Settings.read(
+                {**settings.model_dump(), "data": folder, "store": "", "encoder": encoder}
+            )
             answers[name], model = asyncio.run(_recommend(used))
             if content.model not in (None, model):
                 raise Corrupt(f"{source}: {name} serves the model {model}, not {content.model}")

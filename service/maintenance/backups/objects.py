@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,6 +50,22 @@ class ObjectFolder:
         size, digest = copy_file(file, new)
         self.take(new, digest)
         return size, digest
+
+    def add_chunks(self, chunks: Iterable[bytes]) -> tuple[int, str]:
+        """Write a file of these bytes durably; return its size and SHA-256."""
+        new = self.incoming / "file"
+        new.unlink(missing_ok=True)
+        hashed, size = hashlib.sha256(), 0
+        with (
+            durable_files.translate_disk_full(f"there is no room to write {new}"),
+            durable_files.create(new) as file,
+        ):
+            for chunk in chunks:
+                file.write(chunk)
+                hashed.update(chunk)
+                size += len(chunk)
+        self.take(new, hashed.hexdigest())
+        return size, hashed.hexdigest()
 
     def link(self, file: Path, size: int, digest: str) -> None:
         """Store a file that is never overwritten and whose SHA-256 is known: linked, or copied.

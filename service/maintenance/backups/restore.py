@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from service.domain.errors import Corrupt, Incompatible, Invalid, StoreFull
-from service.maintenance.backups.backup import BackupProgress, digest_file
+from service.maintenance.backups.backup_writer import BackupProgress
+from service.maintenance.backups.directory_contents import digest_file
 from service.maintenance.backups.manifest import BackupManifest, read_backup_manifest
 from service.maintenance.backups.objects import ObjectFolder, copy_file, hash_file
 from service.runtime import durable_files
@@ -54,7 +55,7 @@ def restore(
     source: Path,
     data: Path,
     *,
-    before_use: Callable[[Path], None] | None = None,
+    before_use: Callable[[Path, Path], None] | None = None,
     progress: BackupProgress = lambda _stage, _done, _total: None,
 ) -> BackupManifest:
     """Restore the backup in the folder `source` into the empty directory `data`.
@@ -66,8 +67,9 @@ def restore(
     Args:
         source: the backup's folder, which stays as it is.
         data: a directory that is missing or empty.
-        before_use: called with the directory of each namespace when its content has been verified
-            and before it may be used; deletes again what must not come back from a backup.
+        before_use: called with `data` and the directory of each namespace in it, when its content
+            has been verified and before it may be used; deletes again what must not come back from
+            a backup.
         progress: called as it proceeds.
 
     Raises:
@@ -102,7 +104,7 @@ def restore(
                 if any(found.get(table) != digest for table, digest in known):
                     raise Corrupt(f"{source}: the content of {name} is not that of its manifest")
             if before_use is not None:
-                before_use(folder)
+                before_use(data, folder)
     except BaseException:
         for path in _entries(data):
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -121,11 +121,18 @@ def check_backup(installation: Installation, namespaces: Namespaces) -> Iterator
         return
     why = "A broken disk, or a mistake, would lose what came since."
     todo = "Run heed backup TARGET regularly, and keep a copy on another machine."
+    server = installation.server
+    if server is not None:
+        archived = server.archived_ago
+        if archived is not None and archived < installation.backup_days * DAY / 1e6:
+            return  # the server's own base backups and log, which this machine does not see
+        todo += " Or keep base backups and an archive of the log (pg_basebackup, archive_mode)."
     try:
         last = json.loads((installation.settings.data / LAST_BACKUP_FILE).read_bytes())
         target, created = Path(last["target"]), int(last["created"])
     except (OSError, ValueError, KeyError, TypeError):
-        yield Finding("no-backup", "warning", "heed backup was never run.", why, todo)
+        here = "" if server is None else " on this machine, and the server archives no log"
+        yield Finding("no-backup", "warning", f"heed backup was never run{here}.", why, todo)
         return
     days = (installation.now - created) / DAY
     if days > installation.backup_days:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from service.domain.settings import Settings
 from service.maintenance.doctor.log_summary import LogSummary
 from service.snapshots.versions.manifest import Manifest
+from service.stores.postgres.upkeep.server_state import ServerState
 
 DAY = 86_400_000_000  # microseconds
 
@@ -40,11 +41,12 @@ class Installation:
     metrics: Mapping[str, float] | None  # of the running service by name; None: none is reachable
     encoder: str | None  # name of the text encoder; None: it cannot be opened
     backup_days: int  # age from which on a backup is old
+    server: ServerState | None = None  # of the database; None: the store is a file, or unreachable
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceData:
-    """One namespace: its directory, and what was read of it."""
+    """One namespace: its directory on this machine, and what was read of it."""
 
     name: str
     data: Path

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import apsw
 
-_MOST_WEIGHTS = 20  # distinct weights that are listed
+MOST_WEIGHTS = 20  # distinct weights that are listed
 
 
 class LogSummary(NamedTuple):
@@ -64,7 +64,7 @@ def summarise(connection: apsw.Connection, tomorrow: int) -> LogSummary:
             "SELECT coalesce(max(n), 0) FROM (SELECT count(*) AS n FROM events GROUP BY item_no)"
         ).get
         weights: list[tuple[Any, ...]] = execute(
-            f"SELECT DISTINCT weight FROM events LIMIT {_MOST_WEIGHTS + 1}"  # noqa: S608
+            f"SELECT DISTINCT weight FROM events LIMIT {MOST_WEIGHTS + 1}"  # noqa: S608
         ).fetchall()
     finally:
         execute("ROLLBACK")
@@ -83,5 +83,5 @@ def summarise(connection: apsw.Connection, tomorrow: int) -> LogSummary:
         largest_item,
         total / max(events, 1),
         largest_weight,
-        tuple(sorted(row[0] for row in weights)) if len(weights) <= _MOST_WEIGHTS else (),
+        tuple(sorted(row[0] for row in weights)) if len(weights) <= MOST_WEIGHTS else (),
     )

@@ -24,14 +24,19 @@ def check_model_files(_: Installation, namespace: NamespaceData) -> Iterator[Fin
             for _name, _content in read_files(directory, read_manifest(directory)):
                 pass
         except (HeedError, OSError) as error:
-            yield Finding(
-                "damaged-model",
-                "error",
-                f"A model version is damaged: {error}.",
-                "It cannot be served; if it is the one in use, the service does not start.",
-                "Activate another version (heed models list, heed models activate), train again, "
-                "or restore a backup. Damage comes from the disk: check it.",
-            )
+            yield damaged_model(error)
+
+
+def damaged_model(error: Exception) -> Finding:
+    """Return the finding of a version that fails its checks."""
+    return Finding(
+        "damaged-model",
+        "error",
+        f"A model version is damaged: {error}.",
+        "It cannot be served; if it is the one in use, the service does not start.",
+        "Activate another version (heed models list, heed models activate), train again, or "
+        "restore a backup. Damage comes from the disk: check it.",
+    )
 
 
 def check_model_age(_: Installation, namespace: NamespaceData) -> Iterator[Finding]:
@@ -76,7 +81,7 @@ def check_encoder(installation: Installation, namespace: NamespaceData) -> Itera
             "All texts are encoded again at the next start, which can take long.",
             "Set HEED_ENCODER as it was, or start the service once when there is time.",
         )
-    elif items and not path.exists() and model is not None:
+    elif items and not path.exists() and model is not None and installation.server is None:
         yield Finding(
             "missing-embeddings",
             "warning",
@@ -86,4 +91,4 @@ def check_encoder(installation: Installation, namespace: NamespaceData) -> Itera
         )
 
 
-MODEL_CHECKS = (check_model_files, check_model_age, check_encoder)
+MODEL_CHECKS = (check_model_age, check_encoder)

@@ -107,17 +107,24 @@ def check_unfinished(_: Installation, namespace: NamespaceData) -> Iterator[Find
         except (ValueError, OSError):
             state = "failed"
         if state in {"queued", "running"}:
-            yield Finding(
-                "interrupted-job",
-                "warning",
-                f"The training {path.stem} is recorded as {state}, and no process runs it.",
-                "It was killed; clients that wait for it wait in vain until the next start.",
-                "Start the service, which marks it as failed, and train again.",
-            )
+            yield interrupted_job(path.stem)
+
+
+def interrupted_job(job_id: str) -> Finding:
+    """Return the finding of a training whose process is gone."""
+    return Finding(
+        "interrupted-job",
+        "warning",
+        f"The training {job_id} is recorded as unfinished, and no process runs it.",
+        "It was killed; clients that wait for it wait in vain until the next start.",
+        "Start the service, which marks it as failed, and train again.",
+    )
 
 
 def check_permissions(_: Installation, namespace: NamespaceData) -> Iterator[Finding]:
     """Find a directory or a store that other accounts may write or read."""
+    if not namespace.data.exists():
+        return  # of a database that this machine does not serve
     mode = namespace.data.stat().st_mode
     path = namespace.data / STORE_FILE
     file_mode = path.stat().st_mode if path.exists() else 0

@@ -48,19 +48,30 @@ def receive_files(directory: Path, manifest: Manifest, chunks: Iterable[FileChun
         check_files(manifest.files)
     except Invalid as error:
         raise Corrupt(f"{manifest.version}: {error.detail}") from error
+    for name, parts in groupby(check_chunks(manifest, chunks), key=itemgetter(0)):
+        with durable_files.create(directory / name, mode=WRITE_ONCE) as file:
+            for _, data in parts:
+                file.write(data)
+
+
+def check_chunks(manifest: Manifest, chunks: Iterable[FileChunk]) -> Iterator[FileChunk]:
+    """Yield the chunks of a version's files; a file is verified by the end of its last one.
+
+    Raises:
+        Corrupt: naming the file whose bytes are not those of the manifest.
+    """
     missing = dict(manifest.files)
     for name, parts in groupby(chunks, key=itemgetter(0)):
         if name not in missing:
             raise Corrupt(f"{manifest.version}/{name[:80]!r}: the file is not in the manifest")
         left, digest = missing.pop(name)
         hasher = hashlib.sha256()
-        with durable_files.create(directory / name, mode=WRITE_ONCE) as file:
-            for _, data in parts:
-                left -= len(data)
-                if left < 0:
-                    break
-                hasher.update(data)
-                file.write(data)
+        for _, data in parts:
+            left -= len(data)
+            if left < 0:
+                break
+            hasher.update(data)
+            yield name, data
         if left or hasher.hexdigest() != digest:
             raise Corrupt(
                 f"{manifest.version}/{name}: what was fetched does not match the manifest"

@@ -12,6 +12,7 @@ import time
 from psycopg import Connection
 
 from service.domain.errors import Conflict, NotFound
+from service.domain.names import DEFAULT_NAMESPACE
 from service.stores.postgres.database.notices import NOTIFY
 from service.stores.postgres.shared.jobs import is_leased
 
@@ -42,6 +43,19 @@ _TABLES = (
     "users",
     "event_ids",
     "events",
+)
+# Tables without rows in a namespace that nobody has used. One that was served has indexes of
+# nothing among its files, and none of these is ever active.
+_RECORDS = (
+    "users",
+    "items",
+    "scenarios",
+    "keys",
+    "imports",
+    "forgotten",
+    "jobs",
+    "active_sets",
+    "copies",
 )
 
 
@@ -81,6 +95,11 @@ def find_or_create_namespace(connection: Connection, name: str) -> int:
             continue  # another process was faster
 
 
+def namespace_names(connection: Connection) -> list[str]:
+    """Return the names of all namespaces, `default` first."""
+    return sorted(read_namespaces(connection), key=lambda name: (name != DEFAULT_NAMESPACE, name))
+
+
 def read_namespaces(connection: Connection) -> dict[str, int]:
     """Return when each namespace was created, microseconds UTC, by name; none in a new database."""
     if connection.execute("SELECT to_regclass('heed.namespaces')").fetchone() == (None,):
@@ -89,6 +108,14 @@ def read_namespaces(connection: Connection) -> dict[str, int]:
         "SELECT name, created FROM heed.namespaces WHERE NOT starts_with(name, %s)", (_REMOVED,)
     )
     return dict(rows.fetchall())
+
+
+def is_unused(connection: Connection) -> bool:
+    """Whether there is no namespace but an empty `default`, without records, models and jobs."""
+    if set(read_namespaces(connection)) - {DEFAULT_NAMESPACE}:
+        return False
+    rows = " UNION ALL ".join(f"(SELECT FROM heed.{table} LIMIT 1)" for table in _RECORDS)
+    return connection.execute(f"SELECT EXISTS ({rows})".encode()).fetchone() == (False,)
 
 
 def remove_namespace(connection: Connection, name: str) -> None:

@@ -36,8 +36,8 @@ from service.stores.encoding import check_limit, user_document
 from service.stores.postgres import catalogue, forgetting, users
 from service.stores.postgres.bulk.postgres_bulk import PostgresBulk
 from service.stores.postgres.database.connections import LONG_TIMEOUT
-from service.stores.postgres.database.migrations import migrate
-from service.stores.postgres.database.shared import open_database
+from service.stores.postgres.database.installation import open_installation
+from service.stores.postgres.database.shared import SharedDatabase, open_database
 from service.stores.postgres.database.transaction import (
     CATALOGUE,
     FOLDING,
@@ -83,7 +83,7 @@ class PostgresStore(Store):
     """Store in one namespace of a database, whose schema is created or migrated.
 
     Args:
-        url: of the database.
+        database: its URL, or a database that is open, with its schema up to date.
         namespace: its name.
         create: create the namespace where there is none of this name.
         quota: bounds what this client may add to the namespace.
@@ -93,12 +93,13 @@ class PostgresStore(Store):
         NotFound: there is no such namespace.
         Invalid: the URL is none of PostgreSQL, or the database is not encoded in UTF8.
         Incompatible: a newer Heed has migrated the database.
+        Corrupt: it holds part of a backup.
         Unavailable: the database does not answer.
     """
 
     def __init__(
         self,
-        url: str,
+        database: str | SharedDatabase,
         *,
         namespace: str = DEFAULT_NAMESPACE,
         create: bool = True,
@@ -107,14 +108,16 @@ class PostgresStore(Store):
     ) -> None:
         self._patience = patience
         self._quota = quota if quota and any(quota) else None
-        self._database = open_database(url)
+        is_new = isinstance(database, str)
+        self._database = open_database(database) if isinstance(database, str) else database.join()
         self._connections = self._database.connections
         self._notices = self._database.notices
         self._namespace = namespace
         self._closed = False
         try:
             with self._connections.plain() as connection:
-                migrate(connection)
+                if is_new:
+                    open_installation(connection)
                 find = find_or_create_namespace if create else find_namespace
                 found = find(connection, namespace)
                 if found is None:

@@ -15,7 +15,8 @@ import pytest
 from service.domain.errors import Corrupt, Incompatible, Invalid, NotFound
 from service.domain.records import Event, User
 from service.domain.settings import Settings
-from service.maintenance.backups.backup import back_up, digest_file
+from service.maintenance.backups.backup import back_up
+from service.maintenance.backups.directory_contents import digest_file
 from service.maintenance.backups.drill import drill
 from service.maintenance.backups.manifest import BACKUP_FILE, read_backup_manifest
 from service.maintenance.backups.restore import restore, verify
@@ -135,7 +136,7 @@ def test_an_interrupted_backup_leaves_the_earlier_one(
     target = tmp_path / "backup"
 
     def stop(stage: str, done: int, total: int) -> None:
-        if stage == "shop: hashing the store":
+        if stage == "shop: checking and hashing the store":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -261,7 +262,7 @@ def test_an_interrupted_restore_is_not_served(data: Path, tmp_path: Path, heed: 
             restore(
                 tmp_path / "backup",
                 restored,
-                before_use=lambda _: os.kill(os.getpid(), signal.SIGKILL),
+                before_use=lambda *_: os.kill(os.getpid(), signal.SIGKILL),
             )
         finally:
             os._exit(1)
@@ -277,11 +278,12 @@ def test_an_interrupted_restore_is_not_served(data: Path, tmp_path: Path, heed: 
 def test_what_runs_before_use_sees_every_namespace(data: Path, tmp_path: Path) -> None:
     """The hook gets each restored directory, and what it raises leaves nothing behind."""
     back_up(data, tmp_path / "backup", settings=SETTINGS)
-    seen: list[Path] = []
-    restore(tmp_path / "backup", tmp_path / "one", before_use=seen.append)
-    assert seen == [tmp_path / "one", tmp_path / "one" / NAMESPACES_FOLDER / "shop"]
+    seen: list[tuple[Path, Path]] = []
+    one = tmp_path / "one"
+    restore(tmp_path / "backup", one, before_use=lambda *places: seen.append(places))
+    assert seen == [(one, one), (one, one / NAMESPACES_FOLDER / "shop")]
 
-    def fail(_: Path) -> None:
+    def fail(*_: Path) -> None:
         raise Invalid("", "no")
 
     with pytest.raises(Invalid):

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psycopg
 import pytest
 
 from service.domain.errors import Conflict, Invalid, NotFound
@@ -175,6 +176,17 @@ async def test_a_second_copy_takes_over_what_has_changed(
     await source.clean_up()
     names = [name for _, name in await target.bulk().item_names(0, 1_000)]
     assert names == [name for _, name in await source.bulk().item_names(0, 1_000)]
+
+
+async def test_a_finished_copy_is_analysed(make: Make, opened: Open, url: str) -> None:
+    """The server plans with the numbers of rows that were copied, before it looks by itself."""
+    source, target = opened(make("sqlite")), opened(make("postgres"))
+    await full_store.fill(source)
+    await copy_store(source, target, "here")
+    query = "SELECT reltuples FROM pg_class WHERE oid IN ('heed.users'::regclass,"
+    with psycopg.connect(url) as connection:
+        rows = connection.execute(f"{query} 'heed.events'::regclass)".encode()).fetchall()
+    assert all(count > 0 for (count,) in rows), rows  # -1: it was never looked at
 
 
 async def test_a_copy_goes_back_and_forth(make: Make, opened: Open) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from psycopg import Connection
 
 from service.domain.errors import Conflict
-from service.stores.postgres.database.transaction import TICKS, NamespaceTransaction
+from service.stores.postgres.database.ticks import TICKS
+from service.stores.postgres.database.transaction import NamespaceTransaction
 from service.stores.protocols.bulk_access import CopyRecord
 
 _LAST_CHANGE = """\

@@ -32,6 +32,8 @@ from service.stores.protocols.bulk_access import (
     StoredUser,
 )
 
+# Until the server has looked at so many new rows, it joins whole tables row by row.
+_ANALYZE = b"ANALYZE heed.users, heed.events, heed.event_ids, heed.vectors, heed.items, heed.types"
 _PATIENCE = 3_600.0  # seconds of one write, of a user with very many events
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -134,7 +136,11 @@ class PostgresBulk(BulkAccess):
         await self._change(job, lambda: self._users.prepare(users), position=position)
 
     async def finish_copy(self) -> None:
-        await self._change(tallies.fold, alone=(FOLDING,), position="")
+        async def job(transaction: NamespaceTransaction) -> None:
+            await tallies.fold(transaction)
+            await transaction.connection.execute(_ANALYZE)
+
+        await self._change(job, alone=(FOLDING,), position="")
 
     # ------------------------------------------------------------------ inside
 

@@ -22,7 +22,8 @@ from service.stores.postgres.database.breaker import Breaker
 from service.stores.postgres.database.faults import explain, is_disconnected
 from service.stores.postgres.database.patience import PatientConnection, cut_after, cut_off
 from service.stores.postgres.database.pool import ConnectionPool
-from service.stores.postgres.database.timelines import TIMELINE, Timelines, put_first
+from service.stores.postgres.database.ticks import TIMELINE, raise_base, raise_base_async
+from service.stores.postgres.database.timelines import Timelines, put_first
 
 POOL_SIZE = 8  # connections of an event loop
 MAX_SNAPSHOTS = 8  # connections of the threads of a process
@@ -166,9 +167,13 @@ class Connections:
     def connect(self) -> Connection:
         """Open a connection in autocommit mode. Raises `psycopg.Error`."""
         connection = Connection.connect(self._ordered(), autocommit=True)
-        with cut_after(_SETUP_TIMEOUT, connection):
-            connection.execute(f"SET statement_timeout = {STATEMENT_TIMEOUT_MS}".encode())
-            self._admit(connection)
+        try:
+            with cut_after(_SETUP_TIMEOUT, connection):
+                connection.execute(f"SET statement_timeout = {STATEMENT_TIMEOUT_MS}".encode())
+                self._admit(connection)
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def check_open(self) -> None:
@@ -232,6 +237,8 @@ class Connections:
                 if is_disconnected(error):
                     raise
                 row = None  # the server tells nobody, so nothing can be fenced off
+            if row is not None and self._timelines.is_elsewhere(row):
+                await raise_base_async(connection, row)
             if self._timelines.admit(connection, row):
                 self.drop_idle()
         except BaseException:
@@ -254,6 +261,8 @@ class Connections:
             if is_disconnected(error):
                 raise
             row = None
+        if row is not None and self._timelines.is_elsewhere(row):
+            raise_base(connection, row)
         self._timelines.admit(connection, row)
 
     def _ordered(self) -> str:

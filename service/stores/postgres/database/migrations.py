@@ -50,13 +50,13 @@ def migrate(connection: psycopg.Connection, partitions: int = PARTITIONS) -> int
     if encoding != "UTF8":
         raise Invalid("", f"the database must have the encoding UTF8; it has {encoding}")
     known = _migrations()
-    current = _current(connection)
+    current = applied_version(connection)
     if current == max(known):
         return current
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
         connection.execute(_CREATE)  # type: ignore[arg-type, unused-ignore]
-        current = _current(connection)  # another process may have been faster
+        current = applied_version(connection)  # another process may have been faster
         if current > max(known):
             raise Incompatible(
                 f"the database has version {current} of Heed's schema, and this version of Heed "
@@ -71,7 +71,8 @@ def migrate(connection: psycopg.Connection, partitions: int = PARTITIONS) -> int
     return max(known)
 
 
-def _current(connection: psycopg.Connection) -> int:
+def applied_version(connection: psycopg.Connection) -> int:
+    """Return the number of the last migration that was applied; 0 where there was none."""
     if connection.execute("SELECT to_regclass('heed.migrations')").fetchone() == (None,):
         return 0
     row = connection.execute("SELECT coalesce(max(number), 0) FROM heed.migrations").fetchone()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import dataclass
+from typing import Self
 
 from service.stores.postgres.database.connections import Connections
 from service.stores.postgres.database.notices import Notices
@@ -15,12 +16,18 @@ _open: dict[str, SharedDatabase] = {}
 
 @dataclass
 class SharedDatabase:
-    """A database that a process uses; each user calls `open_database`, and `close` once."""
+    """A database that a process uses; each calls `open_database` or `join`, and `close` once."""
 
     url: str
     connections: Connections
     notices: Notices
     users: int = 0
+
+    def join(self) -> Self:
+        """Return the database for another user."""
+        with _lock:
+            self.users += 1
+        return self
 
     async def close(self) -> None:
         """Give the database up; the last user closes its connections."""
@@ -37,7 +44,7 @@ class SharedDatabase:
     def _is_last(self) -> bool:
         with _lock:
             self.users -= 1
-            if self.users == 0:
+            if self.users == 0 and _open.get(self.url) is self:
                 del _open[self.url]
             return self.users == 0
 

@@ -18,14 +18,6 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from service.stores.postgres.database.patience import cut_off
 
-# The number of a timeline is the beginning of the names of its files.
-TIMELINE = b"""\
-SELECT system_identifier, CASE WHEN pg_is_in_recovery() THEN 0
-       ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END,
-       pg_postmaster_start_time()
-  FROM pg_control_system()"""
-
-
 _OF_SERVERS = ("host", "hostaddr", "port")  # each a list, of as many as there are servers
 
 
@@ -33,8 +25,9 @@ class Timelines:
     """The newest timeline of each server that was seen, and the open connections of a process.
 
     Attributes:
-        changes: number of times that a server was promoted or started anew, so that it may lack
-            what was read before without being committed safely.
+        changes: number of times that a server was promoted or started anew, or that other servers
+            were found in its place, so that it may lack what was read before without being
+            committed safely.
         primary: host and port of the newest connection.
     """
 
@@ -42,14 +35,26 @@ class Timelines:
         self.changes = 0
         self.primary: tuple[str, str] | None = None
         self._lock = threading.Lock()
+        self._system: int | None = None  # identifier of the servers of the newest connection
         self._newest: dict[int, tuple[int, datetime]] = {}
         self._open: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
+
+    def is_elsewhere(self, row: tuple[Any, ...]) -> bool:
+        """Report whether a new connection is to other servers, or a newer timeline, than before.
+
+        Args:
+            row: as `TIMELINE` returned it on the connection.
+        """
+        system, timeline, _ = row
+        if not timeline or self._system is None:
+            return False
+        return bool(system != self._system or timeline > self._newest[system][0])
 
     def admit(self, connection: Connection | AsyncConnection, row: tuple[Any, ...] | None) -> bool:
         """Note a new connection with what `TIMELINE` returned on it; cut those it replaces.
 
         Returns:
-            bool: whether the timeline is newer than that of earlier connections.
+            bool: whether earlier connections are to other servers, or to an older timeline.
 
         Raises:
             psycopg.OperationalError: another server has become the primary in its stead.
@@ -59,10 +64,12 @@ class Timelines:
         system, timeline, started = row
         with self._lock:
             newest, latest = self._newest.get(system, (timeline, started))
+            is_elsewhere = self.is_elsewhere(row)
             if timeline < newest:
                 raise psycopg.OperationalError("another server was promoted in place of this one")
-            self.changes += (timeline, started) != (newest, latest)
+            self.changes += is_elsewhere or (timeline, started) != (newest, latest)
             self._newest[system] = timeline, started
+            self._system = system
             self.primary = connection.info.host, str(connection.info.port)
             former = [
                 each
@@ -74,7 +81,7 @@ class Timelines:
             self._open[connection] = system, timeline
         for each in former:
             cut_off(each)
-        return bool(timeline > newest)
+        return is_elsewhere
 
 
 def put_first(conninfo: str, server: tuple[str, str] | None) -> str:

@@ -15,11 +15,11 @@ from service.domain.errors import HeedError, NotFound, Unavailable
 from service.stores.postgres.database.connections import LONG_TIMEOUT, Connections
 from service.stores.postgres.database.faults import RETRIED, explain, is_disconnected
 from service.stores.postgres.database.notices import NOTIFY, Notices
+from service.stores.postgres.database.ticks import HORIZON, TICKS
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
 
-TICKS = 1_024  # numbers of one transaction: more than transactions can be in progress
 _ATTEMPTS = 8
 # Locks in the database, each with the number of a namespace. Writers of events share that of names
 # with one another, and only what deletes names excludes them.
@@ -27,11 +27,6 @@ NAMES, CATALOGUE, QUOTA, KEYS, SCENARIOS, FOLDING, FILES = range(1, 8)
 _BEGIN = f"""\
 SELECT tick_base + {TICKS} * pg_current_xact_id()::text::bigint, names
   FROM heed.installation, heed.namespaces WHERE namespace_no = %s"""  # noqa: S608
-
-
-HORIZON = f"""\
-SELECT tick_base + {TICKS} * pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1
-  FROM heed.installation"""  # noqa: S608
 
 
 # A commit waits for disks and standbys only where it has written something, and then for all that

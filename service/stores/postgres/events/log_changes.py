@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg import Connection
 
-from service.stores.postgres.database.transaction import HORIZON, Rows
+from service.stores.postgres.database.ticks import HORIZON
+from service.stores.postgres.database.transaction import Rows
 from service.stores.postgres.events.column_codes import ColumnCodes
 from service.stores.protocols.event_log_store import LogChanges, LogColumns
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import apsw
 
 from service.domain.errors import HeedError
+from service.stores.check_result import CheckResult
 from service.stores.sqlite.database_file import DatabaseFile
 from service.stores.sqlite.integrity.high_water_mark import mark_path, read_mark
 from service.stores.sqlite.integrity.store_guard import StoreGuard
@@ -33,13 +34,6 @@ _COUNTS = {
     "items": "SELECT count(*) FROM items WHERE document IS NOT NULL",
     "events": "SELECT count(*) FROM events",
 }
-
-
-class CheckResult(NamedTuple):
-    """One result of a check: a problem, something to know, or what was found intact."""
-
-    level: Literal["ok", "note", "problem"]
-    sentence: str
 
 
 def check_store(path: Path, *, full: bool = False) -> Iterator[CheckResult]:
