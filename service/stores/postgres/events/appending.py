@@ -17,6 +17,7 @@ from service.stores.base import AppendResult
 from service.stores.encoding import EventIds, vector_bytes
 from service.stores.event_identity import FreshEvent, event_key, find_fresh, user_key
 from service.stores.postgres.database.transaction import Changed, NamespaceTransaction, Rows
+from service.stores.postgres.database.upsert import Upsert
 from service.stores.postgres.events.names import InternedNames
 from service.stores.postgres.events.tallies import (
     EVENT_BYTES,
@@ -30,20 +31,27 @@ _FIND_IDS = """\
 SELECT event_key, digest, timestamp, user_key, seq FROM heed.event_ids
  WHERE namespace_no = %s AND event_key = ANY(%s)"""
 _FIND_USERS = """\
-SELECT user_key FROM heed.users WHERE namespace_no = %s AND user_key = ANY(%s::bigint[])"""
+SELECT user_key, next_seq FROM heed.users
+ WHERE namespace_no = %s AND user_key = ANY(%s::bigint[])"""
 _NEW_NUMBERS = "SELECT nextval('heed.user_numbers_{}') FROM generate_series(1, %s)"
 # Of a user who is known, the number in the row is not used.
-_PUT_USERS = """\
-INSERT INTO heed.users AS known (namespace_no, user_key, user_no, user_id, version, generation,
-                                 next_seq, has_vectors)
-SELECT %s, user_key, user_no, user_id, %s, %s, 1 + events, has_vectors
-  FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::integer[], %s::boolean[])
-       AS new (user_key, user_no, user_id, events, has_vectors)
+_PUT_USERS = Upsert(
+    "heed.users AS known",
+    ("version", "generation"),
+    {
+        "user_key": "bigint",
+        "user_no": "bigint",
+        "user_id": "text",
+        "next_seq": "integer",
+        "has_vectors": "boolean",
+    },
+    """\
 ON CONFLICT (namespace_no, user_key) DO UPDATE
    SET version = greatest(known.version + 1, excluded.version),
        next_seq = known.next_seq + excluded.next_seq - 1,
        has_vectors = known.has_vectors OR excluded.has_vectors
-RETURNING user_key, user_no, user_id, next_seq"""
+RETURNING user_key, user_no, user_id, next_seq""",
+)
 _ADD_EVENTS = """\
 INSERT INTO heed.events (namespace_no, import_no, user_key, timestamp, seq, item_no, type_no,
                          weight, event_key, event_id)
@@ -70,27 +78,39 @@ class Appending:
         await self._items.learn({event.item_id for event in events})
         await self._types.learn({event.type for event in events})
 
+    def keys(self, events: Sequence[Event], now: int) -> list[UUID]:
+        """Return the key of each event's id; of an event without one, a new one."""
+        own = self._event_ids.take(sum(event.event_id is None for event in events), now)
+        return [
+            UUID(next(own)) if event.event_id is None else event_key(event.event_id)
+            for event in events
+        ]
+
     async def append(
         self,
         transaction: NamespaceTransaction,
         events: Sequence[Event],
+        event_keys: Sequence[UUID],
         now: int,
         import_no: int | None,
     ) -> AppendResult:
-        """Append events that arrived at `now`, microseconds UTC."""
+        """Append events, with their `keys`, that arrived at `now`, microseconds UTC."""
         items = self._items.numbers(transaction, {event.item_id for event in events})
         types = self._types.numbers(transaction, {event.type for event in events})
-        keys = {id_: event_key(id_) for event in events if (id_ := event.event_id) is not None}
+        named = list(zip(events, event_keys, strict=True))
+        keys = {id_: key for event, key in named if (id_ := event.event_id) is not None}
+        own_keys = (key for event, key in named if event.event_id is None)
         stored = await transaction.rows(_FIND_IDS, list(keys.values())) if keys else []
         names = {key: event_id for event_id, key in keys.items()}
         known = {names[key]: (digest, timestamp) for key, digest, timestamp, _, _ in stored}
         fresh = find_fresh(events, now, known)
+        if stored and transaction.is_distributed:
+            await _check_seen(transaction, [(row[3], row[4]) for row in stored])
         await add_claims(transaction, import_no, [(row[3], row[2], row[4]) for row in stored])
         if not fresh:
             return AppendResult(0, len(events))
         users, created = await _put_users(transaction, fresh)
         tally = Tally(users=created, bytes=USER_BYTES * created)
-        own_ids = self._event_ids.take(len(fresh), now)
         rows: list[tuple[Any, ...]] = []
         vectors: list[tuple[Any, ...]] = []
         for event, timestamp, digest in fresh:
@@ -100,7 +120,7 @@ class Appending:
             item_no, type_no = items[event.item_id], types[event.type]
             tally.add(item_no, event.type == DISLIKE)
             if event.event_id is None:
-                id_key, event_id = UUID(next(own_ids)), None
+                id_key, event_id = next(own_keys), None  # it is always fresh
             else:
                 id_key = keys[event.event_id]
                 event_id = None if str(id_key) == event.event_id else event.event_id
@@ -121,6 +141,18 @@ class Appending:
             await transaction.execute(ADD_VECTORS, *map(list, zip(*vectors, strict=True)))
         await add_tallies(transaction, rows[0][0], tally)
         return AppendResult(len(rows), len(events) - len(rows))
+
+
+async def _check_seen(transaction: NamespaceTransaction, places: Sequence[tuple[int, int]]) -> None:
+    """Raise `Changed` where events, by user_key and seq, cannot be seen yet although their ids can.
+
+    Ids and events are on different workers. A duplicate is acknowledged, so its event must be part
+    of the next answer.
+    """
+    keys = sorted({key for key, _ in places})
+    next_seqs: dict[int, int] = dict(await transaction.rows(_FIND_USERS, keys))
+    if any(next_seqs.get(key, 0) <= seq for key, seq in places):
+        raise Changed
 
 
 async def _put_users(
@@ -154,22 +186,17 @@ async def put_users(
         by_id = {user_key(user_id): user_id for user_id in reversed(counts)}
         raise same_key(*next((a, b) for key, a in by_key.items() if (b := by_id[key]) != a))
     ordered = sorted(by_key)
-    found = {key for (key,) in await transaction.rows(_FIND_USERS, ordered)}
+    found = {key for key, _ in await transaction.rows(_FIND_USERS, ordered)}
     numbers: dict[int, int] = dict.fromkeys(ordered, 0)
     new = [key for key in ordered if key not in found]
     if new:
         numbers |= zip(new, await new_user_numbers(transaction, len(new)), strict=True)
-    ids = [by_key[key] for key in ordered]
-    rows: Rows = await transaction.rows(
-        _PUT_USERS,
-        transaction.tick,
-        transaction.tick,
-        ordered,
-        list(numbers.values()),
-        ids,
-        [counts[user_id] for user_id in ids],
-        [user_id in with_vectors for user_id in ids],
-    )
+    wanted: Rows = [
+        (key, numbers[key], id_, 1 + counts[id_], id_ in with_vectors)
+        for key in ordered
+        for id_ in (by_key[key],)
+    ]
+    rows = await _PUT_USERS.execute(transaction, (transaction.tick, transaction.tick), wanted)
     users: dict[str, list[int]] = {}
     created = 0
     for key, user_no, user_id, next_seq in rows:

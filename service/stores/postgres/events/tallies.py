@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg import AsyncConnection
 
+from service.domain.records import DISLIKE
 from service.stores.postgres.database.transaction import NamespaceTransaction
 from service.stores.quota import StoreUsage
 
@@ -50,11 +51,11 @@ class Tally:
     bytes: int = 0
     items: dict[int, list[int]] = field(default_factory=dict)  # events and dislikes by item_no
 
-    def add(self, item_no: int, is_dislike: bool, sign: int = 1) -> None:
-        """Count an event on an item."""
+    def add(self, item_no: int, is_dislike: bool, events: int = 1) -> None:
+        """Count events on an item; fewer than 0 are taken from it."""
         count = self.items.setdefault(item_no, [0, 0])
-        count[0] += sign
-        count[1] += sign * is_dislike
+        count[0] += events
+        count[1] += events * is_dislike
 
 
 async def add_tallies(transaction: NamespaceTransaction, user_key: int, tally: Tally) -> None:
@@ -64,6 +65,14 @@ async def add_tallies(transaction: NamespaceTransaction, user_key: int, tally: T
         rows.append((tally.users, tally.bytes, NO_ITEM, 0, 0))
     if rows:
         await transaction.execute(_ADD, user_key, *map(list, zip(*rows, strict=True)))
+
+
+async def dislike_number(transaction: NamespaceTransaction) -> int | None:
+    """Return the number of the type of dislikes; None where there has been none."""
+    row = await transaction.row(
+        "SELECT type_no FROM heed.types WHERE namespace_no = %s AND type = %s", DISLIKE
+    )
+    return None if row is None else int(row[0])
 
 
 async def popularity(
