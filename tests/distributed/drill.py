@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,11 +201,11 @@ class Drill:
         if not holds:
             self.broken.append(otherwise)
 
-    def _places(self, table: str, type_: str, keys: list[object]) -> list[int]:
+    def _places(self, table: str, type_: str, keys: Sequence[object]) -> list[int]:
         """Return the worker of each key of a table."""
         with psycopg.connect(self.url) as connection:
-            query = _PLACES.format(table=table, type=type_)
-            return [group for (group,) in connection.execute(query.encode(), (keys,)).fetchall()]
+            query = _PLACES.format(table=table, type=type_).encode()
+            return [group for (group,) in connection.execute(query, (list(keys),)).fetchall()]
 
 
 def summary(answers: Iterable[Question | Batch]) -> str:

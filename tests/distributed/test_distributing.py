@@ -11,7 +11,8 @@ import psycopg
 import pytest
 
 from service.domain.records import Event, Item, User
-from service.stores.postgres.database.distributed import distribution, migrations
+from service.stores.postgres.database import migrations
+from service.stores.postgres.database.distributed import distribution
 from service.stores.postgres.database.migrations import migrate
 from service.stores.postgres.store import PostgresStore
 from service.stores.store_digest import digest_store
