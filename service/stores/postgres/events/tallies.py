@@ -33,10 +33,14 @@ SELECT item_id, votes FROM (
     FROM heed.tallies WHERE namespace_no = %(no)s AND item_no > 0 GROUP BY item_no) AS counted
   JOIN heed.items ON items.namespace_no = %(no)s AND items.item_no = counted.item_no
  WHERE events > 0 ORDER BY counted.item_no"""
-_USAGE = """\
-SELECT coalesce(sum(events), 0)::bigint, max(items), coalesce(sum(bytes), 0)::bigint,
-       max(item_bytes), coalesce(sum(users), 0)::bigint
-  FROM heed.namespaces LEFT JOIN heed.tallies USING (namespace_no) WHERE namespace_no = %s"""
+# Summed before they are joined, so that workers of a distributed database send sums and no rows.
+_USAGE = b"""\
+SELECT coalesce(events, 0)::bigint, items, coalesce(bytes, 0)::bigint, item_bytes,
+       coalesce(users, 0)::bigint
+  FROM heed.namespaces,
+       (SELECT sum(events) AS events, sum(bytes) AS bytes, sum(users) AS users
+          FROM heed.tallies WHERE namespace_no = %(no)s) AS summed
+ WHERE namespace_no = %(no)s"""
 _COUNT_ROWS = "SELECT count(*) FROM heed.tallies WHERE namespace_no = %s"
 _TAKE = """\
 DELETE FROM heed.tallies WHERE namespace_no = %s
@@ -116,6 +120,6 @@ async def fold(transaction: NamespaceTransaction) -> None:
 
 
 async def _sums(connection: AsyncConnection, namespace_no: int) -> tuple[int, ...]:
-    cursor = await connection.execute(_USAGE.encode(), (namespace_no,), binary=True)
+    cursor = await connection.execute(_USAGE, {"no": namespace_no}, binary=True)
     row = await cursor.fetchone()
-    return (0, 0, 0, 0, 0) if row is None or row[1] is None else tuple(row)
+    return (0, 0, 0, 0, 0) if row is None else tuple(row)
