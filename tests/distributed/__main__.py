@@ -21,7 +21,7 @@ out = Console(highlight=False, soft_wrap=True)
 def drill(
     coordinator: Annotated[str, typer.Option(envvar="HEED_TEST_CITUS", help="Its URL.")] = "",
     users: Annotated[int, typer.Option(help="Users of the load.")] = 120,
-    clients: Annotated[int, typer.Option(help="Clients at once.")] = 8,
+    clients: Annotated[int, typer.Option(help="Clients at once.")] = 6,
     seconds: Annotated[float, typer.Option(help="Length of each fault.")] = 20.0,
     rounds: Annotated[int, typer.Option(help="Kills and hangs, of each so many.")] = 2,
     seed: Annotated[int, typer.Option(help="Of all that is random.")] = 0,

@@ -14,7 +14,7 @@ import httpx
 from tests.support.journaled_clients import ITEMS
 from tests.support.server import PATIENCE
 
-_PAUSE = 0.05  # seconds before something is sent again
+_PAUSE = 0.05  # seconds between two requests of a client
 _MANY = 20  # users of a large batch
 
 
@@ -110,7 +110,6 @@ class Load:
             self.acknowledged.update(ids)
             return True
         self.refused.append(ids)
-        await asyncio.sleep(_PAUSE)
         return False
 
     async def settle(self, patience: float) -> bool:
@@ -120,6 +119,7 @@ class Load:
             if time.monotonic() > until:
                 return False
             await self.append(self.refused.pop(0))
+            await asyncio.sleep(_PAUSE)
         return True
 
     async def close(self) -> None:
@@ -129,10 +129,11 @@ class Load:
     async def _client(self) -> None:
         rng = self._rng
         while not self._stopped:
+            await asyncio.sleep(_PAUSE)
             kind = rng.random()
             if kind < 0.5:
                 await self.ask(rng.randrange(self.users), rng.randrange(len(self.urls)))
-            elif kind < 0.6 and self.refused:
+            elif kind < 0.75 and self.refused:
                 await self.append(self.refused.pop(rng.randrange(len(self.refused))))
             else:
                 users = rng.sample(range(self.users), _MANY if kind > 0.95 else 1)
