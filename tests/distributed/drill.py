@@ -27,7 +27,7 @@ from tests.support.journaled_clients import Replicas
 from tests.support.store_contract import LogFollower
 
 REPLICAS = 2
-DEADLINE = 1.0  # seconds, of requests
+DEADLINE = 2.0  # seconds, of requests
 MARGIN = 0.5  # seconds that an answer may come after it, where clients and servers share cores
 RECOVERY = 180.0  # seconds in which everything works again
 _PLACES = """\
@@ -113,35 +113,28 @@ class Drill:
             await asyncio.to_thread(end)
         back = time.monotonic()
         waiting = list(load.refused)
-        answered = await self._until_full(load)
-        written = await self._until_written(load, waiting)
-        for what, seconds in (("all answers are full", answered), ("writes", written)):
-            late = seconds is None
-            self._check(not late, f"{name}: not within {RECOVERY:g} s of its return: {what}")
+        try:
+            async with asyncio.timeout(RECOVERY):
+                await self._until_whole(load, waiting)
+        except TimeoutError:
+            self.broken.append(f"{name}: no full answers or refused writes when it is back")
+        asked = [each for each in load.questions if self._worker_of[each.user] == group]
+        written = [batch for batch, groups in self._needs(load.batches) if group in groups]
         self.seen.append(
-            f"after {name}: all answers full after {answered or 0.0:.1f} s, all refused writes "
-            f"stored after {written or 0.0:.1f} s; {time.monotonic() - back:.1f} s in all"
+            f"after {name}: the first full answer {_first(asked, back)}, the first write "
+            f"{_first(written, back)}, all {len(waiting)} refused writes "
+            f"{_last(written, waiting, back)} after its return"
         )
 
-    async def _until_full(self, load: Load) -> float | None:
-        """Return the seconds until all users are answered in full by all replicas."""
-        began = time.monotonic()
+    async def _until_whole(self, load: Load, waiting: list[tuple[str, ...]]) -> None:
+        """Return once the clients have had batches acknowledged, and all answers are full."""
+        # Clients set no event.
+        while not all(map(load.acknowledged.issuperset, waiting)):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
         for replica in range(REPLICAS):
             for user in range(self.users):
-                while (await load.ask(user, replica)).outcome != "200":
-                    if time.monotonic() > began + RECOVERY:
-                        return None
+                while (await load.ask(user, replica)).outcome != "200":  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-        return time.monotonic() - began
-
-    async def _until_written(self, load: Load, batches: list[tuple[str, ...]]) -> float | None:
-        """Return the seconds until the clients have had batches acknowledged."""
-        began = time.monotonic()
-        while not all(load.acknowledged.issuperset(ids) for ids in batches):
-            if time.monotonic() > began + RECOVERY:
-                return None
-            await asyncio.sleep(0.05)
-        return time.monotonic() - began
 
     def _note(self, name: str, load: Load, began: float, lost: int | None) -> None:
         """Tell what became of what was asked and sent since a moment, by what it needs."""
@@ -151,7 +144,7 @@ class Drill:
         live = [each for each in asked if self._worker_of[each.user] != lost]
         self.seen.append(f"{name}: questions about users on live workers: {summary(live)}")
         slow = [each for each in live if each.ended - each.began > DEADLINE + MARGIN]
-        self._check(len(live) >= self.users, f"{name}: only {len(live)} questions were answered")
+        self._check(len(live) > self.seconds, f"{name}: only {len(live)} questions were answered")
         self._check({each.outcome for each in live} == {"200"}, f"{name}: {summary(live)}")
         self._check(not slow, f"{name}: {len(slow)} answers took too long: {summary(slow)}")
         needed = [each for each in asked if self._worker_of[each.user] == lost]
@@ -218,6 +211,17 @@ def summary(answers: Iterable[Question | Batch]) -> str:
     p50, p99 = np.quantile(seconds, (0.5, 0.99))
     kinds = ", ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
     return f"{kinds}; {p50:.3f} s, p99 {p99:.3f} s, at most {max(seconds):.3f} s"
+
+
+def _first(answers: Iterable[Question | Batch], since: float) -> str:
+    ended = [each.ended for each in answers if each.ended > since and each.outcome == "200"]
+    return f"{min(ended) - since:.1f} s" if ended else "never"
+
+
+def _last(answers: Iterable[Batch], ids: Sequence[tuple[str, ...]], since: float) -> str:
+    waiting = set(ids)
+    ended = [each.ended for each in answers if each.ids in waiting and each.outcome == "200"]
+    return f"{max(ended, default=since) - since:.1f} s"
 
 
 async def _follow(follower: LogFollower) -> None:
