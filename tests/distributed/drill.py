@@ -20,6 +20,7 @@ import psycopg
 
 from service.domain.errors import Unavailable
 from service.stores.event_identity import event_key, user_key
+from service.stores.postgres.database.connections import DISTRIBUTED_POOL_SIZE, MAX_SNAPSHOTS
 from service.stores.postgres.store import PostgresStore
 from tests.distributed.load import Batch, Load, Question
 from tests.distributed.local_server import LocalServer
@@ -109,6 +110,7 @@ class Drill:
         try:
             await asyncio.sleep(self.seconds)
             self._note(name, load, began, group)
+            self._count_connections(name)
         finally:
             await asyncio.to_thread(end)
         back = time.monotonic()
@@ -156,6 +158,18 @@ class Drill:
         ):
             if chosen:
                 self.seen.append(f"{name}: writes {label}: {summary(chosen)}")
+
+    def _count_connections(self, name: str) -> None:
+        """Check that calls that were given up do not stay with the coordinator.
+
+        Those of a pool whose connections to the worker were open do, and may be replaced once.
+        """
+        most = (REPLICAS + 1) * (2 * DISTRIBUTED_POOL_SIZE + MAX_SNAPSHOTS)
+        query = b"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        with psycopg.connect(self.url) as connection:
+            ((count,),) = connection.execute(query).fetchall()
+        self.seen.append(f"{name}: {count} connections to the coordinator")
+        self._check(count <= most, f"{name}: {count} connections to the coordinator; most: {most}")
 
     def _needs(self, batches: list[Batch]) -> list[tuple[Batch, set[int]]]:
         """Return batches with the workers of their users and event ids."""

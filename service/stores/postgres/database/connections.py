@@ -53,7 +53,10 @@ _PARTITIONED = "SET plan_cache_mode = force_custom_plan"
 # One connection to each worker: to open more takes longer than what they would do in parallel, and
 # one alone has one snapshot of its worker. Shards are written one after another, so that two
 # transactions lock users in one order. What a transaction sets for itself, it sets on workers too.
+# A connection that was cut while it waited for a worker would otherwise stay with the coordinator
+# for as long as the worker hangs, and one more each time that the worker is tried.
 _DISTRIBUTED = """\
+SET client_connection_check_interval = '1s';
 SET citus.max_adaptive_executor_pool_size = 1;
 SET citus.multi_shard_modify_mode = 'sequential';
 SET citus.propagate_set_commands = 'local'"""

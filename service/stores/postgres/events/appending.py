@@ -17,7 +17,6 @@ from service.stores.base import AppendResult
 from service.stores.encoding import EventIds, vector_bytes
 from service.stores.event_identity import FreshEvent, event_key, find_fresh, user_key
 from service.stores.postgres.database.transaction import Changed, NamespaceTransaction, Rows
-from service.stores.postgres.database.upsert import Upsert
 from service.stores.postgres.events.names import InternedNames
 from service.stores.postgres.events.tallies import (
     EVENT_BYTES,
@@ -35,23 +34,17 @@ SELECT user_key, next_seq FROM heed.users
  WHERE namespace_no = %s AND user_key = ANY(%s::bigint[])"""
 _NEW_NUMBERS = "SELECT nextval('heed.user_numbers_{}') FROM generate_series(1, %s)"
 # Of a user who is known, the number in the row is not used.
-_PUT_USERS = Upsert(
-    "heed.users AS known",
-    ("version", "generation"),
-    {
-        "user_key": "bigint",
-        "user_no": "bigint",
-        "user_id": "text",
-        "next_seq": "integer",
-        "has_vectors": "boolean",
-    },
-    """\
+_PUT_USERS = """\
+INSERT INTO heed.users AS known (namespace_no, user_key, user_no, user_id, version, generation,
+                                 next_seq, has_vectors)
+SELECT %s, user_key, user_no, user_id, %s, %s, 1 + events, has_vectors
+  FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::integer[], %s::boolean[])
+       AS new (user_key, user_no, user_id, events, has_vectors)
 ON CONFLICT (namespace_no, user_key) DO UPDATE
    SET version = greatest(known.version + 1, excluded.version),
        next_seq = known.next_seq + excluded.next_seq - 1,
        has_vectors = known.has_vectors OR excluded.has_vectors
-RETURNING user_key, user_no, user_id, next_seq""",
-)
+RETURNING user_key, user_no, user_id, next_seq"""
 _ADD_EVENTS = """\
 INSERT INTO heed.events (namespace_no, import_no, user_key, timestamp, seq, item_no, type_no,
                          weight, event_key, event_id)
@@ -191,12 +184,17 @@ async def put_users(
     new = [key for key in ordered if key not in found]
     if new:
         numbers |= zip(new, await new_user_numbers(transaction, len(new)), strict=True)
-    wanted: Rows = [
-        (key, numbers[key], id_, 1 + counts[id_], id_ in with_vectors)
-        for key in ordered
-        for id_ in (by_key[key],)
-    ]
-    rows = await _PUT_USERS.execute(transaction, (transaction.tick, transaction.tick), wanted)
+    ids = [by_key[key] for key in ordered]
+    rows: Rows = await transaction.rows(
+        _PUT_USERS,
+        transaction.tick,
+        transaction.tick,
+        ordered,
+        list(numbers.values()),
+        ids,
+        [counts[user_id] for user_id in ids],
+        [user_id in with_vectors for user_id in ids],
+    )
     users: dict[str, list[int]] = {}
     created = 0
     for key, user_no, user_id, next_seq in rows:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 
 from service.stores.claim_ranges import claim_ranges, find_claimants
 from service.stores.postgres.database.transaction import NamespaceTransaction
-from service.stores.postgres.database.upsert import Upsert
 
 Place = tuple[int, int, int]
 """Key of an event in the namespace: user_key, timestamp, seq."""
@@ -26,14 +25,11 @@ UPDATE heed.events SET import_no = NULL
   FROM unnest(%s::bigint[], %s::bigint[], %s::integer[]) AS place (user_key, timestamp, seq)
  WHERE namespace_no = %s AND import_no IS NOT NULL AND events.user_key = place.user_key
    AND events.timestamp = place.timestamp AND events.seq = place.seq"""
-_ADD = Upsert(
-    "heed.claims",
-    ("import_no",),
-    {"user_key": "bigint", "first_seq": "integer", "last_seq": "integer"},
-    """\
+_ADD = """\
+INSERT INTO heed.claims (namespace_no, import_no, user_key, first_seq, last_seq)
+SELECT %s, %s, * FROM unnest(%s::bigint[], %s::integer[], %s::integer[])
 ON CONFLICT (namespace_no, user_key, import_no, first_seq)
-DO UPDATE SET last_seq = greatest(claims.last_seq, excluded.last_seq)""",
-)
+DO UPDATE SET last_seq = greatest(claims.last_seq, excluded.last_seq)"""
 
 
 async def add_claims(
@@ -51,7 +47,7 @@ async def add_claims(
     owners = await cursor.fetchall()
     ranges = list(claim_ranges((key, seq) for key, seq, owner in owners if owner != import_no))
     if ranges:
-        await _ADD.execute(transaction, (import_no,), ranges)
+        await transaction.execute(_ADD, import_no, *map(list, zip(*ranges, strict=True)))
 
 
 async def claimants(
