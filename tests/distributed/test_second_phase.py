@@ -1,26 +1,22 @@
-"""Commits of several workers, seen between their two phases and under load."""
+"""Commits of several workers, seen between their two phases."""
 
 from __future__ import annotations
 
-import asyncio
-import random
 import uuid
-from collections.abc import AsyncIterator, Iterator
-from urllib.parse import urlsplit
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import psycopg
 import pytest
 
 from service.domain.errors import Unavailable
 from service.domain.records import Event
+from service.stores.event_identity import user_key
 from service.stores.postgres.store import PostgresStore
 from tests.support.citus_databases import CitusDatabases
 from tests.support.half_commit import HalfCommit
 from tests.support.store_contract import NOON, LogFollower
 
 pytestmark = pytest.mark.anyio
-WRITERS = 6
-USERS = 40
 
 
 @pytest.fixture
@@ -39,55 +35,6 @@ async def store(url: str, namespace: str) -> AsyncIterator[PostgresStore]:
     store = PostgresStore(url, namespace=namespace, patience=20.0)
     yield store
     await store.close()
-
-
-@pytest.fixture
-def slow_commits(citus: CitusDatabases, url: str) -> Iterator[None]:
-    """Workers that take long to commit, be it in one phase or in the second of two."""
-    name = urlsplit(url).path[1:]
-    for reset in (False, True):
-        for group in citus.workers:
-            with psycopg.connect(citus.worker_url(url, group), autocommit=True) as connection:
-                connection.execute("SET citus.enable_ddl_propagation = off")
-                for setting, value in (("commit_delay", "20000"), ("commit_siblings", "0")):
-                    new = f"RESET {setting}" if reset else f"SET {setting} = {value}"
-                    connection.execute(f'ALTER DATABASE "{name}" {new}'.encode())
-        if not reset:
-            yield
-
-
-@pytest.mark.usefixtures("slow_commits")
-async def test_followers_have_what_concurrent_writers_have_stored(
-    store: PostgresStore, url: str, namespace: str
-) -> None:
-    """A follower that reads all the time, while batches reach all workers, misses no event."""
-    rng = random.Random(3)
-    writers = [
-        PostgresStore(f"{url}?application_name=writer{n}", namespace=namespace, patience=20.0)
-        for n in range(WRITERS)
-    ]
-
-    async def write(writer: PostgresStore, number: int) -> None:
-        for batch in range(25):
-            users = rng.sample(range(USERS), rng.choice((1, 2, 8)))
-            events = [
-                Event(f"u{user}", f"i{batch}", f"{number}-{batch}-{user}", timestamp=NOON + batch)
-                for user in users
-            ]
-            await writer.append(events)
-
-    follower = LogFollower(store, limit=None)
-    writing = asyncio.gather(*(write(each, number) for number, each in enumerate(writers)))
-    while not writing.done():
-        await follower.follow()
-        await asyncio.sleep(0)
-    await writing
-    await follower.follow()
-    assert await follower.log() == sorted(
-        (e.user_id, e.item_id, e.type, e.timestamp, e.weight) for e in store.scan_events()
-    )
-    for writer in writers:
-        await writer.close()
 
 
 async def test_followers_wait_for_what_a_worker_has_only_prepared(
@@ -128,26 +75,59 @@ async def test_a_duplicate_is_acknowledged_when_its_event_can_be_read(
     assert (await store.history("u")).timestamps.tolist() == [NOON, NOON + 1]
 
 
-async def test_no_id_is_left_of_a_user_who_is_forgotten(
-    store: PostgresStore, citus: CitusDatabases, url: str, namespace: str
+async def forget(store: PostgresStore) -> None:
+    await store.forget("u")
+
+
+async def merge(store: PostgresStore) -> None:
+    await store.merge("other", "u")
+
+
+async def undo(store: PostgresStore) -> None:
+    await store.undo_import(1)
+
+
+@pytest.mark.parametrize("change", [forget, merge, undo])
+async def test_no_id_is_left_of_events_that_are_gone(
+    store: PostgresStore,
+    citus: CitusDatabases,
+    url: str,
+    namespace: str,
+    change: Callable[[PostgresStore], Awaitable[None]],
 ) -> None:
-    """Forgetting waits for ids of the user's events that their worker has only prepared."""
-    await store.append([Event("u", "i", timestamp=NOON)])
+    """Events go once a worker shows their ids, which it may have prepared and no more."""
+    first = await store.begin_import("a file")
+    await store.append([Event("u", "i", timestamp=NOON)], import_id=first)
     event = Event("u", "i", "kept", timestamp=NOON + 1)
-    with HalfCommit(citus, url, namespace, event, held="id") as half:
+    with HalfCommit(citus, url, namespace, event, held="id", import_no=first) as half:
         with pytest.raises(Unavailable):
-            await store.forget("u")
+            await change(store)
         assert len(await store.history("u")) == 2
         half.finish()
-        assert await store.forget("u") == 2
+        await change(store)
     with psycopg.connect(url) as connection:
         found = connection.execute(
             "SELECT count(*) FROM heed.event_ids JOIN heed.namespaces USING (namespace_no)"
-            " WHERE name = %s",
-            (namespace,),
+            " WHERE name = %s AND user_key = %s",
+            (namespace, user_key("u")),
         ).fetchone()
     assert found == (0,)
-    assert await store.append([event]) == (1, 0)
+    assert len(await store.history("u")) == 0
+
+
+async def test_writes_do_not_wait_for_what_a_lost_worker_has_prepared(
+    store: PostgresStore, citus: CitusDatabases, url: str, namespace: str
+) -> None:
+    """A write to a user whose row an undecided commit has locked is refused; others succeed."""
+    await store.append([Event(f"u{n}", "i", timestamp=NOON) for n in range(8)])
+    with HalfCommit(citus, url, namespace, Event("u0", "i", "half", timestamp=NOON + 1)) as half:
+        with pytest.raises(Unavailable, match="lock timeout"):
+            await store.append([Event("u0", "i")])
+        for n in range(1, 8):
+            assert await store.append([Event(f"u{n}", "i")]) == (1, 0)
+        half.finish()
+        assert await store.append([Event("u0", "i")]) == (1, 0)
+    assert len(await store.history("u0")) == 3
 
 
 async def test_names_of_events_that_cannot_be_read_yet_are_kept(

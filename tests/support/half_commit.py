@@ -21,9 +21,9 @@ UPDATE {} SET version = greatest(version + 1, %(tick)s), next_seq = %(seq)s + 1
  WHERE namespace_no = %(no)s AND user_key = %(user)s""",
     "events": """\
 INSERT INTO {} (namespace_no, user_key, timestamp, seq, item_no, type_no, weight, event_key,
-                event_id)
+                event_id, import_no)
 VALUES (%(no)s, %(user)s, %(time)s, %(seq)s, %(item)s, %(type)s, %(weight)s, %(id)s,
-        %(event_id)s)""",
+        %(event_id)s, %(import_no)s)""",
     "event_ids": """\
 INSERT INTO {} (namespace_no, event_key, user_key, timestamp, seq, digest)
 VALUES (%(no)s, %(id)s, %(user)s, %(time)s, %(seq)s, %(digest)s)""",
@@ -42,6 +42,7 @@ class HalfCommit:
         namespace: name of the namespace.
         event: with an id and a timestamp, of a user who has events, on an item that one is on.
         held: the part that is only prepared: the user with the event, or the event's id.
+        import_no: number of the import that the event came with.
     """
 
     def __init__(
@@ -51,9 +52,10 @@ class HalfCommit:
         namespace: str,
         event: Event,
         held: Literal["events", "id"] = "events",
+        import_no: int | None = None,
     ) -> None:
         assert event.event_id is not None
-        self._event, self._held = event, held
+        self._event, self._held, self._import_no = event, held, import_no
         self._id, self._user = event_key(event.event_id), user_key(event.user_id)
         self._coordinator = psycopg.connect(url)
         self._gid = f"citus_0_1_{next(_numbers):09d}_1"
@@ -140,6 +142,7 @@ class HalfCommit:
             "time": event.timestamp,
             "weight": event.weight,
             "event_id": event.event_id,
+            "import_no": self._import_no,
             "digest": body_digest(event),
         }
 

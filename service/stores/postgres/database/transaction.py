@@ -34,10 +34,6 @@ SELECT tick_base + {TICKS} * pg_current_xact_id()::text::bigint, names
 # was committed before. A job that finds its work done already, by an attempt whose commit was not
 # confirmed, must wait for that one.
 _MARK = b"SELECT pg_logical_emit_message(true, 'heed', '')"
-# What a transaction has written on one worker alone, Citus would commit there in one phase, maybe
-# after the coordinator has given the transaction up. It uses two phases once rows are copied into a
-# distributed table, be it none.
-_TWO_PHASES = b"INSERT INTO heed.tallies SELECT 0, 0, 0, 0, 0, 0, 0 WHERE false"
 # After a worker was cut off, its rows may be locked until Citus has settled what it had prepared.
 _PATIENCE = b"SET LOCAL lock_timeout = '5s'"
 
@@ -198,7 +194,6 @@ class Transactions:
                 is_distributed = self._connections.is_distributed
                 if is_distributed:
                     await execute(_PATIENCE)
-                    await execute(_TWO_PHASES)
                 transaction = NamespaceTransaction(connection, is_distributed, number, *row)
                 result = await job(transaction)
                 await execute(_MARK)
