@@ -111,7 +111,7 @@ lint: $(STAMP) ## ruff and mypy
 
 audit: $(STAMP) ## compare the locked dependencies with a database of advisories, where one is reached
 	@test -x $(AUDIT)/bin/pip-audit || { $(PY) -m venv --without-pip $(AUDIT) && \
-	  $(PIP) --python $(AUDIT)/bin/python 'pip-audit==2.10.1'; }
+	  $(subst -m pip,-m pip --python $(AUDIT)/bin/python,$(PIP)) 'pip-audit==2.10.1'; }
 	@$(PY) requirements/audit.py $(AUDIT)/bin/pip-audit requirements/runtime.txt
 
 bench: $(STAMP) ## measure beside references, see tests/benchmarks/README.md (of a running service: heed loadtest)

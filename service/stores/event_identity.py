@@ -6,7 +6,6 @@ import hashlib
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from uuid import UUID
 
 from service.domain.errors import Conflict
 from service.domain.records import Event
@@ -20,15 +19,21 @@ FreshEvent = tuple[Event, int, int]
 """An event that is not stored yet, with its timestamp, in microseconds UTC, and `body_digest`."""
 
 
-def event_key(event_id: str) -> UUID:
-    """Return 128 bits for an event's id: a UUID itself in its canonical form, else a hash."""
+def event_key(event_id: str) -> bytes:
+    """Return 128 bits for an event's id: those of a UUID in its canonical form, else a hash."""
     if len(event_id) == 36:
         with suppress(ValueError):
-            key = UUID(event_id)
-            if str(key) == event_id:
+            key = bytes.fromhex(event_id.replace("-", ""))
+            if _canonical(key) == event_id:
                 return key
-    digest = hashlib.blake2b(event_id.encode(), digest_size=16, usedforsecurity=False).digest()
-    return UUID(bytes=digest)
+    return hashlib.blake2b(event_id.encode(), digest_size=16, usedforsecurity=False).digest()
+
+
+def spelled_id(event_id: str | None, key: bytes) -> str | None:
+    """Return an event's id where its key does not tell it; None for UUIDs and for no id."""
+    if event_id is None or (len(event_id) == 36 and _canonical(key) == event_id):
+        return None
+    return event_id
 
 
 def find_fresh(
@@ -102,3 +107,8 @@ def _body(event: Event) -> bytes:
     if event.value is not None:
         body += b"value" + vector_bytes(event.value)
     return body
+
+
+def _canonical(key: bytes) -> str:
+    text = key.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -11,6 +11,7 @@ import typer
 from service.cli.console import DATA, ENCODER, Data, Encoder, open_store, out, set_threads
 from service.domain.errors import Invalid
 from tests.benchmarks.http.load_commands import interference, overload
+from tests.benchmarks.postgres.commands import postgres
 from tests.benchmarks.studies.commands import (
     cold_start,
     explanations,
@@ -29,6 +30,7 @@ app.command("small-shops")(small_shops)
 app.command("finding")(finding)
 app.command("overload")(overload)
 app.command("interference")(interference)
+app.command("postgres")(postgres)
 
 _FEW = 100  # items, with fewer of which there is nothing to copy
 
@@ -47,8 +49,8 @@ def bench(
 ) -> None:
     """Measure kernels, ingestion and HTTP against their references, as ratios taken in one run.
 
-    attention, recommend, search, filters, rules, service, workers and ready measure more of one
-    thing each: see their --help.
+    attention, recommend, search, filters, rules, service, workers, ready and postgres measure more
+    of one thing each: see their --help.
     """
     if context.invoked_subcommand is not None:
         return

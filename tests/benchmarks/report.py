@@ -20,8 +20,13 @@ from tests.benchmarks.http.ingest import IngestResults
 from tests.benchmarks.workload.data import BenchmarkData
 
 
-def machine(console: Console, found: Mapping[str, Any], ground: BenchmarkData) -> None:
-    """The machine and the data."""
+def machine(
+    console: Console,
+    found: Mapping[str, Any],
+    ground: BenchmarkData,
+    more: Iterable[tuple[str, str]] = (),
+) -> None:
+    """The machine and the data, and more rows of what was measured on."""
     rows = [
         ("processor", f"{found['processor']}, {found['cores']} cores"),
         ("memory", f"{found['memory_bytes'] / 2**30:.1f} GiB"),
@@ -41,6 +46,7 @@ def machine(console: Console, found: Mapping[str, Any], ground: BenchmarkData) -
         ("data", ground.source),
         ("", f"{ground.items:,} items, {ground.users:,} users, {ground.events:,} events"),
         ("model", ground.model or "none: the identity on content"),
+        *more,
     ]
     table(console, "Where this was measured", ("what", "value"), rows, left=2)
 

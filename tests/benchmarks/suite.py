@@ -6,7 +6,6 @@ measured in the same minute on the same core, does not. Medians of many rounds, 
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,6 @@ from typing import Any
 from rich.console import Console
 
 from service.domain.errors import Unavailable
-from service.runtime.data_layout import STORE_FILE
-from service.stores.sqlite.store import SQLiteStore
 from tests.benchmarks import report
 from tests.benchmarks.attention import histories, kernels
 from tests.benchmarks.catalogue import candidates, large_recommending
@@ -27,7 +24,7 @@ from tests.benchmarks.harness.tables import stage
 from tests.benchmarks.harness.timing import ProgressCallback
 from tests.benchmarks.http import ingest, latency, latency_report
 from tests.benchmarks.http import workers as several
-from tests.benchmarks.workload.data import BenchmarkData, prepare_data
+from tests.benchmarks.workload.data import BenchmarkData, count_stored, prepare_data
 from tests.benchmarks.workload.in_process import jobs
 from tests.benchmarks.workload.loaded import LoadedData, load_data
 from tests.benchmarks.workload.questions import LIMIT, TARGETS, questions
@@ -240,7 +237,7 @@ def _over_http(
         asked = _questions(console, ground, own, heed, cores, effort, working=working)
         memory["after questions"] = heed.memory()
         report.memory(console, memory)
-    stored = _stored(ground)
+    stored = count_stored(ground)
     if stored != ground.events + ingested.events:
         raise Unavailable(
             f"{ingested.events:,} events were acknowledged beside the {ground.events:,} there "
@@ -280,12 +277,3 @@ def _questions(
         "loop": "closed",
         "cases": [case.as_dict() for case in cases],
     }
-
-
-def _stored(ground: BenchmarkData) -> int:
-    """The events in the store, counted one by one."""
-    store = SQLiteStore(ground.data / STORE_FILE)
-    try:
-        return sum(len(columns) for columns in store.scan())
-    finally:
-        asyncio.run(store.close())

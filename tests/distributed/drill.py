@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import UUID
 
 import numpy as np
 import psycopg
@@ -174,7 +175,7 @@ class Drill:
     def _needs(self, batches: list[Batch]) -> list[tuple[Batch, set[int]]]:
         """Return batches with the workers of their users and event ids."""
         ids = sorted({id_ for batch in batches for id_ in batch.ids})
-        keys = [event_key(id_) for id_ in ids]
+        keys = [UUID(bytes=event_key(id_)) for id_ in ids]
         worker_of = dict(zip(ids, self._places("event_ids", "uuid", keys), strict=True))
         return [
             (

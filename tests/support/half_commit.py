@@ -56,7 +56,7 @@ class HalfCommit:
     ) -> None:
         assert event.event_id is not None
         self._event, self._held, self._import_no = event, held, import_no
-        self._id, self._user = event_key(event.event_id), user_key(event.user_id)
+        self._id, self._user = UUID(bytes=event_key(event.event_id)), user_key(event.user_id)
         self._coordinator = psycopg.connect(url)
         self._gid = f"citus_0_1_{next(_numbers):09d}_1"
         # Its lock, until the end of the transaction, keeps others from settling anything. With all

@@ -13,7 +13,7 @@ from service.domain.errors import HeedError
 from service.domain.settings import PREFIX, Settings
 from service.runtime.data_layout import FIRST_KEY_FILE
 
-_PATIENCE = 1.0  # seconds for the service to answer
+_PATIENCE = 10.0  # seconds for a busy service to answer; where none listens, that is known at once
 _REFUSED = (401, 403)
 
 

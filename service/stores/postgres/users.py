@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import Any
+from uuid import UUID
 
 from service.domain.records import User
 from service.stores.encoding import user_document, user_from
@@ -99,7 +100,7 @@ async def delete_event(transaction: NamespaceTransaction, user_id: str, event_id
     user = (await lock_users(transaction, user_id)).get(user_id)
     if user is None:
         return False
-    key, id_key = user[0], event_key(event_id)
+    key, id_key = user[0], UUID(bytes=event_key(event_id))
     place = await transaction.row(_FIND_EVENT, id_key, key)
     if place is None:
         return False

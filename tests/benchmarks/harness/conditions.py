@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 import torch
@@ -28,8 +29,24 @@ def environment() -> dict[str, str]:
 @contextmanager
 def serve_data(ground: BenchmarkData, cores: Cores) -> Iterator[Server]:
     """Heed over the ground, on the core of servers."""
-    arguments = ["-m", "service.cli", "serve", "--data", str(ground.data), "--port", "0"]
-    with serving(arguments, core=cores.server, environment=environment()) as heed:
+    with serve_directory(ground.data, cores.server) as heed:
+        yield heed
+
+
+@contextmanager
+def serve_directory(
+    data: Path, core: int | frozenset[int] | None, *, store: str = ""
+) -> Iterator[Server]:
+    """Heed over a data directory, with its store there or in the database of a URL.
+
+    Args:
+        data: the directory.
+        core: which one it runs on, or which; None = any.
+        store: the URL; without one, the file in the directory.
+    """
+    arguments = ["-m", "service.cli", "serve", "--data", str(data), "--port", "0"]
+    settings = environment() | ({"HEED_STORE": store} if store else {})
+    with serving(arguments, core=core, environment=settings) as heed:
         yield heed
 
 

@@ -73,12 +73,16 @@ class Server:
     port: int
 
     def cpu_seconds(self) -> float | None:
-        """Processor time of it and of its workers so far; None where there is no /proc."""
+        """Processor time of it and of its workers so far, also of those that have ended.
+
+        None where there is no /proc.
+        """
         ticks = 0
         try:
             for pid in self.processes():
                 fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                ticks += int(fields[11]) + int(fields[12])  # utime, stime: 14 and 15 of proc(5)
+                # utime, stime, and those of children that were waited for: 14 to 17 of proc(5)
+                ticks += sum(map(int, fields[11:15]))
         except OSError:
             return None
         return ticks / os.sysconf("SC_CLK_TCK")

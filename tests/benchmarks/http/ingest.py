@@ -184,8 +184,12 @@ def measure(
 # ------------------------------------------------------------------------------ the parts
 
 
-def _send(server: Server, cores: Cores, part: Sequence[Batch]) -> float:
-    """Seconds until all batches are stored."""
+def send_batches(server: Server, part: Sequence[Batch]) -> float:
+    """Send batches, and return the seconds until all of them are stored.
+
+    Raises:
+        Unavailable: when the server did not store exactly what it was sent.
+    """
 
     async def send() -> float:
         async with connected(server.port, CONNECTIONS) as connections:
@@ -197,8 +201,12 @@ def _send(server: Server, cores: Cores, part: Sequence[Batch]) -> float:
                 )
         return load.seconds
 
+    return uvloop.run(send())
+
+
+def _send(server: Server, cores: Cores, part: Sequence[Batch]) -> float:
     with pinned(cores.client):
-        return uvloop.run(send())
+        return send_batches(server, part)
 
 
 def _database(path: Path) -> apsw.Connection:

@@ -15,7 +15,8 @@ from tests.benchmarks.harness.closed_loop import Load
 from tests.benchmarks.harness.http_client import Response
 from tests.benchmarks.harness.processes import Server
 from tests.benchmarks.http import workers as several
-from tests.benchmarks.http.workers import Case, Round, Setup, setups
+from tests.benchmarks.http.rounds import Case, Round
+from tests.benchmarks.http.workers import Setup, setups
 from tests.benchmarks.workload.data import prepare_data
 
 

@@ -139,6 +139,15 @@ def describe_data(target: Path, source: str) -> BenchmarkData:
     return asyncio.run(look())
 
 
+def count_stored(ground: BenchmarkData) -> int:
+    """Count the events in the store of a data directory, one by one."""
+    store = SQLiteStore(ground.data / STORE_FILE)
+    try:
+        return sum(len(columns) for columns in store.scan())
+    finally:
+        asyncio.run(store.close())
+
+
 def random_model(items: int, *, content: int = 256, seed: int = 0, **shape: Any) -> Recommender:
     """A recommender of the shape that training gives, without any training.
 

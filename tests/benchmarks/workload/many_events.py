@@ -27,10 +27,10 @@ _SYLLABLES = ("ba", "co", "di", "fu", "ga", "lo", "mi", "ne", "po", "ru", "sa", 
 _WORDS = 20_000  # of the vocabulary that titles and descriptions are drawn from
 _PART = 10_000  # items that are stored at once
 _TICK_USERS = 100  # users of one version of the store, as after an import of many batches
-_SECONDS = 365 * 86_400
-_START = 1_700_000_000_000_000  # microseconds UTC, in November 2023
-_TYPES = ("view", "like", "purchase", "dislike")
-_TYPE_SHARES = (0.8, 0.12, 0.07, 0.01)
+SECONDS = 365 * 86_400
+FIRST_TIME = 1_700_000_000_000_000  # microseconds UTC, in November 2023
+TYPES = ("view", "like", "purchase", "dislike")
+TYPE_SHARES = (0.8, 0.12, 0.07, 0.01)
 
 
 def generate(
@@ -54,13 +54,13 @@ def generate(
     Registry(target / MODELS_FOLDER).publish(trained.to_files(), {"metrics": {}})
 
 
-async def _store_items(target: Path, count: int, seed: int) -> None:
+def generate_items(count: int, seed: int) -> Iterator[Item]:
+    """Yield so many items `item-0`, `item-1`, … with texts and attributes."""
     rng = random.Random(seed)
     words = ["".join(rng.choices(_SYLLABLES, k=3)) for _ in range(_WORDS)]
-
-    def item(number: int) -> Item:
+    for number in range(count):
         drawn = [words[int(_WORDS * rng.random() ** 2)] for _ in range(23)]
-        return Item(
+        yield Item(
             f"item-{number}",
             title=" ".join(drawn[:3]),
             description=" ".join(drawn[3:]),
@@ -72,9 +72,19 @@ async def _store_items(target: Path, count: int, seed: int) -> None:
             },
         )
 
+
+def user_lengths(count: int, users: int, seed: int) -> list[int]:
+    """Return the number of events of each user; the numbers sum to `count`."""
+    shares = np.random.default_rng(seed).lognormal(0, 1.2, users)
+    ends = np.round(np.cumsum(shares / shares.sum()) * count).astype(np.int64)
+    ends[-1] = count
+    return [int(length) for length in np.diff(ends, prepend=0)]
+
+
+async def _store_items(target: Path, count: int, seed: int) -> None:
     store = SQLiteStore(target / STORE_FILE)
     try:
-        catalogue = map(item, range(count))
+        catalogue = generate_items(count, seed)
         while part := list(islice(catalogue, _PART)):
             await store.put_items(part)
     finally:
@@ -89,8 +99,8 @@ def _write_events(target: Path, count: int, items: int, users: int, seed: int) -
         connection.execute("BEGIN IMMEDIATE")
         execute, executemany = connection.execute, connection.executemany
         tick = execute("UPDATE state SET clock = clock + 1 RETURNING clock").get
-        executemany("INSERT INTO types VALUES (?, ?)", enumerate(_TYPES, 1))
-        lengths = _user_lengths(count, users, seed)
+        executemany("INSERT INTO types VALUES (?, ?)", enumerate(TYPES, 1))
+        lengths = user_lengths(count, users, seed)
         executemany(
             "INSERT INTO users VALUES (?, ?, ?, ?, ?, NULL)",
             (
@@ -113,21 +123,13 @@ def _write_events(target: Path, count: int, items: int, users: int, seed: int) -
         connection.close()
 
 
-def _user_lengths(count: int, users: int, seed: int) -> list[int]:
-    """Return the number of events of each user; the numbers sum to `count`."""
-    shares = np.random.default_rng(seed).lognormal(0, 1.2, users)
-    ends = np.round(np.cumsum(shares / shares.sum()) * count).astype(np.int64)
-    ends[-1] = count
-    return [int(length) for length in np.diff(ends, prepend=0)]
-
-
 def _event_rows(lengths: list[int], item_nos: Any, seed: int) -> Iterator[tuple[Any, ...]]:
     rng = np.random.default_rng(seed)
     number = 0
     for user_no, length in enumerate(lengths, 1):
-        times = np.sort(rng.integers(0, _SECONDS, length)) * 1_000_000 + _START
+        times = np.sort(rng.integers(0, SECONDS, length)) * 1_000_000 + FIRST_TIME
         rows = item_nos[(len(item_nos) * rng.random(length) ** 3).astype(np.int64)]
-        kinds = rng.choice(len(_TYPES), length, p=_TYPE_SHARES) + 1
+        kinds = rng.choice(len(TYPES), length, p=TYPE_SHARES) + 1
         columns = zip(times.tolist(), rows.tolist(), kinds.tolist(), strict=True)
         for seq, (time, item_no, type_no) in enumerate(columns, 1):
             number += 1

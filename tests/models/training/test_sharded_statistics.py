@@ -119,8 +119,8 @@ def statistics(shards: LogShards) -> dict[str, tuple[Any, Any]]:
 
 def in_many_chunks(shards: LogShards) -> dict[str, tuple[Any, Any]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models.recommender.cooccurrence, "CHUNK", 500)
-        patch.setattr(models.recommender.recent_popularity, "_BLOCK", 50)
+        patch.setattr(models.recommender.cooccurrence, "CHUNK", 4_000)
+        patch.setattr(models.recommender.recent_popularity, "_BLOCK", 200)
         return statistics(shards)
 
 

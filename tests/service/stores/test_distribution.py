@@ -54,7 +54,7 @@ def test_hashes_are_those_of_the_server(url: str) -> None:
             (ids,),
         ).fetchall()
     assert [hash_bigint(number) for number in numbers] == [hashed for (hashed,) in of_numbers]
-    assert [hash_uuid(each) for each in ids] == [hashed for (hashed,) in of_ids]
+    assert [hash_uuid(each.bytes) for each in ids] == [hashed for (hashed,) in of_ids]
 
 
 def test_a_batch_of_many_is_on_all_workers() -> None:

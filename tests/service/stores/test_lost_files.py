@@ -16,6 +16,7 @@ import pytest
 from service.domain.errors import Corrupt
 from service.domain.records import Event
 from service.stores.sqlite.database_file import DatabaseFile, checksum_vfs
+from service.stores.sqlite.integrity.store_guard import StoreGuard
 from service.stores.sqlite.store import SQLiteStore
 
 pytestmark = pytest.mark.anyio
@@ -86,6 +87,44 @@ async def test_other_processes_may_reset_the_log(path: Path) -> None:
         assert Path(f"{path}-wal").stat().st_size == 0
     other.close()
     assert await store.problem() is None
+    await store.close()
+
+
+class Busy:
+    """A connection while another process commits: the length of the log is refused at first."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._connection, self.refused = connection, 0
+
+    def wal_checkpoint(self, *, mode: int) -> tuple[int, int]:
+        """Refuse, as SQLite does without a call of the busy handler, and answer the fourth time."""
+        if self.refused < 3:
+            self.refused += 1
+            raise apsw.BusyError("database is locked")
+        return self._connection.wal_checkpoint(mode=mode)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+async def test_a_busy_log_is_no_damage_and_no_error(path: Path) -> None:
+    """Where another process commits, the log is looked at again, and damage is found all the same.
+
+    The log seems too short, as it does where another process has reset it.
+    """
+    store = SQLiteStore(path)
+    await store.append([Event("u", "i")])
+    guard, connection = StoreGuard(path), apsw.Connection(str(path), vfs=checksum_vfs())
+    assert connection.execute("SELECT events FROM state").get == 1
+    busy: Any = Busy(connection)
+    guard.confirm(busy, 0, log_pages=1_000)
+    assert busy.refused == 3
+    empty_log(path)
+    busy.refused = 0
+    with pytest.raises(Corrupt, match="shortened"):
+        guard.confirm(busy, 0, log_pages=1_000)
+    guard.close()
+    connection.close()
     await store.close()
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from service.domain.records import DISLIKE
-from service.stores.event_identity import event_key, user_key
+from service.stores.event_identity import event_key, spelled_id, user_key
+from service.stores.postgres.database.arrays import bigints, doubles, integers, uuids
 from service.stores.postgres.database.transaction import NamespaceTransaction, Rows
 from service.stores.postgres.events.appending import (
     ADD_IDS,
@@ -52,12 +53,13 @@ _DELETE_CLAIMS = "DELETE FROM heed.claims WHERE namespace_no = %s AND user_key =
 _DELETE_REPLACED = """\
 DELETE FROM heed.replaced_profiles WHERE namespace_no = %s AND user_key = ANY(%b::bigint[])"""
 _HOLDERS = """\
-SELECT DISTINCT user_key FROM heed.event_ids WHERE namespace_no = %s AND event_key = ANY(%b)"""
+SELECT DISTINCT user_key FROM heed.event_ids
+ WHERE namespace_no = %s AND event_key = ANY(%s::uuid[])"""
 _ADD_EVENTS = """\
 INSERT INTO heed.events (namespace_no, user_key, timestamp, seq, item_no, type_no, weight,
                          event_key, event_id, import_no)
-SELECT %s, * FROM unnest(%b::bigint[], %b::bigint[], %b::integer[], %b::integer[], %b::integer[],
-                         %b::double precision[], %b::uuid[], %b::text[], %b::integer[])"""
+SELECT %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::integer[], %s::integer[],
+                         %s::double precision[], %s::uuid[], %b::text[], %b::integer[])"""
 _ADD_CLAIMS = """\
 INSERT INTO heed.claims (namespace_no, user_key, import_no, first_seq, last_seq)
 SELECT %s, * FROM unnest(%b::bigint[], %b::integer[], %b::integer[], %b::integer[])"""
@@ -112,7 +114,7 @@ class PostgresUserWrites:
         known = [row for row in found if row[0] in keys]
         gone = [row for row in found if row[0] not in keys and row[1] in without]
         if evict:
-            ids = [event_key(event.event_id) for user in users for event in user.events]
+            ids = uuids(event_key(event.event_id) for user in users for event in user.events)
             holders = [key for (key,) in await transaction.rows(_HOLDERS, ids) if key not in keys]
             held = await transaction.rows_of_each(_FIND, sorted(holders))
             gone += [row for row in held if row not in gone]
@@ -189,7 +191,7 @@ class PostgresUserWrites:
         for key, user in users.items():
             for time, seq, item_id, type_, weight, event_id, digest, import_no in user.events:
                 item_no, id_key = items[item_id], event_key(event_id)
-                given = None if str(id_key) == event_id else event_id
+                given = spelled_id(event_id, id_key)
                 tally.add(item_no, type_ == DISLIKE)
                 rows.append(
                     (key, time, seq, item_no, types[type_], weight, id_key, given, import_no)
@@ -197,10 +199,22 @@ class PostgresUserWrites:
                 ids.append((id_key, key, time, seq, digest))
         tally.bytes += EVENT_BYTES * len(rows)
         rows.sort()  # rows that are adjacent in an index are written together
-        ids.sort(key=lambda row: row[0].int)
+        ids.sort()
         for start in range(0, len(rows), _ROWS):
-            await transaction.execute(_ADD_EVENTS, *_columns(rows[start : start + _ROWS]))
-            await transaction.execute(ADD_IDS, *_columns(ids[start : start + _ROWS]))
+            keys, times, seqs, item_nos, type_nos, weights, id_keys, given_ids, imports = _columns(
+                rows[start : start + _ROWS]
+            )
+            await transaction.execute(
+                _ADD_EVENTS,
+                *(bigints(keys), bigints(times), integers(seqs), integers(item_nos)),
+                *(integers(type_nos), doubles(weights), uuids(id_keys), given_ids, imports),
+            )
+            id_keys, keys, times, seqs, digests = _columns(ids[start : start + _ROWS])
+            await transaction.execute(
+                ADD_IDS,
+                *(uuids(id_keys), bigints(keys), bigints(times), integers(seqs)),
+                bigints(digests),
+            )
 
 
 def _columns(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[Any]]:

@@ -1,21 +1,31 @@
 """Appending of events to a PostgreSQL store: one transaction a batch.
 
 Rows of users are locked first, in the order of their keys, then those of event ids: transactions
-that take locks in one order do not wait for one another in a circle.
+that take locks in one order do not wait for one another in a circle. Whoever appends to the same
+users waits until the commit, so that all columns but the seqs are encoded before.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
 
 from service.domain.errors import Conflict
 from service.domain.records import DISLIKE, Event
 from service.stores.base import AppendResult
 from service.stores.encoding import EventIds, vector_bytes
-from service.stores.event_identity import FreshEvent, event_key, find_fresh, user_key
+from service.stores.event_identity import (
+    FreshEvent,
+    event_key,
+    find_fresh,
+    spelled_id,
+    user_key,
+)
+from service.stores.postgres.database.arrays import bigints, doubles, integers, uuids
 from service.stores.postgres.database.transaction import Changed, NamespaceTransaction, Rows
 from service.stores.postgres.events.names import InternedNames
 from service.stores.postgres.events.tallies import (
@@ -28,7 +38,7 @@ from service.stores.postgres.imports.claims import add_claims
 
 _FIND_IDS = """\
 SELECT event_key, digest, timestamp, user_key, seq FROM heed.event_ids
- WHERE namespace_no = %s AND event_key = ANY(%s)"""
+ WHERE namespace_no = %s AND event_key = ANY(%s::uuid[])"""
 _FIND_USERS = """\
 SELECT user_key, next_seq FROM heed.users
  WHERE namespace_no = %s AND user_key = ANY(%s::bigint[])"""
@@ -38,7 +48,7 @@ _PUT_USERS = """\
 INSERT INTO heed.users AS known (namespace_no, user_key, user_no, user_id, version, generation,
                                  next_seq, has_vectors)
 SELECT %s, user_key, user_no, user_id, %s, %s, 1 + events, has_vectors
-  FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::integer[], %s::boolean[])
+  FROM unnest(%s::bigint[], %s::bigint[], %b::text[], %s::integer[], %b::boolean[])
        AS new (user_key, user_no, user_id, events, has_vectors)
 ON CONFLICT (namespace_no, user_key) DO UPDATE
    SET version = greatest(known.version + 1, excluded.version),
@@ -49,10 +59,10 @@ _ADD_EVENTS = """\
 INSERT INTO heed.events (namespace_no, import_no, user_key, timestamp, seq, item_no, type_no,
                          weight, event_key, event_id)
 SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::integer[],
-                             %s::integer[], %s::double precision[], %s::uuid[], %s::text[])"""
+                             %s::integer[], %s::double precision[], %s::uuid[], %b::text[])"""
 ADD_IDS = """\
 INSERT INTO heed.event_ids (namespace_no, event_key, user_key, timestamp, seq, digest)
-SELECT %s, * FROM unnest(%b::uuid[], %b::bigint[], %b::bigint[], %b::integer[], %b::bigint[])"""
+SELECT %s, * FROM unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::integer[], %s::bigint[])"""
 ADD_VECTORS = """\
 INSERT INTO heed.vectors (namespace_no, user_key, seq, key, value)
 SELECT %s, * FROM unnest(%b::bigint[], %b::integer[], %b::bytea[], %b::bytea[])"""
@@ -71,19 +81,18 @@ class Appending:
         await self._items.learn({event.item_id for event in events})
         await self._types.learn({event.type for event in events})
 
-    def keys(self, events: Sequence[Event], now: int) -> list[UUID]:
+    def keys(self, events: Sequence[Event], now: int) -> list[bytes]:
         """Return the key of each event's id; of an event without one, a new one."""
         own = self._event_ids.take(sum(event.event_id is None for event in events), now)
         return [
-            UUID(next(own)) if event.event_id is None else event_key(event.event_id)
-            for event in events
+            event_key(next(own) if event.event_id is None else event.event_id) for event in events
         ]
 
     async def append(
         self,
         transaction: NamespaceTransaction,
         events: Sequence[Event],
-        event_keys: Sequence[UUID],
+        event_keys: Sequence[bytes],
         now: int,
         import_no: int | None,
     ) -> AppendResult:
@@ -92,48 +101,26 @@ class Appending:
         types = self._types.numbers(transaction, {event.type for event in events})
         named = list(zip(events, event_keys, strict=True))
         keys = {id_: key for event, key in named if (id_ := event.event_id) is not None}
-        own_keys = (key for event, key in named if event.event_id is None)
-        stored = await transaction.rows(_FIND_IDS, list(keys.values())) if keys else []
-        names = {key: event_id for event_id, key in keys.items()}
-        known = {names[key]: (digest, timestamp) for key, digest, timestamp, _, _ in stored}
+        stored = await transaction.rows(_FIND_IDS, uuids(keys.values())) if keys else []
+        names = {key: event_id for event_id, key in keys.items()} if stored else {}
+        known = {names[key.bytes]: (digest, timestamp) for key, digest, timestamp, _, _ in stored}
         fresh = find_fresh(events, now, known)
         if stored and transaction.is_distributed:
             await _check_seen(transaction, [(row[3], row[4]) for row in stored])
         await add_claims(transaction, import_no, [(row[3], row[2], row[4]) for row in stored])
         if not fresh:
             return AppendResult(0, len(events))
-        users, created = await _put_users(transaction, fresh)
-        tally = Tally(users=created, bytes=USER_BYTES * created)
-        rows: list[tuple[Any, ...]] = []
-        vectors: list[tuple[Any, ...]] = []
-        for event, timestamp, digest in fresh:
-            user = users[event.user_id]
-            key, seq = user
-            user[1] += 1
-            item_no, type_no = items[event.item_id], types[event.type]
-            tally.add(item_no, event.type == DISLIKE)
-            if event.event_id is None:
-                id_key, event_id = next(own_keys), None  # it is always fresh
-            else:
-                id_key = keys[event.event_id]
-                event_id = None if str(id_key) == event.event_id else event.event_id
-            place = (key, timestamp, seq)
-            rows.append((*place, item_no, type_no, event.weight, id_key, event_id, digest))
-            if event.key is not None or event.value is not None:
-                blobs = _blob(event.key), _blob(event.value)
-                vectors.append((key, seq, *blobs))
-                tally.bytes += sum(len(blob) for blob in blobs if blob is not None)
-        tally.bytes += EVENT_BYTES * len(rows)
-        rows.sort()  # rows that are adjacent in an index are written together
-        *columns, digests = map(list, zip(*rows, strict=True))
-        await transaction.execute(_ADD_EVENTS, import_no, *columns)
-        user_keys, timestamps, seqs, _, _, _, id_keys, _ = columns
-        ids = sorted(zip(id_keys, user_keys, timestamps, seqs, digests, strict=True))
-        await transaction.execute(ADD_IDS, *map(list, zip(*ids, strict=True)))
-        if vectors:
-            await transaction.execute(ADD_VECTORS, *map(list, zip(*vectors, strict=True)))
-        await add_tallies(transaction, rows[0][0], tally)
-        return AppendResult(len(rows), len(events) - len(rows))
+        own = (key for event, key in named if event.event_id is None)  # which are always fresh
+        id_keys = [
+            next(own) if event.event_id is None else keys[event.event_id] for event, _, _ in fresh
+        ]
+        rows = _EventRows(fresh, items, types, id_keys)
+        users, created = await put_users(transaction, rows.counts, rows.with_vectors)
+        await rows.insert(transaction, users, import_no)
+        rows.tally.users += created
+        rows.tally.bytes += USER_BYTES * created
+        await add_tallies(transaction, rows.any_user, rows.tally)
+        return AppendResult(len(fresh), len(events) - len(fresh))
 
 
 async def _check_seen(transaction: NamespaceTransaction, places: Sequence[tuple[int, int]]) -> None:
@@ -143,24 +130,88 @@ async def _check_seen(transaction: NamespaceTransaction, places: Sequence[tuple[
     of the next answer.
     """
     keys = sorted({key for key, _ in places})
-    next_seqs: dict[int, int] = dict(await transaction.rows(_FIND_USERS, keys))
+    next_seqs: dict[int, int] = dict(await transaction.rows(_FIND_USERS, bigints(keys)))
     if any(next_seqs.get(key, 0) <= seq for key, seq in places):
         raise Changed
 
 
-async def _put_users(
-    transaction: NamespaceTransaction, fresh: Sequence[FreshEvent]
-) -> tuple[dict[str, list[int]], int]:
-    """Lock the users of events, create unknown ones, and move their versions and seqs on.
+class _EventRows:
+    """Rows of new events, encoded but for their seqs, which the rows of their users give.
 
-    Returns:
-        `[user_key, first seq]` of each user, and the number of users that were created.
+    Rows that are adjacent in an index are written together: events by user and time, ids by
+    themselves.
     """
-    counts = Counter(event.user_id for event, _, _ in fresh)
-    with_vectors = {
-        event.user_id for event, _, _ in fresh if event.key is not None or event.value is not None
-    }
-    return await put_users(transaction, counts, with_vectors)
+
+    def __init__(
+        self,
+        fresh: Sequence[FreshEvent],
+        items: Mapping[str, int],
+        types: Mapping[str, int],
+        id_keys: Sequence[bytes],
+    ) -> None:
+        events = [event for event, _, _ in fresh]
+        self._events = events
+        self._users = [event.user_id for event in events]
+        self.counts = Counter(self._users)
+        self._behind = _ranks(self._users)
+        keys = {user_id: user_key(user_id) for user_id in self.counts}
+        user_keys = np.array([keys[user_id] for user_id in self._users], np.int64)
+        timestamps = np.array([timestamp for _, timestamp, _ in fresh], np.int64)
+        item_nos = [items[event.item_id] for event in events]
+        ids = np.frombuffer(b"".join(id_keys), "V16")
+        order = self._order = np.lexsort((timestamps, user_keys))  # equal ones as they arrived
+        places = order.tolist()
+        self._before_seqs = bigints(user_keys[order]), bigints(timestamps[order])
+        self._after_seqs = (
+            integers([item_nos[place] for place in places]),
+            integers([types[events[place].type] for place in places]),
+            doubles([events[place].weight for place in places]),
+            uuids(ids[order]),
+            [spelled_id(events[place].event_id, id_keys[place]) for place in places],
+        )
+        low, high = ids.view(">u8").reshape(-1, 2).T[::-1]
+        self._id_order = by_id = np.lexsort((low, high))
+        self._id_columns = uuids(ids[by_id]), bigints(user_keys[by_id]), bigints(timestamps[by_id])
+        self._digests = bigints(np.array([digest for _, _, digest in fresh], np.int64)[by_id])
+        self.any_user = int(user_keys[0])
+        self.with_vectors = {event.user_id for event in events if _has_vectors(event)}
+        self.tally = Tally(bytes=EVENT_BYTES * len(events))
+        for item_no, event in zip(item_nos, events, strict=True):
+            self.tally.add(item_no, event.type == DISLIKE)
+
+    async def insert(
+        self,
+        transaction: NamespaceTransaction,
+        users: Mapping[str, Sequence[int]],
+        import_no: int | None,
+    ) -> None:
+        """Insert the rows.
+
+        Args:
+            transaction: holds the locks of the users.
+            users: key and first seq of each user.
+            import_no: that the events go with.
+        """
+        seqs = self._behind + np.array([users[user_id][1] for user_id in self._users], np.int64)
+        await transaction.execute(
+            _ADD_EVENTS,
+            import_no,
+            *self._before_seqs,
+            integers(seqs[self._order]),
+            *self._after_seqs,
+        )
+        await transaction.execute(
+            ADD_IDS, *self._id_columns, integers(seqs[self._id_order]), self._digests
+        )
+        if not self.with_vectors:
+            return
+        vectors = [
+            (users[event.user_id][0], seq, _blob(event.key), _blob(event.value))
+            for event, seq in zip(self._events, seqs.tolist(), strict=True)
+            if _has_vectors(event)
+        ]
+        await transaction.execute(ADD_VECTORS, *map(list, zip(*vectors, strict=True)))
+        self.tally.bytes += sum(len(blob or b"") for row in vectors for blob in row[2:])
 
 
 async def put_users(
@@ -179,7 +230,7 @@ async def put_users(
         by_id = {user_key(user_id): user_id for user_id in reversed(counts)}
         raise same_key(*next((a, b) for key, a in by_key.items() if (b := by_id[key]) != a))
     ordered = sorted(by_key)
-    found = {key for key, _ in await transaction.rows(_FIND_USERS, ordered)}
+    found = {key for key, _ in await transaction.rows(_FIND_USERS, bigints(ordered))}
     numbers: dict[int, int] = dict.fromkeys(ordered, 0)
     new = [key for key in ordered if key not in found]
     if new:
@@ -189,10 +240,10 @@ async def put_users(
         _PUT_USERS,
         transaction.tick,
         transaction.tick,
-        ordered,
-        list(numbers.values()),
+        bigints(ordered),
+        bigints(list(numbers.values())),
         ids,
-        [counts[user_id] for user_id in ids],
+        integers([counts[user_id] for user_id in ids]),
         [user_id in with_vectors for user_id in ids],
     )
     users: dict[str, list[int]] = {}
@@ -225,3 +276,18 @@ def same_key(first: str, second: str) -> Conflict:
 
 def _blob(vector: Any) -> bytes | None:
     return None if vector is None else vector_bytes(vector)
+
+
+def _has_vectors(event: Event) -> bool:
+    return event.key is not None or event.value is not None
+
+
+def _ranks(names: Iterable[str]) -> NDArray[np.int64]:
+    """Return of each name how many equal ones come before it."""
+    seen: dict[str, int] = {}
+    ranks = []
+    for name in names:
+        rank = seen.get(name, 0)
+        seen[name] = rank + 1
+        ranks.append(rank)
+    return np.array(ranks, np.int64)

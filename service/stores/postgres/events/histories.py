@@ -29,22 +29,22 @@ _PACKED = np.dtype(
         ("weight", ">f8"),
     ]
 )
+_CHANGED = """\
+SELECT * FROM heed.changed_history(%(no)s::integer, %(key)s::bigint, %(id)s, %(version)s::bigint,
+                                   %(generation)s::bigint, %(seq)s::integer)"""
 # At most so many events came after a seq. Searched from the newest on, they are mostly found at
 # once; only an event with an older timestamp lies further back.
-_HISTORY = """\
+_AFTER = """\
 SELECT version, generation, has_vectors, profile, packed
   FROM heed.users LEFT JOIN LATERAL (
     SELECT string_agg(int8send(timestamp) || int4send(seq) || int4send(item_no)
                       || int4send(type_no) || float8send(weight), ''::bytea) AS packed
       FROM (
         SELECT timestamp, seq, item_no, type_no, weight FROM heed.events
-         WHERE namespace_no = %(no)s AND user_key = %(key)s
-           AND seq > CASE WHEN users.generation = %(generation)s THEN %(seq)s ELSE 0 END
-         ORDER BY timestamp DESC, seq DESC
-         LIMIT greatest(0, users.next_seq - 1
-               - CASE WHEN users.generation = %(generation)s THEN %(seq)s ELSE 0 END)
+         WHERE namespace_no = %(no)s AND user_key = %(key)s AND seq > %(seq)s
+         ORDER BY timestamp DESC, seq DESC LIMIT greatest(0, users.next_seq - 1 - %(seq)s)
       ) AS found
-  ) AS rows ON users.version <> %(version)s
+  ) AS rows ON true
  WHERE namespace_no = %(no)s AND user_key = %(key)s AND user_id = %(id)s"""
 _VECTORS = """\
 SELECT seq, key, value FROM heed.vectors
@@ -99,7 +99,7 @@ class Histories:
     ) -> History | None:
         """`Store.changed_history`."""
         values = {"version": version, "generation": generation, "seq": seq}
-        return await self._history(connection, _HISTORY, user_id, values)
+        return await self._history(connection, _CHANGED, user_id, values)
 
     async def _history(
         self, connection: AsyncConnection, query: str, user_id: str, values: dict[str, int]
@@ -218,8 +218,3 @@ def build_events(rows: Rows, items: Sequence[str], types: Sequence[str]) -> list
             zip(rows, items, types, strict=True)
         )
     ]
-
-
-_AFTER = _HISTORY.replace(
-    "CASE WHEN users.generation = %(generation)s THEN %(seq)s ELSE 0 END", "%(seq)s::integer"
-)

@@ -33,7 +33,7 @@ class InternedNames:
         self._connections = connections
         self._namespace_no = namespace_no
         where = f"FROM heed.{table} WHERE namespace_no = %s AND"
-        self._find = f"SELECT {name}, {number} {where} {name} = ANY(%s)".encode()
+        self._find = f"SELECT {name}, {number} {where} {name} = ANY(%b::text[])".encode()
         self._spell = f"SELECT {number}, {name} {where} {number} = ANY(%s::integer[])".encode()
         sequence = f"heed.{table.removesuffix('s')}_numbers"
         self._add = (

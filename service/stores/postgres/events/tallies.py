@@ -6,7 +6,6 @@ and `fold` replaces them by sums.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from psycopg import AsyncConnection
 
 from service.domain.records import DISLIKE
+from service.stores.postgres.database.arrays import bigints, integers
 from service.stores.postgres.database.transaction import NamespaceTransaction
 from service.stores.quota import StoreUsage
 
@@ -68,7 +68,7 @@ async def add_tallies(transaction: NamespaceTransaction, user_key: int, tally: T
     if tally.users or tally.bytes:
         rows.append((tally.users, tally.bytes, NO_ITEM, 0, 0))
     if rows:
-        await transaction.execute(_ADD, user_key, *map(list, zip(*rows, strict=True)))
+        await _add(transaction, user_key, np.array(rows, np.int64))
 
 
 async def dislike_number(transaction: NamespaceTransaction) -> int | None:
@@ -114,9 +114,15 @@ async def fold(transaction: NamespaceTransaction) -> None:
     sums = np.zeros((len(item_nos), 4), np.int64)
     np.add.at(sums, codes, numbers[:, 1:])
     kept = np.flatnonzero(np.any(sums != 0, axis=1))
-    users, events, dislikes, own = sums[kept].T.tolist()
-    columns: Sequence[list[int]] = (users, own, item_nos[kept].tolist(), events, dislikes)
-    await transaction.execute(_ADD, 0, *columns)
+    users, events, dislikes, own = sums[kept].T
+    await _add(transaction, 0, np.stack((users, own, item_nos[kept], events, dislikes), axis=1))
+
+
+async def _add(transaction: NamespaceTransaction, user_key: int, rows: NDArray[np.int64]) -> None:
+    """Insert rows [n, 5]: users, bytes, item_no, events and dislikes."""
+    users, own, item_nos, events, dislikes = rows.T
+    columns = (bigints(users), bigints(own), integers(item_nos), bigints(events))
+    await transaction.execute(_ADD, user_key, *columns, bigints(dislikes))
 
 
 async def _sums(connection: AsyncConnection, namespace_no: int) -> tuple[int, ...]:

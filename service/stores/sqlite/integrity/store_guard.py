@@ -8,6 +8,7 @@ before the commit is acknowledged: some microseconds.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import apsw
@@ -18,6 +19,7 @@ from service.stores.sqlite.integrity.high_water_mark import HighWaterMark, MarkS
 CHECK = "run `heed check`"
 _LOG_HEADER, _FRAME_HEADER = 32, 24  # bytes of the write-ahead log besides its pages
 _ATTEMPTS = 3  # to tell a log that was cut from one that another process has just reset
+_BUSY_ATTEMPTS, _BUSY_PAUSE = 200, 0.005  # to read its length while others commit; seconds
 _NO_CHECKPOINT = -1  # SQLITE_CHECKPOINT_NOOP: reports the length of the log, and changes nothing
 
 
@@ -131,16 +133,30 @@ class StoreGuard:
 
     def _is_log_cut(self, connection: apsw.Connection, page: int) -> bool:
         for _ in range(_ATTEMPTS):
-            frames, _ = connection.wal_checkpoint(mode=_NO_CHECKPOINT)
+            frames = _log_frames(connection)
             try:
                 size = self._log.stat().st_size
             except FileNotFoundError:
                 return True
             if size >= _LOG_HEADER + frames * page or frames == 0:
                 return False
-            if connection.wal_checkpoint(mode=_NO_CHECKPOINT)[0] == frames:
+            if _log_frames(connection) == frames:
                 return True
         return False
+
+
+def _log_frames(connection: apsw.Connection) -> int:
+    """Return the number of pages in the log.
+
+    Another process that is in the middle of a commit makes SQLite refuse at once, without a call of
+    the busy handler, so that is tried again.
+    """
+    for _ in range(_BUSY_ATTEMPTS):
+        try:
+            return connection.wal_checkpoint(mode=_NO_CHECKPOINT)[0]
+        except apsw.BusyError:
+            time.sleep(_BUSY_PAUSE)
+    return connection.wal_checkpoint(mode=_NO_CHECKPOINT)[0]
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -11,7 +11,6 @@ import struct
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from uuid import UUID
 
 from service.stores.event_identity import user_key
 
@@ -47,7 +46,7 @@ class Placement:
         """All workers that have rows."""
         return frozenset((*self.users.workers, *self.ids.workers))
 
-    def workers(self, users: Collection[str], ids: Collection[UUID] = ()) -> frozenset[int]:
+    def workers(self, users: Collection[str], ids: Collection[bytes] = ()) -> frozenset[int]:
         """Return the workers that have users, by their ids, and events' ids, by their keys."""
         if len(users) + len(ids) > MANY:
             return self.everywhere
@@ -70,9 +69,9 @@ def hash_bigint(value: int) -> int:
     return _hash([low ^ (high if value >= 0 else high ^ _MASK)])
 
 
-def hash_uuid(value: UUID) -> int:
-    """Return PostgreSQL's `uuid_hash`: a signed 32-bit hash."""
-    return _hash(list(struct.unpack("<4I", value.bytes)))
+def hash_uuid(value: bytes) -> int:
+    """Return PostgreSQL's `uuid_hash` of 16 bytes: a signed 32-bit hash."""
+    return _hash(list(struct.unpack("<4I", value)))
 
 
 def _hash(words: list[int]) -> int:

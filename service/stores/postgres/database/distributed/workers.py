@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
-from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from service.domain.errors import StoreUnreachable
@@ -46,7 +45,7 @@ class Workers:
         """All workers."""
         return NOWHERE if self.placement is None else self.placement.everywhere
 
-    def of(self, users: Collection[str], ids: Collection[UUID] = ()) -> frozenset[int]:
+    def of(self, users: Collection[str], ids: Collection[bytes] = ()) -> frozenset[int]:
         """Return the workers that have users, by their ids, and events' ids, by their keys."""
         if self.placement is None:
             return NOWHERE
