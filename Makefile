@@ -62,7 +62,7 @@ cluster-drill: $(STAMP) ## kill each container of the cluster of docker-compose.
 	docker compose up --detach --build --wait balancer
 	$(PY) -m tests.deploy.cluster_drill $(ARGS)
 
-OF_STORES := $(addprefix tests/service/,stores/test_postgres.py stores/test_bulk_access.py stores/shared maintenance/test_copying.py)
+OF_STORES := tests/acceptance/test_state_machine.py $(addprefix tests/service/,stores/test_postgres.py stores/test_bulk_access.py stores/shared maintenance/test_copying.py)
 distributed: $(STAMP) ## test stores on a Citus cluster, then kill and freeze its workers (HEED_TEST_CITUS=postgresql://…)
 	@$(PY) -m tests.distributed --check $(ARGS)
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests/distributed $(OF_STORES)
