@@ -16,7 +16,7 @@ AUDIT := $(VENV)-audit
 PEERS := $(VENV)-peers
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz known walk faults browser prometheus postgres cluster-drill lint audit bench bench-training bench-page bench-peers lock clean
+.PHONY: help setup demo test fuzz known walk faults distributed browser prometheus postgres cluster-drill lint audit bench bench-training bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -61,6 +61,12 @@ faults: $(STAMP) ## inject faults into processes, disks and files; as root, with
 cluster-drill: $(STAMP) ## kill each container of the cluster of docker-compose.yml under load (ARGS="postgres-1 --hold 60")
 	docker compose up --detach --build --wait balancer
 	$(PY) -m tests.deploy.cluster_drill $(ARGS)
+
+OF_STORES := tests/acceptance/test_state_machine.py $(addprefix tests/service/,stores/test_postgres.py stores/test_bulk_access.py stores/shared maintenance/test_copying.py)
+distributed: $(STAMP) ## test stores on a Citus cluster, then kill and freeze its workers (HEED_TEST_CITUS=postgresql://…)
+	@$(PY) -m tests.distributed --check $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/distributed $(OF_STORES)
+	OMP_NUM_THREADS=1 $(PY) -m tests.distributed $(ARGS)
 
 # The headless shell takes half the time of Chromium for a page, but not every distribution has it.
 browser: $(STAMP) ## Chromium's headless shell, which the tests of the page drive, unless there is one or a Chromium

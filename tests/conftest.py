@@ -16,6 +16,7 @@ import pytest
 from service import cli
 from service.runtime.durable_files import locked
 from tests.support import tiny
+from tests.support.citus_databases import CitusDatabases
 from tests.support.command_line import Heed, Said
 from tests.support.heed_process import PATIENCE
 from tests.support.postgres_server import PostgresDatabases, PostgresServer
@@ -43,16 +44,18 @@ def postgres() -> Iterator[PostgresDatabases]:
     """A PostgreSQL server in which tests create databases, one of each process of the tests.
 
     HEED_TEST_POSTGRES=postgresql://… names a server that runs, in which its user may create
-    databases; they are dropped at the end.
+    databases; they are dropped at the end. HEED_TEST_CITUS=postgresql://… names the coordinator of
+    a cluster, over which Heed's tables are distributed in every database.
     """
-    named = os.environ.get("HEED_TEST_POSTGRES")
-    if named is None:
+    named, citus = (os.environ.get(f"HEED_TEST_{name}") for name in ("POSTGRES", "CITUS"))
+    prefix = f"heed_test_{uuid.uuid4().hex[:8]}_"
+    if not (named or citus):
         with PostgresServer() as server:
             yield server
-    else:
-        databases = PostgresDatabases(named, prefix=f"heed_test_{uuid.uuid4().hex[:8]}_")
-        yield databases
-        databases.drop_databases()
+        return
+    databases = CitusDatabases(citus, prefix) if citus else PostgresDatabases(named or "", prefix)
+    yield databases
+    databases.drop_databases()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from service.stores.protocols.bulk_access import (
 from service.stores.sqlite.store import SQLiteStore
 from tests.support import full_store
 from tests.support.full_store import read_all, stored_items, stored_users
-from tests.support.store_contract import IDS, NOON, Connect, _Contract, _Follower, rows, vector
+from tests.support.store_contract import IDS, NOON, Connect, LogFollower, _Contract, rows, vector
 
 NONE = Registers([], [], [], [])
 
@@ -147,7 +147,7 @@ class BulkContract(_Contract):
         self, store: Store, bulk: BulkAccess
     ) -> None:
         """A replaced user has new versions, an absent one is gone, and nobody is in the ledger."""
-        follower = _Follower(store, None)
+        follower = LogFollower(store, None)
         await bulk.put_users([user("a", "1", "2"), user("b", "3"), user("c", "4")], [], "c")
         await follower.follow()
         version = await store.version("a")

@@ -152,7 +152,7 @@ class _Contract:
         return another()
 
 
-class _Follower:
+class LogFollower:
     """Keeps the log of a store by its changes."""
 
     def __init__(self, store: Store, limit: int | None) -> None:
@@ -1333,7 +1333,7 @@ class WholeContract(_Contract):
         """Whatever happens between two readings, what a follower has is the log of the store."""
         rng = random.Random(seed)
         writer, users = another(), [f"u{n}" for n in range(6)]
-        followers = [_Follower(store, limit=None), _Follower(store, limit=3)]
+        followers = [LogFollower(store, limit=None), LogFollower(store, limit=3)]
         for step in range(60):
             event = Event(rng.choice(users), f"i{rng.randrange(9)}", timestamp=NOON - step)
             if (kind := rng.randrange(8)) == 0:
@@ -1363,7 +1363,7 @@ class WholeContract(_Contract):
     async def test_a_followed_user_is_read_from_the_last_seq_on(self, store: Store) -> None:
         """After appends, the new events alone are read; an unknown number has no user."""
         await store.append([Event("u", "i"), Event("v", "i")])
-        follower = _Follower(store, limit=None)
+        follower = LogFollower(store, limit=None)
         await follower.follow()
         await store.append([Event("u", "j", timestamp=NOON)])
         changes = await store.log_changes(follower.version, follower.known())

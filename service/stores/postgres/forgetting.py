@@ -7,21 +7,22 @@ base backups for as long as the operator keeps these.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from psycopg import AsyncConnection
 
-from service.domain.records import DISLIKE
 from service.stores.encoding import cursor_of, position_of
 from service.stores.event_identity import user_key
-from service.stores.postgres.database.transaction import NamespaceTransaction, read_horizon
+from service.stores.postgres.database.ticks.horizon import has_unseen, read_horizon
+from service.stores.postgres.database.transaction import Changed, NamespaceTransaction
 from service.stores.postgres.events.names import INTERNED, Interned
 from service.stores.postgres.events.tallies import (
     EVENT_BYTES,
     USER_BYTES,
     Tally,
     add_tallies,
+    dislike_number,
 )
 from service.stores.protocols.forgetting_ledger import ForgottenUser, user_digest
 
@@ -33,13 +34,15 @@ _ENTRIES = "SELECT digest, salt, forgotten, events FROM heed.forgotten WHERE nam
 _LOCK_USER = """\
 SELECT user_no, octet_length(profile) FROM heed.users
  WHERE namespace_no = %s AND user_key = %s AND user_id = %s FOR UPDATE"""
-_COUNT_ITEMS = """\
-SELECT item_no, count(*), count(*) FILTER (WHERE type = %(dislike)s)
-  FROM heed.events JOIN heed.types USING (namespace_no, type_no)
- WHERE namespace_no = %(no)s AND user_key = %(key)s GROUP BY item_no"""
+_COUNT_NAMES = """\
+SELECT item_no, type_no, count(*) FROM heed.events
+ WHERE namespace_no = %(no)s AND user_key = %(key)s GROUP BY item_no, type_no"""
 _DELETE_IDS = """\
-DELETE FROM heed.event_ids WHERE namespace_no = %(no)s AND event_key = ANY(ARRAY(
-  SELECT event_key FROM heed.events WHERE namespace_no = %(no)s AND user_key = %(key)s))"""
+WITH gone AS (
+  DELETE FROM heed.event_ids WHERE namespace_no = %(no)s AND event_key = ANY(ARRAY(
+    SELECT event_key FROM heed.events WHERE namespace_no = %(no)s AND user_key = %(key)s))
+  RETURNING 1)
+SELECT count(*) FROM gone"""
 _DELETE_EVENTS = """\
 WITH gone AS (DELETE FROM heed.events WHERE namespace_no = %(no)s AND user_key = %(key)s
               RETURNING 1)
@@ -58,14 +61,11 @@ VALUES (%(no)s, %(key)s, %(user_no)s, %(tick)s)""",
 )
 _NOTE = """\
 INSERT INTO heed.unused_names (namespace_no, kind, number, noted)
-SELECT DISTINCT %(no)s::integer, 'items', item_no, %(tick)s::bigint
-  FROM heed.events JOIN heed.items USING (namespace_no, item_no) WHERE {where} AND change IS NULL
-UNION
-SELECT DISTINCT %(no)s::integer, 'types', type_no, %(tick)s::bigint FROM heed.events WHERE {where}
+SELECT namespace_no, 'items', item_no, %(tick)s FROM heed.items
+ WHERE namespace_no = %(no)s AND item_no = ANY(%(items)s::integer[]) AND change IS NULL
+UNION ALL
+SELECT %(no)s, 'types', type_no, %(tick)s FROM unnest(%(types)s::integer[]) AS type_no
 ON CONFLICT (namespace_no, kind, number) DO UPDATE SET noted = excluded.noted"""
-_OF_USERS = "namespace_no = %(no)s AND user_key = ANY(%(keys)s::bigint[])"
-_OF_EVENT = """\
-namespace_no = %(no)s AND user_key = %(key)s AND timestamp = %(time)s AND seq = %(seq)s"""
 
 
 # ------------------------------------------------------------------------------ changes
@@ -79,11 +79,15 @@ async def forget(transaction: NamespaceTransaction, user_id: str, now: int) -> i
         return 0
     values = {"no": transaction.namespace_no, "key": key, "tick": transaction.tick}
     execute = transaction.connection.execute
-    await note_names_of(transaction, [key])
-    rows = await (await execute(_COUNT_ITEMS.encode(), {**values, "dislike": DISLIKE})).fetchall()
-    tally = Tally(items={item_no: [-events, -dislikes] for item_no, events, dislikes in rows})
-    await execute(_DELETE_IDS.encode(), values)
+    names = await (await execute(_COUNT_NAMES.encode(), values)).fetchall()
+    await note_names(transaction, [row[0] for row in names], [row[1] for row in names])
+    dislike, tally = await dislike_number(transaction), Tally()
+    for item_no, type_no, count_ in names:
+        tally.add(item_no, type_no == dislike, -count_)
+    ((ids,),) = await (await execute(_DELETE_IDS.encode(), values)).fetchall()
     ((events,),) = await (await execute(_DELETE_EVENTS.encode(), values)).fetchall()
+    if ids != events:
+        raise Changed  # ids of a transaction that cannot be seen everywhere yet
     ((size,),) = await (await execute(_DELETE_VECTORS.encode(), values)).fetchall()
     tally.bytes = -EVENT_BYTES * events - size
     await add_tallies(transaction, key, tally)
@@ -109,22 +113,17 @@ async def drop_user(
     await add_tallies(transaction, key, Tally(users=-1, bytes=-USER_BYTES - profile_bytes))
 
 
-async def note_names(transaction: NamespaceTransaction, key: int, timestamp: int, seq: int) -> None:
-    """Note the names that an event uses, before it is deleted."""
+async def note_names(
+    transaction: NamespaceTransaction, items: Collection[int], types: Collection[int]
+) -> None:
+    """Note the numbers of names that deleted events used."""
     values = {
         "no": transaction.namespace_no,
-        "key": key,
         "tick": transaction.tick,
-        "time": timestamp,
-        "seq": seq,
+        "items": sorted(set(items)),
+        "types": sorted(set(types)),
     }
-    await transaction.connection.execute(_NOTE.format(where=_OF_EVENT).encode(), values)
-
-
-async def note_names_of(transaction: NamespaceTransaction, keys: Sequence[int]) -> None:
-    """Note the names that events of users use, before these events are deleted."""
-    values = {"no": transaction.namespace_no, "keys": list(keys), "tick": transaction.tick}
-    await transaction.connection.execute(_NOTE.format(where=_OF_USERS).encode(), values)
+    await transaction.connection.execute(_NOTE.encode(), values)
 
 
 async def add_entries(transaction: NamespaceTransaction, entries: Sequence[ForgottenUser]) -> None:
@@ -160,14 +159,16 @@ async def has_noted_names(connection: AsyncConnection, namespace_no: int) -> boo
     return await cursor.fetchone() is not None
 
 
-async def find_unused(connection: AsyncConnection, namespace_no: int) -> tuple[int, int, Unused]:
+async def find_unused(
+    connection: AsyncConnection, namespace_no: int, is_distributed: bool
+) -> tuple[int, int, Unused]:
     """Return the noted names that no event uses.
 
     Returns:
         The tick up to which names were noted, the tick up to which no event used them, and their
         numbers.
     """
-    since = await read_horizon(connection)
+    since = await read_horizon(connection, is_distributed)
     cursor = await connection.execute(
         b"SELECT kind, number, noted FROM heed.unused_names WHERE namespace_no = %s",
         (namespace_no,),
@@ -182,8 +183,10 @@ async def find_unused(connection: AsyncConnection, namespace_no: int) -> tuple[i
 
 async def delete_names(
     transaction: NamespaceTransaction, noted: int, since: int, unused: Unused
-) -> None:
+) -> bool:
     """Delete names that no event used up to the tick `since`, and that none uses now.
+
+    Returns False, with nothing deleted, where events may be stored that cannot be seen yet.
 
     Args:
         transaction: that holds the lock of names alone, so that no event is appended meanwhile.
@@ -192,6 +195,8 @@ async def delete_names(
         unused: likewise.
     """
     connection, no = transaction.connection, transaction.namespace_no
+    if transaction.is_distributed and await has_unseen(connection, transaction.tick):
+        return False
     for table, (number, _) in INTERNED.items():
         numbers = await _without_events(connection, no, table, unused[table], since)
         extra = "AND change IS NULL AND document IS NULL" if table == "items" else ""
@@ -207,6 +212,7 @@ async def delete_names(
     await connection.execute(
         b"UPDATE heed.namespaces SET names = %s WHERE namespace_no = %s", (transaction.tick, no)
     )
+    return True
 
 
 async def _without_events(

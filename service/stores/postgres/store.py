@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 import numpy as np
 import psycopg
@@ -33,9 +33,12 @@ from service.domain.records import (
 from service.domain.scenarios import Scenario
 from service.stores.base import AppendResult, History, Store
 from service.stores.encoding import check_limit, user_document
+from service.stores.event_identity import event_key
 from service.stores.postgres import catalogue, forgetting, users
 from service.stores.postgres.bulk.postgres_bulk import PostgresBulk
 from service.stores.postgres.database.connections import LONG_TIMEOUT
+from service.stores.postgres.database.distributed.workers import NOWHERE, Workers
+from service.stores.postgres.database.faults import is_lost
 from service.stores.postgres.database.installation import open_installation
 from service.stores.postgres.database.shared import SharedDatabase, open_database
 from service.stores.postgres.database.transaction import (
@@ -71,7 +74,7 @@ from service.stores.protocols.measures import StoreMeasures
 from service.stores.quota import StoreQuota
 
 T = TypeVar("T")
-P = ParamSpec("P")
+Ts = TypeVarTuple("Ts")
 Job = Callable[[NamespaceTransaction], Awaitable[T]]
 
 UNDONE_ROWS = 20_000  # events of an import that are taken back in one transaction
@@ -118,6 +121,7 @@ class PostgresStore(Store):
             with self._connections.plain() as connection:
                 if is_new:
                     open_installation(connection)
+                self._connections.recognise(connection)
                 find = find_or_create_namespace if create else find_namespace
                 found = find(connection, namespace)
                 if found is None:
@@ -147,64 +151,84 @@ class PostgresStore(Store):
         if not events:
             return AppendResult(0, 0)
         now = time.time_ns() // 1000
+        ids = self._appending.keys(events, now)
         return await self._add(
-            lambda transaction: self._appending.append(transaction, events, now, import_id),
+            lambda each: self._appending.append(each, events, ids, now, import_id),
             lambda: self._appending.prepare(events),
+            workers=self._workers.of({event.user_id for event in events}, ids),
         )
 
     async def version(self, user_id: str) -> int:
-        return await self._ask(self._histories.version, check_id(user_id, "/user_id"))
+        return await self._ask_user(self._histories.version, user_id)
 
     async def history(self, user_id: str, *, after: int = 0) -> History:
-        check_id(user_id, "/user_id")
-        return await self._ask(self._histories.history, user_id, after)
+        return await self._ask_user(self._histories.history, user_id, after)
 
     async def changed_history(
         self, user_id: str, *, version: int, generation: int, seq: int
     ) -> History | None:
-        check_id(user_id, "/user_id")
-        return await self._ask(self._histories.changed, user_id, version, generation, seq)
+        return await self._ask_user(self._histories.changed, user_id, version, generation, seq)
 
     async def page(
         self, user_id: str, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[Event], str | None]:
         check_id(user_id, "/user_id")
-        return await self._read(self._histories.page, user_id, cursor, check_limit(limit))
+        return await self._read(
+            self._histories.page,
+            user_id,
+            cursor,
+            check_limit(limit),
+            workers=self._workers.of([user_id]),
+        )
 
     async def event_ids(
         self, user_id: str, seqs: Sequence[int], timestamps: Sequence[int]
     ) -> list[str | None]:
-        check_id(user_id, "/user_id")
-        return await self._ask(self._histories.event_ids, user_id, seqs, timestamps)
+        return await self._ask_user(self._histories.event_ids, user_id, seqs, timestamps)
 
     async def delete_event(self, user_id: str, event_id: str) -> bool:
         check_id(user_id, "/user_id")
         check_id(event_id, "/event_id")
-        return await self._write(lambda each: users.delete_event(each, user_id, event_id))
+        return await self._write(
+            lambda each: users.delete_event(each, user_id, event_id),
+            workers=self._workers.of([user_id], [event_key(event_id)]),
+        )
 
     async def forget(self, user_id: str) -> int:
         check_id(user_id, "/user_id")
         now = time.time_ns() // 1000
-        return await self._write(lambda each: forgetting.forget(each, user_id, now))
+        return await self._write(
+            lambda each: forgetting.forget(each, user_id, now), workers=self._workers.everywhere
+        )
 
     async def merge(self, user_id: str, source: str) -> int:
         check_id(user_id, "/user_id")
         if check_id(source, "/from") == user_id:
             raise Invalid("/from", "must be another user")
-        return await self._write(lambda each: users.merge(each, user_id, source))
+        return await self._write(
+            lambda each: users.merge(each, user_id, source), workers=self._workers.everywhere
+        )
 
     async def put_user(self, user: User, *, import_id: int | None = None) -> None:
         check_user(user)
         profile = user_document(user)
-        await self._add(lambda each: users.put_user(each, user.user_id, profile, import_id))
+        await self._add(
+            lambda each: users.put_user(each, user.user_id, profile, import_id),
+            workers=self._workers.of([user.user_id]),
+        )
 
     async def get_user(self, user_id: str) -> User | None:
-        return await self._ask(self._histories.user, check_id(user_id, "/user_id"))
+        return await self._ask_user(self._histories.user, user_id)
 
     async def page_users(
         self, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[User], str | None]:
-        return await self._read(self._histories.page_users, cursor, check_limit(limit))
+        return await self._read(
+            self._histories.page_users,
+            cursor,
+            check_limit(limit),
+            workers=self._workers.everywhere,
+        )
 
     # ------------------------------------------------------------------ catalogue
 
@@ -355,7 +379,8 @@ class PostgresStore(Store):
             await self._write(
                 lambda each, user_id=user_id, entry=entry: forgetting.forget_entry(  # type: ignore[misc]
                     each, user_id, entry, now
-                )
+                ),
+                workers=self._workers.everywhere,
             )
             for user_id, entry in matches
         ]
@@ -366,14 +391,20 @@ class PostgresStore(Store):
     async def clean_up(self) -> bool:
         if time.monotonic() >= self._fold_at:
             self._fold_at = time.monotonic() + FOLD_INTERVAL
-            await self._write(tallies.fold, alone=(FOLDING,))
+            await self._write(tallies.fold, alone=(FOLDING,), workers=self._workers.everywhere)
         if not await self._read(forgetting.has_noted_names, self._no):
             return False
-        noted, since, unused = await self._read(forgetting.find_unused, self._no)
-        await self._write(
-            lambda each: forgetting.delete_names(each, noted, since, unused), alone=(NAMES,)
+        noted, since, unused = await self._read(
+            forgetting.find_unused,
+            self._no,
+            self._connections.is_distributed,
+            workers=self._workers.everywhere,
         )
-        return True
+        return await self._write(
+            lambda each: forgetting.delete_names(each, noted, since, unused),
+            alone=(NAMES,),
+            workers=self._workers.everywhere,
+        )
 
     # ------------------------------------------------------------------ imports and their undoing
 
@@ -388,11 +419,15 @@ class PostgresStore(Store):
         self, import_id: int, *, progress: Callable[[int], None] | None = None
     ) -> UndoneImport:
         events = shared = 0
-        after = await self._write(lambda each: ledger.begin_undo(each, import_id))
+        everywhere = self._workers.everywhere
+        after = await self._write(
+            lambda each: ledger.begin_undo(each, import_id), workers=everywhere
+        )
         while True:
             place = after
             deleted, handed, last = await self._write(
-                lambda each, place=place: ledger.undo_events(each, import_id, place, UNDONE_ROWS)  # type: ignore[misc]
+                lambda each, place=place: ledger.undo_events(each, import_id, place, UNDONE_ROWS),  # type: ignore[misc]
+                workers=everywhere,
             )
             events, shared = events + deleted, shared + handed
             if progress is not None:
@@ -401,25 +436,27 @@ class PostgresStore(Store):
                 break
             after = last
         items, profiles, kept = await self._write(
-            lambda each: ledger.undo_documents(each, import_id), alone=(CATALOGUE,)
+            lambda each: ledger.undo_documents(each, import_id),
+            alone=(CATALOGUE,),
+            workers=everywhere,
         )
         return UndoneImport(events, items, profiles, kept, shared)
 
     # ------------------------------------------------------------------ the store itself
 
     async def clock(self) -> int:
-        async def read(connection: AsyncConnection) -> int:
-            cursor = await connection.execute(log_changes.CLOCK.encode(), {"no": self._no})
-            row = await cursor.fetchone()
-            return 0 if row is None else int(row[0])
-
-        return await self._read(read)
+        return await self._read(
+            log_changes.clock,
+            self._no,
+            self._connections.is_distributed,
+            workers=self._workers.everywhere,
+        )
 
     async def counts(self) -> dict[str, int]:
-        return await self._read(tallies.counts, self._no)
+        return await self._read(tallies.counts, self._no, workers=self._workers.everywhere)
 
     async def popularity(self) -> tuple[list[str], NDArray[np.int64]]:
-        return await self._read(tallies.popularity, self._no)
+        return await self._read(tallies.popularity, self._no, workers=self._workers.everywhere)
 
     async def log_changes(
         self, after: int, known: NDArray[np.int64], limit: int | None = None
@@ -428,7 +465,9 @@ class PostgresStore(Store):
 
         def read() -> LogChanges:
             with self._connections.snapshot() as connection:
-                return log_changes.log_changes(connection, self._no, after, known, most)
+                return log_changes.log_changes(
+                    connection, self._no, after, known, most, self._connections.is_distributed
+                )
 
         self._check_open()
         return await asyncio.to_thread(read)
@@ -446,7 +485,7 @@ class PostgresStore(Store):
             found: dict[int, str] = dict(await cursor.fetchall())
             return [found.get(number) for number in numbers]
 
-        return await self._read(read)
+        return await self._read(read, workers=self._workers.everywhere)
 
     def bulk(self) -> BulkAccess:
         names = self._items, self._types
@@ -505,11 +544,12 @@ class PostgresStore(Store):
         prepare: Callable[[], Awaitable[None]] | None = None,
         *,
         alone: tuple[int, ...] = (),
+        workers: frozenset[int] = NOWHERE,
     ) -> T:
         """Write what adds to the store, within its quota."""
         quota = self._quota
         if quota is None:
-            return await self._write(job, prepare, alone=alone)
+            return await self._write(job, prepare, alone=alone, workers=workers)
 
         async def bounded(transaction: NamespaceTransaction) -> T:
             before = await tallies.usage(transaction)
@@ -517,7 +557,8 @@ class PostgresStore(Store):
             quota.check(before, await tallies.usage(transaction))  # which rolls the job back
             return result
 
-        return await self._write(bounded, prepare, alone=tuple(sorted((*alone, QUOTA))))
+        alone = tuple(sorted((*alone, QUOTA)))
+        return await self._write(bounded, prepare, alone=alone, workers=self._workers.everywhere)
 
     async def _write(
         self,
@@ -526,45 +567,69 @@ class PostgresStore(Store):
         *,
         alone: tuple[int, ...] = (),
         patience: float = LONG_TIMEOUT,
+        workers: frozenset[int] = NOWHERE,
     ) -> T:
         self._check_open()
-        return await self._transactions.run(job, prepare=prepare, alone=alone, patience=patience)
+        return await self._transactions.run(
+            job, prepare=prepare, alone=alone, patience=patience, workers=workers
+        )
 
     async def _ask(
-        self,
-        question: Callable[Concatenate[AsyncConnection, P], Awaitable[T]],
-        *args: P.args,
-        **options: P.kwargs,
+        self, question: Callable[[AsyncConnection, Unpack[Ts]], Awaitable[T]], *args: *Ts
     ) -> T:
         """Read what a request waits for."""
-        return await self._run(lambda each: question(each, *args, **options), self._patience)
+        return await self._run(question, args, NOWHERE, self._patience)
+
+    async def _ask_user(
+        self,
+        question: Callable[[AsyncConnection, str, Unpack[Ts]], Awaitable[T]],
+        user_id: str,
+        *args: *Ts,
+    ) -> T:
+        """Read what a request waits for of one user."""
+        workers = self._workers.of([check_id(user_id, "/user_id")])
+        return await self._run(question, (user_id, *args), workers, self._patience, only_reads=True)
 
     async def _read(
         self,
-        question: Callable[Concatenate[AsyncConnection, P], Awaitable[T]],
-        *args: P.args,
-        **options: P.kwargs,
+        question: Callable[[AsyncConnection, Unpack[Ts]], Awaitable[T]],
+        *args: *Ts,
+        workers: frozenset[int] = NOWHERE,
     ) -> T:
         """Read what may take long."""
-        return await self._run(lambda each: question(each, *args, **options), LONG_TIMEOUT)
+        return await self._run(question, args, workers, LONG_TIMEOUT)
 
-    async def _run(self, question: Callable[[AsyncConnection], Awaitable[T]], patience: float) -> T:
+    async def _run(
+        self,
+        question: Callable[[AsyncConnection, Unpack[Ts]], Awaitable[T]],
+        args: tuple[*Ts],
+        workers: frozenset[int],
+        patience: float,
+        *,
+        only_reads: bool = False,
+    ) -> T:
         self._check_open()
+        lend = self._connections.connection
         try:
-            async with self._connections.connection(patience) as connection:
-                return await question(connection)
+            async with lend(patience, workers, only_reads=only_reads) as connection:
+                return await question(connection, *args)
         except StoreUnreachable as error:
-            if not isinstance(error.__cause__, psycopg.Error):
+            cause = error.__cause__
+            if not isinstance(cause, psycopg.Error) or not is_lost(cause):
                 raise
         # An idle connection may have been lost. Where a new one was, the breaker is open by now.
-        async with self._connections.connection(patience) as connection:
-            return await question(connection)
+        async with lend(patience, workers, only_reads=only_reads) as connection:
+            return await question(connection, *args)
 
     def _scan(self, answers: Callable[[Connection], Iterator[T]]) -> Iterator[T]:
         """Read all in one transaction over a connection of its own."""
         self._check_open()
         with self._connections.snapshot() as connection:
             yield from answers(connection)
+
+    @property
+    def _workers(self) -> Workers:
+        return self._connections.workers
 
     def _check_open(self) -> None:
         if self._closed:

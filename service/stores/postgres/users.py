@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 from uuid import UUID
 
-from service.domain.records import DISLIKE, User
+from service.domain.records import User
 from service.stores.encoding import user_document, user_from
 from service.stores.event_identity import event_key, user_key
 from service.stores.postgres.database.transaction import Changed, NamespaceTransaction
@@ -16,22 +16,21 @@ from service.stores.postgres.events.tallies import (
     USER_BYTES,
     Tally,
     add_tallies,
+    dislike_number,
 )
 from service.stores.postgres.forgetting import drop_user, note_names
 from service.stores.postgres.imports.replaced import keep_replaced_profile
 
-_LOCK_USERS = """\
+_LOCK_USER = """\
 SELECT user_key, user_id, user_no, next_seq, profile FROM heed.users
- WHERE namespace_no = %s AND user_key = ANY(%s::bigint[]) ORDER BY user_key FOR UPDATE"""
+ WHERE namespace_no = %s AND user_key = %s FOR UPDATE"""
 _FIND_EVENT = """\
 SELECT timestamp, seq FROM heed.event_ids
  WHERE namespace_no = %s AND event_key = %s AND user_key = %s"""
 _DELETE_EVENT = """\
 DELETE FROM heed.events
  WHERE namespace_no = %s AND user_key = %s AND timestamp = %s AND seq = %s AND event_key = %s
-RETURNING item_no, (SELECT type FROM heed.types
-                     WHERE types.namespace_no = events.namespace_no
-                       AND types.type_no = events.type_no)"""
+RETURNING item_no, type_no"""
 _DELETE_ID = "DELETE FROM heed.event_ids WHERE namespace_no = %s AND event_key = %s"
 _DELETE_VECTORS = """\
 DELETE FROM heed.vectors WHERE namespace_no = %s AND user_key = %s AND seq = %s
@@ -52,10 +51,13 @@ added AS (
          event_key, event_id FROM moved)
 SELECT count(*) FROM moved"""
 _MOVE_IDS = """\
-UPDATE heed.event_ids SET user_key = %(target)s, seq = seq + %(shift)s
- WHERE namespace_no = %(no)s AND user_key = %(source)s AND event_key = ANY(ARRAY(
-       SELECT event_key FROM heed.events
-        WHERE namespace_no = %(no)s AND user_key = %(target)s AND seq > %(shift)s))"""
+WITH moved AS (
+  UPDATE heed.event_ids SET user_key = %(target)s, seq = seq + %(shift)s
+   WHERE namespace_no = %(no)s AND user_key = %(source)s AND event_key = ANY(ARRAY(
+         SELECT event_key FROM heed.events
+          WHERE namespace_no = %(no)s AND user_key = %(target)s AND seq > %(shift)s))
+  RETURNING 1)
+SELECT count(*) FROM moved"""
 _MOVE_VECTORS = """\
 WITH moved AS (DELETE FROM heed.vectors WHERE namespace_no = %(no)s AND user_key = %(source)s
                RETURNING *)
@@ -79,9 +81,12 @@ async def lock_users(
     transaction: NamespaceTransaction, *user_ids: str
 ) -> dict[str, tuple[Any, ...]]:
     """Lock the rows of users; return the key, number, next seq and profile of those known."""
-    keys = sorted({user_key(user_id) for user_id in user_ids})
-    rows = await transaction.rows(_LOCK_USERS, keys)
-    return {row[1]: (row[0], *row[2:]) for row in rows if row[1] in user_ids}
+    locked: dict[str, tuple[Any, ...]] = {}
+    for key in sorted({user_key(user_id) for user_id in user_ids}):
+        row = await transaction.row(_LOCK_USER, key)
+        if row is not None and row[1] in user_ids:
+            locked[row[1]] = (row[0], *row[2:])
+    return locked
 
 
 async def rewrite_history(transaction: NamespaceTransaction, key: int) -> None:
@@ -99,15 +104,16 @@ async def delete_event(transaction: NamespaceTransaction, user_id: str, event_id
     place = await transaction.row(_FIND_EVENT, id_key, key)
     if place is None:
         return False
-    await note_names(transaction, key, *place)
     deleted = await transaction.row(_DELETE_EVENT, key, *place, id_key)
     if deleted is None:
         raise Changed
+    item_no, type_no = deleted
+    await note_names(transaction, [item_no], [type_no])
     await transaction.execute(_DELETE_ID, id_key)
     vectors = await transaction.row(_DELETE_VECTORS, key, place[1])
     await rewrite_history(transaction, key)
     tally = Tally(bytes=-EVENT_BYTES - (0 if vectors is None else vectors[0]))
-    tally.add(deleted[0], deleted[1] == DISLIKE, -1)
+    tally.add(item_no, type_no == await dislike_number(transaction), -1)
     await add_tallies(transaction, key, tally)
     return True
 
@@ -135,7 +141,10 @@ async def merge(transaction: NamespaceTransaction, user_id: str, source: str) ->
     }
     execute = transaction.connection.execute
     ((moved,),) = await (await execute(_MOVE_EVENTS.encode(), values)).fetchall()
-    for statement in (_MOVE_IDS, _MOVE_VECTORS, _MOVE_CLAIMS, _AFTER_MERGE):
+    ((ids,),) = await (await execute(_MOVE_IDS.encode(), values)).fetchall()
+    if ids != moved:
+        raise Changed  # ids of a transaction that cannot be seen everywhere yet
+    for statement in (_MOVE_VECTORS, _MOVE_CLAIMS, _AFTER_MERGE):
         await execute(statement.encode(), values)
     if theirs is not None:
         first, second = user_from(user_id, ours), user_from(source, theirs)

@@ -17,6 +17,9 @@ def url(postgres: PostgresDatabases) -> str:
     return postgres.create_database()
 
 
+PATIENCE = 20.0  # seconds of an answer: a busy machine is no failure
+
+
 def _own(url: str) -> str:
     """Return the URL for connections of its own, as another process would have them."""
     return f"{url}?application_name={uuid.uuid4().hex}"
@@ -31,14 +34,16 @@ class TestPostgresStore(StoreContract):
 
     @pytest.fixture
     def connect(self, url: str, namespace: str) -> Connect:
-        return lambda: PostgresStore(_own(url), namespace=namespace)
+        return lambda: PostgresStore(_own(url), namespace=namespace, patience=PATIENCE)
 
     @pytest.fixture
     async def limited(self, url: str, namespace: str) -> AsyncIterator[Limited]:
         made: list[PostgresStore] = []
 
         def connect(quota: StoreQuota) -> PostgresStore:
-            made.append(PostgresStore(_own(url), namespace=namespace, quota=quota))
+            made.append(
+                PostgresStore(_own(url), namespace=namespace, quota=quota, patience=PATIENCE)
+            )
             return made[-1]
 
         yield connect

@@ -9,7 +9,7 @@ from __future__ import annotations
 from psycopg import Connection
 
 from service.domain.errors import Conflict
-from service.stores.postgres.database.ticks import TICKS
+from service.stores.postgres.database.ticks.base import TICKS
 from service.stores.postgres.database.transaction import NamespaceTransaction
 from service.stores.protocols.bulk_access import CopyRecord
 
@@ -18,19 +18,19 @@ greatest((SELECT max(version) FROM heed.users WHERE namespace_no = %(no)s),
          (SELECT max(change) FROM heed.gone_users WHERE namespace_no = %(no)s),
          (SELECT greatest(catalogue, keys, names) FROM heed.namespaces
            WHERE namespace_no = %(no)s))"""
-_READ = f"""\
-SELECT origin, position, written, {_LAST_CHANGE} FROM heed.copies WHERE namespace_no = %(no)s"""  # noqa: S608
-_CHECK = f"""\
-SELECT written, {_LAST_CHANGE} FROM heed.copies WHERE namespace_no = %(no)s FOR UPDATE"""  # noqa: S608
+_READ = "SELECT origin, position, written FROM heed.copies WHERE namespace_no = %s"
+_LOCK = "SELECT written FROM heed.copies WHERE namespace_no = %s FOR UPDATE"
 
 
 def read(connection: Connection, namespace_no: int) -> tuple[CopyRecord, int] | None:
     """Return the record and the last number of the copy; None without a record."""
-    row = connection.execute(_READ.encode(), {"no": namespace_no}).fetchone()
-    if row is None:
+    values = {"no": namespace_no}
+    found = connection.execute(_READ.encode(), (namespace_no,)).fetchone()
+    changed = connection.execute(f"SELECT {_LAST_CHANGE}".encode(), values).fetchone()
+    if found is None or changed is None:
         return None
-    origin, position, written, changed = row
-    return CopyRecord(origin, position, changed <= written), written
+    origin, position, written = found
+    return CopyRecord(origin, position, changed[0] <= written), written
 
 
 async def begin(transaction: NamespaceTransaction, origin: str) -> int:
@@ -46,9 +46,11 @@ async def begin(transaction: NamespaceTransaction, origin: str) -> int:
 
 async def check(transaction: NamespaceTransaction, written: int) -> None:
     """Raise `Conflict` unless the last change of the store is the copy's own."""
-    cursor = await transaction.connection.execute(_CHECK.encode(), {"no": transaction.namespace_no})
-    row = await cursor.fetchone()
-    if row is None or row[0] != written or row[1] > written:
+    row = await transaction.row(_LOCK)
+    values = {"no": transaction.namespace_no}
+    cursor = await transaction.connection.execute(f"SELECT {_LAST_CHANGE}".encode(), values)
+    ((changed,),) = await cursor.fetchall()
+    if row != (written,) or changed > written:
         raise Conflict("the target was changed by something else while it was copied to")
 
 

@@ -12,6 +12,7 @@ from service.domain.errors import Conflict
 from service.stores.postgres.bulk import copy_record, item_writes, record_reads
 from service.stores.postgres.bulk.user_writes import PostgresUserWrites
 from service.stores.postgres.database.connections import Connections
+from service.stores.postgres.database.distributed.workers import NOWHERE
 from service.stores.postgres.database.transaction import (
     CATALOGUE,
     FOLDING,
@@ -50,6 +51,7 @@ class RunTransaction(Protocol):
         *,
         alone: tuple[int, ...] = (),
         patience: float = 0,
+        workers: frozenset[int] = NOWHERE,
     ) -> Awaitable[T]: ...
 
 
@@ -175,4 +177,10 @@ class PostgresBulk(BulkAccess):
             await job(transaction)
             return await copy_record.record(transaction, position)
 
-        self._written = await self._write(recorded, prepare, alone=alone, patience=_PATIENCE)
+        self._written = await self._write(
+            recorded,
+            prepare,
+            alone=alone,
+            patience=_PATIENCE,
+            workers=self._connections.workers.everywhere,
+        )

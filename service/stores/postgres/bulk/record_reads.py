@@ -31,12 +31,13 @@ SELECT user_key, user_id, next_seq FROM heed.users WHERE namespace_no = %s AND u
  ORDER BY user_id LIMIT %s"""
 _OF_USERS = "WHERE namespace_no = %s AND user_key = ANY(%s::bigint[])"
 _PROFILES = f"SELECT user_key, profile FROM heed.users {_OF_USERS} AND profile IS NOT NULL"  # noqa: S608
-_EVENTS = """\
-SELECT events.user_key, events.timestamp, events.seq, item_no, type_no, weight,
+# First the events, since a distributed database has their ids elsewhere.
+_EVENTS = f"""\
+WITH found AS MATERIALIZED (SELECT * FROM heed.events {_OF_USERS})
+SELECT found.user_key, found.timestamp, found.seq, item_no, type_no, weight,
        coalesce(event_id, event_key::text), digest, import_no
-  FROM heed.events JOIN heed.event_ids USING (namespace_no, event_key)
- WHERE namespace_no = %s AND events.user_key = ANY(%s::bigint[])
- ORDER BY events.user_key, events.timestamp, events.seq"""
+  FROM found JOIN heed.event_ids USING (namespace_no, event_key)
+ ORDER BY found.user_key, found.timestamp, found.seq"""  # noqa: S608
 _VECTORS = f"SELECT user_key, seq, key, value FROM heed.vectors {_OF_USERS} ORDER BY user_key, seq"  # noqa: S608
 _CLAIMS = f"""\
 SELECT user_key, import_no, first_seq, last_seq FROM heed.claims {_OF_USERS}

@@ -16,15 +16,21 @@ from service.stores.postgres.events.appending import (
     same_key,
 )
 from service.stores.postgres.events.names import InternedNames
-from service.stores.postgres.events.tallies import EVENT_BYTES, USER_BYTES, Tally, add_tallies
-from service.stores.postgres.forgetting import drop_user, note_names_of
+from service.stores.postgres.events.tallies import (
+    EVENT_BYTES,
+    USER_BYTES,
+    Tally,
+    add_tallies,
+    dislike_number,
+)
+from service.stores.postgres.forgetting import drop_user, note_names
 from service.stores.protocols.bulk_access import StoredUser, latest_holders
 
 _ROWS = 50_000  # in one statement, of a user with very many
 
 _FIND = """\
 SELECT user_key, user_id, user_no, octet_length(profile) FROM heed.users
- WHERE namespace_no = %s AND user_key = ANY(%b::bigint[]) ORDER BY user_key FOR UPDATE"""
+ WHERE namespace_no = %s AND user_key = %b FOR UPDATE"""
 _PUT = """\
 INSERT INTO heed.users AS known (namespace_no, version, generation, user_key, user_no, user_id,
                                  next_seq, has_vectors, profile)
@@ -49,7 +55,6 @@ DELETE FROM heed.replaced_profiles WHERE namespace_no = %s AND user_key = ANY(%b
 _HOLDERS = """\
 SELECT DISTINCT user_key FROM heed.event_ids
  WHERE namespace_no = %s AND event_key = ANY(%s::uuid[])"""
-_TYPE = "SELECT type_no FROM heed.types WHERE namespace_no = %s AND type = %s"
 _ADD_EVENTS = """\
 INSERT INTO heed.events (namespace_no, user_key, timestamp, seq, item_no, type_no, weight,
                          event_key, event_id, import_no)
@@ -101,9 +106,8 @@ class PostgresUserWrites:
         if len(keys) < len(users):
             other = next(user for user in users if keys[user_key(user.user_id)] is not user)
             raise same_key(other.user_id, keys[user_key(other.user_id)].user_id)
-        found = await transaction.rows(
-            _FIND, sorted({*keys, *(user_key(user_id) for user_id in absent)})
-        )
+        wanted = {*keys, *(user_key(user_id) for user_id in absent)}
+        found = await transaction.rows_of_each(_FIND, sorted(wanted))
         for key, user_id, _, _ in found:
             if key in keys and user_id != keys[key].user_id:
                 raise same_key(user_id, keys[key].user_id)
@@ -112,7 +116,7 @@ class PostgresUserWrites:
         if evict:
             ids = uuids(event_key(event.event_id) for user in users for event in user.events)
             holders = [key for (key,) in await transaction.rows(_HOLDERS, ids) if key not in keys]
-            held = await transaction.rows(_FIND, sorted(holders))
+            held = await transaction.rows_of_each(_FIND, sorted(holders))
             gone += [row for row in held if row not in gone]
         if known or gone:
             await self._delete_rows(transaction, [row[0] for row in (*known, *gone)])
@@ -123,12 +127,12 @@ class PostgresUserWrites:
 
     async def _delete_rows(self, transaction: NamespaceTransaction, keys: list[int]) -> None:
         """Delete everything about users but their own rows."""
-        await note_names_of(transaction, keys)
-        dislike = await transaction.row(_TYPE, DISLIKE)
+        dislike = await dislike_number(transaction)
         rows = await transaction.rows(_DELETE_EVENTS, keys)
+        await note_names(transaction, {row[1] for row in rows}, {row[2] for row in rows})
         tally = Tally(bytes=-EVENT_BYTES * len(rows))
         for _, item_no, type_no in rows:
-            tally.add(item_no, (type_no,) == dislike, -1)
+            tally.add(item_no, type_no == dislike, -1)
         await transaction.execute(_DELETE_IDS, [id_key for id_key, _, _ in rows])
         ((size,),) = await transaction.rows(_DELETE_VECTORS, keys)
         tally.bytes -= size

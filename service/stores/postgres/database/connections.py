@@ -19,13 +19,17 @@ from psycopg_pool import ConnectionPool as ReaderPool
 
 from service.domain.errors import Invalid, StoreUnreachable, Unavailable
 from service.stores.postgres.database.breaker import Breaker
-from service.stores.postgres.database.faults import explain, is_disconnected
+from service.stores.postgres.database.distributed.distribution import is_distributed
+from service.stores.postgres.database.distributed.placement import SHARDS, build_placement
+from service.stores.postgres.database.distributed.workers import NOWHERE, Workers
+from service.stores.postgres.database.faults import explain, is_disconnected, is_lost
 from service.stores.postgres.database.patience import PatientConnection, cut_after, cut_off
 from service.stores.postgres.database.pool import ConnectionPool
-from service.stores.postgres.database.ticks import TIMELINE, raise_base, raise_base_async
-from service.stores.postgres.database.timelines import Timelines, put_first
+from service.stores.postgres.database.ticks.base import TIMELINE, raise_base, raise_base_async
+from service.stores.postgres.database.ticks.timelines import Timelines, put_first
 
 POOL_SIZE = 8  # connections of an event loop
+DISTRIBUTED_POOL_SIZE = 16  # of a distributed database, which takes longer to answer each call
 MAX_SNAPSHOTS = 8  # connections of the threads of a process
 MAX_WAITING = 1_000  # calls that wait for a connection of a loop
 STATEMENT_TIMEOUT_MS = 30_000
@@ -44,6 +48,19 @@ _DEFAULTS: dict[str, Any] = {
     "application_name": "heed",
     "target_session_attrs": "read-write",
 }
+
+# A plan for the very user touches one partition of the events; a generic one would lock all.
+_PARTITIONED = "SET plan_cache_mode = force_custom_plan"
+# One connection to each worker: to open more takes longer than what they would do in parallel, and
+# one alone has one snapshot of its worker. Shards are written one after another, so that two
+# transactions lock users in one order. What a transaction sets for itself, it sets on workers too.
+# A connection that was cut while it waited for a worker would otherwise stay with the coordinator
+# for as long as the worker hangs, and one more each time that the worker is tried.
+_DISTRIBUTED = """\
+SET client_connection_check_interval = '1s';
+SET citus.max_adaptive_executor_pool_size = 1;
+SET citus.multi_shard_modify_mode = 'sequential';
+SET citus.propagate_set_commands = 'local'"""
 
 
 class Connections:
@@ -64,6 +81,8 @@ class Connections:
         self._lock = threading.Lock()
         self._breaker = Breaker()
         self._timelines = Timelines()
+        self.workers = Workers()
+        self.is_distributed = False
         self.is_closed = False
         self.failures = 0  # of connections and statements
 
@@ -78,20 +97,47 @@ class Connections:
         """A number that changes when the database may lack what was read of it before."""
         return self._timelines.changes
 
+    def recognise(self, connection: Connection) -> None:
+        """Find out whether the tables are distributed; before the first connection is lent."""
+        if not self.is_distributed and is_distributed(connection):
+            placement = build_placement(connection.execute(SHARDS).fetchall())
+            self.is_distributed, self._pool_size = True, DISTRIBUTED_POOL_SIZE
+            self.workers = Workers(placement, self._pool_size)
+
     @asynccontextmanager
-    async def connection(self, patience: float = LONG_TIMEOUT) -> AsyncIterator[AsyncConnection]:
+    async def connection(
+        self,
+        patience: float = LONG_TIMEOUT,
+        workers: frozenset[int] = NOWHERE,
+        *,
+        only_reads: bool = False,
+    ) -> AsyncIterator[AsyncConnection]:
         """Lend a connection in autocommit mode.
 
         A connection with which the call takes longer than `patience` seconds is cut, so that the
         block fails: a statement cannot be cancelled on a server that hangs.
 
+        Args:
+            patience: seconds.
+            workers: of a distributed database, that the block needs.
+            only_reads: whether the block waits for no lock.
+
         Raises:
-            StoreUnreachable: no connection can be had, it was lost or cut, or the breaker is open.
+            StoreUnreachable: no connection can be had, it was lost or cut, or a breaker is open.
             Unavailable: another error of PostgreSQL; errors of the block are translated too.
         """
         self.check_open()
         if not self._breaker.permits():
             raise StoreUnreachable(self._breaker.reason)
+        async with (
+            self.workers.call(workers, patience, only_reads=only_reads),
+            self._lend(patience, of_server=not workers) as connection,
+        ):
+            yield connection
+
+    @asynccontextmanager
+    async def _lend(self, patience: float, *, of_server: bool) -> AsyncIterator[AsyncConnection]:
+        """Lend a connection; `of_server`: the block waits for the server and for no worker."""
         is_new = was_cut = False
         loop = asyncio.get_running_loop()
         until = loop.time() + patience
@@ -115,11 +161,15 @@ class Connections:
         except psycopg.Error as error:
             self.failures += 1
             reason = explain(error)
-            if isinstance(reason, StoreUnreachable):
+            if isinstance(reason, StoreUnreachable) and (
+                of_server or (is_lost(error) and not was_cut)
+            ):
                 self.drop_idle()
                 # An idle connection is lost with the server that it was to; a new one may be had.
                 if is_new or was_cut or not is_disconnected(error):
                     self._breaker.failed(reason.detail)
+            if was_cut:
+                raise reason from None  # another attempt would take as long
             raise reason from error
         else:
             self._breaker.succeeded()
@@ -225,12 +275,14 @@ class Connections:
         connection = await AsyncConnection.connect(self._ordered(), autocommit=True)
         connection.prepare_threshold = 2
         guard = asyncio.get_running_loop().call_later(_SETUP_TIMEOUT, cut_off, connection)
+        own = _DISTRIBUTED if self.is_distributed else _PARTITIONED
         try:
-            # A plan for the very user touches one partition; a generic one would lock all of them.
             await connection.execute(
-                f"SET statement_timeout = {STATEMENT_TIMEOUT_MS};"
-                " SET plan_cache_mode = force_custom_plan".encode()
+                f"SET statement_timeout = {STATEMENT_TIMEOUT_MS}; {own}".encode()
             )
+            if self.is_distributed:  # shards may have moved
+                shards = await (await connection.execute(SHARDS)).fetchall()
+                self.workers.placement = build_placement(shards)
             try:
                 row = await (await connection.execute(TIMELINE)).fetchone()
             except psycopg.Error as error:
@@ -250,6 +302,8 @@ class Connections:
 
     def _configure_reader(self, connection: Connection) -> None:
         connection.execute("SET statement_timeout = 0")
+        if self.is_distributed:
+            connection.execute(_DISTRIBUTED.encode())
         self._admit(connection)
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.read_only = True

@@ -16,9 +16,7 @@ from service.domain.errors import (
     Unavailable,
 )
 
-# After which the same transaction may succeed at once: another one was faster.
-RETRIED = (errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation)
-
+_RETRIED = (errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation)
 _DAMAGED = (errors.DataCorrupted, errors.IndexCorrupted)
 _BUSY = (errors.TooManyConnections, errors.OutOfMemory, errors.ConfigurationLimitExceeded)
 
@@ -46,10 +44,25 @@ def explain(error: psycopg.Error) -> HeedError:
     return Unavailable(f"PostgreSQL refuses: {reason}")
 
 
+def is_retried(error: psycopg.Error) -> bool:
+    """Whether the same transaction may succeed at once, since another one was only faster."""
+    # Of rows that it copies to a worker, Citus passes on the worker's message without its code.
+    return isinstance(error, _RETRIED) or (
+        isinstance(error, errors.InternalError_) and "event_ids_pkey" in str(error)
+    )
+
+
 def is_disconnected(error: psycopg.Error) -> bool:
+    """Whether the connection is lost, or that of a distributed database to one of its workers."""
+    return is_lost(error) or (
+        isinstance(error, psycopg.OperationalError) and str(error.sqlstate).startswith("08")
+    )
+
+
+def is_lost(error: psycopg.Error) -> bool:
     """Whether the connection is lost, so that another one may succeed."""
     return isinstance(error, psycopg.OperationalError) and (
-        error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
+        error.sqlstate is None or error.sqlstate.startswith("57P")
     )
 
 

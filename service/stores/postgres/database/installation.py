@@ -6,7 +6,7 @@ from psycopg import Connection
 
 from service.domain.errors import Conflict, Corrupt
 from service.stores.postgres.database.migrations import migrate
-from service.stores.postgres.database.ticks import raise_base
+from service.stores.postgres.database.ticks.base import raise_base
 
 _RESTORING = b"SELECT restoring FROM heed.installation"
 

@@ -11,6 +11,10 @@ from importlib.resources import files
 import psycopg
 
 from service.domain.errors import Incompatible, Invalid
+from service.stores.postgres.database.distributed.distribution import (
+    distribute_new_tables,
+    is_distributed,
+)
 
 PARTITIONS = 64  # of the events, by user
 _LOCK = 0x68656564  # "heed": held while migrations are applied
@@ -68,6 +72,8 @@ def migrate(connection: psycopg.Connection, partitions: int = PARTITIONS) -> int
                 if number == 1:
                     _partition(connection, partitions)
                 connection.execute("INSERT INTO heed.migrations VALUES (%s)", (number,))
+        if is_distributed(connection):
+            distribute_new_tables(connection)
     return max(known)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -13,14 +13,16 @@ from psycopg.errors import Diagnostic
 
 from service.domain.errors import HeedError, NotFound, Unavailable
 from service.stores.postgres.database.connections import LONG_TIMEOUT, Connections
-from service.stores.postgres.database.faults import RETRIED, explain, is_disconnected
+from service.stores.postgres.database.distributed.workers import NOWHERE
+from service.stores.postgres.database.faults import explain, is_disconnected, is_lost, is_retried
 from service.stores.postgres.database.notices import NOTIFY, Notices
-from service.stores.postgres.database.ticks import HORIZON, TICKS
+from service.stores.postgres.database.ticks.base import TICKS
 
 T = TypeVar("T")
 Rows = list[tuple[Any, ...]]
 
 _ATTEMPTS = 8
+_PAUSE = 0.01  # seconds by which the time between two attempts grows, from the third one on
 # Locks in the database, each with the number of a namespace. Writers of events share that of names
 # with one another, and only what deletes names excludes them.
 NAMES, CATALOGUE, QUOTA, KEYS, SCENARIOS, FOLDING, FILES = range(1, 8)
@@ -28,20 +30,12 @@ _BEGIN = f"""\
 SELECT tick_base + {TICKS} * pg_current_xact_id()::text::bigint, names
   FROM heed.installation, heed.namespaces WHERE namespace_no = %s"""  # noqa: S608
 
-
 # A commit waits for disks and standbys only where it has written something, and then for all that
 # was committed before. A job that finds its work done already, by an attempt whose commit was not
 # confirmed, must wait for that one.
 _MARK = b"SELECT pg_logical_emit_message(true, 'heed', '')"
-
-
-async def read_horizon(connection: AsyncConnection) -> int:
-    """Return the tick up to which every transaction has ended.
-
-    A later statement sees all changes up to it. Transactions of the whole server count.
-    """
-    row = await (await connection.execute(HORIZON.encode())).fetchone()
-    return 0 if row is None else int(row[0])
+# After a worker was cut off, its rows may be locked until Citus has settled what it had prepared.
+_PATIENCE = b"SET LOCAL lock_timeout = '5s'"
 
 
 class Changed(Exception):  # no error: the transaction begins anew
@@ -55,12 +49,18 @@ class NamespaceTransaction:
     this one began.
     """
 
-    __slots__ = ("announced", "connection", "names", "namespace_no", "tick")
+    __slots__ = ("announced", "connection", "is_distributed", "names", "namespace_no", "tick")
 
     def __init__(
-        self, connection: AsyncConnection, namespace_no: int, tick: int, names: int
+        self,
+        connection: AsyncConnection,
+        is_distributed: bool,
+        namespace_no: int,
+        tick: int,
+        names: int,
     ) -> None:
         self.connection = connection
+        self.is_distributed = is_distributed
         self.namespace_no = namespace_no
         self.tick = tick
         self.names = names  # the tick of the last deletion of interned names
@@ -80,6 +80,14 @@ class NamespaceTransaction:
     async def rows(self, query: str, *values: Any) -> Rows:
         """Run a statement as `execute` does, and return its rows."""
         return await (await self.execute(query, *values)).fetchall()
+
+    async def rows_of_each(self, query: str, values: Sequence[Any]) -> Rows:
+        """Run a statement for each value, all of them sent at once, and return all rows.
+
+        A distributed database locks rows of one user alone in a statement.
+        """
+        cursors = [await self.execute(query, value) for value in values]
+        return [row for cursor in cursors for row in await cursor.fetchall()]
 
     async def row(self, query: str, *values: Any) -> tuple[Any, ...] | None:
         """Run a statement as `execute` does, and return its first row, if there is one."""
@@ -110,6 +118,7 @@ class Transactions:
         prepare: Callable[[], Awaitable[None]] | None = None,
         alone: tuple[int, ...] = (),
         patience: float = LONG_TIMEOUT,
+        workers: frozenset[int] = NOWHERE,
     ) -> T:
         """Run a job and commit it; the job may run several times, and counts once.
 
@@ -120,11 +129,12 @@ class Transactions:
                 are taken before the tick, so that ticks of one lock's holders grow in the order of
                 their commits.
             patience: seconds after which an attempt is given up.
+            workers: of a distributed database, that the job needs.
 
         Raises what the job raises, and `Unavailable` where the transaction was not, or maybe not,
         committed.
         """
-        task = asyncio.ensure_future(self._attempts(job, prepare, alone, patience))
+        task = asyncio.ensure_future(self._attempts(job, prepare, alone, patience, workers))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
@@ -147,12 +157,15 @@ class Transactions:
         prepare: Callable[[], Awaitable[None]] | None,
         alone: tuple[int, ...],
         patience: float,
+        workers: frozenset[int],
     ) -> T:
         for attempt in range(1, _ATTEMPTS + 1):
+            if attempt > 2:
+                await asyncio.sleep(_PAUSE * (attempt - 2))
             try:
                 if prepare is not None:
                     await prepare()
-                async with self._connections.connection(patience) as connection:
+                async with self._connections.connection(patience, workers) as connection:
                     return await self._once(connection, job, alone)
             except Changed:
                 continue
@@ -178,8 +191,10 @@ class Transactions:
                 row = await (await execute(_BEGIN.encode(), (number,))).fetchone()
                 if row is None:
                     raise NotFound("the namespace was removed")
-                tick, names = row
-                transaction = NamespaceTransaction(connection, number, tick, names)
+                is_distributed = self._connections.is_distributed
+                if is_distributed:
+                    await execute(_PATIENCE)
+                transaction = NamespaceTransaction(connection, is_distributed, number, *row)
                 result = await job(transaction)
                 await execute(_MARK)
         except BaseException:
@@ -199,18 +214,18 @@ def _may_succeed(error: HeedError, attempt: int) -> bool:
     if isinstance(error, _Unknown) or not isinstance(cause, psycopg.Error):
         return False
     # An idle connection may have been lost; where a new one was, the next attempt fails at once.
-    return isinstance(cause, RETRIED) or (attempt == 1 and is_disconnected(cause))
-
-
-class _Unknown(Unavailable):
-    """Nobody knows whether a COMMIT succeeded, or whether it will outlive the server."""
+    return is_retried(cause) or (attempt == 1 and is_lost(cause))
 
 
 async def _commit(connection: AsyncConnection) -> None:
+    """Commit; raise `_Unknown` unless the server has said that the transaction is safe and visible.
+
+    A server warns, and does not fail, where it no longer waits for its standby, or where a worker
+    of a distributed database was lost before it has committed what it has prepared.
+    """
     unconfirmed: list[str | None] = []
 
     def note(diagnostic: Diagnostic) -> None:
-        # A commit whose wait for a standby was cancelled succeeds all the same, with a warning.
         if diagnostic.severity_nonlocalized == "WARNING":
             unconfirmed.append(diagnostic.message_primary)
 
@@ -225,3 +240,7 @@ async def _commit(connection: AsyncConnection) -> None:
         connection.remove_notice_handler(note)
     if unconfirmed:
         raise _Unknown(f"PostgreSQL does not confirm the write: {unconfirmed[0]}")
+
+
+class _Unknown(Unavailable):
+    """Nobody knows whether a COMMIT succeeded, or whether it will outlive the server."""

@@ -40,7 +40,8 @@ _FIND_IDS = """\
 SELECT event_key, digest, timestamp, user_key, seq FROM heed.event_ids
  WHERE namespace_no = %s AND event_key = ANY(%s::uuid[])"""
 _FIND_USERS = """\
-SELECT user_key FROM heed.users WHERE namespace_no = %s AND user_key = ANY(%s::bigint[])"""
+SELECT user_key, next_seq FROM heed.users
+ WHERE namespace_no = %s AND user_key = ANY(%s::bigint[])"""
 _NEW_NUMBERS = "SELECT nextval('heed.user_numbers_{}') FROM generate_series(1, %s)"
 # Of a user who is known, the number in the row is not used.
 _PUT_USERS = """\
@@ -80,25 +81,40 @@ class Appending:
         await self._items.learn({event.item_id for event in events})
         await self._types.learn({event.type for event in events})
 
+    def keys(self, events: Sequence[Event], now: int) -> list[bytes]:
+        """Return the key of each event's id; of an event without one, a new one."""
+        own = self._event_ids.take(sum(event.event_id is None for event in events), now)
+        return [
+            event_key(next(own) if event.event_id is None else event.event_id) for event in events
+        ]
+
     async def append(
         self,
         transaction: NamespaceTransaction,
         events: Sequence[Event],
+        event_keys: Sequence[bytes],
         now: int,
         import_no: int | None,
     ) -> AppendResult:
-        """Append events that arrived at `now`, microseconds UTC."""
+        """Append events, with their `keys`, that arrived at `now`, microseconds UTC."""
         items = self._items.numbers(transaction, {event.item_id for event in events})
         types = self._types.numbers(transaction, {event.type for event in events})
-        keys = {id_: event_key(id_) for event in events if (id_ := event.event_id) is not None}
+        named = list(zip(events, event_keys, strict=True))
+        keys = {id_: key for event, key in named if (id_ := event.event_id) is not None}
         stored = await transaction.rows(_FIND_IDS, uuids(keys.values())) if keys else []
         names = {key: event_id for event_id, key in keys.items()} if stored else {}
         known = {names[key.bytes]: (digest, timestamp) for key, digest, timestamp, _, _ in stored}
         fresh = find_fresh(events, now, known)
+        if stored and transaction.is_distributed:
+            await _check_seen(transaction, [(row[3], row[4]) for row in stored])
         await add_claims(transaction, import_no, [(row[3], row[2], row[4]) for row in stored])
         if not fresh:
             return AppendResult(0, len(events))
-        rows = _EventRows(fresh, items, types, self._id_keys(fresh, keys, now))
+        own = (key for event, key in named if event.event_id is None)  # which are always fresh
+        id_keys = [
+            next(own) if event.event_id is None else keys[event.event_id] for event, _, _ in fresh
+        ]
+        rows = _EventRows(fresh, items, types, id_keys)
         users, created = await put_users(transaction, rows.counts, rows.with_vectors)
         await rows.insert(transaction, users, import_no)
         rows.tally.users += created
@@ -106,15 +122,17 @@ class Appending:
         await add_tallies(transaction, rows.any_user, rows.tally)
         return AppendResult(len(fresh), len(events) - len(fresh))
 
-    def _id_keys(
-        self, fresh: Sequence[FreshEvent], keys: Mapping[str, bytes], now: int
-    ) -> list[bytes]:
-        """Return the keys of the events' ids, new ones for events without."""
-        own = self._event_ids.take(len(fresh), now)
-        return [
-            event_key(next(own)) if event.event_id is None else keys[event.event_id]
-            for event, _, _ in fresh
-        ]
+
+async def _check_seen(transaction: NamespaceTransaction, places: Sequence[tuple[int, int]]) -> None:
+    """Raise `Changed` where events, by user_key and seq, cannot be seen yet although their ids can.
+
+    Ids and events are on different workers. A duplicate is acknowledged, so its event must be part
+    of the next answer.
+    """
+    keys = sorted({key for key, _ in places})
+    next_seqs: dict[int, int] = dict(await transaction.rows(_FIND_USERS, bigints(keys)))
+    if any(next_seqs.get(key, 0) <= seq for key, seq in places):
+        raise Changed
 
 
 class _EventRows:
@@ -212,7 +230,7 @@ async def put_users(
         by_id = {user_key(user_id): user_id for user_id in reversed(counts)}
         raise same_key(*next((a, b) for key, a in by_key.items() if (b := by_id[key]) != a))
     ordered = sorted(by_key)
-    found = {key for (key,) in await transaction.rows(_FIND_USERS, bigints(ordered))}
+    found = {key for key, _ in await transaction.rows(_FIND_USERS, bigints(ordered))}
     numbers: dict[int, int] = dict.fromkeys(ordered, 0)
     new = [key for key in ordered if key not in found]
     if new:

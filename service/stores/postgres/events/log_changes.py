@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from psycopg import Connection
+from psycopg import AsyncConnection, Connection
 
-from service.stores.postgres.database.ticks import HORIZON
+from service.stores.postgres.database.ticks.horizon import horizon_query, read_horizon
 from service.stores.postgres.database.transaction import Rows
 from service.stores.postgres.events.column_codes import ColumnCodes
 from service.stores.protocols.event_log_store import LogChanges, LogColumns
@@ -38,13 +38,22 @@ SELECT int8send(user_no) || int4send(seq) || int4send(item_no) || int4send(type_
        || int8send(timestamp) || float8send(weight)
   FROM unnest(%s::bigint[], %s::bigint[], %s::integer[]) AS known (user_key, user_no, last)
   JOIN heed.events USING (user_key) WHERE namespace_no = %s AND seq > last"""
-CLOCK = f"""\
-SELECT least((SELECT greatest(
+_LATEST = """\
+SELECT greatest(
          coalesce((SELECT max(version) FROM heed.users WHERE namespace_no = %(no)s), 0),
          coalesce((SELECT max(change) FROM heed.gone_users WHERE namespace_no = %(no)s), 0),
-         coalesce((SELECT catalogue FROM heed.namespaces WHERE namespace_no = %(no)s), 0))),
-       ({HORIZON}))"""  # noqa: S608
+         coalesce((SELECT catalogue FROM heed.namespaces WHERE namespace_no = %(no)s), 0))"""
+_CLOCK = f"SELECT least(({_LATEST}), ({horizon_query(False)}))"
 _USERS = 50_000  # changed users that are looked at in one call, at most; more than of one version
+
+
+async def clock(connection: AsyncConnection, namespace_no: int, is_distributed: bool) -> int:
+    """`Store.clock`."""
+    query = _LATEST if is_distributed else _CLOCK
+    row = await (await connection.execute(query.encode(), {"no": namespace_no})).fetchone()
+    latest = 0 if row is None else int(row[0])
+    # A statement of its own, since this one must run on the coordinator.
+    return min(latest, await read_horizon(connection, True)) if is_distributed else latest
 
 
 def log_changes(
@@ -53,9 +62,14 @@ def log_changes(
     after: int,
     known: NDArray[np.int64],
     limit: int | None,
+    is_distributed: bool,
 ) -> LogChanges:
-    """`Store.log_changes`, in a transaction that sees one state of the database."""
-    horizon = _number(connection, HORIZON)
+    """`Store.log_changes`, in a transaction that sees one state of the database.
+
+    Of a distributed database it sees one state of each worker, none of which is older than the
+    horizon: what has changed since on some of them comes with a later version.
+    """
+    horizon = _number(connection, horizon_query(is_distributed))
     rows = connection.execute(
         _CHANGED.encode(), (namespace_no, after, horizon, _USERS + 1)
     ).fetchall()

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg import AsyncConnection
 
+from service.domain.records import DISLIKE
 from service.stores.postgres.database.arrays import bigints, integers
 from service.stores.postgres.database.transaction import NamespaceTransaction
 from service.stores.quota import StoreUsage
@@ -32,10 +33,14 @@ SELECT item_id, votes FROM (
     FROM heed.tallies WHERE namespace_no = %(no)s AND item_no > 0 GROUP BY item_no) AS counted
   JOIN heed.items ON items.namespace_no = %(no)s AND items.item_no = counted.item_no
  WHERE events > 0 ORDER BY counted.item_no"""
-_USAGE = """\
-SELECT coalesce(sum(events), 0)::bigint, max(items), coalesce(sum(bytes), 0)::bigint,
-       max(item_bytes), coalesce(sum(users), 0)::bigint
-  FROM heed.namespaces LEFT JOIN heed.tallies USING (namespace_no) WHERE namespace_no = %s"""
+# Summed before they are joined, so that workers of a distributed database send sums and no rows.
+_USAGE = b"""\
+SELECT coalesce(events, 0)::bigint, items, coalesce(bytes, 0)::bigint, item_bytes,
+       coalesce(users, 0)::bigint
+  FROM heed.namespaces,
+       (SELECT sum(events) AS events, sum(bytes) AS bytes, sum(users) AS users
+          FROM heed.tallies WHERE namespace_no = %(no)s) AS summed
+ WHERE namespace_no = %(no)s"""
 _COUNT_ROWS = "SELECT count(*) FROM heed.tallies WHERE namespace_no = %s"
 _TAKE = """\
 DELETE FROM heed.tallies WHERE namespace_no = %s
@@ -50,11 +55,11 @@ class Tally:
     bytes: int = 0
     items: dict[int, list[int]] = field(default_factory=dict)  # events and dislikes by item_no
 
-    def add(self, item_no: int, is_dislike: bool, sign: int = 1) -> None:
-        """Count an event on an item."""
+    def add(self, item_no: int, is_dislike: bool, events: int = 1) -> None:
+        """Count events on an item; fewer than 0 are taken from it."""
         count = self.items.setdefault(item_no, [0, 0])
-        count[0] += sign
-        count[1] += sign * is_dislike
+        count[0] += events
+        count[1] += events * is_dislike
 
 
 async def add_tallies(transaction: NamespaceTransaction, user_key: int, tally: Tally) -> None:
@@ -64,6 +69,14 @@ async def add_tallies(transaction: NamespaceTransaction, user_key: int, tally: T
         rows.append((tally.users, tally.bytes, NO_ITEM, 0, 0))
     if rows:
         await _add(transaction, user_key, np.array(rows, np.int64))
+
+
+async def dislike_number(transaction: NamespaceTransaction) -> int | None:
+    """Return the number of the type of dislikes; None where there has been none."""
+    row = await transaction.row(
+        "SELECT type_no FROM heed.types WHERE namespace_no = %s AND type = %s", DISLIKE
+    )
+    return None if row is None else int(row[0])
 
 
 async def popularity(
@@ -113,6 +126,6 @@ async def _add(transaction: NamespaceTransaction, user_key: int, rows: NDArray[n
 
 
 async def _sums(connection: AsyncConnection, namespace_no: int) -> tuple[int, ...]:
-    cursor = await connection.execute(_USAGE.encode(), (namespace_no,), binary=True)
+    cursor = await connection.execute(_USAGE, {"no": namespace_no}, binary=True)
     row = await cursor.fetchone()
-    return (0, 0, 0, 0, 0) if row is None or row[1] is None else tuple(row)
+    return (0, 0, 0, 0, 0) if row is None else tuple(row)

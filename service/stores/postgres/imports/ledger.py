@@ -10,11 +10,15 @@ from typing import Any
 from psycopg import AsyncConnection
 
 from service.domain.errors import Invalid
-from service.domain.records import DISLIKE
 from service.stores.encoding import Document, document_digest
 from service.stores.postgres.catalogue import Replacement, replace_items
-from service.stores.postgres.database.transaction import NamespaceTransaction, Rows
-from service.stores.postgres.events.tallies import EVENT_BYTES, Tally, add_tallies
+from service.stores.postgres.database.transaction import Changed, NamespaceTransaction, Rows
+from service.stores.postgres.events.tallies import (
+    EVENT_BYTES,
+    Tally,
+    add_tallies,
+    dislike_number,
+)
 from service.stores.postgres.forgetting import drop_user
 from service.stores.postgres.imports.claims import Place, claimants, drop_claims
 from service.stores.postgres.users import rewrite_history
@@ -30,18 +34,19 @@ _EVENTS = """\
 SELECT user_key, timestamp, seq FROM heed.events
  WHERE namespace_no = %s AND (user_key, timestamp, seq) > (%s, %s, %s) AND import_no = %s
  ORDER BY user_key, timestamp, seq LIMIT %s"""
-_LOCK_USERS = """\
-SELECT user_key FROM heed.users
- WHERE namespace_no = %s AND user_key = ANY(%s::bigint[]) ORDER BY user_key FOR UPDATE"""
+_LOCK_USER = """\
+SELECT profile FROM heed.users WHERE namespace_no = %s AND user_key = %s FOR UPDATE"""
 _HAND_OVER = f"""\
 UPDATE heed.events SET import_no = place.heir
   FROM (SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::integer[]))
        AS place (user_key, timestamp, seq, heir){_AT_PLACE}"""  # noqa: S608
 _DELETE = f"""\
 DELETE FROM heed.events USING {_PLACES}{_AT_PLACE}
-RETURNING item_no, (SELECT type FROM heed.types WHERE types.namespace_no = events.namespace_no
-                                                  AND types.type_no = events.type_no), event_key"""  # noqa: S608
-_DELETE_IDS = "DELETE FROM heed.event_ids WHERE namespace_no = %s AND event_key = ANY(%s)"
+RETURNING item_no, type_no, event_key"""  # noqa: S608
+_DELETE_IDS = """\
+WITH gone AS (DELETE FROM heed.event_ids WHERE namespace_no = %s AND event_key = ANY(%s)
+              RETURNING 1)
+SELECT count(*) FROM gone"""
 _DELETE_VECTORS = """\
 DELETE FROM heed.vectors USING unnest(%s::bigint[], %s::integer[]) AS place (user_key, seq)
  WHERE namespace_no = %s AND vectors.user_key = place.user_key AND vectors.seq = place.seq
@@ -116,8 +121,8 @@ async def undo_events(
         after the last event of all.
     """
     rows: Rows = await transaction.rows(_EVENTS, *after, import_no, limit)
-    keys = sorted({key for key, _, _ in rows})
-    await transaction.execute(_LOCK_USERS, keys)
+    for key in sorted({key for key, _, _ in rows}):
+        await transaction.execute(_LOCK_USER, key)
     deleted: Rows = []
     handed: Rows = []
     for key, events in groupby(rows, key=itemgetter(0)):
@@ -143,9 +148,12 @@ async def _delete(transaction: NamespaceTransaction, places: Rows) -> None:
     cursor = await execute(_DELETE.encode(), (keys, timestamps, seqs, no))
     rows = await cursor.fetchall()
     tally = Tally(bytes=-EVENT_BYTES * len(rows))
-    for item_no, type_, _ in rows:
-        tally.add(item_no, type_ == DISLIKE, -1)
-    await transaction.execute(_DELETE_IDS, [event_key for _, _, event_key in rows])
+    dislike = await dislike_number(transaction)
+    for item_no, type_no, _ in rows:
+        tally.add(item_no, type_no == dislike, -1)
+    ids = await transaction.row(_DELETE_IDS, [event_key for _, _, event_key in rows])
+    if ids != (len(places),):
+        raise Changed  # events that are gone, or ids that cannot be seen everywhere yet
     cursor = await execute(_DELETE_VECTORS.encode(), (keys, seqs, no))
     tally.bytes -= sum(size for (size,) in await cursor.fetchall())
     await add_tallies(transaction, keys[0], tally)
@@ -215,12 +223,15 @@ async def _undo_profiles(transaction: NamespaceTransaction, import_no: int) -> t
     restored = kept = 0
     no, execute = transaction.namespace_no, transaction.connection.execute
     rows = await transaction.rows(
-        "SELECT user_key, written, document, profile"
-        " FROM heed.replaced_profiles JOIN heed.users USING (namespace_no, user_key)"
-        " WHERE namespace_no = %s AND import_no = %s ORDER BY user_key FOR UPDATE OF users",
+        "SELECT user_key, written, document FROM heed.replaced_profiles"
+        " WHERE namespace_no = %s AND import_no = %s ORDER BY user_key",
         import_no,
     )
-    for key, written, before, current in rows:
+    for key, written, before in rows:
+        user = await transaction.row(_LOCK_USER, key)
+        if user is None:
+            raise Changed  # forgotten since
+        (current,) = user
         later = await transaction.row(
             "SELECT import_no, document FROM heed.replaced_profiles WHERE namespace_no = %s"
             " AND user_key = %s AND import_no > %s ORDER BY import_no LIMIT 1",

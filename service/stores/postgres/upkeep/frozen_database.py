@@ -11,13 +11,20 @@ from contextlib import asynccontextmanager, contextmanager
 
 from psycopg import AsyncConnection, Connection
 
-from service.domain.errors import Incompatible, NotFound
+from service.domain.errors import Incompatible, NotFound, Unavailable
 from service.stores.postgres.database.connections import LONG_TIMEOUT, Connections
+from service.stores.postgres.database.distributed.distribution import is_distributed
+from service.stores.postgres.database.distributed.workers import NOWHERE
 from service.stores.postgres.database.migrations import applied_version, schema_version
 from service.stores.postgres.database.notices import Notices
 from service.stores.postgres.database.shared import SharedDatabase
 
 _BEGIN = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+# A snapshot belongs to one server.
+_DISTRIBUTED = (
+    "the tables of {} are distributed, and its servers have no moment in common: save each server by "
+    "pg_basebackup and its log, or stop the services and run heed copy --from URL --to DIRECTORY"
+)
 _NO_TIMEOUT = b"SET idle_in_transaction_session_timeout = 0"
 
 
@@ -32,11 +39,13 @@ def frozen_database(url: str) -> Iterator[SharedDatabase]:
         Invalid: the URL is none of PostgreSQL.
         NotFound: the database holds nothing of Heed.
         Incompatible: its schema is not the one of this version of Heed.
-        Unavailable: it does not answer.
+        Unavailable: its tables are distributed, or it does not answer.
     """
     connections = Connections(url)
     with connections.plain() as holder:
         _check_schema(holder, connections.name)
+        if is_distributed(holder):
+            raise Unavailable(_DISTRIBUTED.format(connections.name))
         holder.execute(_NO_TIMEOUT)
         holder.execute(_BEGIN)
         ((snapshot,),) = holder.execute("SELECT pg_export_snapshot()").fetchall()
@@ -56,9 +65,15 @@ class FrozenConnections(Connections):
         self._import = f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode()
 
     @asynccontextmanager
-    async def connection(self, patience: float = LONG_TIMEOUT) -> AsyncIterator[AsyncConnection]:
+    async def connection(
+        self,
+        patience: float = LONG_TIMEOUT,
+        workers: frozenset[int] = NOWHERE,
+        *,
+        only_reads: bool = False,
+    ) -> AsyncIterator[AsyncConnection]:
         """`Connections.connection`, within a transaction."""
-        async with super().connection(patience) as connection:
+        async with super().connection(patience, workers, only_reads=only_reads) as connection:
             await connection.execute(_BEGIN)
             try:
                 await connection.execute(self._import)

@@ -11,7 +11,7 @@ from service.domain.errors import HeedError
 from service.stores.check_result import CheckResult
 from service.stores.event_identity import user_key
 from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.ticks import TICKS
+from service.stores.postgres.database.ticks.base import TICKS
 from service.stores.postgres.events.tallies import EVENT_BYTES, ITEM_BYTES, USER_BYTES
 from service.stores.postgres.namespaces import find_namespace
 

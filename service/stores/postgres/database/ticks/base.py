@@ -20,10 +20,6 @@ TICKS = 1_024  # numbers of one transaction: more than transactions can be in pr
 # other content: this leaves room for a billion lost transactions.
 MARGIN = TICKS << 30
 
-HORIZON = f"""\
-SELECT tick_base + {TICKS} * pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1
-  FROM heed.installation"""  # noqa: S608
-
 # The number of a timeline is the beginning of the names of its files. 0: not a primary.
 TIMELINE = b"""\
 SELECT system_identifier, CASE WHEN pg_is_in_recovery() THEN 0

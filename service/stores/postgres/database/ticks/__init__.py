@@ -1,0 +1,1 @@
+"""Ticks, by which versions only ever grow: their base, their horizon, and timelines."""

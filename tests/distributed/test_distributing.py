@@ -1,0 +1,132 @@
+"""`heed distribute` on a database that has rows, and migrations after it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import psycopg
+import pytest
+
+from service.domain.records import Event, Item, User
+from service.stores.postgres.database import migrations
+from service.stores.postgres.database.distributed import distribution
+from service.stores.postgres.database.migrations import migrate
+from service.stores.postgres.store import PostgresStore
+from service.stores.store_digest import digest_store
+from tests.distributed.conftest import COORDINATOR
+from tests.support.citus_databases import CitusDatabases
+from tests.support.command_line import Heed
+from tests.support.store_contract import NOON, vector
+
+
+@pytest.fixture
+def plain() -> Iterator[str]:
+    """The URL of a database of the cluster that is not distributed."""
+    databases = CitusDatabases(COORDINATOR, f"heed_test_{uuid.uuid4().hex[:8]}_", shards=None)
+    yield databases.create_database()
+    databases.drop_databases()
+
+
+async def fill(store: PostgresStore) -> None:
+    """Rows in every table that is distributed."""
+    first = await store.begin_import("first")
+    events = [
+        Event(f"u{n % 40}", f"i{n % 7}", f"e{n}", timestamp=NOON + n, key=vector(n))
+        for n in range(200)
+    ]
+    await store.append(events, import_id=first)
+    await store.append(events[:50], import_id=await store.begin_import("second"))
+    await store.put_user(User("u1", {"a": 1}), import_id=first)
+    await store.put_items([Item(f"i{n}", f"title {n}") for n in range(7)])
+    await store.forget("u2")
+    await store.merge("u3", "u4")
+
+
+async def state(url: str, change: bool = False) -> Mapping[str, Any]:
+    """What a store says of its content, after it was filled if `change`."""
+    store = PostgresStore(url, patience=20.0)
+    if change:
+        await fill(store)
+    found = {
+        "digests": await digest_store(store),
+        "counts": await store.counts(),
+        "popularity": [list(each) for each in await store.popularity()],
+        "versions": [await store.version(f"u{n}") for n in range(40)],
+    }
+    await store.close()
+    return found
+
+
+def test_a_database_with_rows_is_distributed(plain: str, heed: Heed) -> None:
+    """All content stays what it was, rows are on all workers, and both imports can be undone."""
+    before = asyncio.run(state(plain, change=True))
+    said = heed("distribute", "--store", plain, "--shards", 8)
+    assert (said.code, said.err) == (0, "")
+    assert "The tables are distributed." in said.out
+    assert said.out.count("has 4 shards") == 2
+    assert asyncio.run(state(plain)) == before
+    with psycopg.connect(plain) as connection:
+        for table in distribution.DISTRIBUTED:
+            rows = connection.execute(
+                "SELECT success, result::bigint FROM run_command_on_placements(%s, %s)",
+                (f"heed.{table}", "SELECT count(*) FROM %s"),
+            ).fetchall()
+            assert len(rows) == 8
+            assert all(success for success, _ in rows)
+            assert sum(count for _, count in rows) > 0, table
+    again = heed("distribute", "--store", plain)
+    assert (again.code, "were distributed already" in again.out) == (0, True)
+
+    async def undo() -> list[tuple[int, int]]:
+        store = PostgresStore(plain, patience=20.0)
+        undone = [await store.undo_import(number) for number in (1, 2)]
+        counts = await store.counts()
+        await store.close()
+        assert counts["events"] == 0
+        return [(each.events, each.shared) for each in undone]
+
+    first, second = asyncio.run(undo())
+    assert first[0] + first[1] == before["counts"]["events"]
+    assert first[1] == second[0] > 0
+
+
+def test_nobody_may_use_a_database_while_it_is_distributed(plain: str, heed: Heed) -> None:
+    """The command refuses while another process is connected, and leaves everything as it is."""
+    with psycopg.connect(plain, autocommit=True) as other:
+        migrate(other)
+        refused = heed("distribute", "--store", plain)
+        assert refused.code == 1
+        assert "stop all of Heed's processes" in " ".join(refused.err.split())
+        assert not distribution.is_distributed(other)
+    assert heed("distribute", "--store", plain).code == 0
+
+
+def test_later_migrations_change_distributed_tables(
+    plain: str, heed: Heed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A migration adds a column on all workers, and its new table is distributed as the others."""
+    assert heed("distribute", "--store", plain).code == 0
+    later = max(migrations._migrations()) + 1
+    known = migrations._migrations() | {
+        later: "ALTER TABLE heed.users ADD COLUMN later integer NOT NULL DEFAULT 7;"
+        "CREATE TABLE heed.later (user_key bigint PRIMARY KEY)"
+    }
+    monkeypatch.setattr(migrations, "_migrations", lambda: known)
+    tables = {**distribution.DISTRIBUTED, "later": "user_key"}
+    monkeypatch.setattr(distribution, "DISTRIBUTED", tables)
+    with psycopg.connect(plain, autocommit=True) as connection:
+        assert migrate(connection) == later
+        assert distribution.is_distributed(connection, "later")
+        colocated = connection.execute(
+            "SELECT count(DISTINCT colocationid) FROM pg_dist_partition"
+            " WHERE logicalrelid IN ('heed.later'::regclass, 'heed.users'::regclass)"
+        ).fetchone()
+        assert colocated == (1,)
+        connection.execute(
+            "INSERT INTO heed.users (user_key, user_no, version, generation, namespace_no,"
+            " next_seq, has_vectors, user_id) VALUES (1, 1, 1, 1, 1, 1, false, 'u')"
+        )
+        assert connection.execute("SELECT later FROM heed.users").fetchall() == [(7,)]
