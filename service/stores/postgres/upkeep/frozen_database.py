@@ -22,8 +22,8 @@ from service.stores.postgres.database.shared import SharedDatabase
 _BEGIN = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # A snapshot belongs to one server.
 _DISTRIBUTED = (
-    "the tables of {} are distributed, and its servers have no moment in common: save each server by "
-    "pg_basebackup and its log, or stop the services and run heed copy --from URL --to DIRECTORY"
+    "the tables of {} are distributed, and its servers have no moment in common: save each of them "
+    "by pg_basebackup and its log, or stop the services and run heed copy --from URL --to DIRECTORY"
 )
 _NO_TIMEOUT = b"SET idle_in_transaction_session_timeout = 0"
 

@@ -27,23 +27,21 @@ SELECT system_identifier, CASE WHEN pg_is_in_recovery() THEN 0
        pg_postmaster_start_time()
   FROM pg_control_system()"""
 
-# Each is the end of an index.
-_STORED = """\
-SELECT coalesce(max(greatest(
-         catalogue, keys, names,
-         (SELECT max(version) FROM heed.users AS one WHERE one.namespace_no = each.namespace_no),
-         (SELECT max(change) FROM heed.gone_users AS one
-           WHERE one.namespace_no = each.namespace_no),
-         (SELECT max(change) FROM heed.items AS one WHERE one.namespace_no = each.namespace_no),
-         (SELECT max(written) FROM heed.copies AS one
-           WHERE one.namespace_no = each.namespace_no))), 0)
-  FROM heed.namespaces AS each"""
+_NAMESPACES = b"SELECT namespace_no FROM heed.namespaces"
+# Each is the end of an index. Of one namespace, since distributed tables join with no others.
+_STORED = b"""\
+SELECT greatest(
+         (SELECT greatest(catalogue, keys, names) FROM heed.namespaces WHERE namespace_no = %(no)s),
+         (SELECT max(version) FROM heed.users WHERE namespace_no = %(no)s),
+         (SELECT max(change) FROM heed.gone_users WHERE namespace_no = %(no)s),
+         (SELECT max(change) FROM heed.items WHERE namespace_no = %(no)s),
+         (SELECT max(written) FROM heed.copies WHERE namespace_no = %(no)s), 0)"""
 _LOCAL = b"SET LOCAL synchronous_commit = local"
 # Nothing that is stored is as high as the next tick, unless it comes from other servers. Without a
 # row to change, the statement takes no transaction id.
 _RAISE = f"""\
 WITH found AS (
-  SELECT %(system)s::bigint AS system, %(timeline)s::integer AS line, ({_STORED}) AS stored,
+  SELECT %(system)s::bigint AS system, %(timeline)s::integer AS line, %(stored)s::bigint AS stored,
          {TICKS} * pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS next)
 UPDATE heed.installation
    SET tick_base = CASE WHEN stored >= tick_base + next OR system <> system_identifier
@@ -68,7 +66,11 @@ def raise_base(connection: Connection, row: tuple[Any, ...] | None = None) -> No
             row = connection.execute(TIMELINE).fetchone()
     with connection.transaction():
         connection.execute(_LOCAL)
-        connection.execute(_RAISE.encode(), _values(row))
+        stored = 0
+        for namespace in connection.execute(_NAMESPACES).fetchall():
+            found = connection.execute(_STORED, {"no": namespace[0]}).fetchone()
+            stored = max(stored, *(found or (0,)))
+        connection.execute(_RAISE.encode(), _values(row, stored))
 
 
 async def raise_base_async(connection: AsyncConnection, row: tuple[Any, ...]) -> None:
@@ -76,8 +78,12 @@ async def raise_base_async(connection: AsyncConnection, row: tuple[Any, ...]) ->
     async with connection.transaction():
         # Without a standby this must not wait: whoever waits for one has it in what comes later.
         await connection.execute(_LOCAL)
-        await connection.execute(_RAISE.encode(), _values(row))
+        stored = 0
+        for namespace in await (await connection.execute(_NAMESPACES)).fetchall():
+            cursor = await connection.execute(_STORED, {"no": namespace[0]})
+            stored = max(stored, *(await cursor.fetchone() or (0,)))
+        await connection.execute(_RAISE.encode(), _values(row, stored))
 
 
-def _values(row: tuple[Any, ...] | None) -> dict[str, Any]:
-    return {"system": row and row[0], "timeline": row and row[1]}
+def _values(row: tuple[Any, ...] | None, stored: int) -> dict[str, Any]:
+    return {"system": row and row[0], "timeline": row and row[1], "stored": stored}
