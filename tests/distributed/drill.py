@@ -37,6 +37,11 @@ SELECT groupid FROM unnest(%s::{type}[]) WITH ORDINALITY AS each (key, place)
   JOIN pg_dist_placement
     ON shardid = get_shard_id_for_distribution_column('heed.{table}', key) ORDER BY place"""
 
+_HUNG = b"""\
+SELECT count(*) FROM pg_stat_activity
+ WHERE datname = current_database() AND state = 'active'
+   AND query_start < clock_timestamp() - %s * interval '1 second'"""
+
 
 @dataclass
 class Drill:
@@ -111,7 +116,7 @@ class Drill:
         try:
             await asyncio.sleep(self.seconds)
             self._note(name, load, began, group)
-            self._count_connections(name)
+            self._count_hung_calls(name)
         finally:
             await asyncio.to_thread(end)
         back = time.monotonic()
@@ -160,17 +165,16 @@ class Drill:
             if chosen:
                 self.seen.append(f"{name}: writes {label}: {summary(chosen)}")
 
-    def _count_connections(self, name: str) -> None:
+    def _count_hung_calls(self, name: str) -> None:
         """Check that calls that were given up do not stay with the coordinator.
 
-        Those of a pool whose connections to the worker were open do, and may be replaced once.
+        Those whose connections to the worker were open do, of which a pool has one each.
         """
-        most = (REPLICAS + 1) * (2 * DISTRIBUTED_POOL_SIZE + MAX_SNAPSHOTS)
-        query = b"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        most = REPLICAS * DISTRIBUTED_POOL_SIZE + MAX_SNAPSHOTS
         with psycopg.connect(self.url) as connection:
-            ((count,),) = connection.execute(query).fetchall()
-        self.seen.append(f"{name}: {count} connections to the coordinator")
-        self._check(count <= most, f"{name}: {count} connections to the coordinator; most: {most}")
+            ((count,),) = connection.execute(_HUNG, (2 * DEADLINE,)).fetchall()
+        self.seen.append(f"{name}: {count} calls hang at the coordinator")
+        self._check(count <= most, f"{name}: {count} calls hang at the coordinator; most: {most}")
 
     def _needs(self, batches: list[Batch]) -> list[tuple[Batch, set[int]]]:
         """Return batches with the workers of their users and event ids."""
