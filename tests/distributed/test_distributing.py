@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -130,3 +131,16 @@ def test_later_migrations_change_distributed_tables(
             " next_seq, has_vectors, user_id) VALUES (1, 1, 1, 1, 1, 1, false, 'u')"
         )
         assert connection.execute("SELECT later FROM heed.users").fetchall() == [(7,)]
+
+
+def test_a_backup_of_distributed_tables_is_refused(
+    url: str, tmp_path: Path, heed: Heed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message says what to do instead, and nothing but a lock is left in the target."""
+    asyncio.run(state(url))
+    monkeypatch.setenv("HEED_STORE", url)
+    refused = heed("backup", tmp_path / "backup")
+    assert refused.code == 1
+    assert "heed copy" in refused.err
+    left = [path.name for path in (tmp_path / "backup").rglob("*") if path.is_file()]
+    assert left == ["lock"]
