@@ -118,7 +118,7 @@ def every(shards: LogShards) -> dict[str, Fitted]:
     """Trainings of all kinds; the last are resumed from the checkpoints of the one before."""
     found = {f"sure, {name}": trained(shards, log, SURE) for name, log in LOGS.items()}
     found |= {f"drawn, {name}": trained(shards, LOGS[name], DRAWN) for name in ("even", "uneven")}
-    for at in (4, -1):  # of the first stage, and after the last epoch
+    for at in (0, 4, -1):  # of the first stage, and after the last epoch
         data = shards.broadcast(lambda at=at: found["drawn, even"].saved[at])  # type: ignore[misc]
         found[f"resumed {at}"] = trained(shards, LOGS["even"], DRAWN, data)
     return found
@@ -176,9 +176,9 @@ def test_all_processes_end_with_one_model(together: list[dict[str, Fitted]]) -> 
 
 
 def test_a_training_on_shards_is_resumed(together: list[dict[str, Fitted]]) -> None:
-    """From an epoch on, also the last, it gives the weights of the uninterrupted training."""
+    """From any epoch on it gives the weights of the training that was not interrupted."""
     expected = together[0]["drawn, even"]
-    for at in (4, -1):
+    for at in (0, 4, -1):
         for part, weight in together[0][f"resumed {at}"].weights.items():
             np.testing.assert_array_equal(weight, expected.weights[part], f"{at}: {part}")
 
