@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.support.driving import settled, stored
 from tests.support.server import Server
@@ -21,6 +21,9 @@ NAMES = (
     "google-chrome",
     "google-chrome-stable",
 )
+
+# A page that shares its processor with other tests may need longer than the usual five seconds.
+expect.set_options(timeout=15_000)
 
 
 @pytest.fixture(scope="module")

@@ -104,6 +104,7 @@ def score(page: Page) -> float:
 
 def audit(page: Page) -> list[Any]:
     """What axe-core finds wrong; the page's context must bypass its Content-Security-Policy."""
+    settled(page)  # half of a list that is being replaced is neither the old nor the new
     page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text())
     # Every rule runs. Of the elements that pass it lists one a rule; to list each takes two thirds
     # of the time.
