@@ -53,16 +53,29 @@ class PostgresDatabases:
         Returns:
             str: its URL.
         """
-        database = self._prefix + (name or f"heed_{uuid.uuid4().hex[:12]}")
-        self.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
-        self._created.append(database)
-        return self.url(database)
+        return self._create(name, sql.SQL(""))
+
+    def copy_database(self, url: str) -> str:
+        """Create a database with the contents of another one, which nobody is connected to.
+
+        Returns:
+            str: its URL.
+        """
+        return self._create(
+            "", sql.SQL("TEMPLATE {}").format(sql.Identifier(urlsplit(url).path[1:]))
+        )
 
     def drop_databases(self) -> None:
         """Drop every database that was created here, whoever is connected to it."""
         while self._created:
             name = sql.Identifier(self._created.pop())
             self.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(name))
+
+    def _create(self, name: str, options: sql.Composable) -> str:
+        database = self._prefix + (name or f"heed_{uuid.uuid4().hex[:12]}")
+        self.execute(sql.SQL("CREATE DATABASE {} {}").format(sql.Identifier(database), options))
+        self._created.append(database)
+        return self.url(database)
 
     def execute(self, statement: sql.Composed) -> None:
         """Run one statement, as the user that the URL names and outside transactions."""

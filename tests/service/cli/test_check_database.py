@@ -18,9 +18,9 @@ from tests.support.postgres_server import PostgresDatabases, PostgresServer
 from tests.support.tiny import World
 
 
-@pytest.fixture
-def url(postgres: PostgresDatabases) -> str:
-    """A database with everything in it, changed in every way."""
+@pytest.fixture(scope="module")
+def filled(postgres: PostgresDatabases) -> str:
+    """A database with everything in it, changed in every way, to be copied."""
     url = postgres.create_database()
 
     async def fill() -> None:
@@ -32,6 +32,12 @@ def url(postgres: PostgresDatabases) -> str:
 
     asyncio.run(fill())
     return url
+
+
+@pytest.fixture
+def url(filled: str, postgres: PostgresDatabases) -> str:
+    """A copy of that database for one test."""
+    return postgres.copy_database(filled)
 
 
 def problems(url: str) -> list[str]:

@@ -160,6 +160,18 @@ def test_cancellation_from_another_machine(machine: Machine, code: str) -> None:
     asyncio.run(main())
 
 
+@contextmanager
+def running(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program, which is killed if it has not ended when the block does, or fails."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 SERVICE = """
 import asyncio, sys
 from pathlib import Path
@@ -191,35 +203,33 @@ def test_a_killed_machine_leaves_an_interrupted_job(
     When the machine is started again it kills what is left of its training, whoever trains then.
     """
     monkeypatch.setattr(jobs_module, "LEASE_SECONDS", 3.0)
-    service = subprocess.Popen(
-        [sys.executable, "-c", SERVICE, url, namespace, str(tmp_path / "a"), PROLOGUE + DEAF],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
 
-    async def main() -> None:
+    async def main(service: subprocess.Popen[str]) -> None:
         assert service.stdout is not None
         job_id, pid = service.stdout.readline().split()
         second = machine("b")
-        assert (await second.get(job_id)).state == "running"
+
+        async def is_running() -> bool:  # the first machine knows it sooner than its record says it
+            return (await second.get(job_id)).state == "running"
+
+        assert await until(is_running)
         with pytest.raises(Conflict, match=job_id):
             await second.start({"code": SUCCEED})
         service.kill()
         service.wait()
         job = await known_end(second, job_id)
         assert (job.state, job.error) == ("failed", "interrupted: the process that ran it is gone")
-        running, _ = await hanging(second)
+        next_job, _ = await hanging(second)
         assert not is_dead(int(pid))
         restarted = machine("a")
         assert await until(lambda: asyncio.to_thread(is_dead, int(pid)))
         assert await restarted.get(job_id) == job
-        assert [each.id for each in await restarted.latest(9)] == [running, job_id]
-        assert (await restarted.get(running)).state == "running"
+        assert [each.id for each in await restarted.latest(9)] == [next_job, job_id]
+        assert (await restarted.get(next_job)).state == "running"
         await second.close()
 
-    with service:
-        asyncio.run(main())
+    with running(SERVICE, url, namespace, str(tmp_path / "a"), PROLOGUE + DEAF) as service:
+        asyncio.run(main(service))
 
 
 def test_a_machine_that_has_lost_its_lease_stops_training(url: str, machine: Machine) -> None:
@@ -271,11 +281,13 @@ def test_a_training_goes_on_without_the_database(tmp_path: Path) -> None:
 
 
 COMMAND = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from service.jobs.command_job import command_job
 from service.stores.postgres.store import PostgresStore
 
+# Where the tests run in the background of a shell, SIGINT is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 store = PostgresStore(sys.argv[1], namespace=sys.argv[2])
 try:
     with command_job(Path(sys.argv[3]), {}, store) as job:
@@ -290,14 +302,8 @@ def test_the_command_takes_the_same_lease(
     url: str, namespace: str, machine: Machine, tmp_path: Path
 ) -> None:
     """While `heed train` runs on a machine, services on others refuse to train, and can stop it."""
-    command = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, url, namespace, str(tmp_path / "a")],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
 
-    async def main() -> None:
+    async def main(command: subprocess.Popen[str]) -> None:
         assert command.stdout is not None
         assert command.stdout.readline() == "trains\n"
         service = machine("b")
@@ -312,8 +318,8 @@ def test_the_command_takes_the_same_lease(
         assert (await known_end(service, job.id)).state == "cancelled"
         assert (await end_of(service, await service.start({"code": SUCCEED}))).is_final
 
-    with command:
-        asyncio.run(main())
+    with running(COMMAND, url, namespace, str(tmp_path / "a")) as command:
+        asyncio.run(main(command))
 
 
 PUBLISH = """

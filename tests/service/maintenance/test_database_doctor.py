@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,16 +75,14 @@ def server() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture
-def sound(
-    server: PostgresServer, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Sound]:
-    """The small world in a database: trained, private and backed up."""
-    created = server.create_database()
-    name = created.rpartition("/")[2]
-    _execute(server.url(), f"ALTER DATABASE {name} OWNER TO heed")
-    url = created.replace("postgres@", "heed@")
-    data = world.copy(tmp_path / "data")
+@pytest.fixture(scope="module")
+def installed(
+    server: PostgresServer, world: World, tmp_path_factory: pytest.TempPathFactory
+) -> Sound:
+    """The small world in a database: trained, private and backed up. Tests have copies of it."""
+    folder = tmp_path_factory.mktemp("installed")
+    url = _given(server, server.create_database())
+    data = world.copy(folder / "data")
     data.chmod(0o700)
 
     async def move() -> None:
@@ -97,10 +96,23 @@ def sound(
 
     asyncio.run(move())
     (data / STORE_FILE).unlink()
-    back_up(data, tmp_path / "backup", settings={}, store=url)
+    back_up(data, folder / "backup", settings={}, store=url)
+    return Sound(server, url, data, world)
+
+
+@pytest.fixture
+def sound(installed: Sound, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sound:
+    """A copy of the installation for one test."""
+    server, world = installed.server, installed.world
+    url = _given(server, server.copy_database(installed.url))
     monkeypatch.setenv("HEED_STORE", url)
-    yield Sound(server, url, data, world)
-    server.drop_databases()
+    return Sound(server, url, shutil.copytree(installed.data, tmp_path / "data"), world)
+
+
+def _given(server: PostgresServer, created: str) -> str:
+    """Give a database to the role for Heed; return its URL as that role."""
+    _execute(server.url(), f"ALTER DATABASE {created.rpartition('/')[2]} OWNER TO heed")
+    return created.replace("postgres@", "heed@")
 
 
 def codes(data: Path, **options: Any) -> set[str]:
