@@ -3,16 +3,21 @@
 Rows of users are locked first, in the order of their keys, then those of event ids: transactions
 that take locks in one order do not wait for one another in a circle. Whoever appends to the same
 users waits until the commit, so that all columns but the seqs are encoded before.
+
+Most batches have no event that is stored already, so their ids are not looked for: where fewer ids
+than events were new, the next attempt looks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from psycopg import AsyncCursor
 
 from service.domain.errors import Conflict
 from service.domain.records import DISLIKE, Event
@@ -63,9 +68,21 @@ SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::inte
 ADD_IDS = """\
 INSERT INTO heed.event_ids (namespace_no, event_key, user_key, timestamp, seq, digest)
 SELECT %s, * FROM unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::integer[], %s::bigint[])"""
+_ADD_NEW_IDS = f"{ADD_IDS}\nON CONFLICT (namespace_no, event_key) DO NOTHING RETURNING true"
 ADD_VECTORS = """\
 INSERT INTO heed.vectors (namespace_no, user_key, seq, key, value)
 SELECT %s, * FROM unnest(%b::bigint[], %b::integer[], %b::bytea[], %b::bytea[])"""
+
+
+@dataclass
+class Batch:
+    """Events that arrived at `now`, microseconds UTC, with the keys of their ids."""
+
+    events: Sequence[Event]
+    keys: Sequence[bytes]
+    now: int
+    import_no: int | None
+    was_tried: bool = False
 
 
 class Appending:
@@ -75,36 +92,42 @@ class Appending:
         self._items = items
         self._types = types
         self._event_ids = EventIds()
+        self._expects_stored = False  # as some of the batch were that was looked for last
 
     async def prepare(self, events: Sequence[Event]) -> None:
         """Learn the names that the events use, before the transaction."""
         await self._items.learn({event.item_id for event in events})
         await self._types.learn({event.type for event in events})
 
-    def keys(self, events: Sequence[Event], now: int) -> list[bytes]:
-        """Return the key of each event's id; of an event without one, a new one."""
+    def batch(self, events: Sequence[Event], now: int, import_no: int | None) -> Batch:
+        """Give each event the key of its id; one without an id, a new key."""
         own = self._event_ids.take(sum(event.event_id is None for event in events), now)
-        return [
+        keys = [
             event_key(next(own) if event.event_id is None else event.event_id) for event in events
         ]
+        return Batch(events, keys, now, import_no)
 
-    async def append(
-        self,
-        transaction: NamespaceTransaction,
-        events: Sequence[Event],
-        event_keys: Sequence[bytes],
-        now: int,
-        import_no: int | None,
-    ) -> AppendResult:
-        """Append events, with their `keys`, that arrived at `now`, microseconds UTC."""
+    async def append(self, transaction: NamespaceTransaction, batch: Batch) -> AppendResult:
+        """Append a batch. Raises `Changed` where an event is stored that was not looked for."""
+        events, now, import_no = batch.events, batch.now, batch.import_no
+        looks = batch.was_tried or self._expects_stored
+        batch.was_tried = True
         items = self._items.numbers(transaction, {event.item_id for event in events})
         types = self._types.numbers(transaction, {event.type for event in events})
-        named = list(zip(events, event_keys, strict=True))
+        named = list(zip(events, batch.keys, strict=True))
         keys = {id_: key for event, key in named if (id_ := event.event_id) is not None}
-        stored = await transaction.rows(_FIND_IDS, uuids(keys.values())) if keys else []
+        stored: Rows = []
+        if keys and looks:
+            stored = await transaction.rows(_FIND_IDS, uuids(keys.values()))
+            self._expects_stored = bool(stored)
         names = {key: event_id for event_id, key in keys.items()} if stored else {}
         known = {names[key.bytes]: (digest, timestamp) for key, digest, timestamp, _, _ in stored}
-        fresh = find_fresh(events, now, known)
+        try:
+            fresh = find_fresh(events, now, known)
+        except Conflict:
+            if looks:
+                raise
+            raise Changed from None  # a stored time may be the one that the others agree with
         if stored and transaction.is_distributed:
             await _check_seen(transaction, [(row[3], row[4]) for row in stored])
         await add_claims(transaction, import_no, [(row[3], row[2], row[4]) for row in stored])
@@ -116,10 +139,13 @@ class Appending:
         ]
         rows = _EventRows(fresh, items, types, id_keys)
         users, created = await put_users(transaction, rows.counts, rows.with_vectors)
-        await rows.insert(transaction, users, import_no)
+        ids = await rows.insert(transaction, users, import_no)
         rows.tally.users += created
         rows.tally.bytes += USER_BYTES * created
         await add_tallies(transaction, rows.any_user, rows.tally)
+        await ids.fetchone()  # the results up to here arrive
+        if ids.rowcount < len(fresh):
+            raise Changed
         return AppendResult(len(fresh), len(events) - len(fresh))
 
 
@@ -184,8 +210,8 @@ class _EventRows:
         transaction: NamespaceTransaction,
         users: Mapping[str, Sequence[int]],
         import_no: int | None,
-    ) -> None:
-        """Insert the rows.
+    ) -> AsyncCursor:
+        """Insert the rows; return the cursor of the ids, which leaves out those that are known.
 
         Args:
             transaction: holds the locks of the users.
@@ -200,11 +226,11 @@ class _EventRows:
             integers(seqs[self._order]),
             *self._after_seqs,
         )
-        await transaction.execute(
-            ADD_IDS, *self._id_columns, integers(seqs[self._id_order]), self._digests
+        ids = await transaction.execute(
+            _ADD_NEW_IDS, *self._id_columns, integers(seqs[self._id_order]), self._digests
         )
         if not self.with_vectors:
-            return
+            return ids
         vectors = [
             (users[event.user_id][0], seq, _blob(event.key), _blob(event.value))
             for event, seq in zip(self._events, seqs.tolist(), strict=True)
@@ -212,6 +238,7 @@ class _EventRows:
         ]
         await transaction.execute(ADD_VECTORS, *map(list, zip(*vectors, strict=True)))
         self.tally.bytes += sum(len(blob or b"") for row in vectors for blob in row[2:])
+        return ids
 
 
 async def put_users(
