@@ -41,6 +41,7 @@ from service.stores.postgres.events.tallies import (
 )
 from service.stores.postgres.imports.claims import add_claims
 
+MAX_KNOWN_USERS = 50_000  # ~4 MB when full
 _FIND_IDS = """\
 SELECT event_key, digest, timestamp, user_key, seq FROM heed.event_ids
  WHERE namespace_no = %s AND event_key = ANY(%s::uuid[])"""
@@ -92,6 +93,7 @@ class Appending:
         self._items = items
         self._types = types
         self._event_ids = EventIds()
+        self._known_users: set[int] = set()
         self._expects_stored = False  # as some of the batch were that was looked for last
 
     async def prepare(self, events: Sequence[Event]) -> None:
@@ -138,7 +140,9 @@ class Appending:
             next(own) if event.event_id is None else keys[event.event_id] for event, _, _ in fresh
         ]
         rows = _EventRows(fresh, items, types, id_keys)
-        users, created = await put_users(transaction, rows.counts, rows.with_vectors)
+        users, created = await put_users(
+            transaction, rows.counts, rows.with_vectors, self._known_users
+        )
         ids = await rows.insert(transaction, users, import_no)
         rows.tally.users += created
         rows.tally.bytes += USER_BYTES * created
@@ -242,9 +246,19 @@ class _EventRows:
 
 
 async def put_users(
-    transaction: NamespaceTransaction, counts: Counter[str], with_vectors: set[str]
+    transaction: NamespaceTransaction,
+    counts: Counter[str],
+    with_vectors: set[str],
+    known: set[int],
 ) -> tuple[dict[str, list[int]], int]:
     """Give users, who are created where they are unknown, a new version and so many seqs.
+
+    Args:
+        transaction: in which they are written.
+        counts: seqs of each user.
+        with_vectors: those who have events with vectors now.
+        known: keys of users who are not looked for, since they were stored when last seen; these
+            users are added. It is emptied where one of them is stored no more.
 
     Returns:
         `[user_key, first seq]` of each user, and the number of users that were created.
@@ -257,9 +271,11 @@ async def put_users(
         by_id = {user_key(user_id): user_id for user_id in reversed(counts)}
         raise same_key(*next((a, b) for key, a in by_key.items() if (b := by_id[key]) != a))
     ordered = sorted(by_key)
-    found = {key for key, _ in await transaction.rows(_FIND_USERS, bigints(ordered))}
+    unseen = [key for key in ordered if key not in known]
+    stored = await transaction.rows(_FIND_USERS, bigints(unseen)) if unseen else []
+    found = {key for key, _ in stored}
     numbers: dict[int, int] = dict.fromkeys(ordered, 0)
-    new = [key for key in ordered if key not in found]
+    new = [key for key in unseen if key not in found]
     if new:
         numbers |= zip(new, await new_user_numbers(transaction, len(new)), strict=True)
     ids = [by_key[key] for key in ordered]
@@ -278,10 +294,14 @@ async def put_users(
     for key, user_no, user_id, next_seq in rows:
         if user_id != by_key[key]:
             raise same_key(user_id, by_key[key])
-        if user_no == 0:  # forgotten since they were looked for
+        if user_no == 0:  # forgotten since they were looked for, or last seen
+            known.clear()
             raise Changed
         created += user_no == numbers[key]
         users[user_id] = [key, next_seq - counts[user_id]]
+    if len(known) + len(ordered) > MAX_KNOWN_USERS:
+        known.clear()
+    known.update(ordered)
     return users, created
 
 
