@@ -133,6 +133,27 @@ def test_later_migrations_change_distributed_tables(
         assert connection.execute("SELECT later FROM heed.users").fetchall() == [(7,)]
 
 
+def test_distributed_tables_of_schema_5_are_upgraded(
+    plain: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Citus takes every migration since then, and rows on all workers have the new column."""
+    known = migrations._migrations()
+    with psycopg.connect(plain, autocommit=True) as connection:
+        with monkeypatch.context() as patch:
+            patch.setattr(migrations, "_migrations", lambda: {n: known[n] for n in range(1, 6)})
+            migrate(connection)
+        assert distribution.distribute(connection, 8)
+        for number in range(50):
+            connection.execute(
+                "INSERT INTO heed.users (user_key, user_no, version, generation, namespace_no,"
+                " next_seq, has_vectors, user_id) VALUES (%s, %s, %s, 1, 1, 1, false, 'u')",
+                (number, number, number << 17),
+            )
+        assert migrate(connection) == max(known)
+        rows = connection.execute("SELECT user_no, version_range FROM heed.users").fetchall()
+    assert sorted(rows) == [(number, number) for number in range(50)]
+
+
 def test_a_backup_of_distributed_tables_is_refused(
     url: str, tmp_path: Path, heed: Heed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from psycopg import AsyncConnection
 from service.stores.encoding import cursor_of, position_of
 from service.stores.event_identity import user_key
 from service.stores.postgres.database.ticks.horizon import has_unseen, read_horizon
+from service.stores.postgres.database.ticks.versions import changed_between
 from service.stores.postgres.database.transaction import Changed, NamespaceTransaction
 from service.stores.postgres.events.names import INTERNED, Interned
 from service.stores.postgres.events.tallies import (
@@ -227,7 +228,7 @@ async def _without_events(
         return []
     column, _ = INTERNED[table]
     source = "heed.events" if since is None else "heed.users JOIN heed.events USING (%s)"
-    changed = "" if since is None else f"AND version > {since}"
+    changed = "" if since is None else f"AND {changed_between(str(since))}"
     cursor = await connection.execute(
         f"SELECT DISTINCT {column} FROM {source.replace('%s', 'namespace_no, user_key')}"  # noqa: S608
         f" WHERE namespace_no = %s AND {column} = ANY(%s::integer[]) {changed}".encode(),

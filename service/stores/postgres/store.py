@@ -150,12 +150,11 @@ class PostgresStore(Store):
         check_each(events, check_event, "/events")
         if not events:
             return AppendResult(0, 0)
-        now = time.time_ns() // 1000
-        ids = self._appending.keys(events, now)
+        batch = self._appending.batch(events, time.time_ns() // 1000, import_id)
         return await self._add(
-            lambda each: self._appending.append(each, events, ids, now, import_id),
+            lambda each: self._appending.append(each, batch),
             lambda: self._appending.prepare(events),
-            workers=self._workers.of({event.user_id for event in events}, ids),
+            workers=self._workers.of({event.user_id for event in events}, batch.keys),
         )
 
     async def version(self, user_id: str) -> int:

@@ -124,7 +124,7 @@ async def merge(transaction: NamespaceTransaction, user_id: str, source: str) ->
     if source not in found:
         return 0
     if user_id not in found:
-        await put_users(transaction, Counter({user_id: 0}), set())
+        await put_users(transaction, Counter({user_id: 0}), set(), set())
         await add_tallies(transaction, user_key(user_id), Tally(users=1, bytes=USER_BYTES))
         found = await lock_users(transaction, user_id, source)
         if len(found) < 2:
@@ -164,7 +164,7 @@ async def put_user(
     transaction: NamespaceTransaction, user_id: str, profile: bytes, import_no: int | None
 ) -> None:
     """`Store.put_user`."""
-    users, created = await put_users(transaction, Counter({user_id: 0}), set())
+    users, created = await put_users(transaction, Counter({user_id: 0}), set(), set())
     key, _ = users[user_id]
     row = await transaction.row(
         "SELECT profile FROM heed.users WHERE namespace_no = %s AND user_key = %s", key

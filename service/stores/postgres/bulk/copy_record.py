@@ -10,14 +10,15 @@ from psycopg import Connection
 
 from service.domain.errors import Conflict
 from service.stores.postgres.database.ticks.base import TICKS
+from service.stores.postgres.database.ticks.versions import LAST_VERSION
 from service.stores.postgres.database.transaction import NamespaceTransaction
 from service.stores.protocols.bulk_access import CopyRecord
 
-_LAST_CHANGE = """\
-greatest((SELECT max(version) FROM heed.users WHERE namespace_no = %(no)s),
+_LAST_CHANGE = f"""\
+greatest(({LAST_VERSION}),
          (SELECT max(change) FROM heed.gone_users WHERE namespace_no = %(no)s),
          (SELECT greatest(catalogue, keys, names) FROM heed.namespaces
-           WHERE namespace_no = %(no)s))"""
+           WHERE namespace_no = %(no)s))"""  # noqa: S608
 _READ = "SELECT origin, position, written FROM heed.copies WHERE namespace_no = %s"
 _LOCK = "SELECT written FROM heed.copies WHERE namespace_no = %s FOR UPDATE"
 

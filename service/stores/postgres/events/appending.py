@@ -3,16 +3,21 @@
 Rows of users are locked first, in the order of their keys, then those of event ids: transactions
 that take locks in one order do not wait for one another in a circle. Whoever appends to the same
 users waits until the commit, so that all columns but the seqs are encoded before.
+
+Most batches have no event that is stored already, so their ids are not looked for: where fewer ids
+than events were new, the next attempt looks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from psycopg import AsyncCursor
 
 from service.domain.errors import Conflict
 from service.domain.records import DISLIKE, Event
@@ -36,6 +41,7 @@ from service.stores.postgres.events.tallies import (
 )
 from service.stores.postgres.imports.claims import add_claims
 
+MAX_KNOWN_USERS = 50_000  # ~4 MB when full
 _FIND_IDS = """\
 SELECT event_key, digest, timestamp, user_key, seq FROM heed.event_ids
  WHERE namespace_no = %s AND event_key = ANY(%s::uuid[])"""
@@ -63,9 +69,21 @@ SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::inte
 ADD_IDS = """\
 INSERT INTO heed.event_ids (namespace_no, event_key, user_key, timestamp, seq, digest)
 SELECT %s, * FROM unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::integer[], %s::bigint[])"""
+_ADD_NEW_IDS = f"{ADD_IDS}\nON CONFLICT (namespace_no, event_key) DO NOTHING RETURNING true"
 ADD_VECTORS = """\
 INSERT INTO heed.vectors (namespace_no, user_key, seq, key, value)
 SELECT %s, * FROM unnest(%b::bigint[], %b::integer[], %b::bytea[], %b::bytea[])"""
+
+
+@dataclass
+class Batch:
+    """Events that arrived at `now`, microseconds UTC, with the keys of their ids."""
+
+    events: Sequence[Event]
+    keys: Sequence[bytes]
+    now: int
+    import_no: int | None
+    was_tried: bool = False
 
 
 class Appending:
@@ -75,36 +93,43 @@ class Appending:
         self._items = items
         self._types = types
         self._event_ids = EventIds()
+        self._known_users: set[int] = set()
+        self._expects_stored = False  # as some of the batch were that was looked for last
 
     async def prepare(self, events: Sequence[Event]) -> None:
         """Learn the names that the events use, before the transaction."""
         await self._items.learn({event.item_id for event in events})
         await self._types.learn({event.type for event in events})
 
-    def keys(self, events: Sequence[Event], now: int) -> list[bytes]:
-        """Return the key of each event's id; of an event without one, a new one."""
+    def batch(self, events: Sequence[Event], now: int, import_no: int | None) -> Batch:
+        """Give each event the key of its id; one without an id, a new key."""
         own = self._event_ids.take(sum(event.event_id is None for event in events), now)
-        return [
+        keys = [
             event_key(next(own) if event.event_id is None else event.event_id) for event in events
         ]
+        return Batch(events, keys, now, import_no)
 
-    async def append(
-        self,
-        transaction: NamespaceTransaction,
-        events: Sequence[Event],
-        event_keys: Sequence[bytes],
-        now: int,
-        import_no: int | None,
-    ) -> AppendResult:
-        """Append events, with their `keys`, that arrived at `now`, microseconds UTC."""
+    async def append(self, transaction: NamespaceTransaction, batch: Batch) -> AppendResult:
+        """Append a batch. Raises `Changed` where an event is stored that was not looked for."""
+        events, now, import_no = batch.events, batch.now, batch.import_no
+        looks = batch.was_tried or self._expects_stored
+        batch.was_tried = True
         items = self._items.numbers(transaction, {event.item_id for event in events})
         types = self._types.numbers(transaction, {event.type for event in events})
-        named = list(zip(events, event_keys, strict=True))
+        named = list(zip(events, batch.keys, strict=True))
         keys = {id_: key for event, key in named if (id_ := event.event_id) is not None}
-        stored = await transaction.rows(_FIND_IDS, uuids(keys.values())) if keys else []
+        stored: Rows = []
+        if keys and looks:
+            stored = await transaction.rows(_FIND_IDS, uuids(keys.values()))
+            self._expects_stored = bool(stored)
         names = {key: event_id for event_id, key in keys.items()} if stored else {}
         known = {names[key.bytes]: (digest, timestamp) for key, digest, timestamp, _, _ in stored}
-        fresh = find_fresh(events, now, known)
+        try:
+            fresh = find_fresh(events, now, known)
+        except Conflict:
+            if looks:
+                raise
+            raise Changed from None  # a stored time may be the one that the others agree with
         if stored and transaction.is_distributed:
             await _check_seen(transaction, [(row[3], row[4]) for row in stored])
         await add_claims(transaction, import_no, [(row[3], row[2], row[4]) for row in stored])
@@ -115,11 +140,16 @@ class Appending:
             next(own) if event.event_id is None else keys[event.event_id] for event, _, _ in fresh
         ]
         rows = _EventRows(fresh, items, types, id_keys)
-        users, created = await put_users(transaction, rows.counts, rows.with_vectors)
-        await rows.insert(transaction, users, import_no)
+        users, created = await put_users(
+            transaction, rows.counts, rows.with_vectors, self._known_users
+        )
+        ids = await rows.insert(transaction, users, import_no)
         rows.tally.users += created
         rows.tally.bytes += USER_BYTES * created
         await add_tallies(transaction, rows.any_user, rows.tally)
+        await ids.fetchone()  # the results up to here arrive
+        if ids.rowcount < len(fresh):
+            raise Changed
         return AppendResult(len(fresh), len(events) - len(fresh))
 
 
@@ -184,8 +214,8 @@ class _EventRows:
         transaction: NamespaceTransaction,
         users: Mapping[str, Sequence[int]],
         import_no: int | None,
-    ) -> None:
-        """Insert the rows.
+    ) -> AsyncCursor:
+        """Insert the rows; return the cursor of the ids, which leaves out those that are known.
 
         Args:
             transaction: holds the locks of the users.
@@ -200,11 +230,11 @@ class _EventRows:
             integers(seqs[self._order]),
             *self._after_seqs,
         )
-        await transaction.execute(
-            ADD_IDS, *self._id_columns, integers(seqs[self._id_order]), self._digests
+        ids = await transaction.execute(
+            _ADD_NEW_IDS, *self._id_columns, integers(seqs[self._id_order]), self._digests
         )
         if not self.with_vectors:
-            return
+            return ids
         vectors = [
             (users[event.user_id][0], seq, _blob(event.key), _blob(event.value))
             for event, seq in zip(self._events, seqs.tolist(), strict=True)
@@ -212,12 +242,23 @@ class _EventRows:
         ]
         await transaction.execute(ADD_VECTORS, *map(list, zip(*vectors, strict=True)))
         self.tally.bytes += sum(len(blob or b"") for row in vectors for blob in row[2:])
+        return ids
 
 
 async def put_users(
-    transaction: NamespaceTransaction, counts: Counter[str], with_vectors: set[str]
+    transaction: NamespaceTransaction,
+    counts: Counter[str],
+    with_vectors: set[str],
+    known: set[int],
 ) -> tuple[dict[str, list[int]], int]:
     """Give users, who are created where they are unknown, a new version and so many seqs.
+
+    Args:
+        transaction: in which they are written.
+        counts: seqs of each user.
+        with_vectors: those who have events with vectors now.
+        known: keys of users who are not looked for, since they were stored when last seen; these
+            users are added. It is emptied where one of them is stored no more.
 
     Returns:
         `[user_key, first seq]` of each user, and the number of users that were created.
@@ -230,9 +271,11 @@ async def put_users(
         by_id = {user_key(user_id): user_id for user_id in reversed(counts)}
         raise same_key(*next((a, b) for key, a in by_key.items() if (b := by_id[key]) != a))
     ordered = sorted(by_key)
-    found = {key for key, _ in await transaction.rows(_FIND_USERS, bigints(ordered))}
+    unseen = [key for key in ordered if key not in known]
+    stored = await transaction.rows(_FIND_USERS, bigints(unseen)) if unseen else []
+    found = {key for key, _ in stored}
     numbers: dict[int, int] = dict.fromkeys(ordered, 0)
-    new = [key for key in ordered if key not in found]
+    new = [key for key in unseen if key not in found]
     if new:
         numbers |= zip(new, await new_user_numbers(transaction, len(new)), strict=True)
     ids = [by_key[key] for key in ordered]
@@ -251,10 +294,14 @@ async def put_users(
     for key, user_no, user_id, next_seq in rows:
         if user_id != by_key[key]:
             raise same_key(user_id, by_key[key])
-        if user_no == 0:  # forgotten since they were looked for
+        if user_no == 0:  # forgotten since they were looked for, or last seen
+            known.clear()
             raise Changed
         created += user_no == numbers[key]
         users[user_id] = [key, next_seq - counts[user_id]]
+    if len(known) + len(ordered) > MAX_KNOWN_USERS:
+        known.clear()
+    known.update(ordered)
     return users, created
 
 

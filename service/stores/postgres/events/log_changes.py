@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from psycopg import AsyncConnection, Connection
 
 from service.stores.postgres.database.ticks.horizon import horizon_query, read_horizon
+from service.stores.postgres.database.ticks.versions import LAST_VERSION, changed_between
 from service.stores.postgres.database.transaction import Rows
 from service.stores.postgres.events.column_codes import ColumnCodes
 from service.stores.protocols.event_log_store import LogChanges, LogColumns
@@ -28,9 +29,11 @@ _PACKED = np.dtype(
         ("weight", ">f8"),
     ]
 )
-_CHANGED = """\
+# The index has ranges of versions, of which the first and the last may be read in part.
+_CHANGED = f"""\
 SELECT user_key, user_no, version, generation, next_seq FROM heed.users
- WHERE namespace_no = %s AND version > %s AND version <= %s ORDER BY version LIMIT %s"""
+ WHERE namespace_no = %(no)s AND {changed_between("%(after)s", "%(until)s")}
+ ORDER BY version_range, version LIMIT %(limit)s"""  # noqa: S608
 _GONE = """\
 SELECT user_no FROM heed.gone_users WHERE namespace_no = %s AND change > %s AND change <= %s"""
 _EVENTS = """\
@@ -38,11 +41,11 @@ SELECT int8send(user_no) || int4send(seq) || int4send(item_no) || int4send(type_
        || int8send(timestamp) || float8send(weight)
   FROM unnest(%s::bigint[], %s::bigint[], %s::integer[]) AS known (user_key, user_no, last)
   JOIN heed.events USING (user_key) WHERE namespace_no = %s AND seq > last"""
-_LATEST = """\
+_LATEST = f"""\
 SELECT greatest(
-         coalesce((SELECT max(version) FROM heed.users WHERE namespace_no = %(no)s), 0),
+         coalesce(({LAST_VERSION}), 0),
          coalesce((SELECT max(change) FROM heed.gone_users WHERE namespace_no = %(no)s), 0),
-         coalesce((SELECT catalogue FROM heed.namespaces WHERE namespace_no = %(no)s), 0))"""
+         coalesce((SELECT catalogue FROM heed.namespaces WHERE namespace_no = %(no)s), 0))"""  # noqa: S608
 _CLOCK = f"SELECT least(({_LATEST}), ({horizon_query(False)}))"
 _USERS = 50_000  # changed users that are looked at in one call, at most; more than of one version
 
@@ -71,7 +74,8 @@ def log_changes(
     """
     horizon = _number(connection, horizon_query(is_distributed))
     rows = connection.execute(
-        _CHANGED.encode(), (namespace_no, after, horizon, _USERS + 1)
+        _CHANGED.encode(),
+        {"no": namespace_no, "after": after, "until": horizon, "limit": _USERS + 1},
     ).fetchall()
     changed, version = _first(rows, after, horizon, known, limit)
     gone: Rows = connection.execute(_GONE.encode(), (namespace_no, after, version)).fetchall()

@@ -14,6 +14,8 @@ from typing import Any
 
 from psycopg import AsyncConnection, Connection, errors
 
+from service.stores.postgres.database.ticks.versions import LAST_RANGE, LAST_VERSION
+
 TICKS = 1_024  # numbers of one transaction: more than transactions can be in progress
 
 # Versions that were given out and lost are in the caches of replicas, and must not come again with
@@ -28,14 +30,15 @@ SELECT system_identifier, CASE WHEN pg_is_in_recovery() THEN 0
   FROM pg_control_system()"""
 
 _NAMESPACES = b"SELECT namespace_no FROM heed.namespaces"
-# Each is the end of an index. Of one namespace, since distributed tables join with no others.
-_STORED = b"""\
+# Of one namespace, since distributed tables join with no others.
+_STORED = """\
 SELECT greatest(
          (SELECT greatest(catalogue, keys, names) FROM heed.namespaces WHERE namespace_no = %(no)s),
-         (SELECT max(version) FROM heed.users WHERE namespace_no = %(no)s),
+         (%s),
          (SELECT max(change) FROM heed.gone_users WHERE namespace_no = %(no)s),
          (SELECT max(change) FROM heed.items WHERE namespace_no = %(no)s),
          (SELECT max(written) FROM heed.copies WHERE namespace_no = %(no)s), 0)"""
+_EXACTLY, _AT_MOST = (_STORED.replace("%s", users) for users in (LAST_VERSION, LAST_RANGE))
 _LOCAL = b"SET LOCAL synchronous_commit = local"
 # Nothing that is stored is as high as the next tick, unless it comes from other servers. Without a
 # row to change, the statement takes no transaction id.
@@ -68,7 +71,12 @@ def raise_base(connection: Connection, row: tuple[Any, ...] | None = None) -> No
         connection.execute(_LOCAL)
         stored = 0
         for namespace in connection.execute(_NAMESPACES).fetchall():
-            found = connection.execute(_STORED, {"no": namespace[0]}).fetchone()
+            values = {"no": namespace[0]}
+            try:
+                with connection.transaction():
+                    found = connection.execute(_EXACTLY.encode(), values).fetchone()
+            except errors.DataCorrupted:  # which a database is opened with, to say where
+                found = connection.execute(_AT_MOST.encode(), values).fetchone()
             stored = max(stored, *(found or (0,)))
         connection.execute(_RAISE.encode(), _values(row, stored))
 
@@ -80,7 +88,12 @@ async def raise_base_async(connection: AsyncConnection, row: tuple[Any, ...]) ->
         await connection.execute(_LOCAL)
         stored = 0
         for namespace in await (await connection.execute(_NAMESPACES)).fetchall():
-            cursor = await connection.execute(_STORED, {"no": namespace[0]})
+            values = {"no": namespace[0]}
+            try:
+                async with connection.transaction():
+                    cursor = await connection.execute(_EXACTLY.encode(), values)
+            except errors.DataCorrupted:
+                cursor = await connection.execute(_AT_MOST.encode(), values)
             stored = max(stored, *(await cursor.fetchone() or (0,)))
         await connection.execute(_RAISE.encode(), _values(row, stored))
 

@@ -1,0 +1,73 @@
+"""Migrations of a PostgreSQL database that has rows."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import psycopg
+import pytest
+
+from service.domain.records import Event
+from service.stores.event_identity import user_key
+from service.stores.postgres.database import migrations
+from service.stores.postgres.database.migrations import migrate
+from service.stores.postgres.database.ticks.versions import RANGE_BITS
+from service.stores.postgres.namespaces import create_namespace
+from service.stores.postgres.store import PostgresStore
+from tests.support.postgres_server import PostgresDatabases
+
+RANGE = 1 << RANGE_BITS
+_USER = """\
+INSERT INTO heed.users (user_key, user_no, version, generation, namespace_no, next_seq, has_vectors,
+                        user_id)
+VALUES (%s, %s, %s, %s, %s, 1, false, %s)"""
+
+
+def test_users_of_schema_5_have_their_versions(
+    postgres: PostgresDatabases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their versions stay, in whatever ranges they are, and what changes later is found as such."""
+    url = postgres.create_database()
+    known = migrations._migrations()
+    versions = {"u1": 5, "u2": RANGE - 1, "u3": RANGE, "u4": 3 * RANGE + 1}
+    with psycopg.connect(url, autocommit=True) as connection:
+        with monkeypatch.context() as patch:
+            patch.setattr(migrations, "_migrations", lambda: {n: known[n] for n in range(1, 6)})
+            assert migrate(connection) == 5
+            no = create_namespace(connection, "default")
+        for number, (user, version) in enumerate(versions.items(), 1):
+            values = (user_key(user), number, version, version, no, user)
+            connection.execute(_USER, values)
+        connection.execute(f"SELECT setval('heed.user_numbers_{no}', 4)".encode())
+        assert migrate(connection) == max(known)
+        ranges = connection.execute("SELECT version, version_range FROM heed.users").fetchall()
+    assert dict(ranges) == {version: version >> RANGE_BITS for version in versions.values()}
+    asyncio.run(_follow(url, versions))
+
+
+async def _follow(url: str, versions: dict[str, int]) -> None:
+    store = PostgresStore(url)
+    try:
+        assert {user: await store.version(user) for user in versions} == versions
+        assert await store.clock() == versions["u4"]
+        assert await store.append([Event("u1", "i"), Event("u9", "i")]) == (2, 0)
+        assert await store.clock() == await store.version("u1") > versions["u4"]
+        changes = await store.log_changes(versions["u4"], np.zeros(0, np.int64))
+        assert sorted(changes.events.users) == [1, 5]
+    finally:
+        await store.close()
+
+
+def test_an_append_changes_no_index_of_users(postgres: PostgresDatabases) -> None:
+    """No index has a column that every append changes, so that rows are updated in their pages."""
+    url = postgres.create_database()
+    with psycopg.connect(url, autocommit=True) as connection:
+        migrate(connection)
+        rows = connection.execute(
+            "SELECT DISTINCT attname FROM pg_index JOIN pg_attribute"
+            " ON attrelid = indrelid AND attnum = ANY(indkey)"
+            " WHERE indrelid = 'heed.users'::regclass"
+        ).fetchall()
+    changed = {"version", "generation", "next_seq", "has_vectors", "profile"}
+    assert changed.isdisjoint(name for (name,) in rows)
