@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 import psycopg
@@ -17,21 +17,19 @@ from psycopg import AsyncConnection, Connection
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool as ReaderPool
 
-from service.domain.errors import Invalid, StoreUnreachable, Unavailable
-from service.stores.postgres.database.breaker import Breaker
+from service.domain.errors import Invalid, Unavailable
 from service.stores.postgres.database.distributed.distribution import is_distributed
 from service.stores.postgres.database.distributed.placement import SHARDS, build_placement
 from service.stores.postgres.database.distributed.workers import NOWHERE, Workers
-from service.stores.postgres.database.faults import explain, is_disconnected, is_lost
+from service.stores.postgres.database.faults import explain, is_disconnected
+from service.stores.postgres.database.leases import Leases
 from service.stores.postgres.database.patience import PatientConnection, cut_after, cut_off
-from service.stores.postgres.database.pool import ConnectionPool
 from service.stores.postgres.database.ticks.base import TIMELINE, raise_base, raise_base_async
 from service.stores.postgres.database.ticks.timelines import Timelines, put_first
 
 POOL_SIZE = 8  # connections of an event loop
 DISTRIBUTED_POOL_SIZE = 16  # of a distributed database, which takes longer to answer each call
 MAX_SNAPSHOTS = 8  # connections of the threads of a process
-MAX_WAITING = 1_000  # calls that wait for a connection of a loop
 STATEMENT_TIMEOUT_MS = 30_000
 SESSION_TIMEOUT_MS = 10_000
 LONG_TIMEOUT = 60.0  # seconds of what may read at length
@@ -75,22 +73,25 @@ class Connections:
         except psycopg.ProgrammingError as error:
             raise Invalid("", f"HEED_STORE is no URL of PostgreSQL: {error}") from None
         self._conninfo = make_conninfo("", **{**_DEFAULTS, **given})
-        self._pool_size = pool_size
-        self._pools: dict[asyncio.AbstractEventLoop, ConnectionPool] = {}
+        self._leases = Leases(self._connect, pool_size)
         self._threads: ReaderPool[Connection] | None = None
         self._lock = threading.Lock()
-        self._breaker = Breaker()
         self._timelines = Timelines()
         self.workers = Workers()
         self.is_distributed = False
         self.is_closed = False
-        self.failures = 0  # of connections and statements
+        self._failures = 0  # of connections that are not lent
 
     @property
     def name(self) -> str:
         """The host and the database, without a password."""
         given = conninfo_to_dict(self._conninfo)
         return f"{given.get('host', 'localhost')}/{given.get('dbname', '')}"
+
+    @property
+    def failures(self) -> int:
+        """Number of connections and statements that failed."""
+        return self._failures + self._leases.failures
 
     @property
     def epoch(self) -> int:
@@ -101,21 +102,20 @@ class Connections:
         """Find out whether the tables are distributed; before the first connection is lent."""
         if not self.is_distributed and is_distributed(connection):
             placement = build_placement(connection.execute(SHARDS).fetchall())
-            self.is_distributed, self._pool_size = True, DISTRIBUTED_POOL_SIZE
-            self.workers = Workers(placement, self._pool_size)
+            self.is_distributed, self._leases.size = True, DISTRIBUTED_POOL_SIZE
+            self.workers = Workers(placement, DISTRIBUTED_POOL_SIZE)
 
-    @asynccontextmanager
-    async def connection(
+    def connection(
         self,
         patience: float = LONG_TIMEOUT,
         workers: frozenset[int] = NOWHERE,
         *,
         only_reads: bool = False,
-    ) -> AsyncIterator[AsyncConnection]:
-        """Lend a connection in autocommit mode.
+    ) -> AbstractAsyncContextManager[AsyncConnection]:
+        """Lend a connection in autocommit mode for a block.
 
-        A connection with which the call takes longer than `patience` seconds is cut, so that the
-        block fails: a statement cannot be cancelled on a server that hangs.
+        A connection with which the block takes longer than `patience` seconds is cut, so that the
+        block fails.
 
         Args:
             patience: seconds.
@@ -127,52 +127,22 @@ class Connections:
             Unavailable: another error of PostgreSQL; errors of the block are translated too.
         """
         self.check_open()
-        if not self._breaker.permits():
-            raise StoreUnreachable(self._breaker.reason)
-        async with (
-            self.workers.call(workers, patience, only_reads=only_reads),
-            self._lend(patience, of_server=not workers) as connection,
-        ):
-            yield connection
+        lease = self._leases.lease(patience, of_server=not workers)
+        return self._of_workers(lease, patience, workers, only_reads) if workers else lease
 
     @asynccontextmanager
-    async def _lend(self, patience: float, *, of_server: bool) -> AsyncIterator[AsyncConnection]:
-        """Lend a connection; `of_server`: the block waits for the server and for no worker."""
-        is_new = was_cut = False
-        loop = asyncio.get_running_loop()
-        until = loop.time() + patience
-        try:
-            async with self._pool().connection(patience) as (connection, is_new):
-
-                def cut() -> None:
-                    nonlocal was_cut
-                    was_cut = True
-                    cut_off(connection)
-
-                guard = loop.call_at(until, cut)
-                try:
-                    yield connection
-                finally:
-                    guard.cancel()
-        except StoreUnreachable as error:
-            self.failures += 1
-            self._breaker.failed(error.detail)
-            raise
-        except psycopg.Error as error:
-            self.failures += 1
-            reason = explain(error)
-            if isinstance(reason, StoreUnreachable) and (
-                of_server or (is_lost(error) and not was_cut)
-            ):
-                self.drop_idle()
-                # An idle connection is lost with the server that it was to; a new one may be had.
-                if is_new or was_cut or not is_disconnected(error):
-                    self._breaker.failed(reason.detail)
-            if was_cut:
-                raise reason from None  # another attempt would take as long
-            raise reason from error
-        else:
-            self._breaker.succeeded()
+    async def _of_workers(
+        self,
+        lease: AbstractAsyncContextManager[AsyncConnection],
+        patience: float,
+        workers: frozenset[int],
+        only_reads: bool,
+    ) -> AsyncIterator[AsyncConnection]:
+        async with (
+            self.workers.call(workers, patience, only_reads=only_reads),
+            lease as connection,
+        ):
+            yield connection
 
     @contextmanager
     def plain(self) -> Iterator[Connection]:
@@ -182,7 +152,7 @@ class Connections:
             with self.connect() as connection:
                 yield connection
         except psycopg.Error as error:
-            self.failures += 1
+            self._failures += 1
             raise explain(error) from error
 
     @contextmanager
@@ -197,7 +167,7 @@ class Connections:
                 connection.execute(f"SET statement_timeout = {SESSION_TIMEOUT_MS}".encode())
                 yield connection
         except psycopg.Error as error:
-            self.failures += 1
+            self._failures += 1
             raise explain(error) from error
 
     @contextmanager
@@ -211,7 +181,7 @@ class Connections:
             with self._readers().connection() as connection, connection.transaction():
                 yield connection
         except psycopg.Error as error:
-            self.failures += 1
+            self._failures += 1
             raise explain(error) from error
 
     def connect(self) -> Connection:
@@ -231,21 +201,15 @@ class Connections:
         if self.is_closed:
             raise Unavailable("the store is closed")
 
-    def drop_idle(self) -> None:
-        """Close the idle connections of this loop, all of which a failover breaks at once."""
-        self._pool().drop_idle()
-
     async def close(self) -> None:
         """Close all connections; later calls raise `Unavailable`."""
-        pool = self._pools.pop(asyncio.get_running_loop(), None)
-        if pool is not None:
-            pool.close()
+        self._leases.close()
         await asyncio.to_thread(self.abandon)
 
     def abandon(self) -> None:
         """Close the connections of threads and of loops that have ended."""
         self.is_closed = True
-        self._drop_ended()
+        self._leases.drop_ended()
         if self._threads is not None:
             self._threads.close()
 
@@ -262,14 +226,6 @@ class Connections:
                     open=True,
                 )
             return self._threads
-
-    def _pool(self) -> ConnectionPool:
-        loop = asyncio.get_running_loop()
-        pool = self._pools.get(loop)
-        if pool is None:
-            self._drop_ended()
-            pool = self._pools[loop] = ConnectionPool(self._connect, self._pool_size, MAX_WAITING)
-        return pool
 
     async def _connect(self) -> AsyncConnection:
         connection = await AsyncConnection.connect(self._ordered(), autocommit=True)
@@ -292,7 +248,7 @@ class Connections:
             if row is not None and self._timelines.is_elsewhere(row):
                 await raise_base_async(connection, row)
             if self._timelines.admit(connection, row):
-                self.drop_idle()
+                self._leases.drop_idle()
         except BaseException:
             connection.pgconn.finish()
             raise
@@ -325,9 +281,3 @@ class Connections:
         Others may hang, which takes their timeout, or be primaries of earlier timelines.
         """
         return put_first(self._conninfo, self._timelines.primary)
-
-    def _drop_ended(self) -> None:
-        """Close the connections of loops that have ended, as those of commands do."""
-        with self._lock:
-            for loop in [each for each in self._pools if each.is_closed()]:
-                self._pools.pop(loop).close()

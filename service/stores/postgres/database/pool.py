@@ -7,8 +7,7 @@ waits for them for ever, and a caller learns of a refused connection only when i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 
 from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
@@ -35,15 +34,33 @@ class ConnectionPool:
         self._waiting = 0
         self._is_closed = False
 
-    @asynccontextmanager
-    async def connection(self, patience: float) -> AsyncIterator[tuple[AsyncConnection, bool]]:
-        """Lend a connection, and say whether it is new.
+    async def take(self, patience: float) -> tuple[AsyncConnection, bool]:
+        """Return a connection that is the caller's until `give_back`, and whether it is new.
 
         Raises:
             Overloaded: too many calls wait.
             StoreUnreachable: none was free, or could be opened, within `patience` seconds.
             psycopg.Error: the connection was refused.
         """
+        if self._free.locked():
+            await self._wait(patience)
+        else:  # without a timer, which every call would pay for
+            await self._free.acquire()
+        connection = self._take_idle()
+        if connection is not None:
+            return connection, False
+        try:
+            return await self._open(patience), True
+        except BaseException:
+            self._free.release()
+            raise
+
+    def give_back(self, connection: AsyncConnection) -> None:
+        """Keep a connection for later calls, unless it is lost or in the middle of an answer."""
+        self._keep(connection)
+        self._free.release()
+
+    async def _wait(self, patience: float) -> None:
         if self._waiting >= self._queue:
             raise Overloaded("all connections to PostgreSQL are in use, and too many calls wait")
         self._waiting += 1
@@ -54,17 +71,6 @@ class ConnectionPool:
             raise StoreUnreachable("no connection to PostgreSQL became free in time") from None
         finally:
             self._waiting -= 1
-        try:
-            connection = self._take()
-            is_new = connection is None
-            if connection is None:
-                connection = await self._open(patience)
-            try:
-                yield connection, is_new
-            finally:
-                self._put(connection)
-        finally:
-            self._free.release()
 
     async def _open(self, patience: float) -> AsyncConnection:
         """Open a connection; one that takes longer is for a later call.
@@ -75,12 +81,12 @@ class ConnectionPool:
         done, _ = await asyncio.wait({task}, timeout=patience)
         if done:
             return task.result()
-        task.add_done_callback(self._keep)
+        task.add_done_callback(self._keep_late)
         raise StoreUnreachable("PostgreSQL does not accept connections")
 
-    def _keep(self, task: asyncio.Future[AsyncConnection]) -> None:
+    def _keep_late(self, task: asyncio.Future[AsyncConnection]) -> None:
         if not task.cancelled() and task.exception() is None:
-            self._put(task.result())
+            self._keep(task.result())
 
     def close(self) -> None:
         """Close the idle connections, and each that is in use when it is given back."""
@@ -93,14 +99,14 @@ class ConnectionPool:
             connection = self._idle.pop()
             connection.pgconn.finish()
 
-    def _take(self) -> AsyncConnection | None:
+    def _take_idle(self) -> AsyncConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if not connection.closed:
                 return connection
         return None
 
-    def _put(self, connection: AsyncConnection) -> None:
+    def _keep(self, connection: AsyncConnection) -> None:
         status = connection.info.transaction_status
         if status == TransactionStatus.IDLE and not self._is_closed:
             self._idle.append(connection)
