@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 import pytest
 
 from service.domain.errors import StoreUnreachable
-from service.stores.postgres.database import breaker
 from service.stores.postgres.database.distributed.placement import build_placement
 from service.stores.postgres.database.distributed.workers import Workers
+from service.stores.postgres.database.lending import breaker
 
 pytestmark = pytest.mark.anyio
 ONE, TWO, BOTH = frozenset({1}), frozenset({2}), frozenset({1, 2})

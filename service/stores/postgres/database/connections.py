@@ -22,7 +22,7 @@ from service.stores.postgres.database.distributed.distribution import is_distrib
 from service.stores.postgres.database.distributed.placement import SHARDS, build_placement
 from service.stores.postgres.database.distributed.workers import NOWHERE, Workers
 from service.stores.postgres.database.faults import explain, is_disconnected
-from service.stores.postgres.database.leases import Leases
+from service.stores.postgres.database.lending.leases import Leases
 from service.stores.postgres.database.patience import PatientConnection, cut_after, cut_off
 from service.stores.postgres.database.ticks.base import TIMELINE, raise_base, raise_base_async
 from service.stores.postgres.database.ticks.timelines import Timelines, put_first

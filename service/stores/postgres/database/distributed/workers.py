@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary
 
 from service.domain.errors import StoreUnreachable
-from service.stores.postgres.database.breaker import Breaker
 from service.stores.postgres.database.distributed.placement import Placement
+from service.stores.postgres.database.lending.breaker import Breaker
 
 NOWHERE: frozenset[int] = frozenset()
 """Workers of calls that the coordinator answers by itself, and of a database without workers."""

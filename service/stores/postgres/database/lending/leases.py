@@ -15,10 +15,10 @@ import psycopg
 from psycopg import AsyncConnection
 
 from service.domain.errors import StoreUnreachable
-from service.stores.postgres.database.breaker import Breaker
 from service.stores.postgres.database.faults import explain, is_disconnected, is_lost
+from service.stores.postgres.database.lending.breaker import Breaker
+from service.stores.postgres.database.lending.pool import Connect, ConnectionPool
 from service.stores.postgres.database.patience import cut_off
-from service.stores.postgres.database.pool import Connect, ConnectionPool
 
 MAX_WAITING = 1_000  # calls that wait for a connection of a loop
 
