@@ -7,7 +7,7 @@ own for each event would take the client longer than everything else.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from service.domain.records import Event, User
 from service.stores.base import EventVectors, History
 from service.stores.encoding import cursor_of, position_of, user_from, vectors_from
 from service.stores.event_identity import user_key
+from service.stores.postgres.database.prepared_statement import PreparedStatement
 from service.stores.postgres.database.transaction import Rows
 from service.stores.postgres.events.names import InternedNames
 
@@ -29,9 +30,11 @@ _PACKED = np.dtype(
         ("weight", ">f8"),
     ]
 )
-_CHANGED = """\
-SELECT * FROM heed.changed_history(%(no)s::integer, %(key)s::bigint, %(id)s, %(version)s::bigint,
-                                   %(generation)s::bigint, %(seq)s::integer)"""
+_CHANGED = PreparedStatement(
+    "heed_changed_history",
+    "SELECT * FROM heed.changed_history($1::integer, $2::bigint, $3::text, $4::bigint, $5::bigint,"
+    " $6::integer)",
+)
 # At most so many events came after a seq. Searched from the newest on, they are mostly found at
 # once; only an event with an older timestamp lies further back.
 _AFTER = """\
@@ -68,6 +71,7 @@ SELECT profile FROM heed.users WHERE namespace_no = %s AND user_key = %s AND use
 _PAGE_USERS = """\
 SELECT user_id, profile FROM heed.users WHERE namespace_no = %s AND user_id > %s
  ORDER BY user_id LIMIT %s"""
+_NOBODY: tuple[bytes | None, ...] = (bytes(8), bytes(8), b"\0", None, None)
 
 
 class Histories:
@@ -85,9 +89,11 @@ class Histories:
 
     async def history(self, connection: AsyncConnection, user_id: str, after: int) -> History:
         """`Store.history`."""
-        values = {"seq": min(after, 2**31 - 1), "version": -1}  # a version that nobody has
-        found = await self._history(connection, _AFTER, user_id, values)
-        return cast(History, found)
+        key = user_key(user_id)
+        values = {"no": self._no, "key": key, "id": user_id, "seq": min(after, 2**31 - 1)}
+        cursor = await connection.execute(_AFTER.encode(), values, binary=True)
+        row = await cursor.fetchone() or (0, 0, False, None, None)
+        return await self._build(connection, user_id, *row)
 
     async def changed(
         self,
@@ -98,25 +104,36 @@ class Histories:
         seq: int,
     ) -> History | None:
         """`Store.changed_history`."""
-        values = {"version": version, "generation": generation, "seq": seq}
-        return await self._history(connection, _CHANGED, user_id, values)
-
-    async def _history(
-        self, connection: AsyncConnection, query: str, user_id: str, values: dict[str, int]
-    ) -> History | None:
         key = user_key(user_id)
-        cursor = await connection.execute(
-            query.encode(), {"no": self._no, "key": key, "id": user_id, **values}, binary=True
-        )
-        row = await cursor.fetchone()
-        version, generation, has_vectors, profile, packed = row or (0, 0, False, None, None)
-        if version == values["version"]:
+        row = await _CHANGED.row(connection, self._no, key, user_id, version, generation, seq)
+        found_version, found_generation, has_vectors, profile, packed = row or _NOBODY
+        if (number := _integer(found_version)) == version:
             return None
+        return await self._build(
+            connection,
+            user_id,
+            number,
+            _integer(found_generation),
+            has_vectors == b"\1",
+            profile,
+            packed,
+        )
+
+    async def _build(
+        self,
+        connection: AsyncConnection,
+        user_id: str,
+        version: int,
+        generation: int,
+        has_vectors: bool,
+        profile: bytes | None,
+        packed: bytes | None,
+    ) -> History:
         rows: NDArray[Any] = np.frombuffer(packed or b"", _PACKED)[::-1]
         seqs = rows["seq"].astype(np.uint32)
         vectors: Mapping[int, EventVectors] = {}
         if has_vectors and len(rows):
-            vectors = await self._vectors(connection, key, seqs)
+            vectors = await self._vectors(connection, user_key(user_id), seqs)
         return History(
             user_id=user_id,
             version=version,
@@ -200,6 +217,10 @@ class Histories:
     ) -> tuple[Any, ...] | None:
         rows = await self._rows(connection, query, *values)
         return rows[0] if rows else None
+
+
+def _integer(value: bytes | None) -> int:
+    return int.from_bytes(value or b"", signed=True)
 
 
 def build_events(rows: Rows, items: Sequence[str], types: Sequence[str]) -> list[Event]:
