@@ -44,12 +44,14 @@ def by_hand(setup: Setup) -> Verdict:
 
         def fail_over() -> float:
             lost = cluster.primary
+            # Long enough for questions to be answered without a primary.
+            gap = setup.rng(f"gap-{lost.port}").uniform(0.5, 2.0)
             if next(hangs):
                 lost.freeze()
+                gap += DEADLINE / 2  # for which a question waits for a server that hangs
             else:
                 lost.kill()
-            # Long enough for questions to be asked without a primary.
-            time.sleep(setup.rng(f"gap-{lost.port}").uniform(0.5, 2.0))
+            time.sleep(gap)
             (standby,) = cluster.standbys
             cluster.promote(standby)
             cluster.require_standby(False)
