@@ -45,6 +45,14 @@ def manage(
     if context.invoked_subcommand is not None:
         if undo is not None or listed:
             raise typer.BadParameter("--undo and --list stand alone", context)
+        # The subcommand reads its own options, and would import into another directory.
+        for option in ("data", "namespace"):
+            source = context.get_parameter_source(option)
+            if source is not None and source.name == "COMMANDLINE":
+                command = f"heed import {context.invoked_subcommand}"
+                raise typer.BadParameter(
+                    f"put --{option} behind the subcommand: {command} … --{option} …", context
+                )
         return
     with open_store(data) as store:
         if undo is not None:

@@ -392,6 +392,7 @@ def test_evaluate_by_global_time_with_several_seeds(
         (["import", "events", "x.csv", "--rejects", "r.csv"], 1, "--rejects needs --skip-bad"),
         (["import", "events", "x.csv", "--negative", "skip"], 1, "--negative needs --weight-from"),
         (["import", "--undo", "7"], 1, "no import 7; see heed import --list"),
+        (["import", "--data", "other", "items", "x.csv"], 2, "put --data behind the subcommand"),
         (["import", "pyvideo", "{file}.gz"], 1, "file.gz"),
         (["export", "items", "out.csv"], 1, "must end in .jsonl"),
         (["export", "items", "/nowhere/[/b].jsonl"], 1, "/nowhere/[/b].jsonl"),
