@@ -40,6 +40,7 @@ class UserMemory:
     encoded_rows: Tensor  # int64 [n] memory rows of the events in `encoded`, oldest first
     recent: Tensor  # int64 [r] memory rows of the newest events on items, newest first
     recent_items: Tensor  # int64 [r] their rows of the id embedding, -1 = not trained
+    similarity: Tensor | None  # [N] the similarity part of trained items, for all targets alike
     history: UserHistory  # the history that this was built from
     at: int  # microseconds, the request's time, or one of which every age is in the same bucket
     encoded: EncodedHistory | None  # the states of the newest events; None without an encoder
@@ -62,6 +63,7 @@ class UserMemory:
             *(self.encoded_rows, self.recent, self.recent_items),
         )
         own = sum(part.nbytes for part in parts) + self.source.nbytes
+        own += 0 if self.similarity is None else self.similarity.nbytes
         if self.encoded is None:
             return own
         left_out = min(NEWEST_LEFT_OUT, len(self.encoded.cache))
@@ -134,6 +136,9 @@ def build_memory(
     # One more than count, so that another takes the place of one that is left out.
     recent = on_items.flip(0)[: snapshot.model.statistics.recent_events + 1]
     recent_items = snapshot.trained_rows[rows[recent]]
+    table = snapshot.model.statistics.similarity
+    liked = is_liked(types[recent], snapshot.model.config.dislike_type)
+    similarity = None if table is None else table.sums(recent_items, liked)
     profile = _profile(snapshot, history)
     if profile is not None:
         extra_keys, extra_values, extra_rows = profile
@@ -162,6 +167,7 @@ def build_memory(
         encoded_rows,
         recent,
         recent_items,
+        similarity,
         history,
         at,
         encoded,

@@ -75,8 +75,9 @@ def candidates(
         if not first:
             every = torch.arange(len(near))
             near += transition_scores(snapshot, user, every, again=not options.exclude_self)
-            if snapshot.model.statistics.similarity is not None:
-                near += similarity_scores(snapshot, user, every)
+            similarity = similarity_scores(snapshot, user, every)
+            if similarity is not None:
+                near += similarity
         if boost is not None:
             near += torch.from_numpy(boost[first:])
         near = near.masked_fill_(~torch.from_numpy(allowed[first:]), -torch.inf)
@@ -147,11 +148,12 @@ def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
     trained, model = snapshot.trained, snapshot.model
     if trained is None or not len(user.recent):
         return np.zeros(0, dtype=np.int64)
-    taken, liked = user.taken(model.config.dislike_type)
+    taken, _ = user.taken(model.config.dislike_type)
     found: list[int] = []
     if model.has_transitions:
         found += model.statistics.transition_counts.top(user.recent_items, count).tolist()
-    if model.statistics.similarity is not None:
-        found += model.statistics.similarity.top(user.recent_items, liked, count).tolist()
+    if model.statistics.similarity is not None and user.similarity is not None:
+        similarity = model.statistics.similarity
+        found += similarity.top(user.recent_items, user.similarity, count).tolist()
     rows = snapshot.catalogue.rows([trained.item_ids[item] for item in found]).astype(np.int64)
     return np.concatenate([rows, taken.numpy()]) if model.counts_repeats else rows

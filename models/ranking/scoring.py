@@ -102,10 +102,9 @@ def score(
     `user` is from `build_memory` with the same snapshot. `options` say, beside the softmax, when
     clusters stand for the older events of a long history.
     """
-    has_similarity = snapshot.model.statistics.similarity is not None
     if not len(targets):
         none = torch.zeros(0)
-        similarity = none if has_similarity else None
+        similarity = none if user.similarity is not None else None
         return Scores(none, none, none, none, none, "exact", len(user), similarity=similarity)
     chosen = torch.from_numpy(np.asarray(targets, dtype=np.int64))
     transitions = transition_scores(snapshot, user, chosen, again=not options.exclude_self)
@@ -128,7 +127,7 @@ def score(
         ]
         attention, mass = torch.cat(parts), torch.ones(len(chosen))
     total = attention + transitions + prior
-    similarity = similarity_scores(snapshot, user, chosen) if has_similarity else None
+    similarity = similarity_scores(snapshot, user, chosen)
     if similarity is not None:
         total = total + similarity
     return Scores(
@@ -137,14 +136,12 @@ def score(
     )  # fmt: skip
 
 
-def similarity_scores(snapshot: Snapshot, user: UserMemory, targets: Tensor) -> Tensor:
-    """Return the similarity part [T] of targets, item rows int64 [T]; zero without the part."""
-    similarity = snapshot.model.statistics.similarity
-    if similarity is None or not len(user.recent):
-        return torch.zeros(len(targets))
-    _, liked = user.taken(snapshot.model.config.dislike_type)
+def similarity_scores(snapshot: Snapshot, user: UserMemory, targets: Tensor) -> Tensor | None:
+    """Return the similarity part [T] of targets, item rows int64 [T]; None without the part."""
+    if user.similarity is None:
+        return None
     rows = snapshot.trained_rows.index_select(0, targets)
-    return similarity.sums(user.recent_items, liked)[rows.clamp(min=0)] * (rows >= 0)
+    return user.similarity[rows.clamp(min=0)] * (rows >= 0)
 
 
 def transition_scores(

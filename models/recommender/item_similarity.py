@@ -49,9 +49,9 @@ class ItemSimilarity(NamedTuple):
         recent = recent[:SIMILARITY_DEPTH]
         return row_sums(self.items, self.weights, recent, event_shares(recent, liked))
 
-    def top(self, recent: Tensor, liked: Tensor, count: int) -> Tensor:
-        """Return the items [≤ count] with the largest part above 0, in descending order."""
-        return top_items(self.items, self.sums(recent, liked), recent[:SIMILARITY_DEPTH], count)
+    def top(self, recent: Tensor, sums: Tensor, count: int) -> Tensor:
+        """Return the items [≤ count] of the largest `sums` above 0, in descending order."""
+        return top_items(self.items, sums, recent[:SIMILARITY_DEPTH], count)
 
     def shares(self, recent: Tensor, liked: Tensor, targets: Tensor) -> Tensor:
         """Return what each recent event adds to targets, int64 [T]: [T, min(n, depth)]."""

@@ -47,7 +47,7 @@ def test_the_part_sums_each_liked_item_once(events: list[tuple[int, bool]]) -> N
             assert not shares[:, at].any()
     best = sorted((target for target in range(ITEMS) if expected[target] > 1e-6),
                   key=lambda target: -expected[target])  # fmt: skip
-    found = TABLE.top(recent, liked, 3).tolist()
+    found = TABLE.top(recent, TABLE.sums(recent, liked), 3).tolist()
     assert sums[found].tolist() == pytest.approx([expected[target] for target in best[:3]])
 
 
