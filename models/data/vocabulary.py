@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from threading import Lock
 
 import numpy as np
@@ -56,8 +57,7 @@ class Vocabulary:
 
     def rows(self, ids: Sequence[str]) -> NDArray[np.int32]:
         """Return the rows of ids, int32 [n]; -1 for an unknown id."""
-        get = self._rows.get
-        return np.array([get(id_, -1) for id_ in ids], dtype=np.int32)
+        return np.fromiter(map(self._rows.get, ids, repeat(-1)), np.int32, len(ids))
 
     def extend(self, ids: Iterable[str]) -> None:
         """Assign the next rows to the ids that are new, in their order."""

@@ -20,6 +20,7 @@ from models.history.user_history import UserHistory
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import gather_rows
 
+_KEPT_SUMS = 20_000  # trained items at most of which a memory keeps the transition sums: 80 kB
 NEWEST_LEFT_OUT = 8  # events without each of which a memory is encoded anew, to explain scores
 
 
@@ -40,7 +41,9 @@ class UserMemory:
     encoded_rows: Tensor  # int64 [n] memory rows of the events in `encoded`, oldest first
     recent: Tensor  # int64 [r] memory rows of the newest events on items, newest first
     recent_items: Tensor  # int64 [r] their rows of the id embedding, -1 = not trained
-    similarity: Tensor | None  # [N] the similarity part of trained items, for all targets alike
+    # Of all N trained items, since they depend on the user alone:
+    transition_sums: Tensor | None  # [N] F; None without transitions and of many items
+    similarity: Tensor | None  # [N] the similarity part; None without it
     history: UserHistory  # the history that this was built from
     at: int  # microseconds, the request's time, or one of which every age is in the same bucket
     encoded: EncodedHistory | None  # the states of the newest events; None without an encoder
@@ -63,7 +66,9 @@ class UserMemory:
             *(self.encoded_rows, self.recent, self.recent_items),
         )
         own = sum(part.nbytes for part in parts) + self.source.nbytes
-        own += 0 if self.similarity is None else self.similarity.nbytes
+        own += sum(
+            sums.nbytes for sums in (self.transition_sums, self.similarity) if sums is not None
+        )
         if self.encoded is None:
             return own
         left_out = min(NEWEST_LEFT_OUT, len(self.encoded.cache))
@@ -136,9 +141,7 @@ def build_memory(
     # One more than count, so that another takes the place of one that is left out.
     recent = on_items.flip(0)[: snapshot.model.statistics.recent_events + 1]
     recent_items = snapshot.trained_rows[rows[recent]]
-    table = snapshot.model.statistics.similarity
     liked = is_liked(types[recent], snapshot.model.config.dislike_type)
-    similarity = None if table is None else table.sums(recent_items, liked)
     profile = _profile(snapshot, history)
     if profile is not None:
         extra_keys, extra_values, extra_rows = profile
@@ -167,11 +170,24 @@ def build_memory(
         encoded_rows,
         recent,
         recent_items,
-        similarity,
+        _transition_sums(snapshot.model, recent_items),
+        _similarity(snapshot.model, recent_items, liked),
         history,
         at,
         encoded,
     )
+
+
+def _transition_sums(model: Recommender, recent_items: Tensor) -> Tensor | None:
+    table = model.statistics.transition_counts
+    if not model.has_transitions or len(table.items) > _KEPT_SUMS:
+        return None
+    return table.sums(recent_items)
+
+
+def _similarity(model: Recommender, recent_items: Tensor, liked: Tensor) -> Tensor | None:
+    table = model.statistics.similarity
+    return None if table is None else table.sums(recent_items, liked)
 
 
 def user_state_at(model: Recommender, cache: EncoderCache | None, at: int) -> Tensor:

@@ -167,8 +167,9 @@ def target_counts(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, agai
     if not model.has_transitions or not len(user.recent):
         return torch.zeros(1 + model.counts_repeats, len(targets))
     rows = snapshot.trained_rows.index_select(0, targets)
-    transitions = model.statistics.transition_counts
-    after = transitions.sums(user.recent_items)
+    transitions, after = model.statistics.transition_counts, user.transition_sums
+    if after is None:
+        after = transitions.sums(user.recent_items)
     counts = [2 * after[rows.clamp(min=0)] * (rows >= 0)]
     if model.counts_repeats:
         items, liked = user.taken(model.config.dislike_type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +38,12 @@ def score_answer(
     catalogue = snapshot.catalogue
     reason = snapshot.memory_reason if scores.memory_rows else "popular"
     parts = scores.parts
+    values = zip(*(part.tolist() for part in parts.values()), strict=True)
     columns = zip(
         catalogue.vocabulary.ids_of(rows.tolist()),
         scores.total.tolist(),
         catalogue.titles.take(rows),
-        zip(*(part.tolist() for part in parts.values()), strict=True),
+        map(dict, map(zip, repeat(tuple(parts)), values)),
         scores.mass.tolist(),
         strict=True,
     )
@@ -50,11 +52,11 @@ def score_answer(
             "item_id": item_id,
             "score": total,
             "title": title,
-            "parts": dict(zip(parts, values, strict=True)),
+            "parts": by_name,
             "reason": reason,
             "mass": mass,
         }
-        for item_id, total, title, values, mass in columns
+        for item_id, total, title, by_name, mass in columns
     ]
     if requester.explain:
         for item, explanation in zip(items, explanations, strict=True):

@@ -291,6 +291,8 @@ def items_out(answered: Sequence[AnswerItem]) -> list[Any]:
 def explanations_out(answered: Sequence[Any]) -> list[Any]:
     """Return entries of an answer with their explanations as JSON, where they have any."""
     explained = [each for item in answered for each in item.get("explanation", ())]
+    if not explained:
+        return list(answered)
     check_finite("weights", [each.weight for each in explained])
     check_finite("contributions", [each.contribution for each in explained])
     check_finite("effects", [each.effect for each in explained if each.effect is not None])

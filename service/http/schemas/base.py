@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 
-from service.domain.records import MAX_WEIGHT, MIN_WEIGHT
+from service.domain.records import MAX_WEIGHT, MIN_WEIGHT, are_ascii_ids
 from service.http.schemas.scalars import INTEGRAL, Id, Label
 
 MAX_LIMIT = 1000
@@ -41,8 +41,14 @@ Limit = Annotated[
 Weight = Annotated[
     float, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT, description="Weight of the event in the attention.")
 ]
+
+
+def _accept_ascii(ids: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    return ids if isinstance(ids, list) and are_ascii_ids(ids) else validate(ids)
+
+
 # Only the first wrong id of a list is reported: a megabyte of them would be 500,000 errors.
-Ids = Annotated[list[Id], Field(fail_fast=True)]
+Ids = Annotated[list[Id], Field(fail_fast=True), WrapValidator(_accept_ascii)]
 Labels = Annotated[list[Label], Field(fail_fast=True)]
 
 

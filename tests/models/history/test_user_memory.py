@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
+from models.history import user_memory
 from models.history.attention_options import DEFAULT_OPTIONS
 from models.history.encoded_history import EncodedHistory
 from models.history.encoded_history import encode as encode_events
@@ -312,6 +313,23 @@ def test_cached_memory_reports_its_size_in_bytes(snapshot: Snapshot) -> None:
                 for part in parts}  # fmt: skip
         assert sum(held.values()) == each.nbytes
         assert len(each.events) <= WINDOW
+
+
+def test_sums_over_all_items_are_kept_unless_there_are_too_many(
+    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A memory holds the transition sums, as its size says, and scores without them are equal."""
+    made = random_past(3, 40, ITEMS)
+    user = build_memory(snapshot, made, AT)
+    monkeypatch.setattr(user_memory, "_KEPT_SUMS", 1)
+    bare = build_memory(snapshot, made, AT)
+    assert user.transition_sums is not None
+    assert bare.transition_sums is None
+    assert user.nbytes - bare.nbytes == user.transition_sums.nbytes
+    targets = np.arange(ITEMS)
+    kept, summed = score(snapshot, user, targets), score(snapshot, bare, targets)
+    assert float(kept.transitions.std()) > 0
+    assert torch.equal(kept.total, summed.total)
 
 
 def test_without_an_encoder_there_is_nothing_to_keep() -> None:

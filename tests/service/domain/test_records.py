@@ -2,14 +2,15 @@
 
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from service.domain.errors import HeedError, Invalid, StoreFull, Unavailable
-from service.domain.records import Event, Item, User, check_event, check_id
+from service.domain.records import Event, Item, User, are_ascii_ids, check_event, check_id
 
 
 def test_records_compare_by_value() -> None:
@@ -38,6 +39,19 @@ def test_ids_are_judged_by_their_bytes(text: str) -> None:
     else:
         with pytest.raises(Invalid):
             check_id(text, "/here")
+
+
+@given(st.lists(st.text(st.characters(max_codepoint=140)) | st.integers(), max_size=4))
+@example(["a", "b" * 256])
+@example(["a", "b" * 257])
+@example(["a", ""])
+def test_lists_of_ascii_ids_are_known_at_once(values: list[Any]) -> None:
+    """A list is known to hold ids in ASCII alone exactly if each of its values is one."""
+    expected = all(
+        isinstance(value, str) and value.isascii() and 1 <= len(value) <= 256 and "\0" not in value
+        for value in values
+    )
+    assert are_ascii_ids(values) is expected
 
 
 def test_errors_say_where_and_what() -> None:
