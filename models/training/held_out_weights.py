@@ -164,7 +164,7 @@ class _Gains:
         batch_size: int,
         group: DataParallelGroup,
     ) -> None:
-        self._ranker = ModelRanker(model, content, reduced_precision=True)
+        self._ranker = ModelRanker(model, content, reduced_precision=True, two_stage=True)
         self._repeats = model.config.repeat_consumption
         self._cases, self._batch_size, self._group = cases, batch_size, group
 

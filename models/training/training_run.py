@@ -249,7 +249,7 @@ class TrainingRun:
 
     def _validate(self, model: Recommender, cases: Holdout) -> RankingMetrics:
         return evaluate(
-            ModelRanker(model, self._content, reduced_precision=True),
+            ModelRanker(model, self._content, reduced_precision=True, two_stage=True),
             cases,
             exclude_seen=not model.config.repeat_consumption,
             batch_size=_VALIDATION_BATCH,

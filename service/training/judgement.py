@@ -111,7 +111,7 @@ def judge(
         if progress is not None:
             progress(f"baseline: {name}", at, len(makers), None)
         baselines[name] = evaluated(make(history))
-    heed = evaluated(ModelRanker(fitted.validated, content))
+    heed = evaluated(ModelRanker(fitted.validated, content, two_stage=True))
     found = judgement(HEED, fitted.model, fitted.validated, heed)
     rival = best_replacement(baselines, heed, shards)
     if rival is None:
@@ -119,7 +119,7 @@ def judge(
     validated = baseline_model(fitted.validated, rival, history)
     if validated is None:
         return found
-    metrics = evaluated(ModelRanker(validated, content))
+    metrics = evaluated(ModelRanker(validated, content, two_stage=True))
     model = baseline_model(fitted.model, rival, every_event)
     if model is None or not is_replacement(metrics, heed, shards):
         return found

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from models.data.interactions import Interactions
+from models.evaluation import model_ranker
 from models.evaluation.full_ranking import Ranker
 from models.evaluation.model_ranker import ModelRanker
 from models.history.user_history import UserHistory
@@ -98,6 +99,31 @@ def test_every_event_is_attended_and_the_newest_window_has_states(
             expected = float((alpha * gain).sum()) + model.prior[item].item()
             expected += reference.transitions(user_state, rows[::-1], item)
             assert found[user, item] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_in_two_stages_the_best_candidates_get_their_exact_scores(
+    monkeypatch: pytest.MonkeyPatch, repeats: bool
+) -> None:
+    """The 5 best by the scores without the target's part are exact, the others keep these scores.
+
+    Seen items are candidates where users take items again.
+    """
+    monkeypatch.setattr(model_ranker, "_CANDIDATES", 5)
+    model = random_model(7, window=4, repeat_consumption=repeats)
+    log, users = drawn_log(8, [5, 3, 0, 9], 12), np.arange(4, dtype=np.int32)
+    exact = ModelRanker(model, content(12)).scores(log, users, None)
+    near = ModelRanker(model, content(12), target_in_query=False).scores(log, users, None)
+    found = ModelRanker(model, content(12), two_stage=True).scores(log, users, None)
+    for user in range(4):
+        order = near[user].copy()
+        if not repeats:
+            order[events_of(log, user).items] = -np.inf
+        best = np.argsort(-order)[:5]
+        expected = near[user].copy()
+        expected[best] = exact[user, best]
+        np.testing.assert_allclose(found[user], expected, atol=1e-5)
+    assert np.abs(exact - near).max() > 1e-3
 
 
 def test_events_before_the_window_count_by_attention() -> None:
