@@ -82,6 +82,8 @@ def attend_recent(
 
 def attend_rows(query: Tensor, block: KVBlock, options: AttentionOptions) -> PartialSoftmax:
     """Attend by queries [H, T, d] over a block of rows, at the options' temperature."""
+    if options.temperature == 1:
+        return attend_blocks(query, [block])
     biased = block._replace(bias=block.bias / options.temperature)
     return attend_blocks(query / options.temperature, [biased])
 

@@ -20,7 +20,7 @@ from models.history.user_history import UserHistory
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import gather_rows
 
-_KEPT_SUMS = 20_000  # trained items at most of which a memory keeps the transition sums: 80 kB
+_KEPT_PARTS = 20_000  # trained items at most of which a memory keeps transitions: 80 kB
 NEWEST_LEFT_OUT = 8  # events without each of which a memory is encoded anew, to explain scores
 
 
@@ -41,9 +41,10 @@ class UserMemory:
     encoded_rows: Tensor  # int64 [n] memory rows of the events in `encoded`, oldest first
     recent: Tensor  # int64 [r] memory rows of the newest events on items, newest first
     recent_items: Tensor  # int64 [r] their rows of the id embedding, -1 = not trained
-    # Of all N trained items, since they depend on the user alone:
-    transition_sums: Tensor | None  # [N] F; None without transitions and of many items
-    similarity: Tensor | None  # [N] the similarity part; None without it
+    # Parts of the scores of all N trained items, which depend on the user alone. The last entry, 0,
+    # is of the other items, whose row is -1.
+    transitions: Tensor | None  # [N + 1]; None where they depend on more, and of many items
+    similarity: Tensor | None  # [N + 1]; None without this part
     history: UserHistory  # the history that this was built from
     at: int  # microseconds, the request's time, or one of which every age is in the same bucket
     encoded: EncodedHistory | None  # the states of the newest events; None without an encoder
@@ -66,9 +67,8 @@ class UserMemory:
             *(self.encoded_rows, self.recent, self.recent_items),
         )
         own = sum(part.nbytes for part in parts) + self.source.nbytes
-        own += sum(
-            sums.nbytes for sums in (self.transition_sums, self.similarity) if sums is not None
-        )
+        shared = self.transitions, self.similarity
+        own += sum(each.nbytes for each in shared if each is not None)
         if self.encoded is None:
             return own
         left_out = min(NEWEST_LEFT_OUT, len(self.encoded.cache))
@@ -170,7 +170,7 @@ def build_memory(
         encoded_rows,
         recent,
         recent_items,
-        _transition_sums(snapshot.model, recent_items),
+        _transitions(snapshot.model, user_state, recent_items),
         _similarity(snapshot.model, recent_items, liked),
         history,
         at,
@@ -178,16 +178,20 @@ def build_memory(
     )
 
 
-def _transition_sums(model: Recommender, recent_items: Tensor) -> Tensor | None:
+def _transitions(model: Recommender, user_state: Tensor, recent_items: Tensor) -> Tensor | None:
     table = model.statistics.transition_counts
-    if not model.has_transitions or len(table.items) > _KEPT_SUMS:
+    if not model.has_transitions or model.counts_repeats or len(table.items) > _KEPT_PARTS:
         return None
-    return table.sums(recent_items)
+    return _and_zero(model.transition_scores(user_state, 2 * table.sums(recent_items)[None]))
 
 
 def _similarity(model: Recommender, recent_items: Tensor, liked: Tensor) -> Tensor | None:
     table = model.statistics.similarity
-    return None if table is None else table.sums(recent_items, liked)
+    return None if table is None else _and_zero(table.sums(recent_items, liked))
+
+
+def _and_zero(part: Tensor) -> Tensor:
+    return torch.nn.functional.pad(part, (0, 1))
 
 
 def user_state_at(model: Recommender, cache: EncoderCache | None, at: int) -> Tensor:

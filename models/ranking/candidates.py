@@ -154,6 +154,6 @@ def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
         found += model.statistics.transition_counts.top(user.recent_items, count).tolist()
     if model.statistics.similarity is not None and user.similarity is not None:
         similarity = model.statistics.similarity
-        found += similarity.top(user.recent_items, user.similarity, count).tolist()
+        found += similarity.top(user.recent_items, user.similarity[:-1], count).tolist()
     rows = snapshot.catalogue.rows([trained.item_ids[item] for item in found]).astype(np.int64)
     return np.concatenate([rows, taken.numpy()]) if model.counts_repeats else rows

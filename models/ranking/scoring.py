@@ -140,14 +140,15 @@ def similarity_scores(snapshot: Snapshot, user: UserMemory, targets: Tensor) -> 
     """Return the similarity part [T] of targets, item rows int64 [T]; None without the part."""
     if user.similarity is None:
         return None
-    rows = snapshot.trained_rows.index_select(0, targets)
-    return user.similarity[rows.clamp(min=0)] * (rows >= 0)
+    return user.similarity[snapshot.trained_rows.index_select(0, targets)]
 
 
 def transition_scores(
     snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again: bool
 ) -> Tensor:
     """Return the transitions part [T] of targets. Arguments as in `target_counts`."""
+    if user.transitions is not None:
+        return user.transitions[snapshot.trained_rows.index_select(0, targets)]
     counts = target_counts(snapshot, user, targets, again=again)
     return snapshot.model.transition_scores(user.user_state, counts)
 
@@ -167,9 +168,8 @@ def target_counts(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, agai
     if not model.has_transitions or not len(user.recent):
         return torch.zeros(1 + model.counts_repeats, len(targets))
     rows = snapshot.trained_rows.index_select(0, targets)
-    transitions, after = model.statistics.transition_counts, user.transition_sums
-    if after is None:
-        after = transitions.sums(user.recent_items)
+    transitions = model.statistics.transition_counts
+    after = transitions.sums(user.recent_items)
     counts = [2 * after[rows.clamp(min=0)] * (rows >= 0)]
     if model.counts_repeats:
         items, liked = user.taken(model.config.dislike_type)

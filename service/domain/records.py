@@ -121,15 +121,20 @@ def check_id(value: str, pointer: str = "") -> str:
     return value
 
 
-def are_ascii_ids(values: Sequence[Any]) -> bool:
-    """Return whether all values are ids in ASCII: in a tenth of the time of `check_id` for each."""
+def are_plain_ids(values: Sequence[Any]) -> bool:
+    """Return whether all values are ids that a quick look tells to be some.
+
+    That takes a tenth of the time of `check_id` for each. Ids of more than 64 characters with one
+    beyond ASCII need the closer look.
+    """
     try:
         text = "".join(values)
-    except TypeError:  # one is no string
+        text.encode()
+    except (TypeError, UnicodeEncodeError):  # no string, or no valid UTF-8
         return False
     sizes = set(map(len, values))
-    within = not sizes or (min(sizes) >= 1 and max(sizes) <= MAX_ID_BYTES)
-    return within and text.isascii() and "\0" not in text
+    most = MAX_ID_BYTES if text.isascii() else MAX_ID_BYTES // 4  # a character has up to 4 bytes
+    return not sizes or (min(sizes) >= 1 and max(sizes) <= most and "\0" not in text)
 
 
 def check_judgment(judgment: Judgment) -> None:

@@ -108,7 +108,8 @@ class Answers:
 
         answer = await self._ranked(request, stages, rank, _attended(request, len(targets)))
         rules.describe(answer.items, targets)
-        answer = replace(answer, warnings=rules.warnings or None)
+        if rules.warnings:
+            answer = replace(answer, warnings=rules.warnings)
         return await self._completed(answer, query.fields, stages)
 
     async def recommend(self, query: RecommendQuery, stages: StageClock) -> Answer:
@@ -383,8 +384,8 @@ class Answers:
 
         rows, scores, reasons = await self._attend(request, stages, attend, size)
         named, is_stale = await self._named(snapshot, events, reasons, stages)
-        answer = score_answer(requester, snapshot, rows, scores, named)
-        return replace(answer, degraded=self._parts.live.degraded or is_stale)
+        degraded = self._parts.live.degraded or is_stale
+        return score_answer(requester, snapshot, rows, scores, named, degraded=degraded)
 
 
 def _attended(request: _Request, targets: int) -> float:

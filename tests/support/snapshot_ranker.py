@@ -79,4 +79,5 @@ def at_no_time(snapshot: Snapshot, user: UserMemory) -> UserMemory:
         return user
     never = torch.tensor(NO_REQUEST_TIME)
     state = model.user_states(read.cache.states[-1], read.cache.timestamps[-1], never)
-    return replace(user, user_state=state, query=model.user_query(state))
+    # What the memory keeps of its transitions is of its own user state.
+    return replace(user, user_state=state, query=model.user_query(state), transitions=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,20 +29,21 @@ def score_answer(
     rows: ItemRows,
     scores: Scores,
     explanations: Sequence[tuple[Contribution, ...]],
+    *,
+    degraded: bool = False,
 ) -> Answer:
     """Make the answer of item rows [L] with their scores, part by part.
 
-    There are no explanations where the requester wants none.
+    There are no explanations where the requester wants none. `degraded` says that not everything
+    the store has may be known.
     """
     catalogue = snapshot.catalogue
     reason = snapshot.memory_reason if scores.memory_rows else "popular"
-    parts = scores.parts
-    values = zip(*(part.tolist() for part in parts.values()), strict=True)
     columns = zip(
         catalogue.vocabulary.ids_of(rows.tolist()),
         scores.total.tolist(),
         catalogue.titles.take(rows),
-        map(dict, map(zip, repeat(tuple(parts)), values)),
+        _parts(scores),
         scores.mass.tolist(),
         strict=True,
     )
@@ -52,11 +52,11 @@ def score_answer(
             "item_id": item_id,
             "score": total,
             "title": title,
-            "parts": by_name,
+            "parts": parts,
             "reason": reason,
             "mass": mass,
         }
-        for item_id, total, title, by_name, mass in columns
+        for item_id, total, title, parts, mass in columns
     ]
     if requester.explain:
         for item, explanation in zip(items, explanations, strict=True):
@@ -65,4 +65,32 @@ def score_answer(
         for item, error in zip(items, scores.relative_error.tolist(), strict=True):
             item["relative_error"] = error
     rows_scanned = None if scores.rows_scanned is None else round(scores.rows_scanned)
-    return Answer(items, snapshot.version, scores.mode, rows_scanned=rows_scanned)
+    return Answer(
+        items, snapshot.version, scores.mode, rows_scanned=rows_scanned, degraded=degraded
+    )
+
+
+def _parts(scores: Scores) -> list[dict[str, float]]:
+    """Return the parts of each score by name: as `Scores.parts`, with a literal for most of them.
+
+    To make dictionaries of names and values takes three times as long.
+    """
+    parts = scores.parts
+    attention, transitions, prior = (
+        parts.pop(name).tolist() for name in ("attention", "transitions", "prior")
+    )
+    similarity = parts.pop("similarity", None)
+    if similarity is None:
+        found = [
+            {"attention": a, "transitions": t, "prior": p}
+            for a, t, p in zip(attention, transitions, prior, strict=True)
+        ]
+    else:
+        found = [
+            {"attention": a, "transitions": t, "similarity": s, "prior": p}
+            for a, t, s, p in zip(attention, transitions, similarity.tolist(), prior, strict=True)
+        ]
+    for name, part in parts.items():
+        for by_name, value in zip(found, part.tolist(), strict=True):
+            by_name[name] = value
+    return found

@@ -169,6 +169,8 @@ class WorkQueue:
 
     def start_waiting(self, now: float) -> None:
         """Fill the slots that are free with those that wait."""
+        if not any(lane.waiting for lane in self._lanes):
+            return
         for number, lane in enumerate(self._lanes):
             lane.advance(now)
             while lane.waiting and self._may_start(number):

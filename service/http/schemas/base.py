@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 
-from service.domain.records import MAX_WEIGHT, MIN_WEIGHT, are_ascii_ids
+from service.domain.records import MAX_WEIGHT, MIN_WEIGHT, are_plain_ids
 from service.http.schemas.scalars import INTEGRAL, Id, Label
 
 MAX_LIMIT = 1000
@@ -43,12 +43,12 @@ Weight = Annotated[
 ]
 
 
-def _accept_ascii(ids: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    return ids if isinstance(ids, list) and are_ascii_ids(ids) else validate(ids)
+def _accept_plain(ids: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    return ids if isinstance(ids, list) and are_plain_ids(ids) else validate(ids)
 
 
 # Only the first wrong id of a list is reported: a megabyte of them would be 500,000 errors.
-Ids = Annotated[list[Id], Field(fail_fast=True), WrapValidator(_accept_ascii)]
+Ids = Annotated[list[Id], Field(fail_fast=True), WrapValidator(_accept_plain)]
 Labels = Annotated[list[Label], Field(fail_fast=True)]
 
 

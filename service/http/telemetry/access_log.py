@@ -14,6 +14,7 @@ from starlette.types import Scope
 
 from service.domain.stage_clock import StageClock
 from service.http.telemetry.metrics import method_label, route_label
+from service.runtime import logs
 
 _log = logging.getLogger("heed.access")
 
@@ -53,4 +54,4 @@ class AccessLog:
         # The name of the API key and nothing else of it.
         if (key := getattr(scope.get("heed.key"), "name", None)) is not None:
             fields["key"] = key
-        _log.log(level, "request", extra=fields)
+        logs.write(_log, level, "request", fields)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import logging
+import queue
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from logging.handlers import QueueHandler
 from typing import Any
 
 import pytest
@@ -29,6 +31,10 @@ def stream() -> Iterator[io.StringIO]:
     sys.excepthook, sys.unraisablehook = hooks
 
 
+def is_of_lines(handler: logging.Handler) -> bool:
+    return isinstance(handler, logs._Handler)
+
+
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
@@ -47,6 +53,37 @@ def test_a_line_has_the_record_and_the_context(stream: io.StringIO) -> None:
         "job": "j",
         "request_id": "r-1",
     }
+
+
+def test_a_line_without_a_record_is_that_of_a_record(stream: io.StringIO) -> None:
+    """`write` logs the line that the logger does, of levels that are logged, in the same order."""
+    logger, fields = logging.getLogger("a.b"), {"status": 200, "stages": {"store": 0.25}}
+    logging.root.handlers[:] = [each for each in logging.root.handlers if is_of_lines(each)]
+    token = logs.REQUEST.set("r-1")
+    logger.info("request", extra=fields)
+    for level in (logging.DEBUG, logging.INFO):
+        logs.write(logger, level, "request", fields)
+    logs.REQUEST.reset(token)
+    (expected, found) = lines(stream)
+    assert list(found) == list(expected)
+    assert {**found, "timestamp": expected["timestamp"]} == expected
+
+
+@pytest.mark.parametrize("of_root", [True, False])
+def test_other_handlers_see_records_of_lines(stream: io.StringIO, of_root: bool) -> None:
+    """A handler of the logger itself, or beside that of the lines, gets a record from `write`."""
+    logger, records = logging.getLogger("a.c"), queue.SimpleQueue[logging.LogRecord]()
+    handled = logging.root if of_root else logger
+    # pytest puts handlers of its own beside that of the lines.
+    logging.root.handlers[:] = [each for each in logging.root.handlers if is_of_lines(each)]
+    beside = QueueHandler(records)
+    handled.addHandler(beside)
+    logs.write(logger, logging.INFO, "request", {"status": 200})
+    handled.removeHandler(beside)
+    logs.write(logger, logging.INFO, "again", {"status": 404})
+    assert vars(records.get_nowait())["status"] == 200
+    assert records.empty()
+    assert [line["event"] for line in lines(stream)] == ["request", "again"]
 
 
 @pytest.mark.parametrize(
