@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.recommender import item_similarity
 from models.recommender.item_similarity import (
     SIMILARITY_DEPTH,
     ItemSimilarity,
@@ -88,3 +89,20 @@ def test_a_log_with_few_items_keeps_them_all() -> None:
     assert kept.items.shape == (4, 4)
     for item in range(4):
         assert weight(kept, item, item) == 0.0
+
+
+@pytest.mark.parametrize("rounding", [0.0, 0.01])
+def test_both_precisions_solve_the_regression(
+    monkeypatch: pytest.MonkeyPatch, rounding: float
+) -> None:
+    """The weights equal a float64 solution by numpy, in double precision as in single."""
+    monkeypatch.setattr(item_similarity, "_ROUNDING", rounding)
+    log = drawn_log(5, [12] * 400, 30)
+    users = np.zeros((400, 30))
+    users[log.users, log.items] = 1.0
+    inverse = np.linalg.inv(users.T @ users + 200.0 * np.eye(30))
+    expected = -inverse / np.diag(inverse)
+    np.fill_diagonal(expected, 0.0)
+    found = ease_weights(log)
+    np.testing.assert_allclose(found, expected, atol=1e-6 if rounding else 1e-8)
+    assert found.dtype == torch.float32
