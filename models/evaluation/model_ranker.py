@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.attention.partial_softmax import KVBlock, attend_blocks
+from models.attention.query_jacobian import query_jacobian
 from models.compute.device import autocast, product_dtype
 from models.data.interactions import Interactions
 from models.data.windows import newest_windows, pad_windows
 from models.encoder.event_types import is_liked
 from models.encoder.history_encoder import NO_REQUEST_TIME
+from models.recommender.coarse_step import CANDIDATES, nearest_items
 from models.recommender.item_similarity import ItemSimilarity
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import gather_rows, target_attention
 
-# As many as a recommendation scores: among 100 were the first ten items of all cases compared.
-_CANDIDATES = 300
 _BATCH_SIZE = 16  # users at once
 
 
@@ -45,8 +45,8 @@ class ModelRanker:
             target_in_query: whether queries have the target's part beside the user's.
             reduced_precision: take matrix products in the dtype of training: twice as fast, and
                 accurate enough to choose an epoch by.
-            two_stage: rank as recommendations do: the items with the largest scores without the
-                target's part of the queries get their scores with it, the others keep these.
+            two_stage: rank as recommendations do: the candidates of the coarse step get their
+                exact scores, the others keep those without the target's part of the queries.
                 In a large catalogue that takes a tenth of the time.
         """
         self._model = model
@@ -56,7 +56,7 @@ class ModelRanker:
         # Where the target's part of the queries is zero, one readout serves all targets.
         self._target_in_query = target_in_query and bool(model.cross_attention.w_q.weight.any())
         items = model.config.n_items
-        self._candidates = min(items, _CANDIDATES) if two_stage else items
+        self._candidates = min(items, CANDIDATES) if two_stage else items
         with torch.inference_mode():
             self._tables = model.item_tables(
                 torch.arange(items, device=device), self._to_device(content)
@@ -126,14 +126,14 @@ class ModelRanker:
         bias = bias.transpose(0, 1).masked_fill(hidden[:, None], -torch.inf)
         keys, values = model.attended_rows(tables.vectors[events], states, has_state)
         query = model.user_query(user)  # (B, H, d)
-        bias = bias + (keys @ query[..., None])[..., 0].float() * query.shape[-1] ** -0.5
+        whole = bias + (keys @ query[..., None])[..., 0].float() * query.shape[-1] ** -0.5
         if self._target_in_query and self._candidates == len(tables.prior):
-            total += target_attention(tables, keys, values, bias)
+            total += target_attention(tables, keys, values, whole)
         else:
-            near = total + model.read_out(values, bias).float() @ tables.vectors.T
+            near = total + model.read_out(values, whole).float() @ tables.vectors.T
             if self._target_in_query:
                 seen = [own[:length] for own, length in zip(events, every.lengths, strict=True)]
-                self._rescore(near, total, seen, (keys, values, bias))
+                self._rescore(near, total, seen, (query, keys, values, bias))
             total = near
         scores: NDArray[np.float32] = total.cpu().numpy()
         return scores
@@ -143,24 +143,28 @@ class ModelRanker:
         near: Tensor,
         others: Tensor,
         seen: Iterable[Tensor],
-        memory: tuple[Tensor, Tensor, Tensor],
+        memory: tuple[Tensor, Tensor, Tensor, Tensor],
     ) -> None:
-        """Replace the scores of the candidates by those with the target in the query.
+        """Replace the scores of the candidates by exact ones.
 
         Args:
             near: scores without the target's part of the queries, [B, N], changed in place.
             others: the parts of the scores but the attention, [B, N].
             seen: the items of each history, B times.
-            memory: keys and values [B, H, L, d] and bias [B, H, L].
+            memory: the user's part of the queries [B, H, d], keys and values [B, H, L, d] and bias
+                [B, H, L].
         """
+        tables = self._tables
         for row, (items, *own) in enumerate(zip(seen, *memory, strict=True)):
+            query, keys, values, bias = (part.float() for part in own)
             order = near[row]
             if not self._model.config.repeat_consumption:  # seen items are not recommended
                 order = order.index_fill(0, items, -torch.inf)
-            chosen = order.topk(self._candidates, sorted=False).indices
-            block = KVBlock(*(part.float() for part in own))
-            context = attend_blocks(gather_rows(self._tables.queries, chosen), [block]).context
-            attention = (context * gather_rows(self._tables.outputs, chosen)).sum((0, 2))
+            jacobian = query_jacobian(query, keys, values, bias)
+            chosen = nearest_items(tables, order, jacobian, self._candidates)
+            queries = gather_rows(tables.queries, chosen) + query[:, None]
+            context = attend_blocks(queries, [KVBlock(keys, values, bias)]).context
+            attention = (context * gather_rows(tables.outputs, chosen)).sum((0, 2))
             near[row, chosen] = others[row, chosen] + attention
 
     def _states(

@@ -2,7 +2,7 @@
 
 Every target has a query of its own, of which a part is the user's: attention with that part alone
 gives one readout r_u for all targets, whose product with an item's vector approximates the
-attention part of the item's score.
+attention part of the item's score, and `coarse_step` adds the target's part to first order.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from torch import Tensor
 
 from models.attention.multihead import merge_heads
 from models.attention.partial_softmax import KVBlock, attend_blocks
+from models.attention.query_jacobian import query_jacobian
 from models.catalogue.snapshot import Snapshot
 from models.data.row_sets import RowIndices, sorted_union
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory
 from models.index.ann_index import CoarseIndex
 from models.ranking.scoring import similarity_scores, transition_scores
+from models.recommender.coarse_step import nearest_items
 
 # So many items of one boost, or such a share of all, are compared without an index.
 _FEW, _RARE = 4_096, 1 / 20
@@ -39,6 +41,18 @@ def user_readout(snapshot: Snapshot, user: UserMemory) -> Tensor:
     return readout
 
 
+def _jacobian(snapshot: Snapshot, user: UserMemory) -> Tensor | None:
+    """Return J [H, d, d] of the user's part of the queries, over the rows of the memory itself.
+
+    None without an encoder: the user has no part of the queries then, and the single head is as
+    wide as the texts' vectors, so that the product would take longer than the exact softmax.
+    """
+    if snapshot.model.encoder is None:
+        return None
+    keys, values = user.memory.keys.transpose(0, 1), user.memory.values.transpose(0, 1)
+    return query_jacobian(user.query, keys, values, user.bias)
+
+
 @torch.inference_mode()
 def candidates(
     snapshot: Snapshot,
@@ -50,7 +64,8 @@ def candidates(
 ) -> RowIndices:
     """Return the allowed items of the largest approximate scores, ascending.
 
-    Without an index these are `count` items by r_u and the other parts. An index does not contain
+    Without an index these are `count` items by r_u, the first order of the target's part of the
+    queries, and the other parts of the score. An index does not contain
     transitions and similarities: it selects `count` of its items, `count` of the newer items are
     compared exactly, and `count` items with the largest transition counts are added, as many with
     the largest similarity, and for repeat consumption the user's newest items.
@@ -81,7 +96,7 @@ def candidates(
         if boost is not None:
             near += torch.from_numpy(boost[first:])
         near = near.masked_fill_(~torch.from_numpy(allowed[first:]), -torch.inf)
-        open_rows = torch.topk(near, count).indices.numpy() + first
+        open_rows = nearest_items(tables, near, _jacobian(snapshot, user), count).numpy()
     if snapshot.index is None:
         return np.sort(open_rows)
     found = _indexed(snapshot.index, snapshot, readout, allowed[:first], count, boost)

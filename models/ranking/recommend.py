@@ -19,14 +19,15 @@ from models.ranking.steering.exploration import EXPLORED
 from models.ranking.steering.item_steering import FEW_EVENTS, NO_STEERING, ItemSteering
 from models.ranking.steering.lineup import SPREAD, Moved, Pool, line_up
 from models.ranking.steering.quota_counts import QuotaCounts
+from models.recommender.coarse_step import CANDIDATES
 
 # Without an encoder the user's part of the queries is zero, and candidates are no more than near.
 # Every item is then scored while targets × rows stay below this: measured by `make bench`, about
 # 30 ms on one core.
 EXACT_WORK = 2_000_000
-# Items that reach the target attention otherwise, at least. Of 600 users of MovieLens 1M the first
-# 20 of all items were among 200 candidates by exact inner products; an index has errors of its own.
-CANDIDATES = 300
+# Items that reach the target attention otherwise, at least. Of a long history the coarse step knows
+# the newest rows to first order alone, and an index has errors of its own.
+LONG_CANDIDATES = 300
 INDEXED_CANDIDATES = 500
 # Share of the candidates down to which quotas may be filled before there are more candidates, and
 # how many times as many there may be before this is deep enough.
@@ -189,7 +190,9 @@ def candidate_count(
     options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> int:
     """Return the number of candidates among so many items, bounded by the work of scoring."""
-    fewest = CANDIDATES if snapshot.index is None else INDEXED_CANDIDATES
+    fewest = CANDIDATES if user.collapsed is None else LONG_CANDIDATES
+    if snapshot.index is not None:
+        fewest = INDEXED_CANDIDATES
     many = min(items // _SHARE, int(EXACT_WORK / 4 / max(1.0, _cost(user, options))))
     return max(fewest, 4 * limit, many)
 

@@ -330,7 +330,7 @@ class Loop:
         )
 
     def attention(
-        self, target: int, options: AttentionOptions, *, target_in_query: bool = True
+        self, target: int, options: AttentionOptions, *, target_in_query: float = 1.0
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Weights [H, m] and gains [H, m] of the attention part."""
         visible = [not options.exclude_self or row != target for row in self.rows]

@@ -214,11 +214,12 @@ class ReferenceModel:
         visible: Sequence[bool] | None = None,
         temperature: float = 1.0,
         hard: bool = False,
-        target_in_query: bool = True,
+        target_in_query: float = 1.0,
     ) -> tuple[Array, Array]:
         """Weights [H, n] and gains [H, n] of rows; `keys` and `values` are item vectors.
 
-        `states` are those that the encoder has of the first rows, and `user` the user state.
+        `states` are those that the encoder has of the first rows, and `user` the user state;
+        `target_in_query` is a factor of the target's part of the query.
         """
         target_parts, heads = self.project(target), self.attention_heads
         alpha, gain = np.zeros((heads, len(keys))), np.zeros((heads, len(keys)))

@@ -1,9 +1,11 @@
 """The recommender as a ranker: the contract, and agreement with what is served."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from models.data.interactions import Interactions
 from models.evaluation import model_ranker
@@ -12,6 +14,7 @@ from models.evaluation.model_ranker import ModelRanker
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.scoring import score
+from models.recommender.coarse_step import nearest_items
 from tests.support.ranker_contract import RankerContract
 from tests.support.reference_model import ReferenceModel
 from tests.support.small import DAY, TOLD, events_of, newest_events, random_model
@@ -105,24 +108,30 @@ def test_every_event_is_attended_and_the_newest_window_has_states(
 def test_in_two_stages_the_best_candidates_get_their_exact_scores(
     monkeypatch: pytest.MonkeyPatch, repeats: bool
 ) -> None:
-    """The 5 best by the scores without the target's part are exact, the others keep these scores.
+    """The candidates of the coarse step are scored exactly, others without the target's part.
 
     Seen items are candidates where users take items again.
     """
-    monkeypatch.setattr(model_ranker, "_CANDIDATES", 5)
+    chosen = []
+
+    def recorded(*given: Any) -> Tensor:
+        chosen.append(nearest_items(*given))
+        return chosen[-1]
+
+    monkeypatch.setattr(model_ranker, "CANDIDATES", 3)
+    monkeypatch.setattr(model_ranker, "nearest_items", recorded)
     model = random_model(7, window=4, repeat_consumption=repeats)
     log, users = drawn_log(8, [5, 3, 0, 9], 12), np.arange(4, dtype=np.int32)
     exact = ModelRanker(model, content(12)).scores(log, users, None)
     near = ModelRanker(model, content(12), target_in_query=False).scores(log, users, None)
     found = ModelRanker(model, content(12), two_stage=True).scores(log, users, None)
-    for user in range(4):
-        order = near[user].copy()
-        if not repeats:
-            order[events_of(log, user).items] = -np.inf
-        best = np.argsort(-order)[:5]
+    # Users are scored in the order of their histories' lengths.
+    for user, rows in zip(np.argsort(log.lengths, kind="stable"), chosen, strict=True):
         expected = near[user].copy()
-        expected[best] = exact[user, best]
+        expected[rows] = exact[user, rows]
         np.testing.assert_allclose(found[user], expected, atol=1e-5)
+        assert len(set(rows.tolist())) == 3
+        assert repeats or not np.isin(rows, events_of(log, user).items).any()
     assert np.abs(exact - near).max() > 1e-3
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import models.ranking.recommend
+from models.attention.attend import attend
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.item_filter import Condition
@@ -19,13 +20,13 @@ from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.candidates import candidates, user_readout
 from models.ranking.recommend import (
-    CANDIDATES,
     EXACT_WORK,
     INDEXED_CANDIDATES,
     candidate_count,
     recommend,
 )
 from models.ranking.scoring import score
+from models.recommender import coarse_step
 from models.recommender.recommender import Recommender
 from tests.support.pasts import (
     Loop,
@@ -332,7 +333,7 @@ def test_candidate_count_by_hand(snapshot: Snapshot, large: Snapshot) -> None:
     """
     few, many = somebody(large, events=8), somebody(large, events=800)
     assert candidate_count(large, few, 20, 100_000) == INDEXED_CANDIDATES
-    assert candidate_count(snapshot, few, 20, 3_000) == CANDIDATES
+    assert candidate_count(snapshot, few, 20, 3_000) == coarse_step.CANDIDATES
     assert candidate_count(large, few, 20, 1_000_000) == 2_500
     assert candidate_count(large, few, 20, 10_000_000) == 25_000
     assert candidate_count(large, many, 20, 10_000_000) == EXACT_WORK // 4 // len(many)
@@ -341,12 +342,22 @@ def test_candidate_count_by_hand(snapshot: Snapshot, large: Snapshot) -> None:
     )  # what is wanted, and some to choose from
 
 
+def to_first_order(loop: Loop, target: int) -> float:
+    """The attention part of a target to first order in its part of the query, by differences."""
+    step = 1e-4
+    parts = {}
+    for factor in (-step, 0.0, step):
+        alpha, gain = loop.attention(target, DEFAULT_OPTIONS, target_in_query=factor)
+        parts[factor] = float((alpha * gain).sum())
+    return parts[0.0] + (parts[step] - parts[-step]) / (2 * step)
+
+
 @pytest.mark.parametrize("make", [drawn_snapshot, told_snapshot, basket_snapshot, similar_snapshot])
 @pytest.mark.parametrize("exclude_self", [False, True])
-def test_without_an_index_candidates_are_the_best_by_the_readout(
+def test_without_an_index_candidates_are_the_best_to_first_order(
     make: Callable[[], Snapshot], exclude_self: bool
 ) -> None:
-    """Candidates are the best by prior, transitions and attention without the target's query.
+    """Candidates are the best by all parts, the target's query to first order.
 
     These are the float64 loop's.
     """
@@ -356,9 +367,8 @@ def test_without_an_index_candidates_are_the_best_by_the_readout(
         made = random_past(seed, 9, every)
         loop, approximate = Loop(snapshot, made, AT), snapshot.tables.prior.double().numpy()
         for target in range(every):
-            alpha, gain = loop.attention(target, DEFAULT_OPTIONS, target_in_query=False)
-            approximate[target] += (alpha * gain).sum() + loop.transitions(target, options)
-            approximate[target] += loop.similarity(target)
+            approximate[target] += to_first_order(loop, target)
+            approximate[target] += loop.transitions(target, options) + loop.similarity(target)
         user = build_memory(snapshot, made, AT)
         allowed = np.ones(every, dtype=np.bool_)
         allowed[seed] = False
@@ -367,8 +377,8 @@ def test_without_an_index_candidates_are_the_best_by_the_readout(
         assert found.tolist() == sorted(order[:5])
 
 
-def test_items_newer_than_the_index_are_compared_exactly(large: Snapshot) -> None:
-    """Of the items that the index lacks, the best by readout and prior are candidates."""
+def test_items_newer_than_the_index_are_compared_by_themselves(large: Snapshot) -> None:
+    """Of the items that the index lacks, the best to first order are candidates."""
     later = large.catalogue.updated(
         [ItemEntry(f"new{n}", fields={"title": f"new {n}"}) for n in range(60)], [], encode
     )
@@ -377,10 +387,25 @@ def test_items_newer_than_the_index_are_compared_exactly(large: Snapshot) -> Non
     newer = np.arange(460) >= 400
     for seed in range(5):
         user = somebody(snapshot, seed)
+        tables, memory = snapshot.tables, user.memory
         with torch.inference_mode():
             readout = user_readout(snapshot, user).double()
-            near = snapshot.tables.vectors[400:].double() @ readout + snapshot.tables.prior[400:]
-        best = 400 + torch.topk(near, 7).indices
+            near = tables.vectors[400:].double() @ readout + tables.prior[400:]
+            keys, values, bias, own = (
+                part.double()
+                for part in (
+                    memory.keys.transpose(0, 1),
+                    memory.values.transpose(0, 1),
+                    user.bias,
+                    user.query,
+                )
+            )
+            steps = []
+            for step in (1e-5, -1e-5):
+                query = tables.queries[:, 400:].double() * step + own[:, None]
+                context = attend(query, keys, values, bias=bias[:, None]).context
+                steps.append((context * tables.outputs[:, 400:]).sum((0, 2)))
+        best = 400 + torch.topk(near + (steps[0] - steps[1]) / 2e-5, 7).indices
         found = candidates(snapshot, user, newer, 7)
         assert found.tolist() == sorted(best.tolist())
         assert set(found.tolist()) <= set(candidates(snapshot, user, newer | ~newer, 7).tolist())

