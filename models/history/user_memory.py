@@ -59,7 +59,8 @@ class UserMemory:
     def nbytes(self) -> int:
         """Bytes held, without the history, the older events and the tables.
 
-        What explanations keep beside a memory, of it without each of the newest events, is counted.
+        What candidates keep beside a memory, a matrix of each head, is counted, and what
+        explanations keep, of it without each of the newest events.
         """
         parts = (
             *(self.memory.keys, self.memory.values, self.bias, self.rows, self.distance, self.age),
@@ -74,6 +75,7 @@ class UserMemory:
         left_out = min(NEWEST_LEFT_OUT, len(self.encoded.cache))
         # Biases of all rows without each, and a key and a value of each pair.
         own += left_out * (self.bias.nbytes + left_out * self.query.nbytes)
+        own += self.user_state.nbytes + self.query.nbytes * self.query.shape[-1]
         return own + self.encoded.nbytes
 
     def taken(self, dislike: int) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,9 @@ attention part of the item's score, and `coarse_step` adds the target's part to 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -41,16 +44,35 @@ def user_readout(snapshot: Snapshot, user: UserMemory) -> Tensor:
     return readout
 
 
-def _jacobian(snapshot: Snapshot, user: UserMemory) -> Tensor | None:
-    """Return J [H, d, d] of the user's part of the queries, over the rows of the memory itself.
+class _CoarseQuery(NamedTuple):
+    """What the user's part of the queries says of all items."""
 
-    None without an encoder: the user has no part of the queries then, and the single head is as
-    wide as the texts' vectors, so that the product would take longer than the exact softmax.
+    readout: Tensor  # r_u [dim]
+    jacobian: Tensor | None  # J [H, d, d], over the rows of the memory itself
+
+
+_KEPT: WeakKeyDictionary[UserMemory, _CoarseQuery] = WeakKeyDictionary()
+
+
+def _coarse_query(snapshot: Snapshot, user: UserMemory) -> _CoarseQuery:
+    """Compute the coarse query, which is kept as long as the memory.
+
+    There is no Jacobian without an encoder: the user has no part of the queries then, and the
+    single head is as wide as the texts' vectors, so that its product would take longer than the
+    exact softmax. Of a long history the older events move on without their memory, so that nothing
+    is kept.
     """
-    if snapshot.model.encoder is None:
-        return None
-    keys, values = user.memory.keys.transpose(0, 1), user.memory.values.transpose(0, 1)
-    return query_jacobian(user.query, keys, values, user.bias)
+    kept = _KEPT.get(user)
+    if kept is not None:
+        return kept
+    jacobian = None
+    if snapshot.model.encoder is not None:
+        keys, values = user.memory.keys.transpose(0, 1), user.memory.values.transpose(0, 1)
+        jacobian = query_jacobian(user.query, keys, values, user.bias)
+    made = _CoarseQuery(user_readout(snapshot, user), jacobian)
+    if user.collapsed is None:
+        _KEPT[user] = made
+    return made
 
 
 @torch.inference_mode()
@@ -82,7 +104,7 @@ def candidates(
         options: as in `score`.
         boost: [N] added to the scores.
     """
-    readout = user_readout(snapshot, user)
+    readout, jacobian = _coarse_query(snapshot, user)
     tables, first = snapshot.tables, snapshot.indexed_items  # 0 without an index
     open_rows = np.flatnonzero(allowed[first:]) + first
     if len(open_rows) > count:
@@ -96,7 +118,7 @@ def candidates(
         if boost is not None:
             near += torch.from_numpy(boost[first:])
         near = near.masked_fill_(~torch.from_numpy(allowed[first:]), -torch.inf)
-        open_rows = nearest_items(tables, near, _jacobian(snapshot, user), count).numpy()
+        open_rows = nearest_items(tables, near, jacobian, count).numpy()
     if snapshot.index is None:
         return np.sort(open_rows)
     found = _indexed(snapshot.index, snapshot, readout, allowed[:first], count, boost)

@@ -19,8 +19,9 @@ from torch import Tensor
 from models.recommender.target_attention import ItemTables, gather_rows
 
 CANDIDATES = 200  # items at least whose attention is then computed exactly
-# Items by ⟨r_u, x_c⟩ of which the best to first order are found: more items leave the cache.
-FIRST_ORDER_ITEMS = 4_096
+# Items with the largest scores by ⟨r_u, x_c⟩ of which the best to first order are found: the
+# products of more items leave the cache.
+FIRST_ORDER_ITEMS = 1_536
 
 
 def nearest_items(tables: ItemTables, near: Tensor, jacobian: Tensor | None, count: int) -> Tensor:
@@ -42,8 +43,6 @@ def nearest_items(tables: ItemTables, near: Tensor, jacobian: Tensor | None, cou
     if len(near) > most:
         near, kept = near.topk(most, sorted=False)
         rows = rows[kept]
-    whole = len(rows) == len(tables.prior)
-    queries = tables.queries if whole else gather_rows(tables.queries, rows)
-    outputs = tables.outputs if whole else gather_rows(tables.outputs, rows)
-    near = near + ((queries @ jacobian) * outputs).sum((0, 2))
+    queries, outputs = gather_rows(tables.queries, rows), gather_rows(tables.outputs, rows)
+    near = near + torch.linalg.vecdot(queries @ jacobian, outputs).sum(0)
     return rows[near.topk(count, sorted=False).indices]
