@@ -44,5 +44,17 @@ def nearest_items(tables: ItemTables, near: Tensor, jacobian: Tensor | None, cou
         near, kept = near.topk(most, sorted=False)
         rows = rows[kept]
     queries, outputs = gather_rows(tables.queries, rows), gather_rows(tables.outputs, rows)
-    near = near + torch.linalg.vecdot(queries @ jacobian, outputs).sum(0)
+    near = near + first_order(queries, outputs, jacobian)
     return rows[near.topk(count, sorted=False).indices]
+
+
+def first_order(queries: Tensor, outputs: Tensor, jacobian: Tensor) -> Tensor:
+    """Return what the target's part of the queries adds to scores of T items, to first order: [T].
+
+    Args:
+        queries: of the items, [H, T, d].
+        outputs: likewise.
+        jacobian: J of each head, [H, d, d].
+    """
+    added: Tensor = torch.linalg.vecdot(queries @ jacobian, outputs).sum(0)
+    return added
