@@ -122,10 +122,10 @@ def check_id(value: str, pointer: str = "") -> str:
 
 
 def are_plain_ids(values: Sequence[Any]) -> bool:
-    """Return whether all values are ids that a quick look tells to be some.
+    """Return True only if all values are ids, in a tenth of the time of `check_id` for each.
 
-    That takes a tenth of the time of `check_id` for each. Ids of more than 64 characters with one
-    beyond ASCII need the closer look.
+    Of a list with a character beyond ASCII and an id of more than 64 characters it returns False,
+    though all may be ids.
     """
     try:
         text = "".join(values)
