@@ -24,9 +24,12 @@ from models.recommender.content_only import content_only_model
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import ItemTables
 
-# From this many items on, candidates come from FAISS: measured by `make bench`, twice as fast as
-# one matrix-vector product at 10,000 items and five times at 20,000.
+# From this many rows on, candidates come from FAISS: measured by `make bench`, twice as fast as
+# one matrix-vector product at 10,000 rows and five times at 20,000.
 INDEX_FROM = 10_000
+# For recommendations by an encoder, whose candidates are compared to first order: with as many
+# items as so many times that, comparing all of them takes as long.
+ENCODER_TIMES = 2
 UNTRAINED = "untrained"
 # Share of the rows that may stand beside an index before there is a new one.
 _UNINDEXED_SHARE = 1 / 50
@@ -44,6 +47,7 @@ class Snapshot:
     trained: TrainedModel | None  # None: the identity on content
     catalogue: Catalogue
     trained_rows: Tensor  # int64 [N] rows of the id embedding, -1 = not trained
+    item_rows: NDArray[np.int64]  # [items of the model] rows of the catalogue
     has_vector: NDArray[np.bool_]  # [N] has a vector, from training or from text
     cow_tables: CowItemTables
     tables: ItemTables  # of `cow_tables`
@@ -66,6 +70,8 @@ class Snapshot:
     ) -> Snapshot:
         """Compute the tables of the whole catalogue, and index it from `index_from` rows on.
 
+        Items are indexed from `ENCODER_TIMES` as many on, where the model has an encoder.
+
         `version` is the model's name in answers, `counts` [≤ N] are the live popularity, `cache`
         has indexes that were built before. Raises ValueError when the model reads vectors of
         another dimension.
@@ -75,9 +81,11 @@ class Snapshot:
                 f"the model reads text vectors of dimension {trained.model.config.content_dim}, "
                 f"the catalogue's have {catalogue.dimension}"
             )
-        catalogue = catalogue.with_items(trained.item_ids if trained else ())
+        item_ids = trained.item_ids if trained else ()
+        catalogue = catalogue.with_items(item_ids)
         model = trained.model if trained else content_only_model(catalogue.dimension)
-        rows = _trained_rows(trained, catalogue)
+        item_rows = catalogue.vocabulary.rows(item_ids).astype(np.int64)
+        rows = _trained_rows(item_rows, len(catalogue))
         counts = _padded(counts, len(catalogue))
         pages = _with_prior(
             CowItemTables.build(
@@ -94,6 +102,7 @@ class Snapshot:
             trained,
             catalogue,
             rows,
+            item_rows,
             catalogue.has_content | (rows >= 0).numpy(),
             pages,
             pages.tables,
@@ -121,7 +130,7 @@ class Snapshot:
         wasted = fields.orphans > _UNINDEXED_SHARE * len(fields)
         catalogue = self.catalogue.with_keys(fields.compacted() if wasted else fields)
         keys = catalogue.keys.vectors
-        if len(catalogue) >= index_from:
+        if len(catalogue) >= self._items_from(index_from):
             index = item_index(self.tables, cache)
         if len(keys) >= index_from:
             key_index = ann_index.build_index(
@@ -141,9 +150,15 @@ class Snapshot:
         keys = self.catalogue.keys
         fresh_keys = len(keys) - self.indexed_keys + keys.orphans
         return any(
-            size >= index_from and beside > max(index_from, _UNINDEXED_SHARE * size)
-            for size, beside in ((len(self.catalogue), fresh), (len(keys), fresh_keys))
+            size >= least and beside > max(index_from, _UNINDEXED_SHARE * size)
+            for size, beside, least in (
+                (len(self.catalogue), fresh, self._items_from(index_from)),
+                (len(keys), fresh_keys, index_from),
+            )
         )
+
+    def _items_from(self, index_from: int) -> int:
+        return index_from * (1 if self.model.encoder is None else ENCODER_TIMES)
 
     def with_indexes(self, base: Snapshot, indexed: Snapshot) -> Snapshot:
         """Return this snapshot with indexes that were built meanwhile.
@@ -236,13 +251,10 @@ def popular_first(snapshot: Snapshot, rows: Sequence[int] | NDArray[Any]) -> NDA
     return rows[np.argsort(-snapshot.counts[rows], kind="stable")]
 
 
-def _trained_rows(trained: TrainedModel | None, catalogue: Catalogue) -> Tensor:
-    if trained is None:
-        return torch.full((len(catalogue),), -1)
-    # The vocabulary may have grown past this view of the catalogue; its rows are a prefix.
-    rows = np.full(len(catalogue.vocabulary), -1, dtype=np.int64)
-    rows[catalogue.vocabulary.rows(trained.item_ids)] = np.arange(len(trained.item_ids))
-    return torch.from_numpy(rows[: len(catalogue)].copy())
+def _trained_rows(item_rows: NDArray[np.int64], size: int) -> Tensor:
+    rows = torch.full((size,), -1)
+    rows[torch.from_numpy(item_rows)] = torch.arange(len(item_rows))
+    return rows
 
 
 def _padded(counts: ItemCounts, size: int) -> ItemCounts:

@@ -24,10 +24,14 @@ from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory
 from models.index.ann_index import CoarseIndex
 from models.ranking.scoring import similarity_scores, transition_scores
-from models.recommender.coarse_step import nearest_items
+from models.recommender.coarse_step import FIRST_ORDER_ITEMS, nearest_items
 
 # So many items of one boost, or such a share of all, are compared without an index.
 _FEW, _RARE = 4_096, 1 / 20
+# An index finds one item in so many at least: of a million near copies, the best 20 are spread
+# that far.
+_SHARE = 200
+_RERANKED = 2  # codes of the index that are compared exactly for each item that it finds
 
 
 def user_readout(snapshot: Snapshot, user: UserMemory) -> Tensor:
@@ -84,46 +88,81 @@ def candidates(
     options: AttentionOptions = DEFAULT_OPTIONS,
     boost: NDArray[np.float32] | None = None,
 ) -> RowIndices:
-    """Return the allowed items of the largest approximate scores, ascending.
+    """Return the `count` allowed items of the largest approximate scores, ascending.
 
-    Without an index these are `count` items by r_u, the first order of the target's part of the
-    queries, and the other parts of the score. An index does not contain
-    transitions and similarities: it selects `count` of its items, `count` of the newer items are
-    compared exactly, and `count` items with the largest transition counts are added, as many with
-    the largest similarity, and for repeat consumption the user's newest items.
-
-    Boosts are no part of an index either. Items of one boost are in the order of their scores, so
-    an index is searched as widely as the rarest of the boosts that many items have asks for; items
-    of the other boosts are compared exactly.
+    An approximate score consists of ⟨r_u, x_c⟩, the first order of the target's part of the queries
+    and the other parts of the score. All items are compared by it, or where there is an index
+    those of `_gathered`.
 
     Args:
         snapshot: the model and the catalogue.
         user: from `build_memory` with the same snapshot.
         allowed: bool [N].
-        count: number of items.
+        count: number of items; all are returned where fewer are allowed.
         options: as in `score`.
         boost: [N] added to the scores.
     """
     readout, jacobian = _coarse_query(snapshot, user)
-    tables, first = snapshot.tables, snapshot.indexed_items  # 0 without an index
-    open_rows = np.flatnonzero(allowed[first:]) + first
-    if len(open_rows) > count:
+    tables = snapshot.tables
+    if snapshot.index is None:
+        found = np.arange(len(allowed))
+        near = tables.vectors @ readout + tables.prior
+        near = near.masked_fill_(~torch.from_numpy(allowed), -torch.inf)
+        count = min(count, int(np.count_nonzero(allowed)))
+    else:
+        most = gathered_count(int(np.count_nonzero(allowed)), count)
+        found = _gathered(snapshot, snapshot.index, user, readout, allowed, count, most, boost)
+        at = torch.from_numpy(found)
+        near = tables.vectors.index_select(0, at) @ readout + tables.prior.index_select(0, at)
+        count = min(count, len(found))
+    rows = torch.from_numpy(found)
+    near += transition_scores(snapshot, user, rows, again=not options.exclude_self)
+    similarity = similarity_scores(snapshot, user, rows)
+    if similarity is not None:
+        near += similarity
+    if boost is not None:
+        near += torch.from_numpy(boost[found])
+    return np.sort(nearest_items(tables, rows, near, jacobian, count).numpy())
+
+
+def gathered_count(items: int, count: int) -> int:
+    """Return how many of the allowed items an index finds, of which `count` become candidates."""
+    return max(FIRST_ORDER_ITEMS, 2 * count, items // _SHARE)
+
+
+def _gathered(
+    snapshot: Snapshot,
+    index: CoarseIndex,
+    user: UserMemory,
+    readout: Tensor,
+    allowed: NDArray[np.bool_],
+    count: int,
+    most: int,
+    boost: NDArray[np.float32] | None,
+) -> RowIndices:
+    """Return the allowed items of a catalogue with an index that are compared, ascending.
+
+    They are the `most` best by ⟨r_u, x_c⟩, prior and boosts of the items in the index, as many of
+    the newer ones, and the first by parts that the index does not contain: `count` items with the
+    largest transition counts, as many with the largest similarity, and for repeat consumption the
+    user's newest items.
+
+    Boosts are no part of an index either. Items of one boost are in the order of their scores, so
+    an index is searched as widely as the rarest of the boosts that many items have asks for; items
+    of the other boosts are compared exactly.
+    """
+    first = snapshot.indexed_items
+    newer = np.flatnonzero(allowed[first:]) + first
+    if len(newer) > most:
+        tables = snapshot.tables
         near = tables.vectors[first:] @ readout + tables.prior[first:]
-        if not first:
-            every = torch.arange(len(near))
-            near += transition_scores(snapshot, user, every, again=not options.exclude_self)
-            similarity = similarity_scores(snapshot, user, every)
-            if similarity is not None:
-                near += similarity
         if boost is not None:
             near += torch.from_numpy(boost[first:])
         near = near.masked_fill_(~torch.from_numpy(allowed[first:]), -torch.inf)
-        open_rows = nearest_items(tables, near, jacobian, count).numpy()
-    if snapshot.index is None:
-        return np.sort(open_rows)
-    found = _indexed(snapshot.index, snapshot, readout, allowed[:first], count, boost)
+        newer = near.topk(most, sorted=False).indices.numpy() + first
+    found = _indexed(index, snapshot, readout, allowed[:first], most, boost)
     counted = _counted(snapshot, user, count)
-    return sorted_union(found, open_rows, counted[allowed[counted]])
+    return sorted_union(found, newer, counted[allowed[counted]])
 
 
 def _indexed(
@@ -137,14 +176,15 @@ def _indexed(
     """Return the `count` best of the indexed items that are allowed, unordered."""
     query = readout[None].numpy()
     if boost is None:
-        rows: RowIndices = index.search(query, count, allow=allowed)[0]
+        rows: RowIndices = index.search(query, count, allow=allowed, probes=_RERANKED * count)[0]
         return rows[rows >= 0]
     own = boost[: len(allowed)]
     rare, least = _rare_boosts(own, allowed)
     common = allowed.copy()
     common[rare] = False
     # The candidates are shared by several boosts, of each of which fewer are needed.
-    found = index.search(query, count, allow=common, boost=own, least=least, probes=2 * count)[0]
+    probes = _RERANKED * count
+    found = index.search(query, count, allow=common, boost=own, least=least, probes=probes)[0]
     rows = np.concatenate([found[found >= 0], rare])
     if len(rows) <= count:
         return rows
@@ -182,15 +222,16 @@ def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
     The items that most often followed the newest ones, and these themselves if they are repeated;
     the items that are most similar to all of the user's.
     """
-    trained, model = snapshot.trained, snapshot.model
-    if trained is None or not len(user.recent):
+    model = snapshot.model
+    if not len(user.recent):
         return np.zeros(0, dtype=np.int64)
     taken, _ = user.taken(model.config.dislike_type)
-    found: list[int] = []
+    found = [taken.numpy()] if model.counts_repeats else []
     if model.has_transitions:
-        found += model.statistics.transition_counts.top(user.recent_items, count).tolist()
+        followers = model.statistics.transition_counts.top(user.recent_items, count)
+        found.append(snapshot.item_rows[followers.numpy()])
     if model.statistics.similarity is not None and user.similarity is not None:
         similarity = model.statistics.similarity
-        found += similarity.top(user.recent_items, user.similarity[:-1], count).tolist()
-    rows = snapshot.catalogue.rows([trained.item_ids[item] for item in found]).astype(np.int64)
-    return np.concatenate([rows, taken.numpy()]) if model.counts_repeats else rows
+        similar = similarity.top(user.recent_items, user.similarity[:-1], count)
+        found.append(snapshot.item_rows[similar.numpy()])
+    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)

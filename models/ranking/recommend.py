@@ -27,13 +27,14 @@ from models.recommender.coarse_step import CANDIDATES
 EXACT_WORK = 2_000_000
 # Items that reach the target attention otherwise, at least. Of a long history the coarse step knows
 # the newest rows to first order alone, and an index has errors of its own.
-LONG_CANDIDATES = 300
-INDEXED_CANDIDATES = 500
+LONG_CANDIDATES = INDEXED_CANDIDATES = 300
 # Share of the candidates down to which quotas may be filled before there are more candidates, and
 # how many times as many there may be before this is deep enough.
 _DEEP = 0.5
 _DEEPEST = 4
-_SHARE = 400  # one in so many does: of a million near copies, the best 20 are spread that far
+# Without an encoder, one item in so many is a candidate: of a million near copies, the best 20 are
+# spread that far.
+_SHARE = 400
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -193,7 +194,9 @@ def candidate_count(
     fewest = CANDIDATES if user.collapsed is None else LONG_CANDIDATES
     if snapshot.index is not None:
         fewest = INDEXED_CANDIDATES
-    many = min(items // _SHARE, int(EXACT_WORK / 4 / max(1.0, _cost(user, options))))
+    many = 0
+    if snapshot.model.encoder is None:  # the coarse step does not know the target's part
+        many = min(items // _SHARE, int(EXACT_WORK / 4 / max(1.0, _cost(user, options))))
     return max(fewest, 4 * limit, many)
 
 

@@ -24,27 +24,26 @@ CANDIDATES = 200  # items at least whose attention is then computed exactly
 FIRST_ORDER_ITEMS = 1_536
 
 
-def nearest_items(tables: ItemTables, near: Tensor, jacobian: Tensor | None, count: int) -> Tensor:
+def nearest_items(
+    tables: ItemTables, rows: Tensor, near: Tensor, jacobian: Tensor | None, count: int
+) -> Tensor:
     """Return the `count` rows [count] of the largest scores to first order, in no order.
 
     Args:
-        tables: of N items.
-        near: scores whose attention part is ⟨r_u, x_c⟩, of the last items [≤ N]; -inf leaves an
-            item out.
+        tables: of all items.
+        rows: of the items that are compared, int64 [T].
+        near: their scores [T], whose attention part is ⟨r_u, x_c⟩; -inf leaves an item out.
         jacobian: J of each head, [H, d, d], from `query_jacobian` of the user's part; None leaves
             the scores as they are.
-        count: at most as many as there are scores.
+        count: at most T.
     """
-    first = len(tables.prior) - len(near)
-    if jacobian is None:
-        return near.topk(count, sorted=False).indices + first
-    rows = torch.arange(first, len(tables.prior), device=near.device)
-    most = max(FIRST_ORDER_ITEMS, 4 * count)
-    if len(near) > most:
-        near, kept = near.topk(most, sorted=False)
-        rows = rows[kept]
-    queries, outputs = gather_rows(tables.queries, rows), gather_rows(tables.outputs, rows)
-    near = near + first_order(queries, outputs, jacobian)
+    if jacobian is not None:
+        most = max(FIRST_ORDER_ITEMS, 4 * count)
+        if len(rows) > most:
+            near, kept = near.topk(most, sorted=False)
+            rows = rows[kept]
+        queries, outputs = gather_rows(tables.queries, rows), gather_rows(tables.outputs, rows)
+        near = near + first_order(queries, outputs, jacobian)
     return rows[near.topk(count, sorted=False).indices]
 
 

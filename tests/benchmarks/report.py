@@ -7,7 +7,6 @@ from typing import Any
 
 from rich.console import Console
 
-from models.catalogue.snapshot import INDEX_FROM
 from models.history.attention_options import AttentionOptions
 from models.ranking.recommend import EXACT_WORK, INDEXED_CANDIDATES
 from tests.benchmarks.attention.histories import EVENTS, AppendResult
@@ -138,8 +137,8 @@ def catalogues(console: Console, found: CandidateResults) -> None:
             for each in found.catalogues
         ),
         caption=f"Faster with an index {_from(found.crossover())}; "
-        f"INDEX_FROM is {INDEX_FROM:,}. Recall is of the {top} best under full target attention; "
-        "×n is the trained model over n near copies of each item.",
+        f"items are indexed from {candidates.INDEXED:,}. Recall is of the {top} best under full "
+        "target attention; ×n is the trained model over n near copies of each item.",
     )
     table(
         console,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
-from models.ranking.candidates import user_readout
+from models.ranking.candidates import gathered_count, user_readout
 from models.ranking.recommend import candidate_count, recommend
 from tests.benchmarks.harness.timing import ProgressCallback
 from tests.benchmarks.workload.questions import LIMIT
@@ -43,8 +43,9 @@ def nearest(snapshot: Snapshot, user: UserMemory, times: int = 1) -> NDArray[np.
 
 
 def wanted(snapshot: Snapshot, user: UserMemory) -> int:
-    """Return the number of candidates that recommending takes from the index."""
-    return candidate_count(snapshot, user, LIMIT, len(snapshot.catalogue))
+    """Return the number of items that recommending takes from the index."""
+    items = len(snapshot.catalogue)
+    return gathered_count(items, candidate_count(snapshot, user, LIMIT, items))
 
 
 def judged(

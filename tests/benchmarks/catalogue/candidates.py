@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.snapshot import INDEX_FROM, Snapshot, item_index
+from models.catalogue.snapshot import ENCODER_TIMES, INDEX_FROM, Snapshot, item_index
 from models.encoder.event_types import UNKNOWN
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
@@ -31,6 +31,7 @@ from tests.benchmarks.harness.timing import (
 )
 from tests.benchmarks.workload.data import random_model
 
+INDEXED = ENCODER_TIMES * INDEX_FROM  # items that are indexed for a model with an encoder
 TOP = 20
 _CONTENT = 8  # of the text vectors, which play no part here
 _DAY = 86_400_000_000
@@ -93,7 +94,7 @@ class CandidateResults:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
-            "index_from": INDEX_FROM,
+            "index_from": INDEXED,
             "index_faster_from": self.crossover(),
             "exact_work": EXACT_WORK,
             "exact_work_seconds": self.exact_work_seconds(),
@@ -175,7 +176,7 @@ def measure(
 def _copies(snapshot: Snapshot, sizes: Sequence[int]) -> list[int]:
     """Copies of each trained item in the smallest catalogues that reach these sizes."""
     n = snapshot.trained.model.config.n_items if snapshot.trained else 0
-    wanted = {-(-size // n) for size in sizes if size >= INDEX_FROM} if n > 1 else set()
+    wanted = {-(-size // n) for size in sizes if size >= INDEXED} if n > 1 else set()
     return sorted(wanted - {1})
 
 
@@ -231,7 +232,7 @@ class _Pair:
     @property
     def served(self) -> Snapshot:
         """The snapshot that a service would answer from."""
-        return self.indexed if len(self.keys) >= INDEX_FROM else self.bare
+        return self.indexed if len(self.keys) >= INDEXED else self.bare
 
 
 @torch.inference_mode()

@@ -15,9 +15,11 @@ from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
+from models.recommender.item_similarity import MAX_EASE_ITEMS
 from models.recommender.recommender import Recommender
 from models.training.presets import max_transitions_per_item
 
+_SIMILARITY = ("statistics.similar_items", "statistics.similarity_weights")
 _PART = 512  # items whose distances to all others are held at once
 
 
@@ -28,7 +30,8 @@ def enlarged(snapshot: Snapshot, copies: int, seed: int = 0) -> Snapshot:
     Copy c of item i is row c·N + i of N trained items. It has the item's text, and an id as far
     from the item's as items are from their nearest, so that neighbourhoods are no emptier than
     they were. What followed the item follows each copy too, each follower by one of its own copies;
-    as many are kept as training would keep of so many items.
+    as many are kept as training would keep of so many items. Similar items likewise; of more items
+    than EASE is solved for, training makes no similarity part, and none is kept.
 
     Raises ValueError for a snapshot without a trained model, or with less than two trained items.
     """
@@ -39,21 +42,32 @@ def enlarged(snapshot: Snapshot, copies: int, seed: int = 0) -> Snapshot:
     old, n = trained.model, trained.model.config.n_items
     rows = torch.from_numpy(snapshot.catalogue.rows(trained.item_ids).astype(np.int64))
     kept = min(old.config.transitions_per_item, max_transitions_per_item(n * copies))
-    model = Recommender(replace(old.config, n_items=n * copies, transitions_per_item=kept))
+    similar = old.config.similar_items if n * copies <= MAX_EASE_ITEMS else 0
+    model = Recommender(
+        replace(old.config, n_items=n * copies, transitions_per_item=kept, similar_items=similar)
+    )
     state = old.state_dict()
     noise = torch.randn(n * copies, old.config.dim, generator=generator)
     noise *= _nearest(snapshot.tables.vectors[rows]).median() / old.config.dim**0.5
     noise[:n] = 0.0
-    columns = state["statistics.transition_items"][:, :kept].repeat(copies, 1)
-    own = torch.randint(copies, columns.shape, generator=generator, dtype=columns.dtype)
+
+    def spread(columns: Tensor) -> Tensor:
+        """Repeat items [n, K] for each copy, each item as one of its own copies."""
+        columns = columns.repeat(copies, 1)
+        own = torch.randint(copies, columns.shape, generator=generator, dtype=columns.dtype)
+        return torch.where(columns < n, columns + n * own, n * copies)
+
     state |= {
         "id_embedding.weight": state["id_embedding.weight"].repeat(copies, 1) + noise,
         "prior": state["prior"].repeat(copies),
-        "statistics.transition_items": torch.where(columns < n, columns + n * own, n * copies),
+        "statistics.transition_items": spread(state["statistics.transition_items"][:, :kept]),
         "statistics.transition_sums": state["statistics.transition_sums"][:, :kept].repeat(
             copies, 1
         ),
     }
+    items, weights = (state.pop(name, None) for name in _SIMILARITY)
+    if similar:
+        state |= zip(_SIMILARITY, (spread(items), weights.repeat(copies, 1)), strict=True)
     model.load_state_dict(state, assign=True)
     ids = tuple(f"{copy}:{id_}" for copy in range(copies) for id_ in trained.item_ids)
     made = replace(

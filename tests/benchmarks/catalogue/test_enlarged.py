@@ -78,6 +78,25 @@ def test_a_follower_is_one_of_the_followers_copies(small: Snapshot, large: Snaps
     assert len(set((new.items[new.items < COPIES * N] // N).tolist())) == COPIES
 
 
+def test_similar_items_are_their_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies have their item's similarity weights, unless there are too many items for EASE."""
+    source = snapshot(15, random_model(2, similar_items=5))
+    old = source.model.statistics.similarity
+    assert old is not None
+    large = enlarged(source, COPIES)
+    new = large.model.statistics.similarity
+    assert new is not None
+    for row in range(COPIES * N):
+        for wanted, found in zip(old.items[row % N].tolist(), new.items[row].tolist(), strict=True):
+            assert found % N == wanted if wanted < N else found == COPIES * N
+        assert new.weights[row].tolist() == old.weights[row % N].tolist()
+    assert len(set((new.items[new.items < COPIES * N] // N).tolist())) == COPIES
+    monkeypatch.setattr("tests.benchmarks.catalogue.enlarged.MAX_EASE_ITEMS", COPIES * N - 1)
+    many = enlarged(source, COPIES)
+    assert many.model.statistics.similarity is None
+    assert many.model.config.similar_items == 0
+
+
 def test_users_did_the_same_to_copies(small: Snapshot, large: Snapshot) -> None:
     """Moved memories keep order, time and item, without untrained items."""
     made = random_past(3, 30, 15)
@@ -109,8 +128,8 @@ def test_what_is_not_trained_cannot_be_enlarged(small: Snapshot) -> None:
 def test_recall_is_reported_for_indexed_catalogues(
     small: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Copies reach each size from INDEX_FROM on; recall is of the best of all scores, by loops."""
-    monkeypatch.setattr(candidates, "INDEX_FROM", 700)
+    """Copies reach each size from INDEXED on; recall is of the best of all scores, by loops."""
+    monkeypatch.setattr(candidates, "INDEXED", 700)
     monkeypatch.setattr(candidates, "INDEXED_CANDIDATES", 60)
     memories = [
         build_memory(small, made, int(made.timestamps[-1]))

@@ -185,6 +185,18 @@ def test_small_catalogues_have_no_index(made: TrainedModel) -> None:
     keys_only = small_snapshot(15, made.model, index_from=30)
     assert keys_only.index is None
     assert keys_only.indexed_keys == 30
+    assert not keys_only.needs_reindex(index_from=30)
+
+
+def test_an_encoder_defers_the_item_index(made: TrainedModel) -> None:
+    """With an encoder the items are indexed from twice the number of rows on."""
+    catalogue_ = small_snapshot(40, made.model).catalogue
+    nobody = np.zeros(0, np.int64)
+    for trained_, least in ((made, 20), (None, 40)):
+        for index_from, indexed in ((least, 40), (least + 1, 0)):
+            snapshot = Snapshot.build("v", trained_, catalogue_, nobody, index_from=index_from)
+            assert snapshot.indexed_items == indexed
+            assert not snapshot.needs_reindex(index_from=index_from)
 
 
 def test_the_key_index_stays_until_there_is_a_new_one(made: TrainedModel) -> None:

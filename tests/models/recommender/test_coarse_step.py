@@ -44,7 +44,7 @@ def test_items_are_ranked_to_first_order(
             total += float(query.double() @ jacobian[head].double() @ output.double())
         refined[first + place] = total
     expected = sorted(refined, key=lambda row: -refined[row])[:3]
-    found = nearest_items(tables, near, jacobian, 3).tolist()
+    found = nearest_items(tables, torch.arange(first, 30), near, jacobian, 3).tolist()
     assert sorted(found) == sorted(expected)
     assert first + 4 not in found
 

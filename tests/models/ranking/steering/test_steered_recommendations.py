@@ -20,7 +20,7 @@ from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
-from models.ranking.candidates import candidates, user_readout
+from models.ranking.candidates import candidates
 from models.ranking.recommend import recommend
 from models.ranking.scoring import score
 from models.ranking.steering.item_steering import FEW_EVENTS, ItemSteering, Pin, Quota
@@ -228,18 +228,17 @@ def test_a_few_lifted_items_are_always_candidates(indexed: Snapshot) -> None:
 
 @pytest.mark.parametrize("few", [8, 60, 10_000])
 def test_candidates_of_an_index_are_the_best_with_their_boosts(indexed: Snapshot, few: int) -> None:
-    """Boosts of few and of many items choose nearly the candidates that all scores choose."""
+    """Boosts of few and of many items choose nearly the candidates of all items compared."""
     rng = np.random.default_rng(3)
     boost = np.zeros(ITEMS, np.float32)
     for share, by in ((0.02, 2.0), (0.1, 1.0), (0.4, 0.5)):
         boost[rng.random(ITEMS) < share] += by
     allowed = rng.random(ITEMS) < 0.8
     user = somebody(indexed)
-    readout = user_readout(indexed, user)
-    near = (indexed.tables.vectors @ readout + indexed.tables.prior).detach().numpy() + boost
-    best = np.argsort(np.where(allowed, -near, np.inf))[:40]
+    best = candidates(replace(indexed, index=None), user, allowed, 40, boost=boost)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models.ranking.candidates, "_FEW", few)
+        patch.setattr(models.ranking.candidates, "FIRST_ORDER_ITEMS", 80)
         patch.setattr(models.index.ann_index, "_NARROW_ROWS", 8)
         found = candidates(indexed, user, allowed, 40, boost=boost)
     assert allowed[found].all()
