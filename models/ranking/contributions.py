@@ -58,6 +58,7 @@ class Contributions(NamedTuple):
     gains: Tensor  # [H, T, m]
     weights: Tensor  # [H, T, m] of the softmax
     each: Tensor  # [T, m] the sum over rows is the score without the prior
+    counted: Tensor  # [T, m] loss of transitions and similarity without each row, states as are
     newest_rows: Tensor  # int64 [K] of the newest events that the encoder has read, newest first
     without_newest: Tensor  # [K, T] the scores but the prior without each of these events
 
@@ -96,16 +97,18 @@ def contributions(
     is_remainder = torch.from_numpy(user.source == REMAINDER)
     apart = _lost_by_heads(gain, weights, mean, is_remainder)
     each, whole = apart.sum(0), mean.sum(0)  # (T, m), (T, 1)
+    counted = torch.zeros_like(each)
     recent = torch.arange(len(user.recent))
     shares = transition_shares(snapshot, user, recent, targets, options, beyond=1)
     shares, less = counts_without(snapshot, shares)  # (S, T, r)
     counts = shares.sum(2)
     part = snapshot.model.transition_scores(user.user_state, counts)[:, None]  # (T, 1)
     fewer = _transition_part(snapshot, user.user_state, less)
-    each.index_add_(1, user.recent[: shares.shape[2]], _difference(part, fewer))
+    counted.index_add_(1, user.recent[: shares.shape[2]], _difference(part, fewer))
     similarity = similarity_shares(snapshot, user, recent, targets)
     lost = similarity_lost(snapshot, user, similarity)
-    each.index_add_(1, user.recent[: similarity.shape[1]], lost)
+    counted.index_add_(1, user.recent[: similarity.shape[1]], lost)
+    each += counted
     whole += part + similarity.sum(1, keepdim=True)
     if without is None:
         without = attention_without_newest(snapshot, user, targets, options)
@@ -117,7 +120,7 @@ def contributions(
         each[:, newest_rows] = _difference(whole, without_newest.T)
     left = whole - each.sum(1, keepdim=True)
     each += left * _equal_shares(user, each, weights, left)
-    return Contributions(user, targets, gain, weights, each, newest_rows, without_newest)
+    return Contributions(user, targets, gain, weights, each, counted, newest_rows, without_newest)
 
 
 def _difference(whole: Tensor, without: Tensor) -> Tensor:

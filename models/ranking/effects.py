@@ -25,14 +25,16 @@ from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
 from models.encoder.recency_bias import FARTHEST
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.history.event_shares import similarity_shares, transition_shares
 from models.history.user_memory import UserMemory, target_queries
 from models.ranking.contributions import Contributions
 from models.ranking.encoder_slopes import encoder_slopes
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import score
 
-EXACT_NEWEST = 16  # events whose effects are never estimated, those in contributions among them
+# Events whose effects are never estimated: the newest, those in contributions among them, and all
+# of a history of which the encoder reads so few. First order fails most for few events, and their
+# states are soon encoded anew.
+EXACT_NEWEST, EXACT_EVENTS = 16, 64
 _BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
 
 Named = Sequence[NDArray[np.int64]]  # memory rows [≤ top] of each target [T]
@@ -85,7 +87,7 @@ def effects_of(
         for at, (target, rows) in enumerate(zip(memory.targets.tolist(), rows_of, strict=True))
     ]
     places = _encoded_places(user)
-    newest = set(list(places)[-EXACT_NEWEST:])
+    newest = set(list(places)[-(EXACT_NEWEST if len(places) > EXACT_EVENTS else EXACT_EVENTS) :])
     collapsed = 0 if user.collapsed is None else user.collapsed.count
     known = _known_of_newest(snapshot, user, found)
     left_out: dict[int, list[int]] = {}
@@ -200,13 +202,13 @@ def closed_form(
         return torch.zeros(0)
     heads, _, size = found.weights.shape
     step = max(1, _BLOCK // max(1, size * heads))
+    chosen = torch.from_numpy(rows)
     less = [
         _attention_without(snapshot, found, at, block, options)
-        + _transitions_without(snapshot, found.user, int(found.targets[at]), block, options)
-        + _similarity_without(snapshot, found.user, int(found.targets[at]), block)
-        for block in torch.split(torch.from_numpy(rows), step)
+        for block in torch.split(chosen, step)
     ]
-    return found.each[at].sum() - torch.cat(less)
+    whole: Tensor = torch.linalg.vecdot(found.weights[:, at], found.gains[:, at]).sum()
+    return found.counted[at, chosen] + whole - torch.cat(less)
 
 
 def _attention_without(
@@ -235,37 +237,6 @@ def _attention_without(
         temperature=options.temperature,
         hard=options.hard,
     ).context.sum((1, 2, 3))
-
-
-def _transitions_without(
-    snapshot: Snapshot, user: UserMemory, target: int, rows: Tensor, options: AttentionOptions
-) -> Tensor:
-    """Return the transitions part [J] without each of the rows [J], older events moved up."""
-    if not snapshot.model.has_transitions:
-        return torch.zeros(len(rows))
-
-    def count(recent: Tensor) -> Tensor:
-        only = torch.tensor([target])
-        return transition_shares(snapshot, user, recent, only, options).sum(2)  # (S, 1)
-
-    counts = count(torch.arange(len(user.recent))).repeat(len(rows), 1, 1)  # (J, S, 1)
-    for at in torch.isin(rows, user.recent).nonzero().flatten().tolist():
-        counts[at] = count((user.recent != rows[at]).nonzero().flatten())
-    return snapshot.model.transition_scores(user.user_state, counts)[:, 0]
-
-
-def _similarity_without(snapshot: Snapshot, user: UserMemory, target: int, rows: Tensor) -> Tensor:
-    """Return the similarity part [J] without each of the rows [J], older events moved up."""
-    if snapshot.model.statistics.similarity is None:
-        return torch.zeros(len(rows))
-
-    def part(recent: Tensor) -> Tensor:
-        return similarity_shares(snapshot, user, recent, torch.tensor([target])).sum()
-
-    parts = part(torch.arange(len(user.recent))).repeat(len(rows))
-    for at in torch.isin(rows, user.recent).nonzero().flatten().tolist():
-        parts[at] = part((user.recent != rows[at]).nonzero().flatten())
-    return parts
 
 
 def _encoded_places(user: UserMemory) -> dict[int, int]:

@@ -227,23 +227,27 @@ def test_effects_are_computed_where_they_are_requested(http: httpx.Client) -> No
 
 
 def test_estimates_are_near_the_exact_effects(trained: Server) -> None:
-    """Estimated effects follow the exact ones, and those of the newest sixteen events are exact."""
+    """Estimated effects follow the exact ones, and those of the newest sixteen events are exact.
+
+    All are exact while the encoder reads no more than sixty-four events.
+    """
     with trained.client() as http:
-        post(http, long_history("seen", 24, 0))
-        exact, estimated = (
-            [
-                [reason for reason in item["explanation"] if reason["event_id"]]
-                for item in score(http, "seen", explain_exact=is_exact)
-            ]
-            for is_exact in (True, False)
+        for user, length in (("few", 24), ("many", 80)):
+            post(http, long_history(user, length, 0))
+        few, (exact, estimated) = (
+            score(http, "few", explain_exact=False),
+            [score(http, "many", explain_exact=is_exact) for is_exact in (True, False)],
         )
-    pairs = [
-        (mine["effect"], yours["effect"], mine["effect_is_exact"])
-        for one, other in zip(estimated, exact, strict=True)
-        for mine, yours in zip(one, other, strict=True)
-    ]
-    assert sum(is_exact for _, _, is_exact in pairs) == 16 * len(TARGETS)
-    assert all(mine == pytest.approx(yours, abs=1e-4) for mine, yours, exact in pairs if exact)
-    guessed = np.array([pair[:2] for pair in pairs if not pair[2]])
-    assert len(guessed) == 8 * len(TARGETS)
+    assert all(reason["effect_is_exact"] for item in few for reason in item["explanation"])
+    effects: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for one, other in zip(estimated, exact, strict=True):
+        for mine, yours in zip(one["explanation"], other["explanation"], strict=True):
+            if mine["events"] > 1:
+                continue
+            assert mine["effect_is_exact"] == (int(mine["event_id"].split("-")[1]) >= 80 - 16)
+            effects[mine["effect_is_exact"]].append((mine["effect"], yours["effect"]))
+    assert len(effects[True]) > 4 * len(TARGETS)
+    assert all(mine == pytest.approx(yours, abs=1e-4) for mine, yours in effects[True])
+    guessed = np.array(effects[False])
+    assert len(guessed) > 8 * len(TARGETS)
     assert np.abs(guessed[:, 0] - guessed[:, 1]).mean() < 0.5 * np.abs(guessed[:, 1]).mean()

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import models.ranking.effects
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.collapsed_history import CollapsedHistory, collapsible_events
@@ -72,14 +73,21 @@ def test_exact_effects_are_differences_to_the_score_without_the_row(
         assert is_exact
 
 
-def test_effects_of_the_newest_events_are_never_estimated() -> None:
-    """Without `explain_exact` the newest sixteen events and the profile have exact effects."""
+@pytest.mark.parametrize("least", [19, 20])
+def test_effects_of_the_newest_events_are_never_estimated(
+    monkeypatch: pytest.MonkeyPatch, least: int
+) -> None:
+    """Without `explain_exact` the newest sixteen events and the profile have exact effects.
+
+    All events have where the encoder reads few.
+    """
+    monkeypatch.setattr(models.ranking.effects, "EXACT_EVENTS", least)
     served = small_snapshot(ITEMS, random_model(11, window=40))
     made = random_past(5, 20, ITEMS)
     made = past(made.rows, np.arange(20) * 3600, profile_rows=np.array([3], np.int32))
     estimated, exact = effects(served, made), effects(served, made, exact=True)
     for source, (effect, is_exact) in estimated.items():
-        assert is_exact == (source < 0 or source >= 20 - EXACT_NEWEST)
+        assert is_exact == (least == 20 or source < 0 or source >= 20 - EXACT_NEWEST)
         if is_exact:
             assert effect == pytest.approx(exact[source][0], abs=1e-4)
 
@@ -123,6 +131,13 @@ def gated_score(
     return float((alpha * gain).sum()) + loop.transitions(TARGET, options) + loop.similarity(TARGET)
 
 
+@pytest.fixture
+def only_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimate the effects of few events as those of many."""
+    monkeypatch.setattr(models.ranking.effects, "EXACT_EVENTS", 0)
+
+
+@pytest.mark.usefixtures("only_newest")
 @few
 @given(seed=st.integers(0, 1000), events=st.integers(1, 12))
 def test_estimates_are_the_closed_form_and_the_slope(seed: int, events: int) -> None:
@@ -141,6 +156,7 @@ def test_estimates_are_the_closed_form_and_the_slope(seed: int, events: int) -> 
     assert not all(is_exact for _, is_exact in effects(served, made).values())
 
 
+@pytest.mark.usefixtures("only_newest")
 @pytest.mark.parametrize("exclude_self", [False, True])
 def test_effects_in_a_long_history_are_those_of_every_event(exclude_self: bool) -> None:
     """Effects are near those over every event; the targets share one derivative of the encoder.
