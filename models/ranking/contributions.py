@@ -58,7 +58,7 @@ class Contributions(NamedTuple):
     gains: Tensor  # [H, T, m]
     weights: Tensor  # [H, T, m] of the softmax
     each: Tensor  # [T, m] the sum over rows is the score without the prior
-    counted: Tensor  # [T, m] loss of transitions and similarity without each row, states as are
+    counted: Tensor  # [T, m] what transitions and similarity lose without each row
     newest_rows: Tensor  # int64 [K] of the newest events that the encoder has read, newest first
     without_newest: Tensor  # [K, T] the scores but the prior without each of these events
 

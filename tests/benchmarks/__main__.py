@@ -106,7 +106,7 @@ def bench_attention(
 
 @app.command("recommend")
 def bench_recommend(
-    items: Annotated[int, typer.Option(min=10_000, help="Of the catalogue, at least.")] = 1_000_000,
+    items: Annotated[int, typer.Option(min=20_000, help="Of the catalogue, at least.")] = 1_000_000,
     data: Copied = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests.")] = False,
     json_file: JsonFile = None,
