@@ -24,11 +24,12 @@ from models.recommender.content_only import content_only_model
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import ItemTables
 
-# From this many rows on, candidates come from FAISS: measured by `make bench`, twice as fast as
-# one matrix-vector product at 10,000 rows and five times at 20,000.
+# Rows from which on an index is built, of field keys, and of items for a model without an encoder.
+# Measured by `make bench`: it is twice as fast as one matrix-vector product at 10,000 rows and five
+# times at 20,000.
 INDEX_FROM = 10_000
-# For recommendations by an encoder, whose candidates are compared to first order: with as many
-# items as so many times that, comparing all of them takes as long.
+# With an encoder, items are indexed from so many times as many on: what an index finds is then
+# compared to first order, and to compare all of so many items takes no longer.
 ENCODER_TIMES = 2
 UNTRAINED = "untrained"
 # Share of the rows that may stand beside an index before there is a new one.
@@ -68,9 +69,10 @@ class Snapshot:
         index_from: int = INDEX_FROM,
         cache: StructureCache | None = None,
     ) -> Snapshot:
-        """Compute the tables of the whole catalogue, and index it from `index_from` rows on.
+        """Compute the tables of the whole catalogue, and index it where it is large.
 
-        Items are indexed from `ENCODER_TIMES` as many on, where the model has an encoder.
+        Field keys are indexed from `index_from` rows on, and items too, or with an encoder from
+        `ENCODER_TIMES` times as many.
 
         `version` is the model's name in answers, `counts` [≤ N] are the live popularity, `cache`
         has indexes that were built before. Raises ValueError when the model reads vectors of
@@ -130,7 +132,7 @@ class Snapshot:
         wasted = fields.orphans > _UNINDEXED_SHARE * len(fields)
         catalogue = self.catalogue.with_keys(fields.compacted() if wasted else fields)
         keys = catalogue.keys.vectors
-        if len(catalogue) >= self._items_from(index_from):
+        if len(catalogue) >= self._index_items_from(index_from):
             index = item_index(self.tables, cache)
         if len(keys) >= index_from:
             key_index = ann_index.build_index(
@@ -152,12 +154,13 @@ class Snapshot:
         return any(
             size >= least and beside > max(index_from, _UNINDEXED_SHARE * size)
             for size, beside, least in (
-                (len(self.catalogue), fresh, self._items_from(index_from)),
+                (len(self.catalogue), fresh, self._index_items_from(index_from)),
                 (len(keys), fresh_keys, index_from),
             )
         )
 
-    def _items_from(self, index_from: int) -> int:
+    def _index_items_from(self, index_from: int) -> int:
+        """Return the number of items from which on they are indexed."""
         return index_from * (1 if self.model.encoder is None else ENCODER_TIMES)
 
     def with_indexes(self, base: Snapshot, indexed: Snapshot) -> Snapshot:

@@ -59,20 +59,31 @@ def similarity_shares(
     return similarity.shares(user.recent_items[recent], liked[recent], rows)
 
 
-def similarity_lost(snapshot: Snapshot, user: UserMemory, shares: Tensor) -> Tensor:
+def similarity_lost(
+    snapshot: Snapshot, user: UserMemory, shares: Tensor, targets: Tensor
+) -> Tensor:
     """Return what the similarity part loses without each of the newest events, [T, r].
 
-    Without one of several events on an item the part stays as it is.
+    Without one of several events on an item the part stays as it is. Without any event, the first
+    one beyond the depth counts too, if the others are on other items.
 
     Args:
         snapshot: the model and the catalogue.
         user: from `build_memory` with the same snapshot.
-        shares: [T, r] from `similarity_shares`.
+        shares: [T, r] from `similarity_shares` of these targets.
+        targets: item rows, int64 [T].
     """
-    if not shares.shape[1]:
+    similarity, size = snapshot.model.statistics.similarity, shares.shape[1]
+    if similarity is None or not size:
         return shares
     _, liked = user.taken(snapshot.model.config.dislike_type)
-    return shares * (event_shares(user.recent_items[: shares.shape[1]], liked) == 1)
+    items, beyond = user.recent_items[:size], user.recent_items[size : size + 1]
+    lost = shares * (event_shares(items, liked) == 1)
+    if len(beyond) and bool(liked[size]):
+        added = similarity.shares(beyond, liked[size:], snapshot.trained_rows[targets])  # (T, 1)
+        same = (items == beyond) & liked[:size]
+        lost -= added * (same.sum() == same.long())  # none on its item but the event itself
+    return lost
 
 
 def counts_without(snapshot: Snapshot, shares: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,7 +31,7 @@ _FEW, _RARE = 4_096, 1 / 20
 # An index finds one item in so many at least: of a million near copies, the best 20 are spread
 # that far.
 _SHARE = 200
-_RERANKED = 2  # codes of the index that are compared exactly for each item that it finds
+RERANKED = 2  # codes of the index that are compared exactly for each item that it finds
 
 
 def user_readout(snapshot: Snapshot, user: UserMemory) -> Tensor:
@@ -90,9 +90,10 @@ def candidates(
 ) -> RowIndices:
     """Return the `count` allowed items of the largest approximate scores, ascending.
 
-    An approximate score consists of ⟨r_u, x_c⟩, the first order of the target's part of the queries
-    and the other parts of the score. All items are compared by it, or where there is an index
-    those of `_gathered`.
+    All items are compared by ⟨r_u, x_c⟩, transitions, similarity, prior and boost, and the best of
+    them then to first order in the target's part of the queries. Where there is an index, only the
+    items that it finds are compared to first order, newer ones, and those that the parts which an
+    index does not contain rank first.
 
     Args:
         snapshot: the model and the catalogue.
@@ -106,23 +107,24 @@ def candidates(
     tables = snapshot.tables
     if snapshot.index is None:
         found = np.arange(len(allowed))
+        rows = torch.from_numpy(found)
         near = tables.vectors @ readout + tables.prior
         near = near.masked_fill_(~torch.from_numpy(allowed), -torch.inf)
         count = min(count, int(np.count_nonzero(allowed)))
+        compared = max(FIRST_ORDER_ITEMS, 4 * count)
     else:
         most = gathered_count(int(np.count_nonzero(allowed)), count)
         found = _gathered(snapshot, snapshot.index, user, readout, allowed, count, most, boost)
-        at = torch.from_numpy(found)
-        near = tables.vectors.index_select(0, at) @ readout + tables.prior.index_select(0, at)
-        count = min(count, len(found))
-    rows = torch.from_numpy(found)
+        rows = torch.from_numpy(found)
+        near = tables.vectors.index_select(0, rows) @ readout + tables.prior.index_select(0, rows)
+        count, compared = min(count, len(found)), len(found)
     near += transition_scores(snapshot, user, rows, again=not options.exclude_self)
     similarity = similarity_scores(snapshot, user, rows)
     if similarity is not None:
         near += similarity
     if boost is not None:
         near += torch.from_numpy(boost[found])
-    return np.sort(nearest_items(tables, rows, near, jacobian, count).numpy())
+    return np.sort(nearest_items(tables, rows, near, jacobian, count, compared).numpy())
 
 
 def gathered_count(items: int, count: int) -> int:
@@ -176,14 +178,14 @@ def _indexed(
     """Return the `count` best of the indexed items that are allowed, unordered."""
     query = readout[None].numpy()
     if boost is None:
-        rows: RowIndices = index.search(query, count, allow=allowed, probes=_RERANKED * count)[0]
+        rows: RowIndices = index.search(query, count, allow=allowed, probes=RERANKED * count)[0]
         return rows[rows >= 0]
     own = boost[: len(allowed)]
     rare, least = _rare_boosts(own, allowed)
     common = allowed.copy()
     common[rare] = False
     # The candidates are shared by several boosts, of each of which fewer are needed.
-    probes = _RERANKED * count
+    probes = RERANKED * count
     found = index.search(query, count, allow=common, boost=own, least=least, probes=probes)[0]
     rows = np.concatenate([found[found >= 0], rare])
     if len(rows) <= count:
@@ -217,10 +219,10 @@ def _rare_boosts(boost: NDArray[np.float32], allowed: NDArray[np.bool_]) -> tupl
 
 
 def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
-    """Return candidates by the parts that an index does not contain.
+    """Return items [n] to compare, the first by the parts that an index does not contain.
 
-    The items that most often followed the newest ones, and these themselves if they are repeated;
-    the items that are most similar to all of the user's.
+    They are the items that most often followed the newest ones, the newest ones themselves if they
+    are repeated, and the items that are most similar to all of the user's.
     """
     model = snapshot.model
     if not len(user.recent):

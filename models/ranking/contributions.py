@@ -106,7 +106,7 @@ def contributions(
     fewer = _transition_part(snapshot, user.user_state, less)
     counted.index_add_(1, user.recent[: shares.shape[2]], _difference(part, fewer))
     similarity = similarity_shares(snapshot, user, recent, targets)
-    lost = similarity_lost(snapshot, user, similarity)
+    lost = similarity_lost(snapshot, user, similarity, targets)
     counted.index_add_(1, user.recent[: similarity.shape[1]], lost)
     each += counted
     whole += part + similarity.sum(1, keepdim=True)

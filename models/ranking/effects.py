@@ -5,7 +5,8 @@ nearer to the present: that is computed in closed form. Later events would also 
 states, and with them other keys, values and queries. To first order that is the derivative of a
 score by a gate on the event: log g is added to the scores of the event in all blocks of the
 encoder, and ∂s/∂g is taken at g = 1. The newest events change the query itself, where first order
-fails: the histories without them are scored, so far as contributions have not done so already.
+fails: the histories without them are scored, so far as contributions have not done so already,
+and so are those without each of few events.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from models.ranking.encoder_slopes import encoder_slopes
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import score
 
-# Events whose effects are never estimated: the newest, those in contributions among them, and all
-# of a history of which the encoder reads so few. First order fails most for few events, and their
-# states are soon encoded anew.
-EXACT_NEWEST, EXACT_EVENTS = 16, 64
+EXACT_NEWEST = 16  # newest events, whose effects are never estimated; contributions know eight
+# Events that the encoder reads, up to which no effect is estimated: the derivative fails most for
+# few events, and to encode these anew takes little.
+EXACT_EVENTS = 64
 _BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
 
 Named = Sequence[NDArray[np.int64]]  # memory rows [≤ top] of each target [T]

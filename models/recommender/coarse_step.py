@@ -19,13 +19,18 @@ from torch import Tensor
 from models.recommender.target_attention import ItemTables, gather_rows
 
 CANDIDATES = 200  # items at least whose attention is then computed exactly
-# Items with the largest scores by ⟨r_u, x_c⟩ of which the best to first order are found: the
+# Items with the largest scores by ⟨r_u, x_c⟩ that are compared to first order, at least: the
 # products of more items leave the cache.
 FIRST_ORDER_ITEMS = 1_536
 
 
 def nearest_items(
-    tables: ItemTables, rows: Tensor, near: Tensor, jacobian: Tensor | None, count: int
+    tables: ItemTables,
+    rows: Tensor,
+    near: Tensor,
+    jacobian: Tensor | None,
+    count: int,
+    compared: int,
 ) -> Tensor:
     """Return the `count` rows [count] of the largest scores to first order, in no order.
 
@@ -36,11 +41,12 @@ def nearest_items(
         jacobian: J of each head, [H, d, d], from `query_jacobian` of the user's part; None leaves
             the scores as they are.
         count: at most T.
+        compared: how many items of the largest scores are compared to first order, at least
+            `count`.
     """
     if jacobian is not None:
-        most = max(FIRST_ORDER_ITEMS, 4 * count)
-        if len(rows) > most:
-            near, kept = near.topk(most, sorted=False)
+        if len(rows) > compared:
+            near, kept = near.topk(compared, sorted=False)
             rows = rows[kept]
         queries, outputs = gather_rows(tables.queries, rows), gather_rows(tables.outputs, rows)
         near = near + first_order(queries, outputs, jacobian)

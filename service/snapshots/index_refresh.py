@@ -54,7 +54,7 @@ class IndexRefresh:
 
     Args:
         executor: where the indexes are put into the snapshot of then.
-        index_from: number of rows from which on an index is built.
+        index_from: number of rows from which on an index is built, as in `Snapshot.build`.
         lock: a file that processes of one catalogue lock, to build one after the other.
         cache: of indexes that were built before.
     """

@@ -63,7 +63,7 @@ class LiveSnapshot:
 
     Args:
         executor: where models are loaded.
-        index_from: number of rows from which on an index is built.
+        index_from: number of rows from which on an index is built, as in `Snapshot.build`.
         keyword_fields: attributes that hold identifiers.
         preloaded: state to start from, in a forked process.
         indexing_lock: a file that processes of one catalogue lock while they build indexes.

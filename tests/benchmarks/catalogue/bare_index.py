@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
-from models.ranking.candidates import gathered_count, user_readout
+from models.ranking.candidates import RERANKED, gathered_count, user_readout
 from models.ranking.recommend import candidate_count, recommend
 from tests.benchmarks.harness.timing import ProgressCallback
 from tests.benchmarks.workload.questions import LIMIT
@@ -36,8 +36,9 @@ def nearest(snapshot: Snapshot, user: UserMemory, times: int = 1) -> NDArray[np.
     """So many times as many candidates as recommending asks the bare index for, best first."""
     if snapshot.index is None:
         raise ValueError("so few items have no index")
+    count = times * wanted(snapshot, user)
     rows: NDArray[np.int64] = snapshot.index.search(
-        user_readout(snapshot, user)[None].numpy(), times * wanted(snapshot, user)
+        user_readout(snapshot, user)[None].numpy(), count, probes=RERANKED * count
     )[0]
     return rows
 

@@ -199,6 +199,18 @@ def test_an_encoder_defers_the_item_index(made: TrainedModel) -> None:
             assert not snapshot.needs_reindex(index_from=index_from)
 
 
+def test_an_index_is_due_once_there_are_items_enough(made: TrainedModel) -> None:
+    """With an encoder a catalogue that grows to twice the number of rows needs an index of items.
+
+    Keys, of which there are twice as many, have one from the start.
+    """
+    snapshot = small_snapshot(30, made.model, index_from=20)
+    assert (snapshot.indexed_items, snapshot.indexed_keys) == (0, 60)
+    for count, is_due in ((39, False), (40, True)):
+        grown = snapshot.catalogue.updated(entries(count - 30, first=30), [], encode)
+        assert snapshot.refreshed(grown, snapshot.counts).needs_reindex(index_from=20) == is_due
+
+
 def test_the_key_index_stays_until_there_is_a_new_one(made: TrainedModel) -> None:
     """Refreshing keeps the key index and its keys; reindexing removes the orphaned keys."""
     snapshot = small_snapshot(40, made.model, index_from=20)

@@ -13,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import models.ranking.effects
+import models.recommender.item_similarity
+import models.recommender.log_statistics
 from models.catalogue.snapshot import Snapshot
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.collapsed_history import CollapsedHistory, collapsible_events
+from models.history.event_shares import similarity_lost, similarity_shares
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.contributions import contributions
@@ -79,7 +82,7 @@ def test_effects_of_the_newest_events_are_never_estimated(
 ) -> None:
     """Without `explain_exact` the newest sixteen events and the profile have exact effects.
 
-    All events have where the encoder reads few.
+    Where the encoder reads at most `EXACT_EVENTS`, all effects are exact.
     """
     monkeypatch.setattr(models.ranking.effects, "EXACT_EVENTS", least)
     served = small_snapshot(ITEMS, random_model(11, window=40))
@@ -90,6 +93,31 @@ def test_effects_of_the_newest_events_are_never_estimated(
         assert is_exact == (least == 20 or source < 0 or source >= 20 - EXACT_NEWEST)
         if is_exact:
             assert effect == pytest.approx(exact[source][0], abs=1e-4)
+
+
+@pytest.mark.parametrize("shape", [{}, {"blocks": 0}])
+def test_without_an_event_the_next_one_counts_for_similarity(
+    monkeypatch: pytest.MonkeyPatch, shape: dict[str, int]
+) -> None:
+    """Exact effects are differences of scores where histories exceed the depth of similarities."""
+    for module in (models.recommender.item_similarity, models.recommender.log_statistics):
+        monkeypatch.setattr(module, "SIMILARITY_DEPTH", 6)
+    served = small_snapshot(ITEMS, random_model(11, window=40, similar_items=5, **shape))
+    moved = 0
+    for seed in range(12):
+        made = random_past(seed, 11, ITEMS)
+        total = float(score(served, build_memory(served, made, AT), np.array([TARGET])).total[0])
+        for source, (effect, is_exact) in effects(served, made).items():
+            less = build_memory(served, made.without(source), AT)
+            assert is_exact
+            assert effect == pytest.approx(
+                total - float(score(served, less, np.array([TARGET])).total[0]), abs=1e-4
+            )
+        served_by = build_memory(served, made, AT)
+        shares = similarity_shares(served, served_by, torch.arange(7), torch.tensor([TARGET]))
+        lost = similarity_lost(served, served_by, shares, torch.tensor([TARGET]))
+        moved += int((lost < 0).sum() + (shares == 0).logical_and(lost != 0).sum())
+    assert moved > 0
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.3}, {"exclude_self": True}], ids=str)

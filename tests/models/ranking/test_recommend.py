@@ -1,7 +1,8 @@
 """Recommendations compared with scoring every item and with brute-force diversity."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import models.index.ann_index
 import models.ranking.candidates
 import models.ranking.recommend
 from models.attention.attend import attend
@@ -242,6 +244,14 @@ def large() -> Snapshot:
     return small_snapshot(400, random_model(22, n_items=380), index_from=100)
 
 
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An index finds no more than twice as many items as become candidates, by their codes."""
+    monkeypatch.setattr(models.ranking.candidates, "FIRST_ORDER_ITEMS", 1)
+    monkeypatch.setattr(models.index.ann_index, "_NARROW_ROWS", 8)
+
+
+@pytest.mark.usefixtures("narrow")
 @pytest.mark.parametrize("indexed", [True, False])
 def test_candidates_hold_what_ranks_first(
     large: Snapshot, indexed: bool, monkeypatch: pytest.MonkeyPatch
@@ -289,6 +299,7 @@ def test_the_answer_says_whether_every_item_was_scored(
     assert asked.rows.tolist() == true.rows.tolist()
 
 
+@pytest.mark.usefixtures("narrow")
 def test_candidates_keep_to_what_is_allowed(
     large: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,11 +340,11 @@ def follow(snapshot: Snapshot, user: UserMemory) -> dict[int, float]:
     return total
 
 
-def first_followers(total: dict[int, float], count: int) -> list[int]:
-    """Return the `count` items of the largest totals, without those near the next one."""
-    order = sorted(total, key=lambda item: -total[item])
-    least = 1.01 * total[order[count]] if len(order) > count else 0.0
-    return [item for item in order[:count] if total[item] > least]
+def first_items(values: Sequence[float], count: int) -> list[int]:
+    """Return the `count` items of the largest values above 0, without those near the next one."""
+    order = sorted(range(len(values)), key=lambda item: -values[item])
+    least = max(0.0, 1.01 * values[order[count]])
+    return [item for item in order[:count] if values[item] > least]
 
 
 def test_candidate_count_by_hand(snapshot: Snapshot, large: Snapshot) -> None:
@@ -392,20 +403,32 @@ def test_without_an_index_candidates_are_the_best_to_first_order(
         assert found.tolist() == sorted(order[:5])
 
 
-def test_items_newer_than_the_index_are_compared_by_themselves(large: Snapshot) -> None:
-    """Of the items that the index lacks, the best to first order are candidates."""
+@pytest.mark.parametrize("most", [60, 24])
+@pytest.mark.parametrize("is_boosted", [False, True])
+def test_items_newer_than_the_index_are_compared_by_themselves(
+    monkeypatch: pytest.MonkeyPatch, large: Snapshot, is_boosted: bool, most: int
+) -> None:
+    """Of the items that the index lacks, the best by the readout are compared to first order."""
     later = large.catalogue.updated(
         [ItemEntry(f"new{n}", fields={"title": f"new {n}"}) for n in range(60)], [], encode
     )
     snapshot = large.refreshed(later, large.counts)
     assert snapshot.indexed_items == 400
     newer, bare, among = np.arange(460) >= 400, replace(snapshot, index=None), 0
+    boost = None
+    if is_boosted:
+        boost = np.random.default_rng(1).normal(0, 0.5, 460).astype(np.float32)
     for seed in range(5):
         user = somebody(snapshot, seed)
+        every = [candidates(each, user, newer | ~newer, 40) for each in (snapshot, bare)]
+        assert every[0].tolist() == every[1].tolist()
+        among += int(np.count_nonzero(newer[every[0]]))
         tables, memory = snapshot.tables, user.memory
         with torch.inference_mode():
             readout = user_readout(snapshot, user).double()
             near = tables.vectors[400:].double() @ readout + tables.prior[400:]
+            if boost is not None:
+                near += torch.from_numpy(boost[400:])
             keys, values, bias, own = (
                 part.double()
                 for part in (
@@ -420,39 +443,52 @@ def test_items_newer_than_the_index_are_compared_by_themselves(large: Snapshot) 
                 query = tables.queries[:, 400:].double() * step + own[:, None]
                 context = attend(query, keys, values, bias=bias[:, None]).context
                 steps.append((context * tables.outputs[:, 400:]).sum((0, 2)))
-        best = 400 + torch.topk(near + (steps[0] - steps[1]) / 2e-5, 7).indices
-        found = candidates(snapshot, user, newer, 7)
+        compared = torch.topk(near, most).indices
+        refined = (near + (steps[0] - steps[1]) / 2e-5)[compared]
+        best = 400 + compared[torch.topk(refined, 7).indices]
+        with monkeypatch.context() as patch:
+            patch.setattr(models.ranking.candidates, "FIRST_ORDER_ITEMS", most)
+            found = candidates(snapshot, user, newer, 7, boost=boost)
         assert found.tolist() == sorted(best.tolist())
-        every = [candidates(each, user, newer | ~newer, 40) for each in (snapshot, bare)]
-        assert every[0].tolist() == every[1].tolist()
-        among += int(np.count_nonzero(newer[every[0]]))
     assert among > 5
 
 
-def test_followers_are_compared(large: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Items that most often followed the newest events join what an index finds, if allowed.
+@pytest.mark.usefixtures("narrow")
+@pytest.mark.parametrize("part", ["transitions", "similarity", "repeats"])
+def test_what_other_parts_rank_first_is_compared(part: str) -> None:
+    """What followed the newest events, is similar or repeated joins what an index finds.
 
-    What the index itself misses is no more than a tenth of the best of all items.
+    That part decides here, so that its first items are candidates, where they are allowed.
     """
-    some = missed = 0
-    monkeypatch.setattr(models.ranking.candidates, "FIRST_ORDER_ITEMS", 1)
-    bare = replace(large, index=None)
+    shape: dict[str, dict[str, Any]] = {
+        "transitions": {},
+        "similarity": {"similar_items": 5, "transitions_per_item": 0},
+        "repeats": {"next_basket": True, "repeat_consumption": True},
+    }
+    model = random_model(22, n_items=380, **shape[part])
+    with torch.no_grad():
+        if model.has_transitions:
+            model.transition_scale.weight.zero_()
+            model.transition_scale.bias.fill_(0.0)
+            model.transition_scale.bias[1 if part == "repeats" else 0] = 1e6
+    if model.statistics.similarity is not None:
+        model.set_similarity(model.statistics.similarity.scaled(1e6))
+    snapshot = small_snapshot(400, model, index_from=100)
+    compared = 0
     for seed in range(10):
-        user = somebody(large, seed)
+        user = somebody(snapshot, seed)
         allowed = np.random.default_rng(seed).random(400) < 0.8
-        total = follow(large, user)
-        for count in (3, 40):
-            found = candidates(large, user, allowed, count)
-            assert found.tolist() == sorted(set(found.tolist()))
-            assert len(found) == count
+        for count in (3, 12):
+            found = candidates(snapshot, user, allowed, count)
+            assert len(set(found.tolist())) == count
             assert allowed[found].all()
-            most = [row for row in first_followers(total, count) if allowed[row]]
-            best = candidates(bare, user, allowed, count)
-            assert set(best.tolist()) & set(most) <= set(found.tolist())
-            some += len(np.intersect1d(best, most))
-            missed += len(np.setdiff1d(best, found))
-    assert some > 20
-    assert missed < 0.1 * 10 * (3 + 40)
+            own = score(snapshot, user, np.arange(400))
+            values = own.similarity if part == "similarity" else own.transitions
+            assert values is not None
+            first = [row for row in first_items(values.tolist(), count) if allowed[row]]
+            assert set(first) <= set(found.tolist())
+            compared += len(first)
+    assert compared > 20
 
 
 @pytest.mark.parametrize("shape", [{"transitions_per_item": 0}, {"blocks": 0}])
@@ -490,7 +526,7 @@ def test_followers_map_to_catalogue_rows(monkeypatch: pytest.MonkeyPatch) -> Non
         total = follow(snapshot, user)
         found = candidates(snapshot, user, whole.servable, 8)
         names = {whole.vocabulary.id(row) for row in found.tolist()}
-        most = first_followers(total, 8)
+        most = first_items([total.get(item, 0.0) for item in range(30)], 8)
         expected = {made.item_ids[item] for item in most} - {"i3", "i8"}
         assert expected <= names
         assert not names & {"i3", "i8"}
@@ -502,6 +538,7 @@ def test_followers_map_to_catalogue_rows(monkeypatch: pytest.MonkeyPatch) -> Non
     assert compared > 20
 
 
+@pytest.mark.usefixtures("narrow")
 def test_a_target_deep_among_the_followers_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     """An item that only the transitions rank first is recommended from candidates too."""
     model = random_model(22, n_items=380)

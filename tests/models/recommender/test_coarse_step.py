@@ -7,7 +7,6 @@ import torch
 from models.history.user_memory import build_memory
 from models.ranking.candidates import candidates
 from models.ranking.scoring import score
-from models.recommender import coarse_step
 from models.recommender.coarse_step import nearest_items
 from models.recommender.target_attention import ItemTables
 from tests.support.small import random_model, random_past
@@ -25,11 +24,8 @@ def drawn_tables(items: int) -> ItemTables:
 
 @pytest.mark.parametrize("size", [30, 22])
 @pytest.mark.parametrize("most", [4_096, 12])
-def test_items_are_ranked_to_first_order(
-    monkeypatch: pytest.MonkeyPatch, size: int, most: int
-) -> None:
+def test_items_are_ranked_to_first_order(size: int, most: int) -> None:
     """The nearest items are those of a loop, among the first by the scores that are given."""
-    monkeypatch.setattr(coarse_step, "FIRST_ORDER_ITEMS", most)
     tables, generator = drawn_tables(30), torch.Generator().manual_seed(2)
     near = 3 * torch.randn(size, generator=generator)
     jacobian = torch.randn(2, 3, 3, generator=generator)
@@ -44,7 +40,7 @@ def test_items_are_ranked_to_first_order(
             total += float(query.double() @ jacobian[head].double() @ output.double())
         refined[first + place] = total
     expected = sorted(refined, key=lambda row: -refined[row])[:3]
-    found = nearest_items(tables, torch.arange(first, 30), near, jacobian, 3).tolist()
+    found = nearest_items(tables, torch.arange(first, 30), near, jacobian, 3, most).tolist()
     assert sorted(found) == sorted(expected)
     assert first + 4 not in found
 

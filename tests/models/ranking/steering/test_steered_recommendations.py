@@ -193,6 +193,8 @@ def test_candidates_hold_what_steering_lifts(
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CANDIDATES", "INDEXED_CANDIDATES"):
             patch.setattr(models.ranking.recommend, name, 100)
+        patch.setattr(models.ranking.candidates, "FIRST_ORDER_ITEMS", 1)
+        patch.setattr(models.index.ann_index, "_NARROW_ROWS", 8)
         near = recommend(shop, user, limit=size, allowed=ALL, excluded=NONE, steering=steering)
     true = recommend(
         shop, user, limit=size, allowed=ALL, excluded=NONE, steering=steering, options=EXACT
@@ -217,6 +219,7 @@ def test_a_few_lifted_items_are_always_candidates(indexed: Snapshot) -> None:
     boost[worst] = 100
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models.ranking.recommend, "INDEXED_CANDIDATES", 40)
+        patch.setattr(models.ranking.candidates, "FIRST_ORDER_ITEMS", 1)
         ranked = recommend(
             indexed, user, limit=8, allowed=ALL, excluded=NONE, steering=ItemSteering(boost)
         )
@@ -231,7 +234,7 @@ def test_candidates_of_an_index_are_the_best_with_their_boosts(indexed: Snapshot
     """Boosts of few and of many items choose nearly the candidates of all items compared."""
     rng = np.random.default_rng(3)
     boost = np.zeros(ITEMS, np.float32)
-    for share, by in ((0.02, 2.0), (0.1, 1.0), (0.4, 0.5)):
+    for share, by in ((0.02, 8.0), (0.1, 4.0), (0.4, 2.0)):
         boost[rng.random(ITEMS) < share] += by
     allowed = rng.random(ITEMS) < 0.8
     user = somebody(indexed)
