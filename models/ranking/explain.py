@@ -104,9 +104,8 @@ def _foremost(found: Contributions, top: int) -> list[NDArray[np.int64]]:
         orders = np.take_along_axis(
             orders, np.argsort(~np.take_along_axis(nameable, orders, 1), axis=1, kind="stable"), 1
         )
-    orders = orders[:, :top]
-    own = np.take_along_axis(each, orders, 1)
-    by_value = np.take_along_axis(orders, np.argsort(-own, axis=1, kind="stable"), 1)
+    orders, targets = orders[:, :top], np.arange(len(each))[:, None]
+    by_value = orders[targets, np.argsort(-each[targets, orders], axis=1, kind="stable")]
     return [rows[can[rows]] for rows, can in zip(by_value, nameable, strict=True)]
 
 

@@ -7,6 +7,7 @@ entries count for nothing. Weights are float [n].
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,18 +29,23 @@ def row_products(
 ) -> Tensor:
     """Return each row's addend to the sums of targets, int64 [T]: [T, n].
 
-    A target of -1 is no column.
+    A target of -1 is no column. All tensors must be on the CPU: few of the entries are of a
+    target, and NumPy finds these in a quarter of the time that torch takes to add up all.
     """
-    chosen = rows.clamp(min=0)
+    columns, kept = items.numpy(), values.numpy()
+    row, target = rows.numpy(), targets.numpy()
     # The place of each column among the targets; the last is of all others. A target of -1 shares
     # the entry N with what fills short rows up, which is 0.
-    places = torch.full((len(items) + 1,), len(targets))
-    places[targets] = torch.arange(len(targets))
-    products = values.new_zeros(len(rows), len(targets) + 1)
-    columns = items.index_select(0, chosen)
-    at = places.index_select(0, columns.flatten()).view_as(columns)
-    products.scatter_add_(1, at, values.index_select(0, chosen))
-    return (products * (weights * (rows >= 0))[:, None]).T[places[targets]]
+    places = np.full(len(columns) + 1, len(target), np.int32)
+    places[target] = np.arange(len(target), dtype=np.int32)
+    chosen = np.maximum(row, 0)
+    at = places.take(columns.take(chosen, axis=0))  # (n, K)
+    place, entry = np.divmod(np.flatnonzero(at.ravel() < len(target)), columns.shape[1])
+    weighted = kept[chosen[place], entry] * (weights.numpy() * (row >= 0))[place]
+    products = np.bincount(
+        at[place, entry] * len(row) + place, weighted, minlength=len(target) * len(row)
+    ).reshape(len(target), len(row))
+    return torch.from_numpy(products[places[target]].astype(kept.dtype))
 
 
 def top_items(items: Tensor, total: Tensor, rows: Tensor, count: int) -> Tensor:

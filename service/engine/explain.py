@@ -104,8 +104,8 @@ def foremost_reasons(
     if user.collapsed is not None:  # which other events count depends on how many are looked at
         found = _explained(snapshot, user, events, rows, top, wanted, options, partial, effects)
         return [_inexact(_foremost(each, events, top), events) for each in found]
-    if not _repeats(events):
-        wanted = top
+    if not _repeats(events):  # nothing is to be put together
+        return explain(snapshot, user, rows, top, options, partial=partial, effects=effects)
     found = _explained(snapshot, user, events, rows, top, wanted, options, partial, "none")
     chosen = [_foremost(each, events, top) for each in found]
     if effects == "none" or not any(chosen):
