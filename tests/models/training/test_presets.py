@@ -15,7 +15,7 @@ from models.training.train_config import TrainConfig
 
 ITEMS = [500, 3_500, 20_000, 100_000, 500_000]
 EVENTS = [10**power for power in range(2, 9)]
-INPUTS = {"quick": 7_000_000, "best": 18_000_000}  # of all epochs, on a few thousand items
+INPUTS = {"quick": 7_000_000, "best": 12_000_000}  # of all epochs, on a few thousand items
 SIZES = [(name, items, events) for name in PRESET_NAMES for items in ITEMS for events in EVENTS]
 
 
@@ -113,16 +113,23 @@ def test_the_memory_is_bounded(name: str, items: int, events: int) -> None:
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_small_logs_are_cut_into_small_batches(name: str) -> None:
-    """Batches have 400 inputs for small logs, growing to 6,400 for large ones."""
-    sizes = [choose_preset(events, 3_500, name).train_config.batch_tokens for events in EVENTS]
-    assert sizes == [400, 400, 400, 1_666, 6_400, 6_400, 6_400]
+    """Batches have 400 inputs for small logs, growing to 6,400 for large ones, of `best` to 1,600.
+
+    In baskets, batches of both presets have a quarter of what `quick` has otherwise.
+    """
+    configs = [choose_preset(events, 3_500, name).train_config for events in EVENTS]
+    sizes = [400, 400, 400, 1_666, 6_400, 6_400, 6_400]
+    most = {"quick": 6_400, "best": 1_600}[name]
+    assert [config.batch_tokens for config in configs] == [min(size, most) for size in sizes]
+    baskets = [config.for_next_basket().batch_tokens for config in configs]
+    assert baskets == [size // 4 for size in sizes]
     assert choose_preset(90_000, 3_500, name).train_config.batch_tokens == 1_500
 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_sparse_logs_overfit_sooner(name: str) -> None:
     """With fewer than 20 events an item, epochs are 10, batches half as long and dropout 0.5."""
-    sparse, other = (choose_preset(180_000, items, name) for items in (9_001, 9_000))
+    sparse, other = (choose_preset(90_000, items, name) for items in (4_501, 4_500))
     assert (sparse.train_config.epochs, sparse.dropout) == (10, 0.5)
     assert other.dropout == 0.3
     assert other.train_config.batch_tokens == 2 * sparse.train_config.batch_tokens
