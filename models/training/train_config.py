@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-_BASKET_BATCH_DIVISOR = 4
+BASKET_BATCH_DIVISOR = 4  # of the batches of other models
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,5 +49,5 @@ class TrainConfig:
             patience=min(2, self.patience),
             validate_every=1,
             batch_tokens=self.basket_batch_tokens
-            or max(1, self.batch_tokens // _BASKET_BATCH_DIVISOR),
+            or max(1, self.batch_tokens // BASKET_BATCH_DIVISOR),
         )
