@@ -9,7 +9,7 @@ from models.data.interactions import Interactions
 from models.evaluation.splits import Holdout
 from models.recommender.config import RecommenderConfig
 from models.training.log_profile import prediction_task
-from models.training.train_config import BASKET_BATCH_DIVISOR, TrainConfig
+from models.training.train_config import TrainConfig
 
 PresetName = Literal["quick", "best"]
 PRESET_NAMES = get_args(PresetName)
@@ -28,9 +28,10 @@ _SPARSE_STEPS = 120
 _TRANSITIONS_PER_ITEM = 512  # at most
 _TRANSITIONS = 16_000_000  # in all: 8 bytes each in the model, and as many again in training
 _MAX_BATCH_TOKENS = 6_400  # padded inputs of a batch
-# The same of `best`: on MovieLens 1M, 12 epochs of small batches rank better than 32 of large ones.
-# For `quick` this was not compared, and baskets keep batches that were chosen for them.
+# The same of `best`: on MovieLens 1M, 12 epochs of small batches rank as well as 32 of large ones.
+# For `quick` this was not compared.
 _BEST_BATCH_TOKENS = 1_600
+_BASKET_BATCH_DIVISOR = 4  # of a next-basket model's batches; chosen before those of `best` shrank
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +96,8 @@ def choose_preset(
     defaults = TrainConfig()
     negatives = _QUICK_NEGATIVES if name == "quick" else defaults.sampled_negatives
     steps = _SPARSE_STEPS if sparse else _STEPS
-    batch = min(_MAX_BATCH_TOKENS, max(400, events // steps))
-    basket_batch = None
-    if name == "best" and batch > _BEST_BATCH_TOKENS:
-        batch, basket_batch = _BEST_BATCH_TOKENS, batch // BASKET_BATCH_DIVISOR
+    large = min(_MAX_BATCH_TOKENS, max(400, events // steps))
+    batch = min(large, _BEST_BATCH_TOKENS) if name == "best" else large
     # Beyond that many items the softmax is over a sample and the batch's own targets.
     columns = items if items <= defaults.full_softmax_items else min(items, negatives + batch)
     share = 0.4 + 0.6 * columns / _ITEMS
@@ -109,7 +108,7 @@ def choose_preset(
         # Validation takes a third of an epoch, and a model of a large log overfits late if ever.
         validate_every=2 if events <= SMALL_LOG else 4,
         batch_tokens=batch,
-        basket_batch_tokens=basket_batch,
+        basket_batch_tokens=large // _BASKET_BATCH_DIVISOR,
         sampled_negatives=negatives,
     )
     config = replace(

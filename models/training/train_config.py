@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-BASKET_BATCH_DIVISOR = 4  # of the batches of other models
-
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
@@ -21,7 +19,7 @@ class TrainConfig:
     learning_rate: float = 1e-3
     warmup_steps: int = 200
     batch_tokens: int = 6_400  # padded positions
-    basket_batch_tokens: int | None = None  # of a next-basket model; None: a quarter of these
+    basket_batch_tokens: int = 1_600  # the same of a next-basket model
     attention_batch_tokens: int = 1_600  # padded positions while the target attention is trained
     id_dropout: float = 0.1  # share of items that lose their id in a step, so that text must work
     request_time_share: float = 0.75  # of windows that see their targets' times, as a service does
@@ -48,6 +46,5 @@ class TrainConfig:
             attention_epochs=min(1, self.attention_epochs),
             patience=min(2, self.patience),
             validate_every=1,
-            batch_tokens=self.basket_batch_tokens
-            or max(1, self.batch_tokens // BASKET_BATCH_DIVISOR),
+            batch_tokens=self.basket_batch_tokens,
         )

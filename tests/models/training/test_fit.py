@@ -125,7 +125,7 @@ def test_training_predicts_baskets_as_the_cases_do() -> None:
     """Trained on baskets, the model beats repeats and transitions at the next basket."""
     task = next_basket(shop(), at=11 * 7 * DAY)
     assert task.validation is not None
-    given = replace(QUICK, batch_tokens=640, learning_rate=3e-3)
+    given = replace(QUICK, batch_tokens=640, basket_batch_tokens=160, learning_rate=3e-3)
     fitted = train(task.train, given, validation=task.validation)
     shape = fitted.model.config
     assert (shape.next_basket, shape.repeat_consumption) == (True, True)
