@@ -27,11 +27,10 @@ _STEPS = 60  # of an epoch at least: small batches matter more than full ones
 _SPARSE_STEPS = 120
 _TRANSITIONS_PER_ITEM = 512  # at most
 _TRANSITIONS = 16_000_000  # in all: 8 bytes each in the model, and as many again in training
-_MAX_BATCH_TOKENS = 6_400  # padded inputs of a batch
-# The same of `best`: on MovieLens 1M, 12 epochs of small batches rank as well as 32 of large ones.
-# For `quick` this was not compared.
-_BEST_BATCH_TOKENS = 1_600
-_BASKET_BATCH_DIVISOR = 4  # of a next-basket model's batches; chosen before those of `best` shrank
+_MIN_BATCH_TOKENS = 400  # padded inputs
+_MIN_BASKET_BATCH_TOKENS = 100
+_BASKET_STEPS = 4  # times as many of an epoch: the targets of a basket share one prediction
+_UPDATE_COST = 0.004  # of one item's vectors by the optimiser, in inputs: every step updates all
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +95,11 @@ def choose_preset(
     defaults = TrainConfig()
     negatives = _QUICK_NEGATIVES if name == "quick" else defaults.sampled_negatives
     steps = _SPARSE_STEPS if sparse else _STEPS
-    large = min(_MAX_BATCH_TOKENS, max(400, events // steps))
-    batch = min(large, _BEST_BATCH_TOKENS) if name == "best" else large
+    batch = min(defaults.batch_tokens, max(_MIN_BATCH_TOKENS, events // steps))
+    basket_batch = max(_MIN_BASKET_BATCH_TOKENS, events // (_BASKET_STEPS * steps))
     # Beyond that many items the softmax is over a sample and the batch's own targets.
     columns = items if items <= defaults.full_softmax_items else min(items, negatives + batch)
-    share = 0.4 + 0.6 * columns / _ITEMS
+    share = 0.4 + 0.6 * columns / _ITEMS + _UPDATE_COST * items / batch
     fitting = round(tokens / max(1.0, share) / max(1, events))
     most = 2 * _EPOCHS if few else _SPARSE_EPOCHS if sparse else _EPOCHS
     config = TrainConfig(
@@ -108,7 +107,7 @@ def choose_preset(
         # Validation takes a third of an epoch, and a model of a large log overfits late if ever.
         validate_every=2 if events <= SMALL_LOG else 4,
         batch_tokens=batch,
-        basket_batch_tokens=large // _BASKET_BATCH_DIVISOR,
+        basket_batch_tokens=min(defaults.basket_batch_tokens, basket_batch),
         sampled_negatives=negatives,
     )
     config = replace(

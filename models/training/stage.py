@@ -56,7 +56,7 @@ class StageTrainer:
         self._seed, self._group = seed, group
         self._trained: list[Tensor] = [part for part in model.parameters() if part.requires_grad]
         self._optimiser = torch.optim.AdamW(
-            self._trained, config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
+            self._trained, config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=True
         )
         self.ema = copy.deepcopy(model).eval()  # exponential moving average of the weights
         self._averages: list[Tensor] = [
