@@ -29,8 +29,11 @@ _TRANSITIONS_PER_ITEM = 512  # at most
 _TRANSITIONS = 16_000_000  # in all: 8 bytes each in the model, and as many again in training
 _MIN_BATCH_TOKENS = 400  # padded inputs
 _MIN_BASKET_BATCH_TOKENS = 100
-_BASKET_STEPS = 4  # times as many of an epoch: the targets of a basket share one prediction
-_UPDATE_COST = 0.004  # of one item's vectors by the optimiser, in inputs: every step updates all
+# Times as many steps an epoch in baskets, since the targets of a basket share one prediction.
+_BASKET_STEPS = 4
+# Cost of updating one item's vectors, where an input of a small catalogue costs 1. Each step
+# updates those of all items.
+_UPDATE_COST = 0.004
 
 
 @dataclass(frozen=True, slots=True)
