@@ -94,5 +94,5 @@ def attend_cached(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> 
 
     bias [..., n, N], -inf hides.
     """
-    scores = (query @ keys.mT) / keys.shape[-1] ** 0.5 + bias
+    scores = (query * keys.shape[-1] ** -0.5) @ keys.mT + bias
     return torch.softmax(scores, -1) @ values

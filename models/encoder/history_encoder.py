@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from models.encoder.causal_attention import causal_buckets
 from models.encoder.dropout import PooledDropout
@@ -62,36 +63,48 @@ class HistoryEncoder(nn.Module):
         Returns:
             Tensor: [B, L, dim].
         """
-        x = self._input(events, timestamps, timestamps[:, :1])
+        x = self._input(events, torch.diff(timestamps, dim=1, prepend=timestamps[:, :1]))
         bucket = causal_buckets(timestamps, timestamps)
         for block in self._blocks():
             x = block(x, bucket)
         states: Tensor = self.norm_out(x)
         return states
 
-    def forward_gated(self, events: Tensor, timestamps: Tensor, log_gates: Tensor) -> Tensor:
+    def forward_gated(self, events: Tensor, timestamps: Tensor, gates: Tensor) -> Tensor:
         """Compute the states of one history whose events have gates, by differentiable operations.
 
-        log g_j is added to the scores of event j in every block, but for its own query. A gate of 1
-        changes nothing, and one of 0 hides the event from all others.
+        Gates of 1 change nothing, and a gate of 0 gives the other events the states that they have
+        in the history without this event. In every block log g_j is added to the scores of event j,
+        but for its own query. To the degree 1 - g_j, earlier events are one place nearer to
+        later ones, and the gap of the next event begins at the previous one.
 
         Args:
             events: input vectors, [n, dim].
             timestamps: int64 microseconds [n].
-            log_gates: [n].
+            gates: [n].
 
         Returns:
             Tensor: [n, dim].
         """
-        x = self._input(events[None], timestamps[None], timestamps[:1, None])
+        times, missing = timestamps[None], 1 - gates
+        x = self._input(events[None], torch.diff(times, prepend=times[:, :1]))
+        # Without its previous event; without the first one, the second has no gap.
+        from_second = times - torch.cat([times[:, :2], times[:, :-2]], 1)
+        wider = self._input(events[None], from_second)
+        x = x + pad(missing[:-1], (1, 0))[:, None] * (wider - x)
         position = torch.arange(len(timestamps))
-        distance = position[:, None] - position
-        bucket = recency_bucket(distance, timestamps[:, None] - timestamps)  # (n, n)
-        gates = (log_gates * (distance != 0)).masked_fill(distance < 0, -torch.inf)
+        distance, age = position[:, None] - position, timestamps[:, None] - timestamps
+        bucket, nearer = recency_bucket(torch.stack([distance, distance - 1]), age)  # (n, n) each
+        up_to = missing.cumsum(0)
+        between = (up_to - missing)[:, None] - up_to  # missing between the query and the key
+        hidden = gates.log().expand_as(age).masked_fill(distance == 0, 0.0)
+        hidden = hidden.masked_fill(distance < 0, -torch.inf)
         for block in self._blocks():
             normed = block.norm_attention(x)
             keys, values = block.keys_values(normed)
-            bias = gather_bias(bucket, block.recency.table()) + gates
+            table = block.recency.table()
+            bias = gather_bias(bucket, table)
+            bias = bias + between * (gather_bias(nearer, table) - bias) + hidden
             x = block.step(x, normed, keys, values, bias[:, None])
         states: Tensor = self.norm_out(x)[0]
         return states
@@ -177,7 +190,8 @@ class HistoryEncoder(nn.Module):
         """
         old = before.shape[1]
         times = torch.cat([before, timestamps], 1)
-        x = self._input(events, timestamps, times[:, max(0, old - 1), None])
+        gaps = torch.diff(timestamps, dim=1, prepend=times[:, max(0, old - 1), None])
+        x = self._input(events, gaps)
         position = torch.arange(times.shape[1], device=times.device)
         distance = position[old:, None] - position
         bucket = recency_bucket(distance, timestamps[:, :, None] - times[:, None])  # (B, n, N + n)
@@ -194,10 +208,9 @@ class HistoryEncoder(nn.Module):
             x = block.step(x, normed, block_keys, block_values, bias)
         return all_keys, all_values, times, self.norm_out(x)
 
-    def _input(self, events: Tensor, timestamps: Tensor, before: Tensor) -> Tensor:
-        """Return the first block's input; `before` [B, 1] is the time of the previous event."""
-        gap = torch.diff(timestamps, dim=1, prepend=before)
-        x: Tensor = self.drop(self.norm_in(events + GAP_SCALE * self.gap(age_bucket(gap))))
+    def _input(self, events: Tensor, gaps: Tensor) -> Tensor:
+        """Return the first block's input: events [B, L, dim], microseconds before them [B, L]."""
+        x: Tensor = self.drop(self.norm_in(events + GAP_SCALE * self.gap(age_bucket(gaps))))
         return x
 
     def _blocks(self) -> list[EncoderBlock]:

@@ -3,10 +3,14 @@
 Without an event, attention, transitions and similarity lose a row, and older events move one place
 nearer to the present: that is computed in closed form. Later events would also have had other
 states, and with them other keys, values and queries. To first order that is the derivative of a
-score by a gate on the event: log g is added to the scores of the event in all blocks of the
-encoder, and ∂s/∂g is taken at g = 1. The newest events change the query itself, where first order
-fails: the histories without them are scored, so far as contributions have not done so already,
-and so are those without each of few events.
+score by a gate on the event, ∂s/∂g at g = 1: a gate of 0 leaves the event out of the encoder. The
+newest events change the query itself, where first order fails: contributions know the scores
+without them. The histories without each of few events are scored.
+
+Of more events than its window the encoder reads the newest, from a first one that their number
+decides. Without an event that it has not read it begins one event later, and every state changes,
+whichever event that is. The history without one such event is scored: what the score loses beyond
+the closed form, it loses without each of the others.
 """
 
 from __future__ import annotations
@@ -23,16 +27,15 @@ from torch import Tensor
 from models.attention.attend import attend
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
-from models.data.windows import window_start
 from models.encoder.recency_bias import FARTHEST
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.history.user_memory import UserMemory, target_queries
+from models.history.encoder_window import EncoderWindow
+from models.history.user_memory import NEWEST_LEFT_OUT, UserMemory, target_queries
 from models.ranking.contributions import Contributions
 from models.ranking.encoder_slopes import encoder_slopes
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import score
 
-EXACT_NEWEST = 16  # newest events, whose effects are never estimated; contributions know eight
 # Events that the encoder reads, up to which no effect is estimated: the derivative fails most for
 # few events, and to encode these anew takes little.
 EXACT_EVENTS = 64
@@ -54,6 +57,12 @@ class _TargetRows(NamedTuple):
         """Sources of the rows, as in `UserMemory.source`."""
         sources: list[int] = self.found.user.source[self.rows].tolist()
         return sources
+
+    @property
+    def are_items(self) -> list[bool]:
+        """Whether the rows are items: the encoder reads events on these alone."""
+        are_items: list[bool] = (self.found.user.rows.numpy()[self.rows] >= 0).tolist()
+        return are_items
 
 
 @torch.inference_mode()
@@ -87,18 +96,28 @@ def effects_of(
         for memory, rows_of in zip(found, named, strict=True)
         for at, (target, rows) in enumerate(zip(memory.targets.tolist(), rows_of, strict=True))
     ]
-    places = _encoded_places(user)
-    newest = set(list(places)[-(EXACT_NEWEST if len(places) > EXACT_EVENTS else EXACT_EVENTS) :])
+    window = EncoderWindow.of(snapshot, user)
+    places = window.places
+    count = EXACT_EVENTS if len(places) <= EXACT_EVENTS else NEWEST_LEFT_OUT
+    newest = set(list(places)[-count:])
     collapsed = 0 if user.collapsed is None else user.collapsed.count
-    known = _known_of_newest(snapshot, user, found)
+    known = {} if window.begins_earlier else _known_of_newest(found)
     left_out: dict[int, list[int]] = {}
     for one in each:
-        for source in one.sources:
+        needs_move = False
+        for source, is_item in zip(one.sources, one.are_items, strict=True):
+            if (source, one.target) in known:
+                continue
             # First order says nothing of the hard attention.
             is_scored = exact or source in newest or (options.hard and source in places)
-            is_scored &= (source, one.target) not in known
             if is_scored and not 0 <= source < collapsed:
                 left_out.setdefault(source, []).append(one.target)
+            else:
+                needs_move |= window.moves_without(source, is_item)
+        if needs_move and window.unread is not None:
+            scored = left_out.setdefault(window.unread, [])
+            if one.target not in scored:
+                scored.append(one.target)
     targets = torch.tensor([one.target for one in each])
     scores = scores_without(snapshot, user, left_out, options)
     if scores:
@@ -117,24 +136,17 @@ def effects_of(
         gradients = encoder_slopes(snapshot, user, targets[sloped], options, partial=partial)
         slopes = dict(zip(sloped, gradients.tolist(), strict=True))
     effects = (
-        _effects(snapshot, one, options, known, places, slopes.get(number, []))
+        _effects(snapshot, one, options, known, window, slopes.get(number, []))
         for number, one in enumerate(each)
     )
     return [list(islice(effects, len(memory.targets))) for memory in found]
 
 
-def _known_of_newest(
-    snapshot: Snapshot, user: UserMemory, found: Sequence[Contributions]
-) -> dict[tuple[int, int], float]:
+def _known_of_newest(found: Sequence[Contributions]) -> dict[tuple[int, int], float]:
     """Return the effects of the newest events by (source, target), which contributions contain.
 
-    None are contained where the encoder's window would begin earlier without an event.
+    They are those of a window that stays where it is.
     """
-    if user.encoded is None:
-        return {}
-    first, count = user.encoded.first_item, len(user.encoded.cache)
-    if window_start(first + count - 1, snapshot.model.config.window) != first:
-        return {}
     known: dict[tuple[int, int], float] = {}
     for one in found:
         sources = one.user.source[one.newest_rows.numpy()].tolist()
@@ -150,7 +162,7 @@ def _effects(
     named: _TargetRows,
     options: AttentionOptions,
     known: dict[tuple[int, int], float],
-    places: dict[int, int],
+    window: EncoderWindow,
     slopes: list[float],
 ) -> list[tuple[float, bool]]:
     """Compute the effects on one target.
@@ -159,24 +171,32 @@ def _effects(
         snapshot: the model and the catalogue.
         named: the target and the rows.
         options: as in `score`.
-        known: exact effects, by (source, target).
-        places: of sources in `slopes`.
-        slopes: [n] derivatives of the score; needed where the effect of a place is not known.
+        known: exact effects, by (source, target); the unread event's too where the window moves.
+        window: what the encoder has read.
+        slopes: [n] derivatives of the score; needed where the effect of an event that was read is
+            not known.
     """
     sources, target = named.sources, named.target
     is_left = np.array([(source, target) not in known for source in sources], dtype=bool)
-    estimates = iter(
-        closed_form(snapshot, named.found, named.at, named.rows[is_left], options).tolist()
-    )
+    rows = named.rows[is_left]
+    example = None if window.unread is None else known.get((window.unread, target))
+    if example is not None:
+        rows = np.append(rows, np.flatnonzero(named.found.user.source == window.unread))
+    closed = closed_form(snapshot, named.found, named.at, rows, options).tolist()
+    move = 0.0 if example is None else example - closed.pop()
+    estimates = iter(closed)
     out: list[tuple[float, bool]] = []
-    for source in sources:
+    for source, is_item in zip(sources, named.are_items, strict=True):
         if (source, target) in known:
             out.append((known[source, target], True))
-        elif source in places:
-            out.append((next(estimates) + slopes[places[source]], False))
-        else:
-            # Without an older event the encoder may read one more: its window moves in steps.
-            out.append((next(estimates), source < 0 or not places))
+            continue
+        effect = next(estimates)
+        moves = window.moves_without(source, is_item)
+        if moves:
+            effect += move
+        if source in window.places:
+            effect += slopes[window.places[source]]
+        out.append((effect, not moves and source not in window.places))
     return out
 
 
@@ -238,9 +258,3 @@ def _attention_without(
         temperature=options.temperature,
         hard=options.hard,
     ).context.sum((1, 2, 3))
-
-
-def _encoded_places(user: UserMemory) -> dict[int, int]:
-    """Return the place among the encoder's events of each source that it has read."""
-    sources = user.source[user.encoded_rows.numpy()].tolist()
-    return {source: place for place, source in enumerate(sources)}

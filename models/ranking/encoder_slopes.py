@@ -51,9 +51,9 @@ def encoder_slopes(
     counts = target_counts(snapshot, user, targets, again=not options.exclude_self)
     # What requests compute cannot be differentiated through; copies can.
     with torch.inference_mode(mode=False), torch.enable_grad():
-        log_gates = torch.zeros(len(encoded.cache), requires_grad=True)
+        gates = torch.ones(len(encoded.cache), requires_grad=True)
         times = encoded.cache.timestamps.clone()
-        states = model.encoder.forward_gated(encoded.events.clone(), times, log_gates)
+        states = model.encoder.forward_gated(encoded.events.clone(), times, gates)
         change = states - states.detach()  # 0: only its derivative counts
         read = user.encoded_rows.clone()
         keys, values = (
@@ -79,5 +79,5 @@ def encoder_slopes(
         totals = (context * gather_rows(snapshot.tables.outputs, targets).clone()).sum((0, 2))
         user_state = user.user_state.clone() + change[-1]
         totals = totals + model.transition_scores(user_state, counts.clone())
-        slopes = [torch.autograd.grad(total, log_gates, retain_graph=True)[0] for total in totals]
+        slopes = [torch.autograd.grad(total, gates, retain_graph=True)[0] for total in totals]
     return torch.stack(slopes)

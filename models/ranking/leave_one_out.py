@@ -79,13 +79,16 @@ def _encoded_without(
         times = torch.from_numpy(user.history.timestamps[source[start:]])
         cache = encoder.append(encoder.empty_cache(), events, times)
         encoded = EncodedHistory(start + before, events, cache)
-    # One event more than the window that is left: without an earlier event, its first one is past.
+    # One event more than the window that is left: without an earlier event, its first one is past,
+    # whichever event that is.
     gone = np.maximum(np.searchsorted(source, places[is_read]) - start, 0)
-    order = np.argsort(gone, kind="stable")
-    asked = [each for each, read in zip(sources, is_read, strict=True) if read]
-    for part in np.split(order, np.flatnonzero(np.diff(gone[order] // _NEAR)) + 1):
-        less = without_each(encoder, encoded, gone[part])
-        yield from zip((asked[number] for number in part.tolist()), less, strict=True)
+    distinct = np.unique(gone)
+    read = np.asarray(sources)[is_read]
+    for part in np.split(distinct, np.flatnonzero(np.diff(distinct // _NEAR)) + 1):
+        less = dict(zip(part.tolist(), without_each(encoder, encoded, part), strict=True))
+        inside = np.isin(gone, part)
+        for each, place in zip(read[inside].tolist(), gone[inside].tolist(), strict=True):
+            yield each, less[place]
 
 
 def _place(user: UserMemory, source: int) -> int:

@@ -113,19 +113,24 @@ class ReferenceModel:
         self,
         vectors: Sequence[Array],
         times: Sequence[int],
-        log_gates: Sequence[float] | None = None,
+        gates: Sequence[float] | None = None,
     ) -> list[Array]:
-        """The encoder's state of every event; log g_j is added to others' scores with event j."""
-        gates = [0.0] * len(vectors) if log_gates is None else log_gates
+        """The encoder's state of every event; those of gate 0 are missing for the others."""
+        gates = [1.0] * len(vectors) if gates is None else gates
         state = self.state
         x = []
         for j, vector in enumerate(vectors):
             gap = times[j] - times[j - 1] if j else 0
-            start = vector + 0.2 * state["encoder.gap.weight"][age_bucket(gap)]
-            x.append(self._norm("encoder.norm_in", start))
+            wider = times[j] - times[j - 2] if j > 1 else 0
+            starts = [
+                self._norm("encoder.norm_in", vector + 0.2 * state["encoder.gap.weight"][bucket])
+                for bucket in (age_bucket(gap), age_bucket(wider))
+            ]
+            previous = gates[j - 1] if j else 1.0
+            x.append(previous * starts[0] + (1 - previous) * starts[1])
         block = 0
         while f"encoder.blocks.{block}.out.weight" in state:
-            x = [self._block(block, x[t], x[: t + 1], times[: t + 1], [*gates[:t], 0.0])
+            x = [self._block(block, x[t], x[: t + 1], times[: t + 1], [*gates[:t], 1.0])
                  for t in range(len(x))]  # fmt: skip
             block += 1
         return [self._norm("encoder.norm_out", each) for each in x]
@@ -264,7 +269,7 @@ class ReferenceModel:
         x: Array,
         past: Sequence[Array],
         times: Sequence[int],
-        log_gates: Sequence[float],
+        gates: Sequence[float],
     ) -> Array:
         """The newest event's stream `x` after a block over its past, itself included."""
         state, dim, name = self.state, len(x), f"encoder.blocks.{number}"
@@ -281,8 +286,13 @@ class ReferenceModel:
             for j in range(len(past)):
                 score = float(query[part] @ both[j][:dim][part]) / math.sqrt(size)
                 distance = len(past) - 1 - j
-                score += self._recency(f"{name}.recency", head, distance, times[-1] - times[j])
-                scores.append(score + log_gates[j])
+                bias, nearer = (
+                    self._recency(f"{name}.recency", head, max(0, places), times[-1] - times[j])
+                    for places in (distance, distance - 1)
+                )
+                missing = sum(1 - gates[between] for between in range(j + 1, len(past)))
+                hidden = math.log(gates[j]) if gates[j] else -math.inf
+                scores.append(score + bias + missing * (nearer - bias) + hidden)
             for j, weight in enumerate(softmax(scores)):
                 mixed[part] += weight * both[j][dim:][part]
         x = x + sigmoid(gate) * (state[f"{name}.out.weight"] @ mixed)

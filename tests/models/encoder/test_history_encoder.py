@@ -265,6 +265,25 @@ def test_a_cache_holds_the_bytes_that_it_says(blocks: int) -> None:
         assert sum(held.values()) == cache.nbytes
 
 
+# ------------------------------------------------------------------------------------- gated
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+@pytest.mark.parametrize("length", [2, 3, 30])
+def test_a_gate_of_zero_leaves_its_event_out(blocks: int, length: int) -> None:
+    """States with one gate of 0 equal those of the history without the event, for all others."""
+    encoder = encoder_of(random_model(1, blocks=blocks))
+    vectors, times = events(17, 1, length)
+    with torch.inference_mode():
+        whole = encoder.forward_gated(vectors[0], times[0], torch.ones(length))
+        np.testing.assert_allclose(whole, run(encoder, vectors, times)[0], atol=2e-5)
+        for event in range(length):
+            others = torch.arange(length) != event
+            less = encoder.forward_gated(vectors[0], times[0], others.float())[others]
+            rest = run(encoder, vectors[:, others], times[:, others])[0]
+            np.testing.assert_allclose(less, rest, atol=5e-5)
+
+
 # ---------------------------------------------------------------------------- several at once
 
 

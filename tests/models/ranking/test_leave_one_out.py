@@ -176,6 +176,27 @@ def test_near_events_are_left_out_in_one_pass(monkeypatch: pytest.MonkeyPatch) -
     assert passes == [32, 32, 32, 32, 22]
 
 
+def test_events_before_the_window_are_left_out_by_one_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Histories without each of 60 events that the encoder has not read are encoded once."""
+    served = small_snapshot(ITEMS, random_model(11, window=40))
+    user = build_memory(served, random_past(3, 100, ITEMS), AT)
+    assert user.encoded is not None
+    assert user.encoded.first_item == 60
+    encoded: list[tuple[int, int]] = []
+    branch = HistoryEncoder.branch
+
+    def counted(self: HistoryEncoder, state: Any, shared: int, events: Any, *more: Any) -> Any:
+        encoded.append(tuple(events.shape[:2]))
+        return branch(self, state, shared, events, *more)
+
+    monkeypatch.setattr(HistoryEncoder, "branch", counted)
+    targets: Mapping[int, list[int]] = {source: [0] for source in range(60)}
+    assert len(scores_without(served, user, targets)) == 60
+    assert encoded == [(1, 39)]
+
+
 @few
 @given(made=pasts(least=1))
 def test_user_history_without_a_row(made: UserHistory) -> None:
