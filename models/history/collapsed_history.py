@@ -42,7 +42,8 @@ def collapsible_events(events: int, window: int) -> int:
     """Number of a history's older events, which can be collapsed.
 
     The others are those whose position matters, all that the encoder reads, and some more: so that
-    one of them may be left out and none of the older moves to where position matters.
+    one of them may be left out and none of the older moves to where position matters. That is so
+    where most of them are on items that can be attended: see `collapsible_prefix`.
     """
     recent = max(RECENT_EVENTS, 2 * window)
     return max(0, (events - recent) // _STEP * _STEP)

@@ -24,11 +24,18 @@ from models.catalogue.snapshot import Snapshot
 from models.encoder.event_types import UNKNOWN
 from models.encoder.recency_bias import FARTHEST
 from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.history.collapsed_history import CollapsedHistory
-from models.history.user_memory import UserMemory, target_queries
+from models.history.collapsed_history import (
+    RECENT_EVENTS,
+    CollapsedHistory,
+    collapsible_events,
+)
+from models.history.user_history import UserHistory
+from models.history.user_memory import UserMemory, attendable_events, target_queries
 from models.recommender.target_attention import gather_rows
 
 REMAINDER = -(1 << 62)  # the source of the row that stands for all other older events
+# Events on items that are attended one by one, at least: positions and transitions count 512.
+_LEAST_ON_ITEMS = 3 * RECENT_EVENTS // 4
 
 
 class LongAttention(NamedTuple):
@@ -46,6 +53,27 @@ class LongAttention(NamedTuple):
     error: Tensor
     scanned: Tensor
     partial: PartialSoftmax
+
+
+def collapsible_prefix(snapshot: Snapshot, history: UserHistory) -> int:
+    """Choose how many of a history's oldest events to collapse.
+
+    As many as `collapsible_events`, or fewer, down to none, where most of the newest events are on
+    items that cannot be attended.
+    """
+    events, spare = len(history.rows), 0
+    while count := collapsible_events(max(0, events - spare), snapshot.model.config.window):
+        if leaves_enough(snapshot, history, count):
+            break
+        spare = 2 * spare + RECENT_EVENTS
+    return count
+
+
+def leaves_enough(snapshot: Snapshot, history: UserHistory, count: int) -> bool:
+    """Return whether all events whose position matters are among those after the first `count`."""
+    _, rows = attendable_events(snapshot, history.newest(count, 0))
+    window = snapshot.model.config.window
+    return int((rows >= 0).sum()) >= max(2 * window, _LEAST_ON_ITEMS)
 
 
 def concat_targets(parts: Iterable[LongAttention]) -> LongAttention:

@@ -11,7 +11,8 @@ from functools import partial
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
 from models.history.attention_options import CROSSOVER, AttentionOptions
-from models.history.collapsed_history import CollapsedHistory, collapsible_events
+from models.history.collapsed_history import CollapsedHistory
+from models.history.long_history import collapsible_prefix, leaves_enough
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from service.domain.errors import StoreUnreachable
@@ -219,16 +220,20 @@ def _collapse(
     """Collapse the older events of a history, or extend `known` to them, of the same epoch.
 
     `held` takes over the lock, since other requests may extend them. None where one has, beyond
-    the events of this history.
+    the events of this history, and where none can be collapsed.
     """
-    count = collapsible_events(len(history.rows), snapshot.model.config.window)
+    count = collapsible_prefix(snapshot, history)
     if known is not None:
         held.enter_context(known.lock)
         if known.rebind(snapshot):
             if known.count > len(history.rows):
                 return None
-            known.extend(snapshot, history, count, at)
-            return known
+            # After items were deleted, the newest events that are left may be too few.
+            if known.count <= count or leaves_enough(snapshot, history, known.count):
+                known.extend(snapshot, history, count, at)
+                return known
+    if not count:
+        return None
     collapsed = CollapsedHistory(snapshot, history, count, at)
     held.enter_context(collapsed.lock)
     return collapsed

@@ -117,6 +117,33 @@ def test_answers_reflect_every_change_of_a_history(world: tiny.World, tmp_path: 
     _run(world.copy(tmp_path / "data"), story)
 
 
+def test_the_encoder_reads_past_events_on_items_without_keys(
+    world: tiny.World, tmp_path: Path
+) -> None:
+    """Answers are right where most of the newest events are on unknown or on deleted items.
+
+    So many of the others stay outside what is collapsed that the encoder finds all it reads.
+    """
+
+    async def story(engine: Engine) -> None:
+        late = tuple(f"late-{number}" for number in range(5))
+        await engine.live.catalogue.put_items([Item(name, f"about {name}") for name in late])
+        await told(engine, events(LENGTH))
+        await told(engine, events(1_450, LENGTH, items=late))
+        found = await agree(engine)
+        assert found.rows_scanned is not None
+        assert found.rows_scanned < 2_000
+        for name in late:
+            await engine.live.catalogue.delete_item(name)
+        await agree(engine)
+        await engine.live.catalogue.put_items([Item(late[0], "about this again")])
+        await agree(engine)
+        await told(engine, events(1_450, 2 * LENGTH, items=("unknown", *ITEMS[:1])))
+        await agree(engine)
+
+    _run(world.copy(tmp_path / "data"), story)
+
+
 def test_clusters_are_built_in_the_background_and_report_their_error(
     world: tiny.World, tmp_path: Path
 ) -> None:
