@@ -73,10 +73,10 @@ class HistoryEncoder(nn.Module):
     def forward_gated(self, events: Tensor, timestamps: Tensor, gates: Tensor) -> Tensor:
         """Compute the states of one history whose events have gates, by differentiable operations.
 
-        Gates of 1 change nothing, and a gate of 0 gives the other events the states that they have
-        in the history without this event. In every block log g_j is added to the scores of event j,
-        but for its own query. To the degree 1 - g_j, earlier events are one place nearer to
-        later ones, and the gap of the next event begins at the previous one.
+        Gates of 1 change nothing, and a single gate of 0 gives the other events the states that
+        they have in the history without its event. In every block log g_j is added to the scores of
+        event j, but for its own query. To the degree 1 - g_j, earlier events are one place nearer
+        to later ones, and the gap of the next event begins at the previous one.
 
         Args:
             events: input vectors, [n, dim].

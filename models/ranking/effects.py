@@ -5,12 +5,14 @@ nearer to the present: that is computed in closed form. Later events would also 
 states, and with them other keys, values and queries. To first order that is the derivative of a
 score by a gate on the event, ∂s/∂g at g = 1: a gate of 0 leaves the event out of the encoder. The
 newest events change the query itself, where first order fails: contributions know the scores
-without them. The histories without each of few events are scored.
+without them. Where the encoder reads few events, the history is scored without each of them.
 
 Of more events than its window the encoder reads the newest, from a first one that their number
-decides. Without an event that it has not read it begins one event later, and every state changes,
-whichever event that is. The history without one such event is scored: what the score loses beyond
-the closed form, it loses without each of the others.
+decides. Without an event before the window it begins one event later, and every state changes,
+whichever event that is. Just after the window has moved it begins a step earlier without any one
+event, whether that was read or not, and the newest are scored too. The history without one event
+before the window is scored: what the score loses beyond the closed form is taken to be lost without
+each of the others.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ def effects_of(
     count = EXACT_EVENTS if len(places) <= EXACT_EVENTS else NEWEST_LEFT_OUT
     newest = set(list(places)[-count:])
     collapsed = 0 if user.collapsed is None else user.collapsed.count
-    known = {} if window.begins_earlier else _known_of_newest(found)
+    known = {} if window.earlier else _known_of_newest(found)
     left_out: dict[int, list[int]] = {}
     for one in each:
         needs_move = False

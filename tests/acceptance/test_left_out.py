@@ -246,7 +246,7 @@ def test_estimates_are_near_the_exact_effects(trained: Server) -> None:
                 continue
             assert mine["effect_is_exact"] == (int(mine["event_id"].split("-")[1]) >= 80 - 8)
             effects[mine["effect_is_exact"]].append((mine["effect"], yours["effect"]))
-    assert effects[True]
+    assert len(effects[True]) >= len(TARGETS)
     assert all(mine == pytest.approx(yours, abs=1e-4) for mine, yours in effects[True])
     guessed = np.array(effects[False])
     assert len(guessed) > 8 * len(TARGETS)

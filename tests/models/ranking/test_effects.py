@@ -185,38 +185,65 @@ def test_estimates_are_the_closed_form_and_the_slope(seed: int, events: int) -> 
 
 
 @pytest.mark.usefixtures("only_newest")
-@pytest.mark.parametrize("events", [120, 121])
-def test_effects_before_the_window_are_those_of_an_earlier_beginning(events: int) -> None:
-    """Estimates of events that the encoder has not read are near their exact effects.
+@pytest.mark.parametrize(("events", "older"), [(41, 10), (120, 80), (121, 90)])
+def test_effects_count_that_the_window_moves(events: int, older: int) -> None:
+    """Estimates are much nearer to exact effects than those of a window that stays.
 
-    Both where the window moves without an event, at 121, and where it stays. The closed form alone,
-    which keeps all states, is five times as far from them at least.
+    Without an event that the encoder has not read, and without any event just after a move.
     """
     served = small_snapshot(ITEMS, random_model(11, window=40))
-    missed, missed_by_closed_form = 0.0, 0.0
+    missed, missed_by_staying = np.zeros(2), np.zeros(2)
     for seed in range(3):
         made = random_past(seed, events, ITEMS)
         user = build_memory(served, made, AT)
         assert user.encoded is not None
-        older = range(user.encoded.first_item)
-        assert len(older) == {120: 80, 121: 90}[events]
-        found = contributions(served, user, torch.tensor([TARGET]))
-        closed = closed_form(served, found, 0, np.array(older), DEFAULT_OPTIONS).tolist()
+        assert user.encoded.first_item == older
+        target = torch.tensor([TARGET])
+        found = contributions(served, user, target)
+        closed = closed_form(served, found, 0, np.arange(events), DEFAULT_OPTIONS).tolist()
+        slopes = [0.0] * older + encoder_slopes(served, user, target, DEFAULT_OPTIONS)[0].tolist()
         estimated, exact = effects(served, made), effects(served, made, exact=True)
-        assert not any(is_exact for source, (_, is_exact) in estimated.items() if source < 79)
-        for source in older:
-            effect = exact[source][0]
-            missed += abs(estimated[source][0] - effect)
-            missed_by_closed_form += abs(closed[source] - effect)
-    assert missed < missed_by_closed_form / 5
+        for source, (effect, is_exact) in estimated.items():
+            if not is_exact:
+                was_read = int(source >= older)
+                staying = closed[source] + slopes[source]
+                missed[was_read] += abs(effect - exact[source][0])
+                missed_by_staying[was_read] += abs(staying - exact[source][0])
+    assert missed_by_staying.all()
+    assert missed[0] < missed_by_staying[0] / 2
+    assert (missed[1] < 0.8 * missed_by_staying[1]) == (events != 120)
+
+
+@pytest.mark.usefixtures("only_newest")
+def test_a_heavy_event_before_the_window_moves_it_as_any_other() -> None:
+    """An event of a thousand times the weight is not the one whose effect tells the others'."""
+    served = small_snapshot(ITEMS, random_model(11, window=40))
+    made = random_past(3, 120, ITEMS)
+    weights = made.weights.copy()
+    weights[79] *= 1_000
+    made = replace(made, weights=weights)
+    estimated, exact = effects(served, made), effects(served, made, exact=True)
+    missed = [abs(estimated[source][0] - exact[source][0]) for source in range(79)]
+    assert np.mean(missed) < 0.1 * np.mean([abs(exact[source][0]) for source in range(79)])
+
+
+def test_a_window_that_moves_with_every_event_keeps_effects_exact() -> None:
+    """A window of one event begins at the same event without one before it."""
+    served = small_snapshot(ITEMS, random_model(11, window=1))
+    made = random_past(3, 20, ITEMS)
+    estimated, exact = effects(served, made), effects(served, made, exact=True)
+    for source, (effect, is_exact) in estimated.items():
+        assert is_exact
+        assert effect == pytest.approx(exact[source][0], abs=1e-4)
 
 
 @pytest.mark.usefixtures("only_newest")
 @pytest.mark.parametrize("exclude_self", [False, True])
 def test_effects_in_a_long_history_are_those_of_every_event(exclude_self: bool) -> None:
-    """Effects are near those over every event; the targets share one derivative of the encoder.
+    """Effects are those over every event; the targets share one derivative of the encoder.
 
-    Estimates of what it read take the older events as one row that the query does not change.
+    Estimates of what it read take the older events as one row that the query does not change, and
+    are as near to the exact effects as estimates over every event.
     """
     served = small_snapshot(ITEMS, random_model(11, window=40))
     encoder, made = served.model.encoder, random_past(3, 3_000, ITEMS)
@@ -233,18 +260,28 @@ def test_effects_in_a_long_history_are_those_of_every_event(exclude_self: bool) 
         return reasons, gated.call_count
 
     estimated, passes = explained("estimate")
-    every = explain(
-        served, build_memory(served, made, at), rows, 3_000, options, effects="estimate"
-    )
+    whole = build_memory(served, made, at)
+    every = explain(served, whole, rows, 3_000, options, effects="estimate")
     assert passes == 1
-    guessed = 0
-    for named, all_named in zip(estimated, every, strict=True):
+    totals = score(served, whole, rows, options).total.tolist()
+    read = dict.fromkeys(range(3_000 - 40, 3_000), rows.tolist())
+    without = scores_without(served, whole, read, options)
+    guessed: list[tuple[float, float, float]] = []
+    for target, total, named, all_named in zip(
+        rows.tolist(), totals, estimated, every, strict=True
+    ):
         wanted = {reason.source: reason for reason in all_named}
         for reason in named:
             other = wanted[reason.source]
-            sloped = not reason.effect_is_exact and reason.source >= older.count
-            assert reason.effect == pytest.approx(other.effect, abs=0.1 if sloped else 2e-4)
+            assert reason.effect is not None
+            assert other.effect is not None
             assert reason.effect_is_exact == other.effect_is_exact
-            guessed += sloped
-    assert guessed > 3
+            if not reason.effect_is_exact and reason.source >= 3_000 - 40:
+                exact = total - without[reason.source, target]
+                guessed.append((reason.effect, other.effect, exact))
+            else:
+                assert reason.effect == pytest.approx(other.effect, abs=5e-5)
+    assert len(guessed) > 3
+    found, over_every, exactly = np.array(guessed).T
+    assert np.abs(found - exactly).mean() < 1.2 * np.abs(over_every - exactly).mean()
     assert explained("exact")[1] == 0
