@@ -31,7 +31,7 @@ class EncoderWindow(NamedTuple):
         first, count = user.encoded.first_item, len(sources)
         earlier = first - window_start(first + count - 1, snapshot.model.config.window)
         unread = np.flatnonzero(user.rows[: int(read[0])].numpy() >= 0)
-        # Those that an earlier window would not read either; of none the first event is taken.
+        # Those that an earlier window would not read either, or the first event if there are none.
         unread = unread[: max(1, len(unread) - earlier)][-_CANDIDATES:]
         if not len(unread):
             return cls(places, earlier, None)
