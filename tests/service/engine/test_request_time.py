@@ -242,12 +242,12 @@ def test_a_collapsed_history_is_bounded_too(data: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(memory_provider, "LONG", 400)
     monkeypatch.setattr(collapsed_history, "CLUSTERS_FROM", 64)
     events = [
-        Event("long", EVERY[n * 7 % 40], timestamp=AT + (n - 900) * SECOND) for n in range(1_500)
+        Event("long", EVERY[n * 7 % 40], timestamp=AT + (n - 900) * SECOND) for n in range(2_600)
     ]
 
     async def story(engine: Engine) -> None:
-        await engine.store.append(events[:1_000])
-        await engine.store.append(events[1_000:])
+        for first in range(0, len(events), 1_000):
+            await engine.store.append(events[first : first + 1_000])
         await engine.store.append([replace(each, user_id="short") for each in events[:901]])
         whole = plain(await recommend(engine, Requester("long")))
         stats = engine.parts.memories.stats()
