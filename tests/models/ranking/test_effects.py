@@ -277,6 +277,8 @@ def test_effects_in_a_long_history_are_those_of_every_event(exclude_self: bool) 
             assert other.effect is not None
             assert reason.effect_is_exact == other.effect_is_exact
             if not reason.effect_is_exact and reason.source >= 3_000 - 40:
+                if reason.source < 3_000 - 16:
+                    assert reason.effect == pytest.approx(other.effect, abs=0.03)
                 exact = total - without[reason.source, target]
                 guessed.append((reason.effect, other.effect, exact))
             else:
