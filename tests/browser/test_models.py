@@ -223,7 +223,9 @@ def test_a_model_that_was_judged_by_two_questions_shows_both(page: Page, world: 
 
     page.route("**/v1/models", judged)
     open_tab(page, "Models")
-    next_basket, new_items = page.locator(f"[data-version='{world.first}'] .question").all()
+    questions = page.locator(f"[data-version='{world.first}'] .question")
+    expect(questions).to_have_count(2)
+    next_basket, new_items = questions.all()
     expect(next_basket.get_by_role("heading")).to_have_text("The next basket")
     expect(next_basket.locator(".reason")).to_have_text(
         "Ten recommendations hold something of the next basket for 47 of 100 users, "

@@ -21,7 +21,11 @@ def stored(server: Server) -> list[Any]:
 
 def open_tab(page: Page, name: str) -> None:
     """Open one of the tabs, and wait until everything on it is there."""
-    page.get_by_role("tab", name=name, exact=True).click()
+    tab = page.get_by_role("tab", name=name, exact=True)
+    tab.click()
+    # The page is told of the new address some time after the click; then it selects the tab and
+    # sends its requests at once. Until then it is settled, on the old tab.
+    expect(tab).to_have_attribute("aria-selected", "true")
     settled(page)
 
 
