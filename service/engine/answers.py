@@ -26,7 +26,6 @@ from service.domain.queries import (
     Answer,
     AttendQuery,
     AttendResult,
-    Contribution,
     RecommendQuery,
     Requester,
     ScoreQuery,
@@ -173,7 +172,10 @@ class Answers:
         if setup.quick:
             size = _FIELD_KEY * len(snapshot.catalogue.keys) + _attended(request, RERANKED)
         outcome = await self._attend(request, stages, attend, size)
-        named, is_stale = await self._named(snapshot, request.events, outcome.reasons, stages)
+        with stages("explain"):
+            named, is_stale = await name_reasons(
+                self._parts.store, snapshot, request.events, outcome.reasons
+            )
         answer = search_answer(query, snapshot, outcome, named, steered)
         index, parsed = snapshot.catalogue.bm25_index, outcome.parsed
         if query.highlight and index is not None and parsed is not None:
@@ -296,31 +298,10 @@ class Answers:
 
     async def _completed(self, answer: Answer, fields: Sequence[str], stages: StageClock) -> Answer:
         """Return an answer with fields of its items, where they are asked for."""
-        if fields:
-            try:
-                with stages("store"):
-                    await add_fields(answer, self._parts.store, fields)
-            except StoreUnreachable:
-                return replace(answer, degraded=True)
-        return answer
-
-    async def _named(
-        self,
-        snapshot: Snapshot,
-        events: EventColumns,
-        reasons: Sequence[Sequence[Reason]],
-        stages: StageClock,
-    ) -> tuple[list[tuple[Contribution, ...]], bool]:
-        """Name reasons; return them, and whether the answer lacks what the store did not tell."""
-        with stages("explain"):
-            try:
-                return (
-                    await name_reasons(self._parts.store, snapshot, events, reasons),
-                    events.is_stale,
-                )
-            except StoreUnreachable:
-                known = replace(events, is_stale=True)
-                return await name_reasons(self._parts.store, snapshot, known, reasons), True
+        if not fields:
+            return answer
+        with stages("store"):
+            return await add_fields(answer, self._parts.store, fields)
 
     async def _open(self, requester: Requester, stages: StageClock) -> _Request:
         at = time.time_ns() // 1_000 if requester.at is None else requester.at
@@ -383,7 +364,8 @@ class Answers:
             return rows, scores, reasons
 
         rows, scores, reasons = await self._attend(request, stages, attend, size)
-        named, is_stale = await self._named(snapshot, events, reasons, stages)
+        with stages("explain"):
+            named, is_stale = await name_reasons(self._parts.store, snapshot, events, reasons)
         degraded = self._parts.live.degraded or is_stale
         return score_answer(requester, snapshot, rows, scores, named, degraded=degraded)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from models.catalogue.snapshot import Snapshot
 from models.ranking.explain import Reason
+from service.domain.errors import StoreUnreachable
 from service.domain.queries import Contribution, MemoryRow
 from service.histories.event_columns import EventColumns
 from service.stores.base import Store
@@ -13,25 +15,34 @@ from service.stores.base import Store
 _HIDDEN = MemoryRow(None, None, "", "hidden", None)  # of every item that must not be named
 
 
+class NamedReasons(NamedTuple):
+    """The contributions behind the scores of some items."""
+
+    of_items: list[tuple[Contribution, ...]]
+    is_degraded: bool  # the store cannot be reached: event ids, or newer events, may be missing
+
+
 async def name_reasons(
     store: Store, snapshot: Snapshot, events: EventColumns, reasons: Sequence[Sequence[Reason]]
-) -> list[tuple[Contribution, ...]]:
+) -> NamedReasons:
     """Name the requester's events and interests behind the reasons of each of some items.
 
     The events of one item and type are one contribution, as `merge_events` has it, and so are those
     of hidden and deleted items, which are not named.
     """
-    return [merge_events(each) for each in await name_events(store, snapshot, events, reasons)]
+    named = await name_events(store, snapshot, events, reasons)
+    return named._replace(of_items=[merge_events(each) for each in named.of_items])
 
 
 async def name_events(
     store: Store, snapshot: Snapshot, events: EventColumns, reasons: Sequence[Sequence[Reason]]
-) -> list[tuple[Contribution, ...]]:
+) -> NamedReasons:
     """Name events as `name_reasons` does, each by itself but for those of hidden items."""
     sources = dict.fromkeys(reason.source for each in reasons for reason in each)
     event_ids = await _event_ids(store, events, sources)
-    rows = {source: _memory_row(snapshot, events, source, event_ids) for source in sources}
-    return [
+    known = event_ids or {}
+    rows = {source: _memory_row(snapshot, events, source, known) for source in sources}
+    named = [
         _without_hidden(
             [
                 Contribution(rows[source], weight, contribution, effect, is_exact)
@@ -40,6 +51,7 @@ async def name_events(
         )
         for each in reasons
     ]
+    return NamedReasons(named, event_ids is None)
 
 
 def merge_events(contributions: Sequence[Contribution]) -> tuple[Contribution, ...]:
@@ -73,8 +85,11 @@ def _merged(group: Sequence[Contribution]) -> Contribution:
 
 
 async def name_rows(store: Store, events: EventColumns, sources: Sequence[int]) -> tuple[str, ...]:
-    """The ids of memory rows by their sources: of events, and the interests of profile entries."""
-    event_ids = await _event_ids(store, events, dict.fromkeys(sources))
+    """The ids of memory rows by their sources: of events, and the interests of profile entries.
+
+    An event of a store that cannot be reached has the id "".
+    """
+    event_ids = await _event_ids(store, events, dict.fromkeys(sources)) or {}
     return tuple(
         events.interests[-1 - source] if source < 0 else event_ids.get(source) or ""
         for source in sources
@@ -83,19 +98,24 @@ async def name_rows(store: Store, events: EventColumns, sources: Sequence[int]) 
 
 async def _event_ids(
     store: Store, events: EventColumns, sources: Iterable[int]
-) -> Mapping[int, str | None]:
+) -> Mapping[int, str | None] | None:
     """Ids of those events that are stored, by their place in the columns.
 
-    None of a store that cannot be reached, whose answers are degraded.
+    None where the store cannot be reached, or could not when the events were read.
     """
+    if events.is_stale:
+        return None
     stored = [at for at in sources if at >= 0 and events.seqs[at] > 0]
-    if not stored or events.is_stale:
+    if not stored:
         return {}
-    ids = await store.event_ids(
-        events.user_id,
-        events.seqs[stored].tolist(),
-        events.timestamps[stored].tolist(),
-    )
+    try:
+        ids = await store.event_ids(
+            events.user_id,
+            events.seqs[stored].tolist(),
+            events.timestamps[stored].tolist(),
+        )
+    except StoreUnreachable:
+        return None
     return dict(zip(stored, ids, strict=True))
 
 

@@ -90,6 +90,7 @@ class ReadyAnswers:
             return popular_items(query, snapshot, log, types, selection, steered, excluded, at)
 
         answer = await self._compute("count", rank, stages)
+        answer = replace(answer, degraded=events.is_stale)
         return await self._completed(answer, query.fields, stages)
 
     @property
@@ -157,15 +158,14 @@ class ReadyAnswers:
             named = await name_events(self._parts.store, snapshot, events, pool.reasons)
         types = self._parts.event_log.type_codes(None)
         page = HomePage(query, snapshot, log, types, events, selection, steered, excluded, at)
-        rows = await self._compute("count", lambda: page.rows(pool, named), stages)
-        if query.fields:
-            with stages("store"):
-                for row in rows:
-                    await add_fields(Answer(row.items, ""), self._parts.store, query.fields)
+        rows = await self._compute("count", lambda: page.rows(pool, named.of_items), stages)
+        items = [item for row in rows for item in row.items]
+        with stages("store"):
+            added = await add_fields(Answer(items, ""), self._parts.store, query.fields)
         return RowsAnswer(
             rows,
             snapshot.version,
-            self._is_degraded,
+            self._is_degraded or named.is_degraded or added.degraded,
             selection.warnings or None,
             *((None, None) if counted is None else (counted.total, counted.facets)),
         )
@@ -195,18 +195,20 @@ class ReadyAnswers:
             )
 
         scored = await self._compute("attend", rank, stages)
-        users = []
+        users, is_degraded = [], self._is_degraded
         with stages("explain"):
             for each in scored:
                 named = await name_reasons(self._parts.store, snapshot, each.events, [each.reasons])
-                users.append(audience_user(snapshot, each, named[0] if query.explain else None))
+                is_degraded = is_degraded or named.is_degraded
+                reasons = named.of_items[0] if query.explain else None
+                users.append(audience_user(snapshot, each, reasons))
         return AudienceAnswer(
             users,
             snapshot.version,
             len(histories),
             found.users,
             "exact" if found.is_exact else "coarse",
-            self._is_degraded,
+            is_degraded,
         )
 
     async def affinities(self, query: AffinitiesQuery, stages: StageClock) -> AffinitiesAnswer:
@@ -228,7 +230,7 @@ class ReadyAnswers:
             Affinity(_json_value(query.field, each.value), each.mass, each.score, each.rows)
             for each in found
         ]
-        degraded = self._is_degraded
+        degraded = self._is_degraded or events.is_stale
         return AffinitiesAnswer(query.field, values, snapshot.version, degraded)
 
     # ------------------------------------------------------------------ the parts
@@ -254,8 +256,8 @@ class ReadyAnswers:
         self, answer: Answer, fields: tuple[str, ...], stages: StageClock
     ) -> Answer:
         with stages("store"):
-            await add_fields(answer, self._parts.store, fields)
-        return replace(answer, degraded=self._is_degraded)
+            answer = await add_fields(answer, self._parts.store, fields)
+        return replace(answer, degraded=answer.degraded or self._is_degraded)
 
 
 def _json_value(field: str, value: FacetValue) -> FacetValue:
