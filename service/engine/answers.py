@@ -37,9 +37,9 @@ from service.domain.queries import (
 from service.domain.stage_clock import StageClock
 from service.domain.steering import NO_STEERING
 from service.engine.compose import Parts
-from service.engine.explain import explain_items
+from service.engine.explanation.naming import name_reasons, name_rows
+from service.engine.explanation.reasons import explain_items
 from service.engine.highlight import add_highlights
-from service.engine.naming import name_reasons, name_rows
 from service.engine.questions.attend import attend_catalogue, attend_user, attend_vectors
 from service.engine.questions.recommend import excluded_rows, recommend_items
 from service.engine.questions.score import ItemRows, item_row, score_answer

@@ -31,7 +31,7 @@ from service.domain.stage_clock import StageClock
 from service.domain.steering import Steering
 from service.domain.timestamps import to_rfc3339
 from service.engine.compose import Parts
-from service.engine.naming import name_events, name_reasons
+from service.engine.explanation.naming import name_events, name_reasons
 from service.engine.questions.audience import (
     ScoredUser,
     audience_user,

@@ -22,7 +22,7 @@ from models.ranking.ready.audience import (
 )
 from service.domain.queries import Contribution
 from service.domain.ready_queries import AudienceQuery, AudienceUser
-from service.engine.explain import foremost_reasons
+from service.engine.explanation.reasons import foremost_reasons
 from service.histories.event_columns import EventColumns
 
 SCORED_USERS = 100  # at most

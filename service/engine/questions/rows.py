@@ -23,7 +23,7 @@ from service.domain.ready_queries import (
     RowReason,
     RowsQuery,
 )
-from service.engine.naming import merge_events
+from service.engine.explanation.naming import merge_events
 from service.engine.questions.personal_pool import PersonalPool, liked_events
 from service.engine.questions.popular import popular_items
 from service.engine.questions.score import score_answer

@@ -34,7 +34,7 @@ from models.text.keywords import NO_KEYWORDS
 from models.text.query_parser import ParsedQuery
 from service.domain.item_selection import NO_FILTER, FilterWarning
 from service.domain.queries import Answer, AnswerItem, Contribution, SearchQuery
-from service.engine.explain import explain_items
+from service.engine.explanation.reasons import explain_items
 from service.engine.selection.item_selection import Counted, ItemSelection, count_items
 from service.engine.selection.listing import list_items
 from service.engine.selection.steering import UNSTEERED, SteeredItems, steer_items

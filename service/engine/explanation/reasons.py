@@ -95,8 +95,8 @@ def foremost_reasons(
 
     Events that are far from the foremost are not looked at, so that an item's may not all be there.
     The events of one item and type are still reasons of their own, which
-    `service.engine.naming.merge_events` puts together. Their effects add up to the effect of all of
-    them, where that is computed, and are else those of each.
+    `service.engine.explanation.naming.merge_events` puts together. Their effects add up to the
+    effect of all of them, where that is computed, and are else those of each.
 
     The arguments are those of `models.ranking.explain.explain`, and the `events` of the memory.
     """
