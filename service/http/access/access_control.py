@@ -15,8 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.domain.errors import HeedError
 from service.domain.keys import ApiKey, parse_token
 from service.domain.names import DEFAULT_NAMESPACE
-from service.domain.settings import Settings, is_exposed
+from service.domain.settings import Settings
 from service.domain.timestamps import to_rfc3339
+from service.http.access.bind_address import is_exposed
 from service.http.access.rate_limits import RateLimits
 from service.http.access.route_scopes import PUBLIC, RouteScopes
 from service.stores.protocols.key_store import KeyStore

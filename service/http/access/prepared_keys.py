@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from service.domain.errors import HeedError
-from service.domain.settings import PREFIX, Settings, check_bind_address, is_exposed
+from service.domain.settings import PREFIX, Settings
+from service.http.access.bind_address import check_bind_address, is_exposed
 from service.http.access.first_key import create_first_key
 from service.http.access.metrics_key import keep_metrics_key
 from service.runtime.data_layout import FIRST_KEY_FILE

@@ -1,4 +1,4 @@
-"""Settings: environment, validation, immutability, and refusal of exposed addresses."""
+"""Settings: environment, validation and immutability."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from models.text.static_encoder import StaticEncoder
 from service.domain.errors import Invalid
 from service.domain.settings import (
     Settings,
-    check_bind_address,
     check_embedding_dim,
     unknown_variables,
 )
@@ -82,21 +81,3 @@ def test_misspelt_variable_is_logged() -> None:
     """An unknown HEED_* variable is reported with the nearest setting."""
     sentences = unknown_variables({"HEED_PROT": "1", "HEED_PORT": "1", "PATH": "/bin"})
     assert sentences == ["HEED_PROT is not a setting; did you mean HEED_PORT?"]
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
-def test_loopback_may_be_bound(host: str) -> None:
-    """Loopback addresses may be bound without keys."""
-    check_bind_address(Settings(host=host), has_keys=False)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.7", "example.org", "127.0.0.1.nip"])
-def test_other_addresses_need_keys_or_insecure(host: str) -> None:
-    """Other addresses are refused where no keys are required, unless `insecure` is set."""
-    with pytest.raises(Invalid, match=r"heed keys create.*HEED_INSECURE"):
-        check_bind_address(Settings(host=host), has_keys=False)
-    with pytest.raises(Invalid, match="HEED_KEYS is off"):
-        check_bind_address(Settings(host=host, keys="off"), has_keys=True)
-    check_bind_address(Settings(host=host), has_keys=True)
-    check_bind_address(Settings(host=host, keys="required"), has_keys=False)
-    check_bind_address(Settings(host=host, insecure=True), has_keys=False)
