@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explain import Reason
 from models.ranking.recommend import Ranked
@@ -51,7 +47,7 @@ from service.engine.questions.search import (
     search_items,
 )
 from service.engine.questions.similar_items import similar_items
-from service.engine.selection.answer_fields import add_fields
+from service.engine.request_steps import OpenRequest, RequestSteps
 from service.engine.selection.item_selection import (
     Counted,
     ItemSelection,
@@ -59,36 +55,19 @@ from service.engine.selection.item_selection import (
     select_items,
 )
 from service.engine.selection.steering import SteeredItems, apply_rules, steer_items
-from service.histories.event_columns import EventColumns
-from service.histories.memory_provider import LONG
 
-T = TypeVar("T")
-
-# Targets times rows that are attended on the event loop, in a millisecond or two: less than going
-# to a thread and back takes on a busy machine.
-_ON_LOOP = 120_000
-_FIELD_KEY = 10  # of those that comparing one field key takes as long as
-
-
-class _Request(NamedTuple):
-    """What the answer to one request is computed from."""
-
-    requester: Requester
-    snapshot: Snapshot
-    events: EventColumns
-    at: int  # microseconds UTC
-    options: AttentionOptions
+_FIELD_KEY = 10  # targets times rows that are attended while one field key is compared
 
 
 class Answers:
     """Answers requests from the live snapshot and from events never older than the store."""
 
     def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+        self._parts, self._steps = parts, RequestSteps(parts)
 
     async def score(self, query: ScoreQuery, stages: StageClock) -> Answer:
         """Score targets. Raises `NotFound` naming the first target that has no vector."""
-        request = await self._open(query.requester, stages)
+        request = await self._steps.open(query.requester, stages)
         snapshot = request.snapshot
         targets = snapshot.catalogue.rows(query.item_ids)
         scorable = snapshot.is_scorable(targets)
@@ -96,7 +75,7 @@ class Answers:
             place = int(np.argmin(scorable))
             raise NotFound(f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue")
 
-        rules = await self._filtered(
+        rules = await self._steps.filter(
             snapshot, partial(apply_rules, snapshot, query.rules), stages, bool(query.rules)
         )
         boost = rules.boost
@@ -105,15 +84,15 @@ class Answers:
             scores = score(snapshot, user, targets, request.options)
             return targets, scores if boost is None else scores.with_boost(boost[targets])
 
-        answer = await self._ranked(request, stages, rank, _attended(request, len(targets)))
+        answer = await self._ranked(request, stages, rank, request.size(len(targets)))
         rules.describe(answer.items, targets)
         if rules.warnings:
             answer = replace(answer, warnings=rules.warnings)
-        return await self._completed(answer, query.fields, stages)
+        return await self._steps.complete(answer, query.fields, stages)
 
     async def recommend(self, query: RecommendQuery, stages: StageClock) -> Answer:
         """Recommend items of the catalogue."""
-        request = await self._open(query.requester, stages)
+        request = await self._steps.open(query.requester, stages)
         snapshot, events = request.snapshot, request.events
         selection = await self._select(snapshot, query, stages)
 
@@ -140,8 +119,10 @@ class Answers:
 
         answer = await self._ranked(request, stages, rank)
         answer = steered.describe(answer, outcome[0])
-        counted = await self._compute(stages, count) if query.facets else None
-        return await self._completed(selection.described(answer, counted), query.fields, stages)
+        counted = await self._steps.compute(stages, count) if query.facets else None
+        return await self._steps.complete(
+            selection.described(answer, counted), query.fields, stages
+        )
 
     async def search(self, query: SearchQuery, stages: StageClock) -> Answer:
         """Search items by text and re-rank them by the requester's memory, or list them.
@@ -150,7 +131,7 @@ class Answers:
         """
         if query.is_listing:
             return await self._list(query, stages)
-        request = await self._open(query.requester, stages)
+        request = await self._steps.open(query.requester, stages)
         snapshot, setup = request.snapshot, self._parts.search.setup
         selection = await self._select(snapshot, query, stages)
         selection, steered = await self._steer(snapshot, query, selection, stages)
@@ -170,10 +151,10 @@ class Answers:
 
         size = math.inf
         if setup.quick:
-            size = _FIELD_KEY * len(snapshot.catalogue.keys) + _attended(request, RERANKED)
-        outcome = await self._attend(request, stages, attend, size)
+            size = _FIELD_KEY * len(snapshot.catalogue.keys) + request.size(RERANKED)
+        outcome = await self._steps.attend(request, stages, attend, size)
         with stages("explain"):
-            named, is_stale = await name_reasons(
+            named, is_degraded = await name_reasons(
                 self._parts.store, snapshot, request.events, outcome.reasons
             )
         answer = search_answer(query, snapshot, outcome, named, steered)
@@ -182,9 +163,9 @@ class Answers:
             with stages("highlight"), suppress(StoreUnreachable):
                 spans_of = partial(index.match_spans, parsed)
                 await add_highlights(answer, self._parts.store, spans_of)
-        is_degraded = self._parts.live.degraded or is_stale
+        is_degraded = is_degraded or self._parts.live.degraded
         answer = replace(selection.described(answer, outcome.counted), degraded=is_degraded)
-        return await self._completed(answer, query.fields, stages)
+        return await self._steps.complete(answer, query.fields, stages)
 
     async def _list(self, query: SearchQuery, stages: StageClock) -> Answer:
         """List items in the order of their fields; whoever asks, the list is the same."""
@@ -202,9 +183,9 @@ class Answers:
             options=options,
             parameters=setup.parameters,
         )
-        answer = await self._compute(stages, work)
+        answer = await self._steps.compute(stages, work)
         answer = replace(answer, degraded=self._parts.live.degraded)
-        return await self._completed(answer, query.fields, stages)
+        return await self._steps.complete(answer, query.fields, stages)
 
     async def similar(self, query: SimilarQuery, stages: StageClock) -> Answer:
         """Find items like one.
@@ -215,9 +196,9 @@ class Answers:
         """
         with stages("store"):
             snapshot = await self._parts.live.current()
-        answer = await self._compute(stages, lambda: similar_items(query, snapshot))
+        answer = await self._steps.compute(stages, lambda: similar_items(query, snapshot))
         answer = replace(answer, degraded=self._parts.live.degraded)
-        return await self._completed(answer, query.fields, stages)
+        return await self._steps.complete(answer, query.fields, stages)
 
     async def attend(self, query: AttendQuery, stages: StageClock) -> AttendResult:
         """Apply the bare operator. Raises `Invalid` where dimensions do not fit, `NotFound`."""
@@ -235,15 +216,15 @@ class Answers:
         memory, exact_up_to = query.memory, self._parts.settings.max_exact_rows
         if isinstance(memory, VectorMemory):
             vector = snapshot.catalogue.content[target] if isinstance(target, int) else target
-            return await self._compute(
+            return await self._steps.compute(
                 stages, lambda: attend_vectors(query, memory, vector, exact_up_to)
             )
         if not isinstance(memory, StoredUserMemory):
-            return await self._compute(
+            return await self._steps.compute(
                 stages, lambda: attend_catalogue(query, snapshot, target, exact_up_to)
             )
         requester = Requester(user_id=memory.user_id, visible=query.visible, at=query.at)
-        request = await self._open(requester, stages)
+        request = await self._steps.open(requester, stages)
 
         def attend() -> tuple[AttendResult, UserMemory]:
             # Every event is a row, in a long history too.
@@ -251,7 +232,7 @@ class Answers:
             user = build_memory(request.snapshot, history, request.at)
             return attend_user(query, request.snapshot, user, target), user
 
-        result, user = await self._compute(stages, attend)
+        result, user = await self._steps.compute(stages, attend)
         with stages("explain"):
             sources = [int(user.source[row]) for row in result.rows]
             ids = await name_rows(self._parts.store, request.events, sources)
@@ -264,7 +245,7 @@ class Answers:
     ) -> ItemSelection:
         sort = query.sort if isinstance(query, SearchQuery) else ()
         work = partial(select_items, snapshot, query.filter, query.facets, sort)
-        return await self._filtered(snapshot, work, stages, query.filter != NO_FILTER)
+        return await self._steps.filter(snapshot, work, stages, query.filter != NO_FILTER)
 
     async def _steer(
         self,
@@ -282,66 +263,12 @@ class Answers:
             exclude=query.exclude if isinstance(query, RecommendQuery) else (),
             limit=query.limit,
         )
-        steered = await self._filtered(snapshot, work, stages, query.steering != NO_STEERING)
+        steered = await self._steps.filter(snapshot, work, stages, query.steering != NO_STEERING)
         return selection.with_warnings(steered.warnings), steered
-
-    async def _filtered(
-        self, snapshot: Snapshot, work: Callable[[], T], stages: StageClock, evaluates: bool
-    ) -> T:
-        """Do work that evaluates filters, on a thread where there are many items."""
-        if not evaluates:
-            return work()
-        with stages("filter"):
-            if len(snapshot.catalogue) <= _ON_LOOP:
-                return work()
-            return await asyncio.get_running_loop().run_in_executor(self._parts.executor, work)
-
-    async def _completed(self, answer: Answer, fields: Sequence[str], stages: StageClock) -> Answer:
-        """Return an answer with fields of its items, where they are asked for."""
-        if not fields:
-            return answer
-        with stages("store"):
-            return await add_fields(answer, self._parts.store, fields)
-
-    async def _open(self, requester: Requester, stages: StageClock) -> _Request:
-        at = time.time_ns() // 1_000 if requester.at is None else requester.at
-        with stages("store"):
-            # The events first: their items are then in the catalogue that is read after them.
-            events = await self._parts.memories.load(requester, at)
-            snapshot = await self._parts.live.current()
-        return _Request(requester, snapshot, events, at, self._parts.memories.options(requester))
-
-    async def _attend(
-        self,
-        request: _Request,
-        stages: StageClock,
-        work: Callable[[UserMemory], T],
-        size: float = math.inf,
-    ) -> T:
-        """Do work with the requester's memory; `size` as for `_compute`."""
-        requester, snapshot, events, at, _ = request
-
-        def attend() -> T:
-            with self._parts.memories.memory(snapshot, requester, events, at) as user:
-                return work(user)
-
-        return await self._compute(stages, attend, size)
-
-    async def _compute(
-        self, stages: StageClock, work: Callable[[], T], size: float = math.inf
-    ) -> T:
-        """Do work on a thread, or on the event loop where it takes less than going there and back.
-
-        size: targets times rows; inf = not known.
-        """
-        with stages("attend"):
-            if size <= _ON_LOOP:
-                return work()
-            return await asyncio.get_running_loop().run_in_executor(self._parts.executor, work)
 
     async def _ranked(
         self,
-        request: _Request,
+        request: OpenRequest,
         stages: StageClock,
         rank: Callable[[UserMemory], tuple[ItemRows, Scores]],
         size: float = math.inf,
@@ -363,16 +290,8 @@ class Answers:
             )
             return rows, scores, reasons
 
-        rows, scores, reasons = await self._attend(request, stages, attend, size)
+        rows, scores, reasons = await self._steps.attend(request, stages, attend, size)
         with stages("explain"):
-            named, is_stale = await name_reasons(self._parts.store, snapshot, events, reasons)
-        degraded = self._parts.live.degraded or is_stale
-        return score_answer(requester, snapshot, rows, scores, named, degraded=degraded)
-
-
-def _attended(request: _Request, targets: int) -> float:
-    """Targets times rows of a request; inf where that does not say how long it takes."""
-    events = len(request.events)
-    # Other requests may hold the lock of a long history, which is collapsed.
-    is_known = not request.requester.explain and events < LONG
-    return targets * max(1, events) if is_known else math.inf
+            named, is_degraded = await name_reasons(self._parts.store, snapshot, events, reasons)
+        is_degraded = is_degraded or self._parts.live.degraded
+        return score_answer(requester, snapshot, rows, scores, named, degraded=is_degraded)

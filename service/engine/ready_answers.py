@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 
@@ -44,7 +40,7 @@ from service.engine.questions.recommend import excluded_rows
 from service.engine.questions.rows import HomePage
 from service.engine.questions.score import item_row
 from service.engine.questions.together import together
-from service.engine.selection.answer_fields import add_fields
+from service.engine.request_steps import RequestSteps, request_time
 from service.engine.selection.item_selection import (
     Counted,
     ItemSelection,
@@ -54,8 +50,6 @@ from service.engine.selection.item_selection import (
 from service.engine.selection.steering import SteeredItems, steer_items
 from service.histories.event_columns import EMPTY
 
-T = TypeVar("T")
-
 _POOLED = 2  # items that are ranked for a page, for each that it shows
 MOST_POOLED = 150
 
@@ -64,11 +58,11 @@ class ReadyAnswers:
     """Answers from the event log in RAM, which is never older than the store."""
 
     def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+        self._parts, self._steps = parts, RequestSteps(parts)
 
     async def popular(self, query: PopularQuery, stages: StageClock) -> Answer:
         """Rank items by the events of everybody."""
-        at, requester = _time(query.requester.at), query.requester
+        at, requester = request_time(query.requester.at), query.requester
         with stages("store"):
             events = EMPTY
             if query.exclude_seen and requester.user_id is not None:
@@ -89,7 +83,7 @@ class ReadyAnswers:
             excluded = excluded_rows(query, snapshot, events)
             return popular_items(query, snapshot, log, types, selection, steered, excluded, at)
 
-        answer = await self._compute("count", rank, stages)
+        answer = await self._steps.compute(stages, rank, stage="count")
         answer = replace(answer, degraded=events.is_stale)
         return await self._completed(answer, query.fields, stages)
 
@@ -105,15 +99,15 @@ class ReadyAnswers:
 
         def rank() -> Answer:
             selection = select_items(snapshot, query.filter, query.facets)
-            return together(query, snapshot, log, types, selection, _time(query.at))
+            return together(query, snapshot, log, types, selection, request_time(query.at))
 
-        answer = await self._compute("count", rank, stages)
+        answer = await self._steps.compute(stages, rank, stage="count")
         return await self._completed(answer, query.fields, stages)
 
     async def rows(self, query: RowsQuery, stages: StageClock) -> RowsAnswer:
         """Make the rows of a home page."""
         requester, memories = query.requester, self._parts.memories
-        at = _time(requester.at)
+        at = request_time(requester.at)
         with stages("store"):
             events = await memories.load(requester, at)
             log, snapshot = await self._open()
@@ -137,7 +131,7 @@ class ReadyAnswers:
                 counted = count_items(snapshot, mask, query.facets)
             return selection.with_warnings(steered.warnings), steered, counted
 
-        selection, steered, counted = await self._compute("filter", select, stages)
+        selection, steered, counted = await self._steps.compute(stages, select, stage="filter")
 
         def rank() -> PersonalPool:
             with memories.memory(snapshot, requester, events, at) as user:
@@ -153,15 +147,16 @@ class ReadyAnswers:
                     steered=steered,
                 )
 
-        pool = await self._compute("attend", rank, stages)
+        pool = await self._steps.compute(stages, rank)
         with stages("explain"):
             named = await name_events(self._parts.store, snapshot, events, pool.reasons)
         types = self._parts.event_log.type_codes(None)
         page = HomePage(query, snapshot, log, types, events, selection, steered, excluded, at)
-        rows = await self._compute("count", lambda: page.rows(pool, named.of_items), stages)
+        rows = await self._steps.compute(
+            stages, lambda: page.rows(pool, named.of_items), stage="count"
+        )
         items = [item for row in rows for item in row.items]
-        with stages("store"):
-            added = await add_fields(Answer(items, ""), self._parts.store, query.fields)
+        added = await self._steps.complete(Answer(items, ""), query.fields, stages)
         return RowsAnswer(
             rows,
             snapshot.version,
@@ -172,12 +167,12 @@ class ReadyAnswers:
 
     async def audience(self, query: AudienceQuery, stages: StageClock) -> AudienceAnswer:
         """Rank users for an item. Raises `NotFound` where it cannot be scored."""
-        at, memories = _time(query.at), self._parts.memories
+        at, memories = request_time(query.at), self._parts.memories
         with stages("store"):
             log, snapshot = await self._open()
         row = item_row(snapshot, query.item_id)
-        found = await self._compute(
-            "count", lambda: candidates(query, snapshot, log, row, at), stages
+        found = await self._steps.compute(
+            stages, lambda: candidates(query, snapshot, log, row, at), stage="count"
         )
         with stages("store"):
             names = await self._parts.store.user_ids(found.numbers.tolist())
@@ -194,7 +189,7 @@ class ReadyAnswers:
                 memories.options(Requester()),
             )
 
-        scored = await self._compute("attend", rank, stages)
+        scored = await self._steps.compute(stages, rank)
         users, is_degraded = [], self._is_degraded
         with stages("explain"):
             for each in scored:
@@ -213,7 +208,7 @@ class ReadyAnswers:
 
     async def affinities(self, query: AffinitiesQuery, stages: StageClock) -> AffinitiesAnswer:
         """Return the values of a field by the attention that a user's events on them have."""
-        at, memories = _time(query.at), self._parts.memories
+        at, memories = request_time(query.at), self._parts.memories
         requester = Requester(query.user_id, at=query.at)
         with stages("store"):
             events = await memories.load(requester, at)
@@ -225,7 +220,7 @@ class ReadyAnswers:
             options = memories.options(requester)
             return affinities(snapshot, user, query.field, query.limit, options)
 
-        found = await self._compute("attend", rank, stages)
+        found = await self._steps.compute(stages, rank)
         values = [
             Affinity(_json_value(query.field, each.value), each.mass, each.score, each.rows)
             for each in found
@@ -247,16 +242,10 @@ class ReadyAnswers:
             snapshot = self._parts.live.snapshot
         return log, snapshot
 
-    async def _compute(self, stage: str, work: Callable[[], T], stages: StageClock) -> T:
-        with stages(stage):
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._parts.executor, work)
-
     async def _completed(
         self, answer: Answer, fields: tuple[str, ...], stages: StageClock
     ) -> Answer:
-        with stages("store"):
-            answer = await add_fields(answer, self._parts.store, fields)
+        answer = await self._steps.complete(answer, fields, stages)
         return replace(answer, degraded=answer.degraded or self._is_degraded)
 
 
@@ -265,7 +254,3 @@ def _json_value(field: str, value: FacetValue) -> FacetValue:
     if field == "published_at" and isinstance(value, int):
         return to_rfc3339(value)
     return value
-
-
-def _time(at: int | None) -> int:
-    return time.time_ns() // 1_000 if at is None else at
