@@ -293,3 +293,4 @@ class AttendResult:
     mass: tuple[float, ...]  # [heads]
     retrieval: str
     model_version: str | None
+    degraded: bool = False

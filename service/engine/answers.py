@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +15,7 @@ from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explain import Reason
 from models.ranking.recommend import Ranked
 from models.ranking.scoring import Scores, score
-from service.domain.errors import Invalid, NotFound, StoreUnreachable
+from service.domain.errors import Invalid, NotFound
 from service.domain.item_selection import NO_FILTER
 from service.domain.queries import (
     Answer,
@@ -160,10 +159,10 @@ class Answers:
         answer = search_answer(query, snapshot, outcome, named, steered)
         index, parsed = snapshot.catalogue.bm25_index, outcome.parsed
         if query.highlight and index is not None and parsed is not None:
-            with stages("highlight"), suppress(StoreUnreachable):
+            with stages("highlight"):
                 spans_of = partial(index.match_spans, parsed)
-                await add_highlights(answer, self._parts.store, spans_of)
-        is_degraded = is_degraded or self._parts.live.degraded
+                answer = await add_highlights(answer, self._parts.store, spans_of)
+        is_degraded = is_degraded or answer.degraded or self._parts.live.degraded
         answer = replace(selection.described(answer, outcome.counted), degraded=is_degraded)
         return await self._steps.complete(answer, query.fields, stages)
 
@@ -220,9 +219,10 @@ class Answers:
                 stages, lambda: attend_vectors(query, memory, vector, exact_up_to)
             )
         if not isinstance(memory, StoredUserMemory):
-            return await self._steps.compute(
+            result = await self._steps.compute(
                 stages, lambda: attend_catalogue(query, snapshot, target, exact_up_to)
             )
+            return replace(result, degraded=self._parts.live.degraded)
         requester = Requester(user_id=memory.user_id, visible=query.visible, at=query.at)
         request = await self._steps.open(requester, stages)
 
@@ -235,8 +235,9 @@ class Answers:
         result, user = await self._steps.compute(stages, attend)
         with stages("explain"):
             sources = [int(user.source[row]) for row in result.rows]
-            ids = await name_rows(self._parts.store, request.events, sources)
-        return replace(result, ids=ids)
+            ids, is_degraded = await name_rows(self._parts.store, request.events, sources)
+        is_degraded = is_degraded or self._parts.live.degraded
+        return replace(result, ids=ids, degraded=is_degraded)
 
     # ------------------------------------------------------------------ the parts
 

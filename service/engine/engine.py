@@ -16,10 +16,11 @@ import torch
 from models.text.static_encoder import TextEncoder
 from service.domain.errors import Corrupt, Incompatible, ModelRejected
 from service.domain.settings import Settings
-from service.engine import readiness
 from service.engine.answers import Answers
 from service.engine.compose import Parts, compose
-from service.engine.measurements import Measurement, measure
+from service.engine.live_scenarios import LiveScenarios
+from service.engine.monitoring import readiness
+from service.engine.monitoring.measurements import Measurement, measure
 from service.engine.ready_answers import ReadyAnswers
 from service.histories.error_audit import ErrorObserver
 from service.jobs.job import Job
@@ -39,14 +40,15 @@ _POLL = 0.5  # seconds between two looks at what other processes made current
 class Engine:
     """Runs the service.
 
-    Routes ask `answers` and `ready_answers`, read and write `store`, write items to `live`, which
-    refreshes the catalogue with them, and start trainings in `jobs`.
+    Routes ask `answers`, `ready_answers` and `scenarios`, read and write `store`, write items to
+    `live`, which refreshes the catalogue with them, and start trainings in `jobs`.
     """
 
     def __init__(self, parts: Parts) -> None:
         self.store = parts.store
         self.answers = Answers(parts)
         self.ready_answers = ReadyAnswers(parts)
+        self.scenarios = LiveScenarios(parts.store)
         self.parts = parts
         self.live = parts.live
         # Has other processes `LiveSnapshot.follow_registry`, before an activation is answered.

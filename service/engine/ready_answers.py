@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -9,8 +10,9 @@ import numpy as np
 from models.catalogue.facets import FacetValue
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog
-from models.history.user_memory import build_memory
+from models.history.user_memory import UserMemory, build_memory
 from models.ranking.ready.affinities import ValueAffinity, affinities
+from service.domain.errors import StoreUnreachable
 from service.domain.queries import Answer, Requester
 from service.domain.ready_queries import (
     AffinitiesAnswer,
@@ -40,7 +42,7 @@ from service.engine.questions.recommend import excluded_rows
 from service.engine.questions.rows import HomePage
 from service.engine.questions.score import item_row
 from service.engine.questions.together import together
-from service.engine.request_steps import RequestSteps, request_time
+from service.engine.request_steps import OpenRequest, RequestSteps, request_time
 from service.engine.selection.item_selection import (
     Counted,
     ItemSelection,
@@ -133,21 +135,22 @@ class ReadyAnswers:
 
         selection, steered, counted = await self._steps.compute(stages, select, stage="filter")
 
-        def rank() -> PersonalPool:
-            with memories.memory(snapshot, requester, events, at) as user:
-                return personal_pool(
-                    snapshot,
-                    user,
-                    events,
-                    memories.options(requester),
-                    allowed=selection.allowed,
-                    excluded=excluded,
-                    size=min(MOST_POOLED, _POOLED * query.rows * query.limit),
-                    limit=query.limit,
-                    steered=steered,
-                )
+        def rank(user: UserMemory) -> PersonalPool:
+            return personal_pool(
+                snapshot,
+                user,
+                events,
+                options,
+                allowed=selection.allowed,
+                excluded=excluded,
+                size=min(MOST_POOLED, _POOLED * query.rows * query.limit),
+                limit=query.limit,
+                steered=steered,
+            )
 
-        pool = await self._steps.compute(stages, rank)
+        options = memories.options(requester)
+        request = OpenRequest(requester, snapshot, events, at, options)
+        pool = await self._steps.attend(request, stages, rank)
         with stages("explain"):
             named = await name_events(self._parts.store, snapshot, events, pool.reasons)
         types = self._parts.event_log.type_codes(None)
@@ -190,7 +193,8 @@ class ReadyAnswers:
             )
 
         scored = await self._steps.compute(stages, rank)
-        users, is_degraded = [], self._is_degraded
+        is_degraded = self._is_degraded or any(events.is_stale for events in histories)
+        users = []
         with stages("explain"):
             for each in scored:
                 named = await name_reasons(self._parts.store, snapshot, each.events, [each.reasons])
@@ -208,16 +212,14 @@ class ReadyAnswers:
 
     async def affinities(self, query: AffinitiesQuery, stages: StageClock) -> AffinitiesAnswer:
         """Return the values of a field by the attention that a user's events on them have."""
-        at, memories = request_time(query.at), self._parts.memories
         requester = Requester(query.user_id, at=query.at)
-        with stages("store"):
-            events = await memories.load(requester, at)
-            snapshot = await self._parts.live.current()
+        request = await self._steps.open(requester, stages)
+        _, snapshot, events, at, options = request
 
         def rank() -> list[ValueAffinity]:
             # Every event is a row, in a long history too.
-            user = build_memory(snapshot, memories.history(snapshot, events, requester), at)
-            options = memories.options(requester)
+            history = self._parts.memories.history(snapshot, events, requester)
+            user = build_memory(snapshot, history, at)
             return affinities(snapshot, user, query.field, query.limit, options)
 
         found = await self._steps.compute(stages, rank)
@@ -225,7 +227,7 @@ class ReadyAnswers:
             Affinity(_json_value(query.field, each.value), each.mass, each.score, each.rows)
             for each in found
         ]
-        degraded = self._is_degraded or events.is_stale
+        degraded = self._parts.live.degraded or events.is_stale
         return AffinitiesAnswer(query.field, values, snapshot.version, degraded)
 
     # ------------------------------------------------------------------ the parts
@@ -238,7 +240,8 @@ class ReadyAnswers:
             self._parts.live.vocabulary
         ):
             # Without any catalogue, the items are those of the events.
-            await self._parts.live.refresh_popularity()
+            with suppress(StoreUnreachable):  # by then the log is stale, and the answer degraded
+                await self._parts.live.refresh_popularity()
             snapshot = self._parts.live.snapshot
         return log, snapshot
 

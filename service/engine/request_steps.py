@@ -43,13 +43,13 @@ class OpenRequest(NamedTuple):
 
 
 class RequestSteps:
-    """Steps of requests over the parts of the service, each timed as a stage."""
+    """Steps of requests over the parts of the service, which are timed as stages."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
     async def open(self, requester: Requester, stages: StageClock) -> OpenRequest:
-        """Read the events of a requester, and then the snapshot, which has their items."""
+        """Read the events of a requester and the snapshot."""
         at = request_time(requester.at)
         with stages("store"):
             # The events first: their items are then in the catalogue that is read after them.
@@ -83,7 +83,7 @@ class RequestSteps:
     ) -> T:
         """Do work on a thread, or on the event loop where it takes less than going there and back.
 
-        size: targets times rows; inf = not known.
+        size: targets times rows, or items that a filter looks at; inf = not known.
         """
         with stages(stage):
             if size <= _ON_LOOP:
@@ -93,7 +93,7 @@ class RequestSteps:
     async def filter(
         self, snapshot: Snapshot, work: Callable[[], T], stages: StageClock, evaluates: bool
     ) -> T:
-        """Do work that `evaluates` a filter for every item, or none, in which case it is quick."""
+        """Do work that may evaluate filters; where `evaluates` is false, do it at once, untimed."""
         if not evaluates:
             return work()
         return await self.compute(stages, work, len(snapshot.catalogue), stage="filter")
@@ -107,5 +107,5 @@ class RequestSteps:
 
 
 def request_time(at: int | None) -> int:
-    """Return the time that a request is answered as of, in microseconds UTC: now without any."""
+    """Return the time that a request is answered as of, in microseconds UTC; by default now."""
     return time.time_ns() // 1_000 if at is None else at

@@ -16,17 +16,20 @@ from tests.support.server import PATIENCE, Server
 DEADLINE = 5.0  # seconds, of requests
 KNOWN = {"user_id": "known", "limit": 3}
 FIELDS = {"fields": ["description"]}
-# Questions whose answers read the store for more than the history: event ids, fields, passages.
+# Questions, first those that read the event log in RAM, each with what it reads of the store.
 QUESTIONS: dict[str, tuple[str, str, Any]] = {
-    "score": ("POST", "/v1/score", {"user_id": "known", "item_ids": ["i1"], "explain": 2} | FIELDS),
-    "recommend": ("POST", "/v1/recommend", KNOWN | FIELDS | {"explain": 2}),
-    "search": ("POST", "/v1/search", KNOWN | FIELDS | {"query": "title", "highlight": True}),
-    "list": ("POST", "/v1/search", {"limit": 3} | FIELDS),
-    "rows": ("POST", "/v1/rows", KNOWN | FIELDS),
     "popular": ("POST", "/v1/popular", KNOWN | FIELDS),
     "together": ("POST", "/v1/items/i1/together", {"limit": 3} | FIELDS),
-    "audience": ("GET", "/v1/items/i1/audience?limit=3&explain=2", None),
+    "rows": ("POST", "/v1/rows", KNOWN | FIELDS),
+    "nobody's audience": ("GET", "/v1/items/i1/audience?limit=3&explain=2", None),
     "affinities": ("GET", "/v1/users/known/affinities?field=categories", None),
+    "scenario": ("POST", "/v1/scenarios/home", {"user_id": "known"}),
+    "score": ("POST", "/v1/score", {"user_id": "known", "item_ids": ["i1"], "explain": 2} | FIELDS),
+    "recommend": ("POST", "/v1/recommend", KNOWN | FIELDS | {"explain": 2}),
+    "search": ("POST", "/v1/search", KNOWN | FIELDS | {"query": "title"}),
+    "highlights": ("POST", "/v1/search", {"query": "title", "highlight": True}),
+    "list": ("POST", "/v1/search", {"limit": 3} | FIELDS),
+    "attend": ("POST", "/v1/attend", {"query": {"item_id": "i1"}, "memory": {"user_id": "known"}}),
 }
 
 
@@ -51,6 +54,10 @@ def site(postgres: PostgresDatabases, tmp_path_factory: pytest.TempPathFactory) 
         items = [{"item_id": f"i{n}", "title": f"title {n}"} for n in range(20)]
         assert http.post("/v1/items", json={"items": items}).status_code == 200
         append(http, "known", range(10))
+        filler = {"question": "popular", "limit": 3}
+        http.put("/v1/scenarios/backup", json=filler).raise_for_status()
+        saved = {"question": "recommend", "limit": 30, "fallback": "backup"}
+        http.put("/v1/scenarios/home", json=saved).raise_for_status()
         assert not ask(http, "known").json()["degraded"]
         yield Site(http, proxy)
 
@@ -69,6 +76,15 @@ def ask(http: httpx.Client, user: str) -> httpx.Response:
     return http.post("/v1/score", json={"user_id": user, "item_ids": ["i1", "i2"], "explain": 3})
 
 
+def breaks(proxy: DelayingProxy, fault: str) -> None:
+    """Let the database hang, or be gone."""
+    if fault == "stall":
+        proxy.stall()
+    else:
+        proxy.refuse()
+        proxy.cut()
+
+
 def until(holds: Callable[[], bool]) -> None:
     """Wait until something holds."""
     end = time.monotonic() + PATIENCE
@@ -82,11 +98,7 @@ def test_questions_are_answered_without_the_database(site: Site, fault: str) -> 
     """Questions answer from what is known and say so, writes are refused, and all comes back."""
     http, proxy = site
     before = ask(http, "known").json()
-    if fault == "stall":
-        proxy.stall()
-    else:
-        proxy.refuse()
-        proxy.cut()
+    breaks(proxy, fault)
     answers = [ask(http, "known") for _ in range(10)]
     assert [answer.status_code for answer in answers] == [200] * 10
     for answer in answers:
@@ -110,7 +122,8 @@ def test_questions_are_answered_without_the_database(site: Site, fault: str) -> 
     assert {f"{fault}-known-10", f"{fault}-known-11"} <= set(ids)
 
 
-def test_every_question_is_answered_without_the_database(site: Site) -> None:
+@pytest.mark.parametrize("fault", ["stall", "refuse and cut"])
+def test_every_question_is_answered_without_the_database(site: Site, fault: str) -> None:
     """Answers lack what only the database has, and have the items that they had before."""
     http, proxy = site
 
@@ -122,16 +135,56 @@ def test_every_question_is_answered_without_the_database(site: Site) -> None:
             found[name] = answer.json()
         return found
 
+    until(lambda: not any(answer["degraded"] for answer in answers().values()))
     before = answers()
-    assert [name for name, answer in before.items() if answer["degraded"]] == []
     assert before["rows"]["rows"][0]["items"][0]["fields"] == {"description": ""}
-    proxy.refuse()
-    proxy.cut()
-    without = answers()
-    proxy.flow()
+    assert before["highlights"]["items"][0]["highlights"]["title"]
+    assert all(before["attend"]["ids"])
+    breaks(proxy, fault)
+    try:
+        without = answers()
+    finally:
+        proxy.flow()
     assert [name for name, answer in without.items() if not answer["degraded"]] == []
     assert "fields" not in without["rows"]["rows"][0]["items"][0]
-    for name in ("recommend", "search", "list", "popular", "together"):
+    assert "highlights" not in without["highlights"]["items"][0]
+    assert not any(without["attend"]["ids"])
+    for name in ("popular", "together", "scenario", "recommend", "search", "highlights", "list"):
         ids = [[item["item_id"] for item in answer[name]["items"]] for answer in (before, without)]
         assert ids[0] == ids[1] != []
+    assert without["scenario"]["scenario_version"] == before["scenario"]["scenario_version"]
     until(lambda: not any(answer["degraded"] for answer in answers().values()))
+
+
+@pytest.mark.parametrize("fault", ["stall", "refuse and cut"])
+def test_metrics_are_read_without_the_database(site: Site, fault: str) -> None:
+    """Metrics lack what the database has, so that its outage can be watched."""
+    http, proxy = site
+    until(lambda: http.get("/health/ready").status_code == 200)
+    assert "heed_events{" in http.get("/metrics").text
+    breaks(proxy, fault)
+    try:
+        without = http.get("/metrics")
+    finally:
+        proxy.flow()
+    assert without.status_code == 200
+    assert "heed_events{" not in without.text
+    assert 'heed_ready{namespace="default"} 0' in without.text
+    assert "heed_logged_events{" in without.text
+
+
+def test_an_audience_needs_the_database_for_its_names(site: Site) -> None:
+    """The users of an audience are refused by name, with a time to come back, and not left out."""
+    http, proxy = site
+    path = "/v1/items/i1/audience?exclude_seen=false&limit=3"
+    until(lambda: http.get("/health/ready").status_code == 200)
+    before = http.get(path).raise_for_status().json()
+    assert [user["user_id"] for user in before["users"]] == ["known"]
+    breaks(proxy, "refuse and cut")
+    try:
+        refused = http.get(path)
+    finally:
+        proxy.flow()
+    assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
+    until(lambda: http.get("/health/ready").status_code == 200)
+    assert http.get(path).json()["users"] == before["users"]

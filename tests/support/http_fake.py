@@ -45,10 +45,11 @@ from service.domain.scenarios import Scenario
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
-from service.engine.measurements import Measurement
+from service.engine.live_scenarios import LiveScenarios
+from service.engine.monitoring.measurements import Measurement
 from service.http.app import create_app
 from service.jobs.job import Job
-from service.stores.base import AppendResult
+from service.stores.base import AppendResult, Store
 from service.stores.protocols.catalogue_store import PatchResult
 
 
@@ -64,7 +65,8 @@ class FakeEngine:
         self.items: dict[str, Item] = {}
         self.events: dict[str, list[Event]] = {}
         self.users: dict[str, User] = {}
-        self.scenarios: dict[str, list[Scenario]] = {}
+        self.saved: dict[str, list[Scenario]] = {}
+        self.scenarios = LiveScenarios(cast(Store, self))
         self.asked: list[Any] = []
         self.arrived = asyncio.Semaphore(0)  # one for each question asked
         self.batches: list[int] = []
@@ -194,32 +196,32 @@ class FakeEngine:
         return AppendResult(stored, len(events) - stored)
 
     async def put_scenario(self, name: str, body: Mapping[str, Any]) -> Scenario:
-        versions = self.scenarios.setdefault(name, [])
+        versions = self.saved.setdefault(name, [])
         versions.append(Scenario(name, len(versions) + 1, 0, body))
         return versions[-1]
 
     async def scenario(self, name: str) -> Scenario | None:
-        versions = self.scenarios.get(name)
+        versions = self.saved.get(name)
         return versions[-1] if versions and versions[-1].body is not None else None
 
     async def delete_scenario(self, name: str) -> bool:
         last = await self.scenario(name)
         if last is not None:
-            self.scenarios[name].append(Scenario(name, last.version + 1, 0, None))
+            self.saved[name].append(Scenario(name, last.version + 1, 0, None))
         return last is not None
 
     async def page_scenarios(
         self, *, cursor: str | None, limit: int
     ) -> tuple[list[Scenario], str | None]:
         start = _offset(cursor)
-        found = [each[-1] for each in self.scenarios.values() if each[-1].body is not None]
+        found = [each[-1] for each in self.saved.values() if each[-1].body is not None]
         more = str(start + limit) if start + limit < len(found) else None
         return found[start : start + limit], more
 
     async def page_scenario_versions(
         self, name: str, *, cursor: str | None, limit: int
     ) -> tuple[list[Scenario], str | None]:
-        start, found = _offset(cursor), self.scenarios.get(name, [])[::-1]
+        start, found = _offset(cursor), self.saved.get(name, [])[::-1]
         more = str(start + limit) if start + limit < len(found) else None
         return found[start : start + limit], more
 

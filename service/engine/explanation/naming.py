@@ -84,16 +84,22 @@ def _merged(group: Sequence[Contribution]) -> Contribution:
     )
 
 
-async def name_rows(store: Store, events: EventColumns, sources: Sequence[int]) -> tuple[str, ...]:
-    """The ids of memory rows by their sources: of events, and the interests of profile entries.
+class NamedRows(NamedTuple):
+    """The ids of memory rows."""
 
-    An event of a store that cannot be reached has the id "".
-    """
-    event_ids = await _event_ids(store, events, dict.fromkeys(sources)) or {}
-    return tuple(
-        events.interests[-1 - source] if source < 0 else event_ids.get(source) or ""
+    ids: tuple[str, ...]  # "" of an event that is not stored, or whose id could not be read
+    is_degraded: bool  # as of `NamedReasons`
+
+
+async def name_rows(store: Store, events: EventColumns, sources: Sequence[int]) -> NamedRows:
+    """Return the ids of memory rows by their sources: of events, and of profile entries."""
+    event_ids = await _event_ids(store, events, dict.fromkeys(sources))
+    known = event_ids or {}
+    ids = tuple(
+        events.interests[-1 - source] if source < 0 else known.get(source) or ""
         for source in sources
     )
+    return NamedRows(ids, event_ids is None)
 
 
 async def _event_ids(

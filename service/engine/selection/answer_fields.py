@@ -21,8 +21,6 @@ async def add_fields(answer: Answer, store: Store, names: Sequence[str]) -> Answ
 
     Returns the answer, degraded and without the fields where the store cannot be reached.
     """
-    if not names:
-        return answer
     try:
         stored = await store.get_items([item["item_id"] for item in answer.items])
     except StoreUnreachable:

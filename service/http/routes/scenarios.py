@@ -74,7 +74,11 @@ async def page_scenarios(page: Annotated[Page, Query()], context: Context) -> Re
 @router.get("/v1/scenarios/{name}", responses={200: {"model": ScenarioOut}, **documented(404)})
 async def get_scenario(name: PathName, context: Context) -> Response:
     """Read the version of a scenario that is in use."""
-    return Json(scenario_out(await _scenario(name, context)))
+    with context.stages("store"):
+        found = await context.engine.store.scenario(name)
+    if found is None:
+        raise NotFound(f"no scenario {name!r}")
+    return Json(scenario_out(found))
 
 
 @router.get(
@@ -113,19 +117,20 @@ async def ask_scenario(name: PathName, body: ScenarioQuestion, context: Context)
     one, rules of the scenario stay. The answer is that of the question, with `scenario` and
     `scenario_version`. Where it has fewer items than `limit`, those of the fallback follow.
     """
-    return Json(await _answer(await _scenario(name, context), body.model_extra or {}, context))
+    return Json(await _answer(name, body.model_extra or {}, context))
 
 
-async def _scenario(name: str, context: Context) -> Scenario:
+async def _answer(
+    name: str, given: Mapping[str, Any], context: Context, *, at_most: int | None = None
+) -> dict[str, Any]:
+    """Answer a scenario, filled up by its fallback. Raises what its question raises.
+
+    With `at_most`, the limit of another scenario, it is the fallback of that one.
+    """
     with context.stages("store"):
-        found = await context.engine.store.scenario(name)
-    if found is None:
-        raise NotFound(f"no scenario {name!r}")
-    return found
-
-
-async def _answer(scenario: Scenario, given: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    """Answer a scenario, filled up by its fallback. Raises what its question raises."""
+        scenario, is_stale = await context.engine.scenarios.current(name)
+    if at_most is not None:
+        given = _of_fallback(scenario, given, at_most)
     question = QUESTIONS[scenario.question]
     body, about = _narrowed(question, scenario.fields, given)
     missing: NotFound | None = None
@@ -140,17 +145,18 @@ async def _answer(scenario: Scenario, given: Mapping[str, Any], context: Context
     limit = getattr(body, "limit", 0)
     items = answer.get("items", [])
     if scenario.fallback is not None and len(items) < limit:
-        filler = await _scenario(scenario.fallback, context)
-        more = await _answer(filler, _of_fallback(filler, given, limit), context)
+        more = await _answer(scenario.fallback, given, context, at_most=limit)
         named = {item["item_id"] for item in items}
         added = [
-            {"scenario": filler.name, **item}
+            {"scenario": scenario.fallback, **item}
             for item in more["items"]
             if item["item_id"] not in named
         ]
         if missing is not None:
             answer = {name: more[name] for name in more if not name.startswith("scenario")}
         answer["items"] = [*items, *added[: limit - len(items)]]
+        answer["degraded"] = answer["degraded"] or more["degraded"]
+    answer["degraded"] = answer["degraded"] or is_stale
     return {**answer, "scenario": scenario.name, "scenario_version": scenario.version}
 
 

@@ -263,7 +263,8 @@ class AttendedOut(BaseModel):
 
     rows: list[int]
     ids: list[str] | None = Field(
-        description="Event ids of a user's memory, item ids of the catalogue; null otherwise."
+        description="Event ids of a user's memory, item ids of the catalogue; null otherwise. An "
+        "event id is empty where the database does not answer."
     )
     weights: list[list[float]] = Field(description="For each head, the weight of each row.")
     context: list[float] = Field(description="Over all attended rows, whatever the limit.")
@@ -272,6 +273,10 @@ class AttendedOut(BaseModel):
         description="`exact`, or `coarse` where rows were approximated or left out."
     )
     model_version: str | None
+    degraded: bool = Field(
+        description="As in the answer to a recommendation: newer events, and ids of events, may be "
+        "missing."
+    )
 
 
 def answer_out(answer: Answer) -> dict[str, Any]:

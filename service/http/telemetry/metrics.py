@@ -24,7 +24,7 @@ from starlette.types import Scope
 
 from service import __version__
 from service.domain.stage_clock import StageClock
-from service.engine.measurements import Measurement
+from service.engine.monitoring.measurements import Measurement
 from service.stores.sqlite.schema import SCHEMA_VERSION
 
 SERVED = "heed.served"  # the namespace, which exists, that a request under /v1/ is about

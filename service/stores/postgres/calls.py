@@ -108,10 +108,13 @@ class Calls:
         )
 
     async def ask(
-        self, question: Callable[[AsyncConnection, Unpack[Ts]], Awaitable[T]], *args: *Ts
+        self,
+        question: Callable[[AsyncConnection, Unpack[Ts]], Awaitable[T]],
+        *args: *Ts,
+        workers: frozenset[int] = NOWHERE,
     ) -> T:
         """Read what a request waits for."""
-        return await self._run(question, args, NOWHERE, self._patience)
+        return await self._run(question, args, workers, self._patience)
 
     async def ask_user(
         self,

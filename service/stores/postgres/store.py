@@ -444,7 +444,7 @@ class PostgresStore(Store):
     # ------------------------------------------------------------------ the store itself
 
     async def clock(self) -> int:
-        return await self._calls.read(
+        return await self._calls.ask(
             log_changes.clock,
             self._no,
             self._connections.is_distributed,
@@ -488,7 +488,7 @@ class PostgresStore(Store):
             found: dict[int, str] = dict(await cursor.fetchall())
             return [found.get(number) for number in numbers]
 
-        return await self._calls.read(read, workers=self._calls.workers.everywhere)
+        return await self._calls.ask(read, workers=self._calls.workers.everywhere)
 
     def bulk(self) -> BulkAccess:
         names = self._items, self._types

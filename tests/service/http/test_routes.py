@@ -355,6 +355,7 @@ def test_attend_reads_vectors_exactly(client: Client) -> None:
         "mass": [1.0],
         "retrieval": "exact",
         "model_version": None,
+        "degraded": False,
     }
     (query,) = client.engine.asked
     assert isinstance(query.memory, VectorMemory)

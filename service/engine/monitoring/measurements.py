@@ -5,14 +5,19 @@ Each has a name by the conventions of Prometheus, without the prefix `heed_`.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
+from service.domain.errors import StoreUnreachable
 from service.engine.compose import Parts
 from service.jobs.runner import JobRunner
 from service.snapshots.live_snapshot import LiveSnapshot
+from service.stores.base import Store
+
+_PATIENCE = 0.5  # seconds, for what is measured in the store
 
 Kind = Literal["gauge", "counter"]
 
@@ -27,13 +32,22 @@ class Measurement(NamedTuple):
     labels: Mapping[str, str] = {}
 
 
+class _Stored(NamedTuple):
+    """What the store says of itself."""
+
+    counts: Mapping[str, int]
+    catalogue_version: int
+    clock: int
+
+
 async def measure(
     parts: Parts, jobs: JobRunner, ready: tuple[bool, Mapping[str, Any]]
 ) -> list[Measurement]:
-    """Measure the parts of an engine, and its readiness; takes less than a millisecond."""
-    counts = await parts.store.counts()
-    stored_version = await parts.store.catalogue_version()
-    clock = await parts.store.clock()
+    """Measure the parts of an engine, and its readiness; takes less than a millisecond.
+
+    What the store says is left out while it cannot be reached.
+    """
+    stored = await _stored(parts.store)
     disk = shutil.disk_usage(parts.settings.data)
     is_ready, checks = ready
     found = [
@@ -43,16 +57,48 @@ async def measure(
             for name, passes in checks.items()
             if isinstance(passes, bool)
         ),
-        *(_gauge(name, f"Stored {name}.", counts[name]) for name in ("users", "items", "events")),
         _gauge("disk_free_bytes", "Bytes free for the data directory.", disk.free),
         _gauge("disk_total_bytes", "Bytes of the disk of the data directory.", disk.total),
     ]
     found += _store(parts)
     found += _caches(parts)
-    found += _snapshot(parts.live, stored_version)
-    found += _event_log(parts, clock)
+    found += _snapshot(parts.live)
+    found += _event_log(parts)
+    if stored is not None:
+        found += _beside_the_store(parts, stored)
     found += _jobs(jobs)
     return found
+
+
+async def _stored(store: Store) -> _Stored | None:
+    """Read what is measured of a store; None where it cannot be reached."""
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            return _Stored(
+                await store.counts(), await store.catalogue_version(), await store.clock()
+            )
+    except (StoreUnreachable, TimeoutError):
+        return None
+
+
+def _beside_the_store(parts: Parts, stored: _Stored) -> Iterator[Measurement]:
+    for name in ("users", "items", "events"):
+        yield _gauge(name, f"Stored {name}.", stored.counts[name])
+    catalogue = parts.live.catalogue
+    behind = max(0, stored.catalogue_version - catalogue.version)
+    yield _gauge(
+        "catalogue_lag_versions", "Changes of the stored catalogue that are not served.", behind
+    )
+    yield _gauge(
+        "catalogue_lag_seconds",
+        "Seconds since the oldest change of the stored catalogue that is not served.",
+        catalogue.lag_seconds if behind else 0.0,
+    )
+    yield _gauge(
+        "event_log_lag_versions",
+        "Changes of the store that the log in RAM lacks until a question needs it.",
+        max(0, stored.clock - parts.event_log.loaded.version),
+    )
 
 
 def _store(parts: Parts) -> Iterator[Measurement]:
@@ -108,22 +154,13 @@ def _caches(parts: Parts) -> Iterator[Measurement]:
     )
 
 
-def _snapshot(live: LiveSnapshot, stored_version: int) -> Iterator[Measurement]:
-    catalogue, indexes = live.catalogue, live.indexes
+def _snapshot(live: LiveSnapshot) -> Iterator[Measurement]:
+    indexes = live.indexes
     yield _gauge("catalogue_rows", "Items of the served snapshot.", len(live.snapshot.catalogue))
     yield _gauge(
         "snapshot_age_seconds",
         "Seconds since the served snapshot last changed.",
         time.monotonic() - live.replaced_at,
-    )
-    behind = max(0, stored_version - catalogue.version)
-    yield _gauge(
-        "catalogue_lag_versions", "Changes of the stored catalogue that are not served.", behind
-    )
-    yield _gauge(
-        "catalogue_lag_seconds",
-        "Seconds since the oldest change of the stored catalogue that is not served.",
-        catalogue.lag_seconds if behind else 0.0,
     )
     yield _gauge("model_info", "The served model.", 1, version=live.snapshot.version)
     is_older = live.fault is not None
@@ -139,14 +176,9 @@ def _snapshot(live: LiveSnapshot, stored_version: int) -> Iterator[Measurement]:
     yield _gauge("index_building", "1 while indexes are built.", indexes.is_building)
 
 
-def _event_log(parts: Parts, clock: int) -> Iterator[Measurement]:
+def _event_log(parts: Parts) -> Iterator[Measurement]:
     log = parts.event_log
     yield _gauge("logged_events", "Events of the log in RAM.", len(log.loaded.log))
-    yield _gauge(
-        "event_log_lag_versions",
-        "Changes of the store that the log in RAM lacks until a question needs it.",
-        max(0, clock - log.loaded.version),
-    )
     yield _counter(
         "event_log_load_seconds_total", "Seconds that reading the log took.", log.load_seconds
     )
