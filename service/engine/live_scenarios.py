@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from cachetools import LRUCache
 
@@ -21,26 +22,42 @@ class CurrentScenario(NamedTuple):
 
 
 class LiveScenarios:
-    """Reads the version in use of each scenario of one store."""
+    """Reads and writes the version in use of each scenario of one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._read: LRUCache[str, Scenario | None] = LRUCache(_REMEMBERED)
+        self._known: LRUCache[str, Scenario] = LRUCache(_REMEMBERED)
 
     async def current(self, name: str) -> CurrentScenario:
-        """Return the version in use, or the last one read while the store cannot be reached.
+        """Return the version in use, or the last one known while the store cannot be reached.
 
         Raises:
             NotFound: there is no such scenario.
-            StoreUnreachable: there is none that was read before.
+            StoreUnreachable: nothing is known of it.
         """
-        is_stale = False
         try:
-            found = self._read[name] = await self._store.scenario(name)
+            found = await self._store.scenario(name)
         except StoreUnreachable:
-            if name not in self._read:
+            if name not in self._known:
                 raise
-            found, is_stale = self._read[name], True
+            return CurrentScenario(self._known[name], is_stale=True)
         if found is None:
+            self._known.pop(name, None)
             raise NotFound(f"no scenario {name!r}")
-        return CurrentScenario(found, is_stale)
+        self._known[name] = found
+        return CurrentScenario(found, is_stale=False)
+
+    async def put(self, name: str, body: Mapping[str, Any]) -> Scenario:
+        """Store a version, which is in use from then on. Raises as `Store.put_scenario` does."""
+        stored = self._known[name] = await self._store.put_scenario(name, body)
+        return stored
+
+    async def delete(self, name: str) -> None:
+        """Delete a scenario, whose versions remain.
+
+        Raises `NotFound`, and `Conflict` where another one falls back to it.
+        """
+        is_deleted = await self._store.delete_scenario(name)
+        self._known.pop(name, None)
+        if not is_deleted:
+            raise NotFound(f"no scenario {name!r}")

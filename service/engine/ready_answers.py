@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -57,7 +56,7 @@ MOST_POOLED = 150
 
 
 class ReadyAnswers:
-    """Answers from the event log in RAM, which is never older than the store."""
+    """Answers from the event log in RAM, which is never older than a store that answers."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts, self._steps = parts, RequestSteps(parts)
@@ -240,8 +239,10 @@ class ReadyAnswers:
             self._parts.live.vocabulary
         ):
             # Without any catalogue, the items are those of the events.
-            with suppress(StoreUnreachable):  # by then the log is stale, and the answer degraded
+            try:
                 await self._parts.live.refresh_popularity()
+            except StoreUnreachable:
+                self._parts.event_log.is_stale = True
             snapshot = self._parts.live.snapshot
         return log, snapshot
 

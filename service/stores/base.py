@@ -184,8 +184,11 @@ class Store(
 
     # ------------------------------------------------------------------ the store itself
 
-    async def clock(self) -> int:
-        """Return the tick of the last change in the store; 0 if there was none. Cheap."""
+    async def clock(self, *, patient: bool = False) -> int:
+        """Return the tick of the last change in the store; 0 if there was none. Cheap.
+
+        A caller that no request waits for is `patient`: a slow server is then waited for longer.
+        """
         ...
 
     async def counts(self) -> dict[str, int]:

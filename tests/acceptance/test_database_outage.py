@@ -14,6 +14,7 @@ from tests.support.postgres_server import PostgresDatabases
 from tests.support.server import PATIENCE, Server
 
 DEADLINE = 5.0  # seconds, of requests
+SCRAPE = 10.0  # seconds that Prometheus waits by default
 KNOWN = {"user_id": "known", "limit": 3}
 FIELDS = {"fields": ["description"]}
 # Questions, first those that read the event log in RAM, each with what it reads of the store.
@@ -164,7 +165,7 @@ def test_metrics_are_read_without_the_database(site: Site, fault: str) -> None:
     assert "heed_events{" in http.get("/metrics").text
     breaks(proxy, fault)
     try:
-        without = http.get("/metrics")
+        without = http.get("/metrics", timeout=SCRAPE)
     finally:
         proxy.flow()
     assert without.status_code == 200

@@ -88,7 +88,7 @@ class NamedRows(NamedTuple):
     """The ids of memory rows."""
 
     ids: tuple[str, ...]  # "" of an event that is not stored, or whose id could not be read
-    is_degraded: bool  # as of `NamedReasons`
+    is_degraded: bool  # as in `NamedReasons`
 
 
 async def name_rows(store: Store, events: EventColumns, sources: Sequence[int]) -> NamedRows:

@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from service.domain.errors import Invalid, NotFound
+from service.domain.errors import Invalid, NotFound, StoreUnreachable
 from service.domain.records import check_id
 from service.domain.scenarios import Scenario
 from service.http.problems import documented
@@ -57,7 +57,7 @@ async def put_scenario(name: PathName, body: ScenarioIn, context: Context) -> Re
             raise Invalid("/fallback", f"answers {filler.question}, which fill no list up")
         document["fallback"] = body.fallback
     with context.stages("store"):
-        stored = await context.engine.store.put_scenario(name, document)
+        stored = await context.engine.scenarios.put(name, document)
     return Json(scenario_out(stored))
 
 
@@ -101,8 +101,7 @@ async def page_scenario_versions(
 async def delete_scenario(name: PathName, context: Context) -> Response:
     """Delete a scenario, whose versions remain; 409 while another one falls back to it."""
     with context.stages("store"):
-        if not await context.engine.store.delete_scenario(name):
-            raise NotFound(f"no scenario {name!r}")
+        await context.engine.scenarios.delete(name)
     return Response(status_code=204)
 
 
@@ -121,15 +120,27 @@ async def ask_scenario(name: PathName, body: ScenarioQuestion, context: Context)
 
 
 async def _answer(
-    name: str, given: Mapping[str, Any], context: Context, *, at_most: int | None = None
+    name: str,
+    given: Mapping[str, Any],
+    context: Context,
+    *,
+    fills_up: tuple[str, ...] = (),
+    at_most: int = 0,
 ) -> dict[str, Any]:
     """Answer a scenario, filled up by its fallback. Raises what its question raises.
 
-    With `at_most`, the limit of another scenario, it is the fallback of that one.
+    Args:
+        name: of the scenario.
+        given: fields of the request.
+        context: of the request.
+        fills_up: the scenarios whose fallback it is, directly or not.
+        at_most: the limit of the last of these.
     """
+    if name in fills_up:  # the store refuses it, but versions of different times may be remembered
+        raise NotFound(f"the scenario {name!r} falls back to itself")
     with context.stages("store"):
         scenario, is_stale = await context.engine.scenarios.current(name)
-    if at_most is not None:
+    if fills_up:
         given = _of_fallback(scenario, given, at_most)
     question = QUESTIONS[scenario.question]
     body, about = _narrowed(question, scenario.fields, given)
@@ -145,17 +156,26 @@ async def _answer(
     limit = getattr(body, "limit", 0)
     items = answer.get("items", [])
     if scenario.fallback is not None and len(items) < limit:
-        more = await _answer(scenario.fallback, given, context, at_most=limit)
-        named = {item["item_id"] for item in items}
-        added = [
-            {"scenario": scenario.fallback, **item}
-            for item in more["items"]
-            if item["item_id"] not in named
-        ]
-        if missing is not None:
-            answer = {name: more[name] for name in more if not name.startswith("scenario")}
-        answer["items"] = [*items, *added[: limit - len(items)]]
-        answer["degraded"] = answer["degraded"] or more["degraded"]
+        chain = (*fills_up, name)
+        try:
+            more = await _answer(scenario.fallback, given, context, fills_up=chain, at_most=limit)
+        except (NotFound, StoreUnreachable) as error:
+            # A scenario that is remembered may have a fallback that is not, or that is deleted.
+            is_away = is_stale or isinstance(error, StoreUnreachable)
+            if missing is not None or not is_away:
+                raise
+            answer["degraded"] = True
+        else:
+            named = {item["item_id"] for item in items}
+            added = [
+                {"scenario": scenario.fallback, **item}
+                for item in more["items"]
+                if item["item_id"] not in named
+            ]
+            if missing is not None:
+                answer = {name: more[name] for name in more if not name.startswith("scenario")}
+            answer["items"] = [*items, *added[: limit - len(items)]]
+            answer["degraded"] = answer["degraded"] or more["degraded"]
     answer["degraded"] = answer["degraded"] or is_stale
     return {**answer, "scenario": scenario.name, "scenario_version": scenario.version}
 

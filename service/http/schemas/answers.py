@@ -203,7 +203,8 @@ class AnswerOut(BaseModel):
     degraded: bool = Field(
         description="True when a part that is down was left out: the model that was made current "
         "cannot be loaded, and an older one answers; or the database of the store does not answer, "
-        "and the answer is from what was known of the user, without event ids and `fields`."
+        "and the answer is from what was known of the user, without event ids, `fields` and "
+        "highlights, and by the last version of a scenario that was read."
     )
     keys_attended: int | None = Field(None, description="Number of field keys that were attended.")
     mass: float | None = Field(

@@ -131,9 +131,10 @@ class Calls:
         question: Callable[[AsyncConnection, Unpack[Ts]], Awaitable[T]],
         *args: *Ts,
         workers: frozenset[int] = NOWHERE,
+        patience: float = LONG_TIMEOUT,
     ) -> T:
-        """Read what may take long."""
-        return await self._run(question, args, workers, LONG_TIMEOUT)
+        """Read what may take long, and what no request waits for."""
+        return await self._run(question, args, workers, patience)
 
     async def _run(
         self,

@@ -443,8 +443,8 @@ class PostgresStore(Store):
 
     # ------------------------------------------------------------------ the store itself
 
-    async def clock(self) -> int:
-        return await self._calls.ask(
+    async def clock(self, *, patient: bool = False) -> int:
+        return await (self._calls.read if patient else self._calls.ask)(
             log_changes.clock,
             self._no,
             self._connections.is_distributed,
@@ -495,8 +495,9 @@ class PostgresStore(Store):
         return PostgresBulk(self._connections, self._no, names, self._calls.write)
 
     async def problem(self) -> str | None:
+        read = catalogue.catalogue_version
         try:
-            await self.catalogue_version()
+            await self._calls.read(read, self._no, patience=QUICK_TIMEOUT)
         except HeedError as error:
             return error.detail
         return None

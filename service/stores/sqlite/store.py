@@ -374,7 +374,7 @@ class SQLiteStore(Store):
 
     # ------------------------------------------------------------------ the store itself
 
-    async def clock(self) -> int:
+    async def clock(self, *, patient: bool = False) -> int:  # noqa: ARG002 - there is no server
         return self._read(self._reads.clock)
 
     async def counts(self) -> dict[str, int]:

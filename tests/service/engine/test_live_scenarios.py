@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import pytest
 
@@ -25,6 +26,13 @@ class Shelf:
             raise StoreUnreachable("away")
         return self.versions.get(name)
 
+    async def put_scenario(self, name: str, body: Mapping[str, Any]) -> Scenario:
+        self.versions[name] = Scenario(name, 1, 0, body)
+        return self.versions[name]
+
+    async def delete_scenario(self, name: str) -> bool:
+        return self.versions.pop(name, None) is not None
+
 
 def test_the_last_version_read_answers_while_the_store_is_away() -> None:
     """A scenario is read anew by every request, and said to be stale where that fails."""
@@ -37,17 +45,21 @@ def test_the_last_version_read_answers_while_the_store_is_away() -> None:
     assert asyncio.run(scenarios.current("home")) == (shelf.versions["home"], True)
 
 
-def test_what_was_deleted_or_never_read_is_not_answered() -> None:
-    """A deleted scenario stays deleted in an outage, and an unread one needs the store."""
+def test_what_is_written_is_known_and_what_is_deleted_is_not() -> None:
+    """A version that nobody has read yet answers in an outage; a deleted scenario does not."""
     shelf = Shelf()
     scenarios = LiveScenarios(cast(Store, shelf))
-    shelf.versions["home"] = Scenario("home", 1, 0, {"question": "popular"})
-    asyncio.run(scenarios.current("home"))
-    del shelf.versions["home"]
-    with pytest.raises(NotFound, match="no scenario 'home'"):
-        asyncio.run(scenarios.current("home"))
+    for name in ("home", "gone", "vanished"):
+        asyncio.run(scenarios.put(name, {"question": "popular"}))
+    asyncio.run(scenarios.delete("gone"))
+    del shelf.versions["vanished"]  # by another process
+    for name in ("gone", "vanished"):
+        with pytest.raises(NotFound, match=f"no scenario '{name}'"):
+            asyncio.run(scenarios.current(name))
+    with pytest.raises(NotFound, match="no scenario 'gone'"):
+        asyncio.run(scenarios.delete("gone"))
     shelf.is_away = True
-    with pytest.raises(NotFound, match="no scenario 'home'"):
-        asyncio.run(scenarios.current("home"))
-    with pytest.raises(StoreUnreachable):
-        asyncio.run(scenarios.current("other"))
+    assert asyncio.run(scenarios.current("home")) == (shelf.versions["home"], True)
+    for name in ("gone", "vanished", "never read"):
+        with pytest.raises(StoreUnreachable):
+            asyncio.run(scenarios.current(name))

@@ -12,7 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.domain.errors import Conflict, Corrupt, ModelRejected, StoreFull, Unavailable
+from service.domain.errors import (
+    Conflict,
+    Corrupt,
+    ModelRejected,
+    StoreFull,
+    StoreUnreachable,
+    Unavailable,
+)
 from service.domain.item_selection import FieldCondition, FilterGroup
 from service.domain.queries import (
     CatalogueMemory,
@@ -20,6 +27,7 @@ from service.domain.queries import (
     StoredUserMemory,
     VectorMemory,
 )
+from service.domain.scenarios import Scenario
 from tests.support.http_fake import Client, serving
 
 ITEM = {
@@ -486,3 +494,45 @@ def test_what_is_no_id_is_refused_in_paths(client: Client, path: str) -> None:
     assert answer.status_code == 422
     (error,) = answer.json()["errors"]
     assert (error["in"], error["pointer"]) == ("path", "/item_id")
+
+
+def test_an_unknown_fallback_is_done_without_while_the_store_is_away(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scenario with items of its own is answered, degraded; one without any is refused."""
+    body = {"question": "recommend", "limit": 3, "fallback": "backup"}
+    client.engine.saved["home"] = [Scenario("home", 1, 0, body)]
+    about = {"question": "similar", "item_id": "none", "limit": 3, "fallback": "backup"}
+    client.engine.saved["like"] = [Scenario("like", 1, 0, about)]
+    read = client.engine.scenario
+
+    async def scenario(name: str) -> Scenario | None:
+        if name == "backup":
+            raise StoreUnreachable("away")
+        return await read(name)
+
+    monkeypatch.setattr(client.engine, "scenario", scenario)
+    client.post("/v1/items", json={"items": [ITEM]})
+    answer = client.post("/v1/scenarios/home", json={"user_id": "u"})
+    assert answer.status_code == 200
+    assert answer.json()["degraded"]
+    assert [item["item_id"] for item in answer.json()["items"]] == ["a"]
+    assert client.post("/v1/scenarios/like", json={}).status_code == 503
+
+
+def test_fallbacks_that_are_remembered_in_a_circle_end(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions of different times may fall back to each other while the store is away."""
+    for name, other in (("a", "b"), ("b", "a")):
+        body = {"question": "recommend", "limit": 3, "fallback": other}
+        client.engine.saved[name] = [Scenario(name, 1, 0, body)]
+        client.engine.items = {}
+        client.post(f"/v1/scenarios/{name}", json={"user_id": "u"})
+
+    async def away(name: str) -> Scenario | None:
+        raise StoreUnreachable("away")
+
+    monkeypatch.setattr(client.engine, "scenario", away)
+    answer = client.post("/v1/scenarios/a", json={"user_id": "u"})
+    assert (answer.status_code, answer.json()["degraded"]) == (200, True)

@@ -69,10 +69,12 @@ function draw() {
 
   for (const name of ["items", "events", "users"]) $(`stored-${name}`).textContent = count(now[name]);
   $("empty").hidden = now.items !== 0 || now.events !== 0;
-  const grown = now.events - first.events;
-  const minutes = (now.at - first.at) / 60;
+  const counts = readings.filter((one) => one.events !== null); // there is none while the database is away
+  const [oldest, newest] = counts.length ? [counts[0], counts.at(-1)] : [now, now];
+  const grown = newest.events - oldest.events;
+  const minutes = (newest.at - oldest.at) / 60;
   const growth = grown > 0 ? `+${counted(grown, "event")} here, ${number(grown / Math.max(minutes, EVERY / 60000), 1)} a minute` : "no new events in the last minutes";
-  tell("growth", growth, readings.map((one) => [one.at, one.events]), "Events stored over the last minutes", first.events);
+  tell("growth", growth, counts.map((one) => [one.at, one.events]), "Events stored over the last minutes", oldest.events ?? 0);
 
   const rate = steps.length ? steps.slice(-5).reduce((sum, one) => sum + one.requests, 0) / steps.slice(-5).reduce((sum, one) => sum + one.seconds, 0) : NaN;
   $("rate").textContent = Number.isFinite(rate) ? `${number(rate, 1)}/s` : count(since.requests);
