@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
-from service.http.schemas.answers import AttendedOut
+from service.http.schemas.attend_answers import AttendedOut
 from service.http.schemas.questions.attend import AttendIn
 from service.http.schemas.rendering import Json, check_finite
 
