@@ -28,6 +28,15 @@ class LiveScenarios:
         self._store = store
         self._known: LRUCache[str, Scenario] = LRUCache(_REMEMBERED)
 
+    async def read(self, name: str) -> Scenario:
+        """Return the version in use. Raises `NotFound` and `StoreUnreachable`."""
+        found = await self._store.scenario(name)
+        if found is None:
+            self._known.pop(name, None)
+            raise NotFound(f"no scenario {name!r}")
+        self._known[name] = found
+        return found
+
     async def current(self, name: str) -> CurrentScenario:
         """Return the version in use, or the last one known while the store cannot be reached.
 
@@ -36,16 +45,11 @@ class LiveScenarios:
             StoreUnreachable: nothing is known of it.
         """
         try:
-            found = await self._store.scenario(name)
+            return CurrentScenario(await self.read(name), is_stale=False)
         except StoreUnreachable:
             if name not in self._known:
                 raise
             return CurrentScenario(self._known[name], is_stale=True)
-        if found is None:
-            self._known.pop(name, None)
-            raise NotFound(f"no scenario {name!r}")
-        self._known[name] = found
-        return CurrentScenario(found, is_stale=False)
 
     async def put(self, name: str, body: Mapping[str, Any]) -> Scenario:
         """Store a version, which is in use from then on. Raises as `Store.put_scenario` does."""

@@ -75,9 +75,7 @@ async def page_scenarios(page: Annotated[Page, Query()], context: Context) -> Re
 async def get_scenario(name: PathName, context: Context) -> Response:
     """Read the version of a scenario that is in use."""
     with context.stages("store"):
-        found = await context.engine.store.scenario(name)
-    if found is None:
-        raise NotFound(f"no scenario {name!r}")
+        found = await context.engine.scenarios.read(name)
     return Json(scenario_out(found))
 
 
