@@ -22,11 +22,17 @@ from tests.support import tiny
 
 ROOT = Path(__file__).parents[1]
 PORT = 8000  # as the READMEs write it
-MOST_WORDS = 1_500  # of the first README, code and tables included
+MOST_WORDS = 1_500  # of the first README and of docs/attention.md, code and tables included
 # In the order in which their requests are run.
 READMES = {
     path: (ROOT / path).read_text()
-    for path in ("README.md", "models/README.md", "service/README.md", "tests/benchmarks/README.md")
+    for path in (
+        "README.md",
+        "docs/attention.md",
+        "models/README.md",
+        "service/README.md",
+        "tests/benchmarks/README.md",
+    )
 }
 
 # A console block: commands after "$ ", continued by a backslash, and what each answers.
@@ -78,9 +84,10 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         assert server.wait(30) == 0
 
 
-def test_the_first_readme_is_short() -> None:
-    """The README that a newcomer reads has at most MOST_WORDS words."""
-    assert len(READMES["README.md"].split()) <= MOST_WORDS
+@pytest.mark.parametrize("document", ["README.md", "docs/attention.md"])
+def test_first_documents_are_short(document: str) -> None:
+    """Each document that a newcomer reads has at most MOST_WORDS words."""
+    assert len(READMES[document].split()) <= MOST_WORDS
 
 
 @pytest.mark.parametrize("readme", READMES)
@@ -92,7 +99,7 @@ def test_links_and_paths_lead_somewhere(readme: str) -> None:
         for link in re.findall(r"\]\(([^)\s]+)\)", text)
         if not link.startswith(("http", "#"))
     ]
-    paths = re.findall(r"`((?:models|service|tests)/[\w./]*)`", text)
+    paths = re.findall(r"`((?:models|service|tests|docs)/[\w./]*)`", text)
     missing = [link for link in links if not (folder / link).exists()]
     missing += [path for path in paths if not (ROOT / path).exists()]
     assert missing == []

@@ -7,16 +7,14 @@ every implementation of softmax attention by its path under `models/`, reference
 | softmax | why it exists |
 |---|---|
 | `attention.attend.attend` | The reference: any scorer, mask, bias, temperature; gives weights. |
-| `attention.memory_query.MemoryQuery` | `attend` over all rows of a memory, or k of each head. |
-| `index.two_stage.attend_retrieved` | `attend` over the rows that FAISS finds, with their mass. |
+| `index.memory_attention.attend` | Any memory: every row, the rows that FAISS names, or lists. |
 | `attention.partial_softmax.attend_blocks` | The fast path: fused, mergeable, without weights. |
 | `attention.flash_kernel.plain_attention` | `attend_blocks` without torch's private operator. |
-| `attention.clustered.clustered_attention.attend_clusters` | Sublinear cost, to a stated error. |
+| `index.key_lists.KeyLists.attend` | FAISS's lists by their summaries, to a stated error. |
 | `attention.softmax_mass.mass_from_sample` | The mass of some rows, from a sample of the others. |
 | `recommender.target_attention.target_attention` | All items as targets, a head at a time. |
 | `recommender.target_attention.target_attention_prefixes` | All prefixes: e^(s+b) = e^s · e^b. |
 | `recommender.recommender.Recommender.read_out` | Scores that are the same for every target. |
-| `ranking.candidates.user_readout` | Approximate: one readout of a user for all targets. |
 | `encoder.causal_attention.causal_attention` | Training: the gradient of a bucketed bias. |
 | `encoder.encoder_block.attend_cached` | New events of many histories over cached rows. |
 | `encoder.numpy_step.attend_one` | One new event, in less time than torch takes to start. |

@@ -1,6 +1,7 @@
 """Key-value memory: rows of (key, value), row i being one record in every head."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -49,6 +50,21 @@ class KeyValueMemory:
         """The number of heads H."""
         return self.keys.shape[1]
 
-    def head_bias(self, head: int) -> Tensor | None:
-        """The row bias [n] of one head."""
-        return self.bias if self.bias is None or self.bias.dim() == 1 else self.bias[head]
+
+class KVTable(NamedTuple):
+    """Keys [H, N, d] and values [H, N, d_v] of which some are a memory's rows."""
+
+    keys: Tensor
+    values: Tensor
+
+
+def gather_rows(table: Tensor, rows: Tensor) -> Tensor:
+    """Select rows [T] of a table [H, N, d] into a copy [H, T, d] contiguous by head.
+
+    Selects along the first dimension of the transposed table, as it lies in memory: along its
+    second dimension torch would copy all of it first, and fancy indexing takes several times as
+    long.
+    """
+    if not table.shape[1]:
+        return table.new_zeros(table.shape[0], len(rows), table.shape[2])
+    return table.transpose(0, 1).index_select(0, rows).transpose(0, 1).contiguous()

@@ -7,7 +7,7 @@ Parts with their log Z are merged as ring attention (Liu et al. 2023) and flash 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from models.attention.flash_kernel import attention_with_logsumexp
 
 # Bias of a hidden row, and log-sum-exp of no rows: with -inf the fused kernel makes NaN of a block
 # that is hidden whole, and so does the difference of two log-sum-exps.
-_HIDDEN = -1e30
+LOWEST = -1e30
 _LEAST_LEFT = 1e-6  # a smaller share of a softmax is nothing but rounding
 
 
@@ -35,11 +35,53 @@ class PartialSoftmax(NamedTuple):
     @classmethod
     def empty(cls, heads: int, targets: int, width: int) -> PartialSoftmax:
         """Attention over no rows."""
-        return cls(torch.zeros(heads, targets, width), torch.full((heads, targets), _HIDDEN))
+        return cls(torch.zeros(heads, targets, width), torch.full((heads, targets), LOWEST))
 
     def target(self, number: int) -> PartialSoftmax:
         """Attention of one target, T = 1."""
         return PartialSoftmax(*(part[:, number : number + 1] for part in self))
+
+
+class Attended(NamedTuple):
+    """Attention of T targets over a memory, some rows of which may not be attended one by one.
+
+    partial: contexts and log-sum-exps; for the hard attention the largest score stands for these.
+    mass: [H, T] share of the full softmax that the rows attended one by one hold.
+    error: [H, T] of the context, relative to its length, at 99 % confidence.
+    scanned: [H, T] rows attended one by one.
+    rows: int64 [H, T, k] those that were retrieved, ascending, then -1; None = not retrieved.
+    """
+
+    partial: PartialSoftmax
+    mass: Tensor
+    error: Tensor
+    scanned: Tensor
+    rows: Tensor | None = None
+
+    @classmethod
+    def exact(cls, partial: PartialSoftmax, rows: int) -> Attended:
+        """Attention over rows all of which were attended one by one."""
+        like = partial.logsumexp
+        one, zero = torch.ones_like(like), torch.zeros_like(like)
+        return cls(partial, one, zero, torch.full_like(like, rows))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Attended]) -> Attended:
+        """Concatenate the attention of some targets and others over the same memory."""
+        if len(parts) == 1:
+            return parts[0]
+        context, logsumexp, mass, error, scanned = (
+            torch.cat(each, 1) for each in zip(*((*p.partial, *p[1:4]) for p in parts), strict=True)
+        )
+        rows = [part.rows for part in parts if part.rows is not None]
+        partial = PartialSoftmax(context, logsumexp)
+        return cls(partial, mass, error, scanned, torch.cat(rows, 1) if rows else None)
+
+    def put(self, heads: slice, targets: Tensor, better: Attended) -> None:
+        """Store the attention of some heads and targets [P] in place of theirs."""
+        parts = zip((*self.partial, *self[1:4]), (*better.partial, *better[1:4]), strict=True)
+        for old, new in parts:
+            old[heads, targets] = new
 
 
 class KVBlock(NamedTuple):
@@ -59,12 +101,12 @@ def attend_blocks(query: Tensor, blocks: Iterable[KVBlock]) -> PartialSoftmax:
 def _attend_block(query: Tensor, block: KVBlock) -> PartialSoftmax:
     if not block.keys.shape[1]:  # the fused kernel divides by the number of rows
         return PartialSoftmax.empty(query.shape[0], query.shape[1], block.values.shape[2])
-    bias = block.bias.clamp(min=_HIDDEN)[:, None]
+    bias = block.bias.clamp(min=LOWEST)[:, None]
     if block.visible is not None:
-        bias = bias + torch.full(block.visible.shape, _HIDDEN).masked_fill_(block.visible, 0.0)
+        bias = bias + torch.full(block.visible.shape, LOWEST).masked_fill_(block.visible, 0.0)
     context, logsumexp = attention_with_logsumexp(query, block.keys, block.values, bias)
-    if logsumexp.amin().item() <= _HIDDEN / 2:  # the kernel weighs rows all hidden alike
-        context = context.masked_fill((logsumexp <= _HIDDEN / 2)[..., None], 0.0)
+    if logsumexp.amin().item() <= LOWEST / 2:  # the kernel weighs rows all hidden alike
+        context = context.masked_fill((logsumexp <= LOWEST / 2)[..., None], 0.0)
     return PartialSoftmax(context, logsumexp)
 
 

@@ -7,43 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from models.attention.memory_query import MemoryQuery
-
 SAMPLE = 2048
 """Rows scored for an estimate; the mass of a memory with no more rows is exact."""
-
-
-@torch.no_grad()
-def estimate_mass(
-    lookup: MemoryQuery,
-    rows: Tensor,
-    *,
-    temperature: float = 1.0,
-    hard: bool = False,
-) -> Tensor:
-    """Estimate the share [T, H] of the full softmax that `rows` [T, H, k] (-1 = none) hold.
-
-    Of the rows visible to some head, one in each of `SAMPLE` equal stretches is scored, always the
-    same ones. The sampled rows outside `rows` stand for all rows outside. With no more than
-    `SAMPLE` rows the result is exact. A head that sees nothing has lost nothing: 1. For `hard`, 1
-    where no sampled row beats the retrieved ones, else 0.
-    """
-    visible, n = lookup.visible, len(lookup.memory)
-    pool = torch.arange(n, device=rows.device)
-    if visible is not None:
-        pool = pool[visible.any(0)]
-    chosen = pool[stratified_rows(len(pool)).to(pool.device)]
-
-    inside = lookup.logits_of_each(rows)
-    outside = lookup.logits_of_all(chosen)  # (T, H, m)
-    if len(chosen):
-        place = torch.searchsorted(chosen, rows.contiguous()).clamp(max=len(chosen) - 1)
-        hits = (chosen[place] == rows).int()
-        retrieved = torch.zeros_like(outside, dtype=torch.int32).scatter_add(2, place, hits)
-        outside = outside.masked_fill(retrieved > 0, -math.inf)
-    # How many rows each target may see outside of `rows`.
-    rest = (n if visible is None else visible.sum(1)) - (inside > -math.inf).sum(2)
-    return mass_from_sample(inside, outside, rest, temperature=temperature, hard=hard)
 
 
 def mass_from_sample(
@@ -61,7 +26,7 @@ def mass_from_sample(
         outside: scores of a sample of the others, [T, H, m]; -inf is no row.
         rest: how many others there are, [T, H].
         temperature: of the softmax.
-        hard: as in `estimate_mass`.
+        hard: 1 where no sampled row beats the retrieved ones, else 0.
     """
     lowest = inside.new_full((*inside.shape[:2], 1), -math.inf)
     best_in = torch.cat([inside, lowest], 2).amax(2, keepdim=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from models.data.interactions import DISLIKE
 from models.encoder.event_types import MASKED, UNKNOWN
 from models.encoder.numpy_step import NumpyEncoder
 from models.index import ann_index
-from models.index.ann_index import CoarseIndex
+from models.index.ann_index import CoarseIndex, IndexKind
 from models.index.faiss_structures import StructureCache
 from models.recommender.artifact import ItemCounts, TrainedModel
 from models.recommender.content_only import content_only_model
@@ -34,6 +35,7 @@ ENCODER_TIMES = 2
 UNTRAINED = "untrained"
 # Share of the rows that may stand beside an index before there is a new one.
 _UNINDEXED_SHARE = 1 / 50
+_KEEPING = Lock()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +59,8 @@ class Snapshot:
     index: CoarseIndex | None = None  # `item_index` over the first items
     key_index: CoarseIndex | None = None  # over the first field keys
     changed_indexed: int = 0  # number of indexed items that changed since
+    # Indexes of other keys, filled by the first request that needs one; not of the next snapshot.
+    _kept: dict[tuple[str, IndexKind], CoarseIndex] = field(default_factory=dict, init=False)
 
     @classmethod
     def build(
@@ -122,6 +126,20 @@ class Snapshot:
     def indexed_keys(self) -> int:
         """Number of field keys in `key_index`."""
         return len(self.key_index or ())
+
+    def kept_index(
+        self, name: str, probes: int | None, keys: Callable[[], NDArray[np.float32]]
+    ) -> CoarseIndex:
+        """Return the index of this snapshot's keys of a name, inverted lists where some are probed.
+
+        The first request that needs it builds it; others wait, since each would take a core.
+        """
+        kind: IndexKind = "flat" if probes is None else "ivf"
+        if (name, kind) not in self._kept:
+            with _KEEPING:
+                if (name, kind) not in self._kept:
+                    self._kept[name, kind] = ann_index.build_index(kind, keys())
+        return self._kept[name, kind]
 
     def reindexed(
         self, *, index_from: int = INDEX_FROM, cache: StructureCache | None = None

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.attention.kv_memory import gather_rows
 from models.attention.partial_softmax import KVBlock, attend_blocks
 from models.attention.query_jacobian import query_jacobian
 from models.compute.device import autocast, product_dtype
@@ -20,7 +21,7 @@ from models.encoder.history_encoder import NO_REQUEST_TIME
 from models.recommender.coarse_step import CANDIDATES, first_order
 from models.recommender.item_similarity import ItemSimilarity
 from models.recommender.recommender import Recommender
-from models.recommender.target_attention import gather_rows, target_attention
+from models.recommender.target_attention import target_attention
 
 _BATCH_SIZE = 16  # users at once
 

@@ -155,6 +155,8 @@ class ItemWeights:
     @torch.inference_mode()
     def advance_to(self, at: int) -> NDArray[np.int64]:
         """Take ages at a request's time; the places of the items whose weights have changed."""
+        if at == self._at:
+            return np.zeros(0, np.int64)
         times = self.history.timestamps[: self.count]
         # The events of at least each bucket are the first so many: as time goes on, more.
         before = np.searchsorted(times, self._at - _EDGES, side="right")

@@ -7,21 +7,23 @@ depend on the user alone, and serve all targets.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from models.attention.attend import attend, exclude_self
+from models.attention.attend import exclude_self
+from models.attention.attention_options import AttentionOptions
+from models.attention.kv_memory import gather_rows
 from models.attention.partial_softmax import KVBlock
 from models.catalogue.snapshot import Snapshot
 from models.encoder.recency_bias import FARTHEST
-from models.history.attention_options import AttentionOptions
 from models.history.encoded_history import without_each
-from models.history.long_history import attend_older, attend_rows
+from models.history.user_attention import at_request, user_memory
 from models.history.user_memory import NEWEST_LEFT_OUT, UserMemory, user_state_at
-from models.recommender.target_attention import gather_rows
+from models.index.memory_attention import attend
 
 _LEAST = -1e30  # of a bias that is not -inf
 _LEAST_SUM = 1e-20  # of factors that are 1 at most: float32 loses those below 1e-38
@@ -136,7 +138,7 @@ def attention_without_newest(
     if left_out is None:
         return None
     attention = None
-    if not options.hard and user.collapsed is None:
+    if not options.hard and options.mode != "coarse" and user.collapsed is None:
         attention = _by_factors(snapshot, user, left_out, targets, options)
     if attention is None:
         attention = torch.stack([
@@ -204,23 +206,11 @@ def _one_by_one(
     keys[:, later], values[:, later] = changed.keys[:, own], changed.values[:, own]
     bias = left_out.bias[place].clone()
     bias[:, later] = changed.bias[:, own]
-    rows = KVBlock(
-        keys,
-        values,
-        bias,
-        exclude_self(targets, user.rows) if options.exclude_self else None,
-    )
+    memory = user_memory(user, targets, options)
+    near = KVBlock(keys, values, bias, memory.near.visible)
     query = gather_rows(tables.queries, targets) + left_out.queries[place][:, None]  # (H, T, d)
-    if options.hard:
-        context = attend(
-            query, rows.keys, rows.values, bias=bias[:, None], visible=rows.visible, hard=True
-        ).context
-    else:
-        found = attend_rows(query, rows, options)
-        if user.collapsed is not None:
-            older = attend_older(user.collapsed, query, found, targets, user.at, options)
-            found = older.partial
-        context = found.context
+    with at_request(user):
+        context = attend(query, replace(memory, near=near, indexes=None), options).partial.context
     part: Tensor = (context * gather_rows(tables.outputs, targets)).sum((0, 2))
     return part
 

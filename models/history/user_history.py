@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+
+from models.catalogue.snapshot import Snapshot
+from models.encoder.event_types import MASKED
 
 Vector = NDArray[np.float32]
 
@@ -67,3 +72,18 @@ class UserHistory:
             visible=None if self.visible is None else self.visible[events],
             vectors={places[at]: own for at, own in self.vectors.items() if at in places},
         )
+
+
+def attendable_events(snapshot: Snapshot, history: UserHistory) -> tuple[NDArray[np.int64], Tensor]:
+    """The events that can be attended [n], and their item rows int64 [n], -1 for no item."""
+    inside = (history.rows >= 0) & (history.rows < len(snapshot.has_vector))
+    attendable = inside.copy()
+    if inside.any():  # without any item there is nothing to take from
+        attendable &= snapshot.has_vector.take(history.rows, mode="clip")
+    for event in history.vectors:
+        attendable[event] = True
+    if history.visible is not None:
+        attendable &= history.visible
+    attendable &= history.types != MASKED
+    source = np.flatnonzero(attendable)
+    return source, torch.from_numpy(np.where(inside, history.rows, -1)[source].astype(np.int64))

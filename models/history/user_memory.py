@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.kv_memory import KeyValueMemory
+from models.attention.kv_memory import KeyValueMemory, gather_rows
+from models.attention.partial_softmax import KVBlock
 from models.catalogue.snapshot import Snapshot
-from models.encoder.event_types import MASKED, UNKNOWN, is_liked
+from models.encoder.event_types import UNKNOWN, is_liked
 from models.encoder.history_encoder import EncoderCache
 from models.encoder.recency_bias import FARTHEST
-from models.history.collapsed_history import CollapsedHistory
 from models.history.encoded_history import EncodedHistory, encode, types_and_log_weights
-from models.history.user_history import UserHistory
+from models.history.long_history import CollapsedHistory
+from models.history.user_history import UserHistory, attendable_events
+from models.index.ann_index import IndexKind
+from models.index.memory_attention import Indexes, index_heads
 from models.recommender.recommender import Recommender
-from models.recommender.target_attention import gather_rows
 
 _KEPT_PARTS = 20_000  # trained items at most of which a memory keeps transitions: 80 kB
 NEWEST_LEFT_OUT = 8  # events without each of which a memory is encoded anew, to explain scores
@@ -51,16 +53,30 @@ class UserMemory:
     collapsed: CollapsedHistory | None = None  # of a long history, the events before these
     collapsed_count: int = 0  # of events in `collapsed` when this was built
     remainder: tuple[float, float] = (0, 0)  # events in a last row that raise a score, lower it
+    built: dict[IndexKind, Indexes] = field(default_factory=dict)  # of its rows, once asked for
 
     def __len__(self) -> int:
-        return len(self.memory) + (0 if self.collapsed is None else self.collapsed.attendable)
+        older = 0 if self.collapsed is None else self.collapsed.items.attendable
+        return len(self.memory) + older
+
+    @property
+    def block(self) -> KVBlock:
+        """The rows of the memory itself, heads first."""
+        memory = self.memory
+        return KVBlock(memory.keys.transpose(0, 1), memory.values.transpose(0, 1), self.bias)
+
+    def indexes(self, kind: IndexKind) -> Indexes:
+        """Return FAISS's index of each head, which is kept with the memory."""
+        if kind not in self.built:
+            self.built[kind] = index_heads(self.block, kind)
+        return self.built[kind]
 
     @property
     def nbytes(self) -> int:
         """Bytes held, without the history, the older events and the tables.
 
-        What candidates keep beside a memory, a matrix of each head, is counted, and what
-        explanations keep, of it without each of the newest events.
+        Indexes count once they are built. The matrix of each head that candidates keep beside a
+        memory is counted, and what explanations keep, of it without each of the newest events.
         """
         parts = (
             *(self.memory.keys, self.memory.values, self.bias, self.rows, self.distance, self.age),
@@ -68,6 +84,7 @@ class UserMemory:
             *(self.encoded_rows, self.recent, self.recent_items),
         )
         own = sum(part.nbytes for part in parts) + self.source.nbytes
+        own += sum(index.nbytes for heads in list(self.built.values()) for index in heads)
         shared = self.transitions, self.similarity
         own += sum(each.nbytes for each in shared if each is not None)
         if self.encoded is None:
@@ -106,10 +123,11 @@ def build_memory(
         collapsed: its first events, collapsed; the memory's rows are then those of the others.
     """
     if collapsed is not None:
-        newer = history.newest(collapsed.count, collapsed.attendable)
+        count = collapsed.items.count
+        newer = history.newest(count, collapsed.items.attendable)
         near = build_memory(snapshot, newer, at, encoded=encoded)
-        source = np.where(near.source < 0, near.source, near.source + collapsed.count)
-        return replace(near, source=source, collapsed=collapsed, collapsed_count=collapsed.count)
+        source = np.where(near.source < 0, near.source, near.source + count)
+        return replace(near, source=source, collapsed=collapsed, collapsed_count=count)
     tables = snapshot.tables
     source, rows = attendable_events(snapshot, history)
     keys = _heads_last(tables.keys, rows)  # (n, H, d)
@@ -203,21 +221,6 @@ def user_state_at(model: Recommender, cache: EncoderCache | None, at: int) -> Te
     newest = cache.timestamps[-1]
     request_time = model.statistics.clamp_request_time(torch.tensor(at), newest)
     return model.user_states(cache.states[-1], newest, request_time)
-
-
-def attendable_events(snapshot: Snapshot, history: UserHistory) -> tuple[NDArray[np.int64], Tensor]:
-    """The events that can be attended [n], and their item rows int64 [n], -1 for no item."""
-    inside = (history.rows >= 0) & (history.rows < len(snapshot.has_vector))
-    attendable = inside.copy()
-    if inside.any():  # without any item there is nothing to take from
-        attendable &= snapshot.has_vector.take(history.rows, mode="clip")
-    for event in history.vectors:
-        attendable[event] = True
-    if history.visible is not None:
-        attendable &= history.visible
-    attendable &= history.types != MASKED
-    source = np.flatnonzero(attendable)
-    return source, torch.from_numpy(np.where(inside, history.rows, -1)[source].astype(np.int64))
 
 
 def target_queries(snapshot: Snapshot, user: UserMemory, targets: Tensor) -> Tensor:

@@ -52,6 +52,13 @@ class CoarseIndex:
     def __len__(self) -> int:
         return len(self.points)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes held; FAISS copies the points that it does not scan."""
+        copied = self.points.nbytes + 8 * len(self) if self.index is not None else 0
+        columns = (self.bias_column, self.hidden)
+        return self.points.nbytes + copied + sum(x.nbytes for x in columns if x is not None)
+
     def search(
         self,
         queries: Floats,
@@ -64,7 +71,8 @@ class CoarseIndex:
     ) -> RowArray:
         """Find the k best rows for each query, [Q, k], best first; -1 where fewer were found.
 
-        Few allowed rows are scanned exactly, and so is everything when k covers it.
+        Few allowed rows are scanned exactly, and so is everything when k covers it, unless `probes`
+        says which lists are scanned.
 
         Args:
             queries: float32 [Q, d].
@@ -103,8 +111,9 @@ class CoarseIndex:
         found = np.full((len(points), k), -1, np.int64)
         if count == 0 or len(points) == 0:
             return found
-        narrow = allowed is not None and count <= max(_NARROW_ROWS, n * _NARROW_SHARE)
-        if self.kind == "flat" or narrow or k >= count:
+        narrow = allow is not None and count <= max(_NARROW_ROWS, n * _NARROW_SHARE)
+        covers = k >= count and (probes is None or self.kind == "pq")
+        if self.kind == "flat" or narrow or covers:
             rows = self._scan(points, min(k, count), allowed, boost)
         elif self.kind == "pq":
             rows = self._search_codes(points, k, allowed, probes, n / (least or count), boost)

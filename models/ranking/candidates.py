@@ -7,6 +7,7 @@ attention part of the item's score, and `coarse_step` adds the target's part to 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -15,14 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.attention.multihead import merge_heads
-from models.attention.partial_softmax import KVBlock, attend_blocks
 from models.attention.query_jacobian import query_jacobian
 from models.catalogue.snapshot import Snapshot
 from models.data.row_sets import RowIndices, sorted_union
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.user_attention import at_request, is_known, known_rows
 from models.history.user_memory import UserMemory
 from models.index.ann_index import CoarseIndex
+from models.index.memory_attention import Memory, as_mask, attend, retrieve
 from models.ranking.scoring import similarity_scores, transition_scores
 from models.recommender.coarse_step import FIRST_ORDER_ITEMS, nearest_items
 
@@ -34,47 +36,43 @@ _SHARE = 200
 RERANKED = 2  # codes of the index that are compared exactly for each item that it finds
 
 
-def user_readout(snapshot: Snapshot, user: UserMemory) -> Tensor:
-    """Attend by the user's part of the queries alone: r_u [dim], in the space of item vectors."""
-    memory = user.memory
-    block = KVBlock(memory.keys.transpose(0, 1), memory.values.transpose(0, 1), user.bias)
-    query = user.query[:, None]
-    found = attend_blocks(query, [block])
-    if user.collapsed is not None:
-        with user.collapsed.lock:
-            user.collapsed.advance_to(user.at)
-            found = user.collapsed.attend(query, found).partial
-    readout: Tensor = snapshot.model.cross_attention.w_o(merge_heads(found.context)[0])
-    return readout
-
-
-class _CoarseQuery(NamedTuple):
+class CoarseQuery(NamedTuple):
     """What the user's part of the queries says of all items."""
 
     readout: Tensor  # r_u [dim]
-    jacobian: Tensor | None  # J [H, d, d], over the rows of the memory itself
+    jacobian: Tensor | None  # J [H, d, d], over the rows that are known
 
 
-_KEPT: WeakKeyDictionary[UserMemory, _CoarseQuery] = WeakKeyDictionary()
+_KEPT: WeakKeyDictionary[UserMemory, CoarseQuery] = WeakKeyDictionary()
 
 
-def _coarse_query(snapshot: Snapshot, user: UserMemory) -> _CoarseQuery:
+def coarse_query(
+    snapshot: Snapshot, user: UserMemory, options: AttentionOptions = DEFAULT_OPTIONS
+) -> CoarseQuery:
     """Compute the coarse query, which is kept as long as the memory.
 
     There is no Jacobian without an encoder: the user has no part of the queries then, and the
     single head is as wide as the texts' vectors, so that its product would take longer than the
-    exact softmax. Of a long history the older events move on without their memory, so that nothing
-    is kept.
+    exact softmax.
     """
-    kept = _KEPT.get(user)
+    kept = None if options.mode == "coarse" else _KEPT.get(user)
     if kept is not None:
         return kept
+    query, plain = user.query[:, None], replace(options, temperature=1.0, hard=False)
+    memory = Memory(user.block, user.collapsed, indexes=user.indexes)
+    with at_request(user):
+        block = known_rows(user)
+        if options.mode == "coarse":
+            mask = as_mask(retrieve(query, memory, plain), block.bias.shape[1])[:, 0]
+            block = block._replace(bias=block.bias.masked_fill(~mask, -torch.inf))
+        whole = Memory(block) if is_known(user) else memory
+        context = attend(query, whole, replace(plain, mode="auto")).partial.context
     jacobian = None
     if snapshot.model.encoder is not None:
-        keys, values = user.memory.keys.transpose(0, 1), user.memory.values.transpose(0, 1)
-        jacobian = query_jacobian(user.query, keys, values, user.bias)
-    made = _CoarseQuery(user_readout(snapshot, user), jacobian)
-    if user.collapsed is None:
+        jacobian = query_jacobian(user.query, block.keys, block.values, block.bias)
+    readout = snapshot.model.cross_attention.w_o(merge_heads(context)[0])
+    made = CoarseQuery(readout, jacobian)
+    if options.mode != "coarse":
         _KEPT[user] = made
     return made
 
@@ -103,7 +101,7 @@ def candidates(
         options: as in `score`.
         boost: [N] added to the scores.
     """
-    readout, jacobian = _coarse_query(snapshot, user)
+    readout, jacobian = coarse_query(snapshot, user, options)
     tables = snapshot.tables
     if snapshot.index is None:
         found = np.arange(len(allowed))

@@ -32,8 +32,9 @@ import torch
 from torch import Tensor
 
 from models.attention.attend import attend, exclude_self
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.kv_memory import gather_rows
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.event_shares import (
     counts_without,
     similarity_lost,
@@ -41,10 +42,10 @@ from models.history.event_shares import (
     transition_shares,
 )
 from models.history.item_weights import WHOLE_SHARE
-from models.history.long_history import REMAINDER
 from models.history.newest_left_out import WithoutNewest, attention_without_newest
+from models.history.user_attention import REMAINDER, retrieve_user
 from models.history.user_memory import UserMemory, target_queries
-from models.recommender.target_attention import gather_rows
+from models.index.memory_attention import as_mask
 
 _ROUNDING = 1e-5  # a smaller difference of two scores is nothing but rounding
 _ALL = 1e-3  # the others' weight, below which a row has all that a head attends
@@ -61,6 +62,7 @@ class Contributions(NamedTuple):
     counted: Tensor  # [T, m] what transitions and similarity lose without each row
     newest_rows: Tensor  # int64 [K] of the newest events that the encoder has read, newest first
     without_newest: Tensor  # [K, T] the scores but the prior without each of these events
+    seen: Tensor | None  # bool [H, T, m] or [T, m] rows that are attended; None = all
 
 
 @torch.inference_mode()
@@ -84,12 +86,16 @@ def contributions(
     """
     values = user.memory.values.transpose(0, 1)  # (H, m, d)
     gain = gains(values, gather_rows(snapshot.tables.outputs, targets))
+    seen = exclude_self(targets, user.rows) if options.exclude_self else None
+    retrieved = retrieve_user(snapshot, user, targets, options)
+    if retrieved is not None:
+        seen = as_mask(retrieved, len(user.memory))
     weights = attend(
         target_queries(snapshot, user, targets),
         user.memory.keys.transpose(0, 1),
         values,
         bias=user.bias[:, None],
-        visible=exclude_self(targets, user.rows) if options.exclude_self else None,
+        visible=seen,
         temperature=options.temperature,
         hard=options.hard,
     ).weights
@@ -120,7 +126,9 @@ def contributions(
         each[:, newest_rows] = _difference(whole, without_newest.T)
     left = whole - each.sum(1, keepdim=True)
     each += left * _equal_shares(user, each, weights, left)
-    return Contributions(user, targets, gain, weights, each, counted, newest_rows, without_newest)
+    return Contributions(
+        user, targets, gain, weights, each, counted, newest_rows, without_newest, seen
+    )
 
 
 def _difference(whole: Tensor, without: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ each of the others.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -26,11 +27,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import attend
+from models.attention.attend import attend, logits
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.encoder.recency_bias import FARTHEST
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.encoder_window import EncoderWindow
 from models.history.user_memory import NEWEST_LEFT_OUT, UserMemory, target_queries
 from models.ranking.contributions import Contributions
@@ -102,7 +103,7 @@ def effects_of(
     places = window.places
     count = EXACT_EVENTS if len(places) <= EXACT_EVENTS else NEWEST_LEFT_OUT
     newest = set(list(places)[-count:])
-    collapsed = 0 if user.collapsed is None else user.collapsed.count
+    collapsed = 0 if user.collapsed is None else user.collapsed.items.count
     known = {} if window.earlier else _known_of_newest(found)
     left_out: dict[int, list[int]] = {}
     for one in each:
@@ -137,8 +138,11 @@ def effects_of(
             partial = PartialSoftmax(*(part[:, sloped] for part in partial))
         gradients = encoder_slopes(snapshot, user, targets[sloped], options, partial=partial)
         slopes = dict(zip(sloped, gradients.tolist(), strict=True))
+    # Rows of a long history that were not retrieved are hidden, and stay so.
+    is_fixed = user.collapsed is not None and options.mode == "coarse"
+    own = replace(options, mode="exact") if is_fixed else options
     effects = (
-        _effects(snapshot, one, options, known, window, slopes.get(number, []))
+        _effects(snapshot, one, own, known, window, slopes.get(number, []), is_fixed=is_fixed)
         for number, one in enumerate(each)
     )
     return [list(islice(effects, len(memory.targets))) for memory in found]
@@ -166,6 +170,8 @@ def _effects(
     known: dict[tuple[int, int], float],
     window: EncoderWindow,
     slopes: list[float],
+    *,
+    is_fixed: bool,
 ) -> list[tuple[float, bool]]:
     """Compute the effects on one target.
 
@@ -177,6 +183,7 @@ def _effects(
         window: what the encoder has read.
         slopes: [n] derivatives of the score; needed where the effect of an event that was read is
             not known.
+        is_fixed: whether no other row is retrieved in place of a missing one, as it would be.
     """
     sources, target = named.sources, named.target
     is_left = np.array([(source, target) not in known for source in sources], dtype=bool)
@@ -198,7 +205,7 @@ def _effects(
             effect += move
         if source in window.places:
             effect += slopes[window.places[source]]
-        out.append((effect, not moves and source not in window.places))
+        out.append((effect, not (moves or is_fixed or source in window.places)))
     return out
 
 
@@ -248,15 +255,20 @@ def _attention_without(
     # The bias of a row that stands for many is not its own: what moves is the difference.
     moves = (shifted - was[:, None]).nan_to_num_(0.0)  # of what is hidden nothing
     shifted = (user.bias[:, None] + moves).transpose(0, 1)[:, :, None]  # (J, H, 1, m)
-    left = torch.arange(len(user.bias[0])) != rows[:, None]  # (J, m)
+    left = (torch.arange(len(user.bias[0])) != rows[:, None])[:, None, None]  # (J, 1, 1, m)
     if options.exclude_self:
-        left &= user.rows != target
+        left = left & (user.rows != target)
+    query, keys = target_queries(snapshot, user, target), user.memory.keys.transpose(0, 1)
+    if options.mode == "coarse" and options.rows_kept < left.shape[-1]:
+        # Another row is retrieved in place of the one that is missing.
+        scores = logits(query, keys, bias=shifted, visible=left)  # (J, H, 1, m)
+        left = left & (scores >= scores.topk(options.rows_kept, -1).values[..., -1:])
     return attend(
-        target_queries(snapshot, user, target),
-        user.memory.keys.transpose(0, 1),
+        query,
+        keys,
         found.gains[:, at, :, None],
         bias=shifted,
-        visible=left[:, None, None],
+        visible=left,
         temperature=options.temperature,
         hard=options.hard,
     ).context.sum((1, 2, 3))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.attention.attend import attend
+from models.attention.attend import attend, exclude_self
+from models.attention.attention_options import AttentionOptions
+from models.attention.kv_memory import gather_rows
 from models.attention.partial_softmax import PartialSoftmax, remove_partial
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import AttentionOptions
-from models.history.long_history import attend_recent
+from models.history.user_attention import at_request, is_known, known_rows, retrieve_user
 from models.history.user_memory import UserMemory, target_queries
+from models.index.memory_attention import as_mask, attend_near
 from models.ranking.scoring import target_counts
-from models.recommender.target_attention import gather_rows
 
 
 def encoder_slopes(
@@ -32,21 +33,31 @@ def encoder_slopes(
         user: from `build_memory`, with an encoded history of n events.
         targets: item rows, int64 [L].
         options: as in `score`; the temperature counts.
-        partial: of a long history, the targets' attention as `score` returned it, [H, L].
+        partial: of a history of very many items, the targets' attention as `score` returned it,
+            [H, L].
 
     Raises:
-        ValueError: for a memory without an encoded history, or a long history without `partial`.
+        ValueError: for a memory without an encoded history, or very many items without `partial`.
     """
     encoded, model = user.encoded, snapshot.model
     if encoded is None or model.encoder is None or model.state_attention is None:
         raise ValueError("user: has no encoded history")
     older = None
-    if user.collapsed is not None:
-        if partial is None:
-            raise ValueError("partial: must be given for a long history")
-        # To first order this is one row, whose context and mass do not depend on the query.
-        newer = attend_recent(snapshot, user, targets, options)
-        older = remove_partial(partial, newer)
+    with at_request(user):
+        block, own = known_rows(user), user.rows
+        if user.collapsed is not None and block.bias.shape[1] > len(own):
+            own = torch.cat([own, torch.from_numpy(user.collapsed.items.items)])
+        seen = exclude_self(targets, own) if options.exclude_self else None
+        retrieved = retrieve_user(snapshot, user, targets, options)
+        if retrieved is not None:
+            seen = as_mask(retrieved, len(own))
+        if not is_known(user):
+            if partial is None:
+                raise ValueError("partial: must be given for a history of very many items")
+            # To first order this is one row, whose context and mass do not depend on the query.
+            query = target_queries(snapshot, user, targets)
+            near = attend_near(query, block._replace(visible=seen), options)
+            older = remove_partial(partial, near)
     attention = model.state_attention
     counts = target_counts(snapshot, user, targets, again=not options.exclude_self)
     # What requests compute cannot be differentiated through; copies can.
@@ -57,17 +68,17 @@ def encoder_slopes(
         change = states - states.detach()  # 0: only its derivative counts
         read = user.encoded_rows.clone()
         keys, values = (
-            part.clone().index_add(0, read, projected).transpose(0, 1)
+            part.clone().index_add(1, read, projected.transpose(0, 1))
             for part, projected in (
-                (user.memory.keys, attention.keys(change)),
-                (user.memory.values, attention.values(change)),
+                (block.keys, attention.keys(change)),
+                (block.values, attention.values(change)),
             )
         )  # (H, m, d)
         query = attention.queries(change[-1]) - attention.queries(change[-1].detach())
         queries = target_queries(snapshot, user, targets).clone() + query[:, None]
-        bias = user.bias.clone()[:, None].expand(-1, len(targets), -1)  # (H, L, m)
-        if options.exclude_self:
-            bias = bias.masked_fill(user.rows == targets[:, None], -torch.inf)
+        bias = block.bias.clone()[:, None].expand(-1, len(targets), -1)  # (H, L, m)
+        if seen is not None:
+            bias = bias.masked_fill(~seen.clone(), -torch.inf)
         if older is not None:  # one more row, with a score and a value of each target's own
             nothing = keys.new_zeros(len(keys), 1, keys.shape[2])
             keys, values = torch.cat([keys, nothing], 1), torch.cat([values, nothing], 1)

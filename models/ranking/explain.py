@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -10,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.item_weights import rank_contributions
-from models.history.long_history import REMAINDER, expand_top_events
 from models.history.newest_left_out import attention_without_newest
+from models.history.user_attention import REMAINDER, expand_top_events
 from models.history.user_memory import UserMemory
 from models.ranking.contributions import Contributions, contributions
 from models.ranking.effects import effects_of
@@ -65,12 +66,13 @@ def explain(
         found = [contributions(snapshot, user, targets, options)]
     else:  # a long history opens other events for each target
         without = attention_without_newest(snapshot, user, targets, options)
+        every = replace(options, mode="exact")  # what was not retrieved is hidden
         found = [
             contributions(
                 snapshot,
                 expand_top_events(snapshot, user, int(target), top, partial.target(place), options),
                 target[None],
-                options,
+                every,
                 without=None if without is None else without.target(place),
             )
             for place, target in enumerate(targets)

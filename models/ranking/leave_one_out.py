@@ -13,11 +13,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.encoded_history import EncodedHistory, encoder_inputs, without_each
-from models.history.user_memory import UserMemory, attendable_events, build_memory
+from models.history.user_history import attendable_events
+from models.history.user_memory import UserMemory, build_memory
 from models.ranking.scoring import score
 
 # Histories without events so near to each other are encoded in one pass. Measured: a pass costs as
@@ -93,4 +94,4 @@ def _encoded_without(
 
 def _place(user: UserMemory, source: int) -> int:
     """Return the place of a source in `user.history`, which has a long history's newest events."""
-    return source if source < 0 or user.collapsed is None else source - user.collapsed.count
+    return source if source < 0 or user.collapsed is None else source - user.collapsed.items.count

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot, popular_first
 from models.data.row_sets import RowIndices, sorted_union
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.user_attention import is_known
 from models.history.user_memory import UserMemory
+from models.index.key_lists import LEAST_ROWS
 from models.ranking.candidates import candidates
 from models.ranking.scoring import Scores, score
 from models.ranking.steering.exploration import EXPLORED
@@ -25,8 +26,8 @@ from models.recommender.coarse_step import CANDIDATES
 # Every item is then scored while targets × rows stay below this: measured by `make bench`, about
 # 30 ms on one core.
 EXACT_WORK = 2_000_000
-# Items that reach the target attention otherwise, at least. Of a long history the coarse step knows
-# the newest rows to first order alone, and an index has errors of its own.
+# Items that reach the target attention otherwise, at least. For a history of very many items, the
+# coarse step knows only the newest rows, to first order; an index has errors of its own.
 LONG_CANDIDATES = INDEXED_CANDIDATES = 300
 # Share of the candidates down to which quotas may be filled before there are more candidates, and
 # how many times as many there may be before this is deep enough.
@@ -44,7 +45,8 @@ class Ranked:
     rows: RowIndices  # [L]
     scores: Scores  # of these rows, in this order
     personal: bool  # False: by popularity, without a memory to attend to
-    mode: Literal["exact", "coarse"]  # coarse where any stage was approximate
+    compared: int  # items whose scores were computed
+    is_whole: bool  # they are all that may be returned
     moved: tuple[Moved | None, ...]  # [L] why an item does not stand where its score puts it
     propensities: NDArray[np.float32] | None = None  # [L] of being shown; None = nothing explored
 
@@ -82,7 +84,7 @@ def recommend(
     allowed[steering.pinned] = False
     work = _Ranking(snapshot, user, allowed, options, steering)
     count = int(np.count_nonzero(allowed))
-    wanted = candidate_count(snapshot, user, limit, count, options)
+    wanted = candidate_count(snapshot, user, limit, count)
     if not len(user):
         rows = popular_first(snapshot, np.flatnonzero(allowed))
         if not (steering.reorders or steering.boost is not None):
@@ -118,7 +120,8 @@ def recommend(
         every[lineup.places],
         scores.take(torch.from_numpy(lineup.places)),
         personal=len(user) > 0,
-        mode=scores.mode if exact else "coarse",
+        compared=len(every),
+        is_whole=exact,
         moved=lineup.moved,
         propensities=lineup.propensities,
     )
@@ -136,7 +139,7 @@ class _Ranking:
 
     def is_small(self, items: int) -> bool:
         """Whether so many items are all scored, because candidates would be no more than near."""
-        work = items * _cost(self.user, self.options)
+        work = items * _cost(self.user)
         return self.snapshot.model.encoder is None and work <= EXACT_WORK
 
     def candidates(self, among: NDArray[np.bool_], wanted: int) -> RowIndices:
@@ -188,19 +191,18 @@ def candidate_count(
     user: UserMemory,
     limit: int,
     items: int,
-    options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> int:
     """Return the number of candidates among so many items, bounded by the work of scoring."""
-    fewest = CANDIDATES if user.collapsed is None else LONG_CANDIDATES
+    fewest = CANDIDATES if is_known(user) else LONG_CANDIDATES
     if snapshot.index is not None:
         fewest = INDEXED_CANDIDATES
     many = 0
     if snapshot.model.encoder is None:  # the coarse step does not know the target's part
-        many = min(items // _SHARE, int(EXACT_WORK / 4 / max(1.0, _cost(user, options))))
+        many = min(items // _SHARE, int(EXACT_WORK / 4 / max(1.0, _cost(user))))
     return max(fewest, 4 * limit, many)
 
 
-def _cost(user: UserMemory, options: AttentionOptions) -> float:
+def _cost(user: UserMemory) -> float:
     """Return the cost of attending for one target, in rows."""
-    older = 0 if user.collapsed is None else min(len(user.collapsed), options.crossover.many)
+    older = 0 if user.collapsed is None else min(len(user.collapsed), LEAST_ROWS)
     return len(user.memory) + older

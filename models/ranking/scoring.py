@@ -8,20 +8,19 @@ one more, which `with_boost` adds.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import attend, exclude_self
-from models.attention.partial_softmax import PartialSoftmax
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions, Retrieved
+from models.attention.kv_memory import gather_rows
+from models.attention.partial_softmax import Attended, PartialSoftmax
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.history.long_history import attend_long, attend_recent, concat_targets
-from models.history.user_memory import UserMemory, target_queries
-from models.recommender.target_attention import gather_rows
+from models.history.user_attention import attend_user
+from models.history.user_memory import UserMemory
 
 _TARGET_BLOCK = 1 << 23  # floats of [H, T, n] held at once: 32 MiB
 _TARGETS = 4_096  # at once: what is gathered of more leaves the cache, measured from 20,000 on
@@ -35,12 +34,11 @@ class Scores(NamedTuple):
     transitions: Tensor  # [T]
     prior: Tensor  # [T]
     mass: Tensor  # [T] share of the softmax that was attended row by row, least of the heads
-    mode: Literal["exact", "coarse"]  # coarse: clusters stood for some rows of a long history
+    mode: Retrieved  # how the memory was attended
     memory_rows: int  # rows of the memory
     # [T] of contexts, relative, at 99 %, largest of heads; None = 0
     relative_error: Tensor | None = None
-    # Rows attended one by one, mean of targets and heads; None = all.
-    rows_scanned: float | None = None
+    rows_scanned: float = 0.0  # rows attended one by one, mean of targets and heads
     partial: PartialSoftmax | None = None  # long history: attention of all heads and targets
     similarity: Tensor | None = None  # [T]; None where the model has no such part
     rules: Tensor | None = None  # [T] boosts; None = 0
@@ -56,6 +54,12 @@ class Scores(NamedTuple):
             "rules": self.rules,
         }
         return {name: part for name, part in parts.items() if part is not None}
+
+    @property
+    def personal(self) -> Tensor:
+        """The part of each total [T] that a memory makes up, the sum of contributions."""
+        personal = self.attention + self.transitions
+        return personal if self.similarity is None else personal + self.similarity
 
     def with_boost(self, boost: NDArray[np.float32]) -> Scores:
         """Return these scores with a boost [T] of each target in the total."""
@@ -76,18 +80,19 @@ class Scores(NamedTuple):
         parts: dict[str, Any] = {
             name: torch.cat([part, getattr(more, name)])
             for name, part in self._asdict().items()
-            if isinstance(part, Tensor)
+            if isinstance(part, Tensor) and name != "relative_error"
         }
+        both = self, more
+        if any(each.relative_error is not None for each in both):  # those of the others are exact
+            errors = (x.total * 0 if x.relative_error is None else x.relative_error for x in both)
+            parts["relative_error"] = torch.cat([*errors])
         if self.partial is not None and more.partial is not None:
             pairs = zip(self.partial, more.partial, strict=True)
             parts["partial"] = PartialSoftmax(*(torch.cat(pair, 1) for pair in pairs))
-        if self.rows_scanned is not None and more.rows_scanned is not None:
-            own, others = len(self.total), len(more.total)
-            scanned = self.rows_scanned * own + more.rows_scanned * others
-            parts["rows_scanned"] = scanned / (own + others)
-        if more.mode == "coarse":
-            parts["mode"] = "coarse"
-        return self._replace(**parts)
+        own, others = len(self.total), len(more.total)
+        scanned = self.rows_scanned * own + more.rows_scanned * others
+        mode = self.mode if others == 0 or more.mode == "exact" else more.mode
+        return self._replace(rows_scanned=scanned / max(1, own + others), mode=mode, **parts)
 
 
 @torch.inference_mode()
@@ -99,33 +104,35 @@ def score(
 ) -> Scores:
     """Score targets, rows [T] of the catalogue, by attending over the user's memory.
 
-    `user` is from `build_memory` with the same snapshot. `options` say, beside the softmax, when
-    clusters stand for the older events of a long history.
+    `user` is from `build_memory` with the same snapshot.
     """
-    if not len(targets):
-        none = torch.zeros(0)
-        similarity = none if user.similarity is not None else None
-        return Scores(none, none, none, none, none, "exact", len(user), similarity=similarity)
     chosen = torch.from_numpy(np.asarray(targets, dtype=np.int64))
     transitions = transition_scores(snapshot, user, chosen, again=not options.exclude_self)
     prior = snapshot.tables.prior.index_select(0, chosen)
-    mode: Literal["exact", "coarse"] = "exact"
-    error = scanned = whole = None
-    if user.collapsed is not None:
-        blocks = torch.split(chosen, _TARGETS)
-        found = concat_targets(
-            attend_long(snapshot, user, user.collapsed, some, options) for some in blocks
-        )
-        attention, mass, error, looked, whole = found
-        mode, scanned = ("coarse" if bool(error.any()) else "exact"), float(looked.mean())
-    elif not len(user):
-        attention, mass = torch.zeros(len(chosen)), torch.ones(len(chosen))
-    else:
-        step = min(_TARGETS, max(1, _TARGET_BLOCK // (len(user) * user.memory.heads)))
-        parts = [
-            _attend_exact(snapshot, user, block, options) for block in torch.split(chosen, step)
+    attention, mass = torch.zeros(len(chosen)), torch.ones(len(chosen))
+    mode: Retrieved = "exact"
+    error = whole = None
+    scanned = 0.0
+    if len(user) and len(chosen):
+        rows = 1 if user.collapsed is not None else len(user)
+        step = min(_TARGETS, max(1, _TARGET_BLOCK // (rows * user.memory.heads)))
+        blocks = [chosen] if len(chosen) <= step else torch.split(chosen, step)
+        parts = [attend_user(snapshot, user, block, options) for block in blocks]
+        sums = [
+            (each.partial.context * gather_rows(snapshot.tables.outputs, block)).sum((0, 2))
+            for each, block in zip(parts, blocks, strict=True)
         ]
-        attention, mass = torch.cat(parts), torch.ones(len(chosen))
+        attention = sums[0] if len(sums) == 1 else torch.cat(sums)
+        if user.collapsed is None and options.mode != "coarse":
+            scanned = float(len(user))
+        else:
+            found = Attended.concat(parts)
+            mass, scanned = found.mass.amin(0), float(found.scanned.mean())
+            whole = None if user.collapsed is None else found.partial
+            if options.mode == "coarse":
+                mode = "coarse"
+            elif bool(found.error.any()):
+                mode, error = "lists", found.error.amax(0)
     total = attention + transitions + prior
     similarity = similarity_scores(snapshot, user, chosen)
     if similarity is not None:
@@ -177,25 +184,3 @@ def target_counts(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, agai
         items = items[:depth][liked[:depth] & again]
         counts.append(torch.bincount(items, minlength=len(snapshot.catalogue))[targets].float())
     return torch.stack(counts)
-
-
-def _attend_exact(
-    snapshot: Snapshot,
-    user: UserMemory,
-    targets: Tensor,
-    options: AttentionOptions,
-) -> Tensor:
-    """Return the attention part [T]."""
-    tables = snapshot.tables
-    if options.hard:
-        context = attend(
-            target_queries(snapshot, user, targets),  # (H, T, d)
-            user.memory.keys.transpose(0, 1),
-            user.memory.values.transpose(0, 1),
-            bias=user.bias[:, None],  # (H, 1, m)
-            visible=exclude_self(targets, user.rows) if options.exclude_self else None,  # (T, m)
-            hard=True,
-        ).context
-    else:
-        context = attend_recent(snapshot, user, targets, options).context
-    return (context * gather_rows(tables.outputs, targets)).sum((0, 2))

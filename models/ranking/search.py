@@ -8,13 +8,24 @@ embedding with each key, one ranks the items by BM25, and their scores add up. A
 share (a category that is all a field says) is one key with m values: its weight is split among
 them. At μ = 0, b_field - log m is -log of the number of the item's keys, so that words alone rank.
 Keywords that match, such as stock codes, are keys of their own: see `keyword_matches`.
+
+When a history is searched, its events are the values, and newer ones weigh a little more:
+
+    score(event) = match(item) + recency(event)
+    recency(event) = R / (1 + age / A) / temperature
+    weight(event) = softmax of the scores over all events
+
+The match is the score of the item, log Σ exp(logit) over its keys, among the items of the history.
+An item's keys carry log Σ exp(recency) over its events, so that the softmax over keys is the one
+over events. Recency falls from R towards 0 and is R / 2 at the age A; R is worth .03 in cosine. It
+decides between events on one item, and between matches that are nearly equal.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -31,6 +42,21 @@ from models.ranking.matching.search_results import SearchResults
 from models.ranking.scoring import Scores
 from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
 from models.ranking.steering.ranked_lineup import SteeredRows, line_up_scored
+
+RECENCY = 0.5  # R, in logits: a match of 1.65 times the weight is better whatever its age
+HALVED = 30 * 86_400 * 1_000_000  # A, in microseconds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventResults:
+    """Events on items that match, best first; of those that tie, the newest first."""
+
+    events: RowIndices  # [L] places of the events
+    items: SearchResults
+    places: NDArray[np.int64]  # [L] of each event's item among those
+    match: NDArray[np.float64]  # [L] score of its item
+    recency: NDArray[np.float64]  # [L]
+    weights: NDArray[np.float64]  # [L] shares of the softmax over all events
 
 
 @torch.inference_mode()
@@ -92,6 +118,46 @@ def search(
     order = heavy[np.isin(matches.items[heavy], lineup.rows)]
     found = _results(matches, order, weights, gathered, personal, total, mass)
     return _lined_up(with_keywords(found, matches, float(total)), lineup)
+
+
+def recency(ages: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return what events of these ages, in microseconds, add to their scores at temperature 1."""
+    return RECENCY / (1 + np.maximum(ages, 0) / HALVED)
+
+
+def search_events(
+    matches: FieldMatches, rows: NDArray[np.integer], ages: NDArray[np.int64], *, limit: int
+) -> EventResults:
+    """Rank events by how well their items match, and by their age.
+
+    Args:
+        matches: from `match_fields`, where the items of the events are allowed.
+        rows: the item row of each event [n], oldest event first.
+        ages: of the events at the time of the request [n], microseconds.
+        limit: the most events; hard attention leaves one.
+    """
+    fresh = recency(ages) / matches.options.temperature
+    size = len(matches.catalogue)
+    newest = np.zeros(size)
+    np.maximum.at(newest, rows, fresh)
+    prior, boost = newest.astype(np.float32), np.zeros(size, np.float32)
+    if matches.options.hard:
+        limit = 1
+    else:
+        prior[rows] = np.log(np.bincount(rows, np.exp(fresh), size)[rows])
+        boost[rows] = newest[rows] - prior[rows]
+    # The items of the best events are those that are best by their newest event.
+    items = search(replace(matches, prior=prior), limit=limit, steering=ItemSteering(boost))
+    is_found = np.zeros(size, np.bool_)
+    is_found[items.rows] = True
+    events = np.flatnonzero(is_found[rows])
+    order = np.argsort(items.rows)
+    places = order[np.searchsorted(items.rows, rows[events], sorter=order)]
+    match = (items.scores.astype(np.float64) - prior[items.rows])[places]
+    best = np.lexsort((-events, -(match + fresh[events])))[:limit]
+    events, places, match = events[best], places[best], match[best]
+    weights = items.weights[places] * np.exp(fresh[events] - prior[rows[events]])
+    return EventResults(events, items, places, match, fresh[events], weights)
 
 
 def _results(

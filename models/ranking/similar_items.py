@@ -11,12 +11,16 @@ A trained vector says no more than the events that it was learned from. Where co
 too, the trained space counts by the evidence of both items, e = √(r_a r_b) with r = n / (n + 20)
 for an item of n training events: the reliability of a mean of n observations whose noise has 20
 times the variance of what they tell. e is 1 in the content space.
+
+With `coarse`, FAISS names the k keys of each space with the largest cosines, and the softmax is
+over these. Means and deviations are of all keys all the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -26,7 +30,9 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import normalize
 
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
+from models.index.unit_vectors import normalize_rows
 from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
 from models.ranking.steering.lineup import Moved
 from models.ranking.steering.ranked_lineup import line_up_scored
@@ -52,9 +58,11 @@ class SimilarItems:
 
     rows: NDArray[np.int64]  # [L]
     scores: NDArray[np.float32]  # [L] without boosts
-    weights: NDArray[np.float32]  # [L] share of the softmax over the keys of all allowed items
+    weights: NDArray[np.float32]  # [L] share of the softmax over the attended keys
     spaces: tuple[Mapping[Space, SpaceMatch], ...]  # [L] those in which the item has a key
     moved: tuple[Moved | None, ...]  # [L] why an item does not stand where its score puts it
+    keys: int  # that were attended
+    mass: float  # share of the softmax over the keys of all allowed items that these hold
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,13 +71,29 @@ class ComparedItems:
 
     rows: NDArray[np.int64]  # [M] ascending
     scores: NDArray[np.float32]  # [M]
-    _spaces: tuple[Space, ...]  # [S]
-    _logits: Tensor  # [S, M]
+    spaces: tuple[Space, ...]  # [S]
+    _logits: Tensor  # [S, M] -inf where an item's key is not attended
     _cosines: Tensor  # [S, M]
+    mass: float = 1.0  # as in `SimilarItems`
+
+    def among(self, rows: Sequence[NDArray[np.int64]]) -> ComparedItems:
+        """Return the items whose keys are among some rows of each space [S], which are attended."""
+        missing = np.stack([~np.isin(self.rows, own) for own in rows])
+        logits = self._logits.masked_fill(torch.from_numpy(missing), -torch.inf)
+        held = (logits > -torch.inf).any(0)
+        mass = torch.logsumexp(logits.flatten(), 0) - torch.logsumexp(self._logits.flatten(), 0)
+        return ComparedItems(
+            self.rows[held.numpy()],
+            torch.logsumexp(logits[:, held], 0).numpy(),
+            self.spaces,
+            logits[:, held],
+            self._cosines[:, held],
+            float(mass.exp()),
+        )
 
     def cosines_in(self, space: Space) -> NDArray[np.float32]:
         """Return the cosines in one of the spaces, [M]."""
-        cosines: NDArray[np.float32] = self._cosines[self._spaces.index(space)].numpy()
+        cosines: NDArray[np.float32] = self._cosines[self.spaces.index(space)].numpy()
         return cosines
 
     def take(
@@ -93,12 +117,14 @@ class ComparedItems:
             tuple(
                 {
                     space: SpaceMatch(cosine, share)
-                    for space, cosine, share, logit in zip(self._spaces, *of_item, strict=True)
+                    for space, cosine, share, logit in zip(self.spaces, *of_item, strict=True)
                     if logit > -np.inf
                 }
                 for of_item in columns
             ),
             (None,) * len(places) if moved is None else moved,
+            int((self._logits > -torch.inf).sum()),
+            self.mass,
         )
 
 
@@ -120,12 +146,17 @@ def similar(
     allowed: NDArray[np.bool_],
     spaces: Sequence[Space] = SPACES,
     steering: ItemSteering = NO_STEERING,
+    options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> SimilarItems:
     """Rank the allowed items [N] by their similarity to the one at `row`, which is not ranked.
 
-    Spaces in which the item has no key are skipped. Pins of `steering` must be comparable.
+    Spaces in which the item has no key are skipped. Pins of `steering` must be comparable; their
+    keys are always attended. Every key is, unless the mode of `options` is `coarse`.
     """
     compared = compare_items(snapshot, row, allowed=allowed, spaces=spaces)
+    if options.mode == "coarse" and len(compared.rows):
+        near = [_nearest(snapshot, space, row, allowed, options) for space in compared.spaces]
+        compared = compared.among([np.union1d(rows, steering.pinned) for rows in near])
     if steering is NO_STEERING:
         order = np.argsort(-compared.scores, kind="stable")
         return compared.take(order[:limit])
@@ -166,6 +197,27 @@ def compare_items(
     return ComparedItems(rows, scores, used, logits, torch.stack(cosines)[:, at])
 
 
+def _nearest(
+    snapshot: Snapshot,
+    space: Space,
+    row: int,
+    allowed: NDArray[np.bool_],
+    options: AttentionOptions,
+) -> NDArray[np.int64]:
+    """Return the rows [<= k] of the allowed items whose keys FAISS finds nearest in a space."""
+    k = options.rows_kept
+    every = np.flatnonzero(_offered(snapshot, (space,)))
+    index = snapshot.kept_index(space, options.probes, partial(_unit, snapshot, space, every))
+    # The item itself is found too, and left out: if all others are allowed, FAISS looks at none.
+    offered = allowed[every] | (every == row)
+    query = _unit(snapshot, space, np.array([row]))
+    allow = None if offered.all() else offered
+    near = index.search(query, k + 1, allow=allow, probes=options.probes)[0]
+    rows: NDArray[np.int64] = every[near[near >= 0]]
+    others: NDArray[np.int64] = rows[rows != row][:k]
+    return others
+
+
 def comparable(
     snapshot: Snapshot, row: int, allowed: NDArray[np.bool_], spaces: Sequence[Space]
 ) -> NDArray[np.bool_]:
@@ -174,15 +226,19 @@ def comparable(
     Items without a title and any text but tags and categories are left out, unless the catalogue
     names none.
     """
-    found = np.zeros(len(allowed), np.bool_)
-    for space in spaces:
-        found |= _there(snapshot, space)
-    found &= allowed & snapshot.catalogue.servable
-    named = snapshot.catalogue.is_named & snapshot.catalogue.servable
-    if named.any():
-        found &= named
+    found = allowed & _offered(snapshot, spaces)
     found[row] = False
     return found
+
+
+def _offered(snapshot: Snapshot, spaces: Sequence[Space]) -> NDArray[np.bool_]:
+    """Mark the items [N] that are comparable to any item."""
+    found = np.zeros(len(snapshot.catalogue), np.bool_)
+    for space in spaces:
+        found |= _there(snapshot, space)
+    servable = snapshot.catalogue.servable
+    named = snapshot.catalogue.is_named & servable
+    return found & (named if named.any() else servable)
 
 
 def _there(snapshot: Snapshot, space: Space) -> NDArray[np.bool_]:
@@ -212,6 +268,14 @@ def _cosines(snapshot: Snapshot, space: Space, row: int) -> Tensor:
     # The products are scaled instead of the vectors, which are gigabytes for many items.
     lengths: Tensor = vector_norm(vectors, dim=1)
     return (vectors @ normalize(vectors[row], dim=0)) / lengths.clamp(min=_TINY)
+
+
+def _unit(snapshot: Snapshot, space: Space, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return keys of unit length of items [n], in a space."""
+    if space == "content":
+        content = snapshot.catalogue.content
+        return content if len(rows) == len(content) else content[rows]  # an index shares its keys
+    return normalize_rows(snapshot.tables.vectors[torch.from_numpy(rows)].numpy())
 
 
 def _standard(cosines: Tensor, of: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.recommender.target_attention import ItemTables, gather_rows
+from models.attention.kv_memory import gather_rows
+from models.recommender.target_attention import ItemTables
 
 CANDIDATES = 200  # items at least whose attention is then computed exactly
 # Items with the largest scores by ⟨r_u, x_c⟩ that are compared to first order, at least: the

@@ -20,18 +20,6 @@ class ItemTables(NamedTuple):
     prior: Tensor  # [N]
 
 
-def gather_rows(table: Tensor, rows: Tensor) -> Tensor:
-    """Select rows [T] of a table [H, N, d] into a copy [H, T, d] contiguous by head.
-
-    Selects along the first dimension of the transposed table, as it lies in memory: along its
-    second dimension torch would copy all of it first, and fancy indexing takes several times as
-    long.
-    """
-    if not table.shape[1]:
-        return table.new_zeros(table.shape[0], len(rows), table.shape[2])
-    return table.transpose(0, 1).index_select(0, rows).transpose(0, 1).contiguous()
-
-
 def target_attention(tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
     """Compute Σ_h ⟨context_h, o_h⟩ of every item as the target of one history per batch row.
 

@@ -24,7 +24,9 @@ from service.domain.item_selection import (
 from service.domain.steering import NO_STEERING, Rule, Steering
 
 RetrievalMode = Literal["auto", "exact", "coarse"]
+Retrieved = Literal["exact", "coarse", "lists"]  # how a memory was attended
 ScorerName = Literal["scaled_dot", "cosine", "additive"]
+SearchedMemory = Literal["catalogue", "history"]  # that a search is answered from
 Space = Literal["content", "trained"]  # item vectors: of their text, or of the trained model
 
 
@@ -50,17 +52,15 @@ class EventFilter:
 
 @dataclass(frozen=True, slots=True)
 class Retrieval:
-    """Parameters of key retrieval: exact, or a coarse top-`k` (`probes` for IVF) before softmax.
-
-    A user's history is never cut to a top-k: cluster moments stand for the older events of a long
-    one, to within `max_error`.
-    """
+    """Parameters of key retrieval: exact, or a coarse top-`k` (`probes` for IVF) before softmax."""
 
     mode: RetrievalMode = "auto"
     k: int | None = None
     probes: int | None = None
-    max_error: float | None = None  # relative error of a context; None = the service's setting
-    moment_order: int | None = None  # highest moment of a cluster: 1 or 2
+    max_error: float | None = None  # `auto`: relative error of a context; None = the setting's
+
+
+DEFAULT_RETRIEVAL = Retrieval()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Requester:
     user_id: str | None = None
     history: tuple[InlineEvent, ...] | None = None
     visible: EventFilter = EventFilter()
-    retrieval: Retrieval = Retrieval()
+    retrieval: Retrieval = DEFAULT_RETRIEVAL
     temperature: float = 1.0
     hard: bool = False
     exclude_self: bool = False
@@ -110,9 +110,10 @@ class RecommendQuery:
 
 @dataclass(frozen=True, slots=True)
 class SearchQuery:
-    """Search the catalogue by text; a named user re-ranks.
+    """Search the catalogue by text; a named user re-ranks. Or search the requester's history.
 
-    With `sort`, or without a query, items are listed in the order of their fields instead.
+    With `sort`, or without a query, items are listed in the order of their fields instead. A
+    history is searched by a query, and takes the fields that `SearchIn` lets pass.
     """
 
     requester: Requester
@@ -127,6 +128,7 @@ class SearchQuery:
     facets: tuple[FacetRequest, ...] = ()  # over all matches
     fields: tuple[str, ...] = ()
     steering: Steering = NO_STEERING  # without exploration; of a list, quotas alone
+    memory: SearchedMemory = "catalogue"
 
     @property
     def is_listing(self) -> bool:
@@ -145,6 +147,7 @@ class SimilarQuery:
     facets: tuple[FacetRequest, ...] = ()  # over all items that are compared
     fields: tuple[str, ...] = ()
     steering: Steering = NO_STEERING  # without exploration
+    retrieval: Retrieval = DEFAULT_RETRIEVAL  # of other items' keys in each space
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +184,12 @@ class AttendQuery:
     heads: int | None = None  # None: 1, or the model's own for a user's memory
     temperature: float = 1.0
     hard: bool = False
-    retrieval: Retrieval = Retrieval()
+    retrieval: Retrieval = DEFAULT_RETRIEVAL
     visible: EventFilter = EventFilter()
     exclude_self: bool = False
     at: int | None = None
     limit: int = 100
+    state: bool = True  # of a user's memory: the user's part of the query, and recency
 
 
 # ---------------------------------------------------------------------------- answers
@@ -211,6 +215,13 @@ class Contribution(NamedTuple):
     effect: float | None = None  # what the score loses without this row; None: not requested
     effect_is_exact: bool = False  # False: estimated
     events: int = 1  # that are summed up
+
+
+class Remainder(TypedDict):
+    """Rows of a memory that an explanation does not name, counted together."""
+
+    events: int
+    contribution: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +253,7 @@ class AnswerItem(TypedDict, total=False):
     parts: dict[str, float]  # terms of the score, which is their sum
     reason: str  # personal | popular | content, or what a ready question ranks by
     explanation: tuple[Contribution, ...]
+    remainder: Remainder  # beside an explanation: all sum to the score without prior and rules
     events: int  # ready questions: number of events that count
     support: int  # together: users, or baskets, with both items
     lift: float  # together: how many times as often as by chance
@@ -259,18 +271,28 @@ class AnswerItem(TypedDict, total=False):
     propensity: float  # with `explore`: probability of being in the answer
 
 
+class AnswerEvent(AnswerItem):
+    """One event of an answer to a search of a history, with what is answered of its item."""
+
+    event_id: str | None  # None for inline events, and where the store cannot be reached
+    type: str
+    timestamp: int
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A list of items from one model version."""
 
     items: Sequence[AnswerItem]
     model_version: str
-    retrieval: str = "exact"  # exact | coarse, as it was carried out
+    retrieval: Retrieved = "exact"
     # An older model answers because the current one cannot be loaded, or the store does not answer.
     degraded: bool = False
-    keys_attended: int | None = None  # search: number of field keys attended
-    mass: float | None = None  # search: share of the softmax over all field keys that they hold
-    rows_scanned: int | None = None  # long history: mean rows attended one by one for each target
+    keys_attended: int | None = None  # search, similar: number of keys attended
+    mass: float | None = None  # search, similar: share of the softmax over all keys that they hold
+    rows_scanned: int | None = None  # mean rows attended one by one, for each head and target
+    memory_rows: int | None = None  # rows of the person's memory
+    candidates: int | None = None  # recommend: items whose scores were computed
     # search: word of the query that no item has -> words that are searched for in its place
     corrections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     did_you_mean: str | None = None  # search: the query with spellings that were not applied
@@ -291,6 +313,9 @@ class AttendResult:
     weights: tuple[tuple[float, ...], ...]  # [heads][rows]
     context: tuple[float, ...]  # over all attended rows, regardless of `limit`
     mass: tuple[float, ...]  # [heads]
-    retrieval: str
+    retrieval: Retrieved
     model_version: str | None
     degraded: bool = False
+    rows_scanned: int | None = None  # as in `Answer`
+    memory_rows: int | None = None
+    events: tuple[MemoryRow, ...] | None = None  # of a user's memory, in the order of `rows`

@@ -16,7 +16,15 @@ from service.domain.item_selection import (
     Filter,
     FilterWarning,
 )
-from service.domain.queries import AnswerItem, Contribution, Requester
+from service.domain.queries import (
+    DEFAULT_RETRIEVAL,
+    AnswerItem,
+    Contribution,
+    Remainder,
+    Requester,
+    Retrieval,
+    Retrieved,
+)
 from service.domain.steering import NO_STEERING, AtMost, Rule, Steering
 
 _HOUR = 3_600_000_000
@@ -106,6 +114,9 @@ class RowsAnswer:
     warnings: tuple[FilterWarning, ...] | None = None
     total: int | None = None  # items that may stand in a row, with facets
     facets: tuple[FacetResult, ...] | None = None
+    retrieval: Retrieved = "exact"
+    rows_scanned: int | None = None  # as in `Answer`
+    memory_rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +128,7 @@ class AudienceQuery:
     exclude_seen: bool = True  # leave out users with events on the item
     explain: int = 3  # events that are named for each user, at most
     at: int | None = None
+    retrieval: Retrieval = DEFAULT_RETRIEVAL  # of each user's memory
 
 
 class AudienceUser(TypedDict, total=False):
@@ -127,6 +139,7 @@ class AudienceUser(TypedDict, total=False):
     parts: Required[dict[str, float]]  # which the score is the sum of
     reason: Required[str]  # personal | content
     explanation: tuple[Contribution, ...]
+    remainder: Remainder
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +150,10 @@ class AudienceAnswer:
     model_version: str
     scored: int  # number of users whose scores were compared
     candidates: int  # number of users who may be in the audience
-    retrieval: Literal["exact", "coarse"]  # exact: all of them were scored
     degraded: bool = False
+    retrieval: Retrieved = "exact"  # of the users' memories
+    rows_scanned: int | None = None  # mean over these users, as in `Answer`
+    memory_rows: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +164,7 @@ class AffinitiesQuery:
     field: str = "categories"
     limit: int = 20
     at: int | None = None
+    retrieval: Retrieval = DEFAULT_RETRIEVAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,3 +185,6 @@ class AffinitiesAnswer:
     values: Sequence[Affinity]
     model_version: str
     degraded: bool = False
+    retrieval: Retrieved = "exact"
+    rows_scanned: int | None = None  # as in `Answer`
+    memory_rows: int | None = None

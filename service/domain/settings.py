@@ -134,8 +134,8 @@ class Settings(BaseSettings):
     max_exact_rows: int = Field(
         100_000,
         ge=0,
-        description="Most rows that retrieval mode `auto` attends exactly in search and "
-        "/v1/attend; coarse beyond.",
+        description="Most field keys that retrieval mode `auto` attends exactly in search; coarse "
+        "beyond.",
     )
     history_cache_bytes: int = Field(
         640 * _MiB,
@@ -148,7 +148,7 @@ class Settings(BaseSettings):
         gt=0,
         le=1,
         description="Relative error of a head's context that is allowed, at 99 % confidence, where "
-        "the older events of a long history are attended by clusters; the default of "
+        "the older events of a long history are attended by FAISS's lists; the default of "
         "`retrieval.max_error`.",
     )
     audit_fraction: float = Field(

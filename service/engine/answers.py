@@ -15,6 +15,7 @@ from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explain import Reason
 from models.ranking.recommend import Ranked
 from models.ranking.scoring import Scores, score
+from models.text.query_parser import ParsedQuery
 from service.domain.errors import Invalid, NotFound
 from service.domain.item_selection import NO_FILTER
 from service.domain.queries import (
@@ -45,6 +46,7 @@ from service.engine.questions.search import (
     search_answer,
     search_items,
 )
+from service.engine.questions.search_history import history_answer, search_history
 from service.engine.questions.similar_items import similar_items
 from service.engine.request_steps import OpenRequest, RequestSteps
 from service.engine.selection.item_selection import (
@@ -109,7 +111,7 @@ class Answers:
                 steered.steering,
             )
             outcome.append(ranked)
-            return ranked.rows, ranked.scores._replace(mode=ranked.mode)
+            return ranked.rows, ranked.scores
 
         def count() -> Counted | None:
             mask = selection.allowed.copy()
@@ -117,6 +119,7 @@ class Answers:
             return count_items(snapshot, mask, query.facets)
 
         answer = await self._ranked(request, stages, rank)
+        answer = replace(answer, candidates=outcome[0].compared)
         answer = steered.describe(answer, outcome[0])
         counted = await self._steps.compute(stages, count) if query.facets else None
         return await self._steps.complete(
@@ -126,8 +129,11 @@ class Answers:
     async def search(self, query: SearchQuery, stages: StageClock) -> Answer:
         """Search items by text and re-rank them by the requester's memory, or list them.
 
-        Explanations are of the memory's score. Raises `Invalid` for a cursor of another list.
+        For the memory `history`, the items of the answer are `AnswerEvent`s. Explanations are of
+        the memory's score. Raises `Invalid` for a cursor of another list.
         """
+        if query.memory == "history":
+            return await self._search_history(query, stages)
         if query.is_listing:
             return await self._list(query, stages)
         request = await self._steps.open(query.requester, stages)
@@ -157,14 +163,34 @@ class Answers:
                 self._parts.store, snapshot, request.events, outcome.reasons
             )
         answer = search_answer(query, snapshot, outcome, named, steered)
-        index, parsed = snapshot.catalogue.bm25_index, outcome.parsed
-        if query.highlight and index is not None and parsed is not None:
-            with stages("highlight"):
-                spans_of = partial(index.match_spans, parsed)
-                answer = await add_highlights(answer, self._parts.store, spans_of)
-        is_degraded = is_degraded or answer.degraded or self._parts.live.degraded
-        answer = replace(selection.described(answer, outcome.counted), degraded=is_degraded)
-        return await self._steps.complete(answer, query.fields, stages)
+        answer = selection.described(replace(answer, degraded=is_degraded), outcome.counted)
+        return await self._with_texts(query, snapshot, answer, stages, outcome.parsed)
+
+    async def _search_history(self, query: SearchQuery, stages: StageClock) -> Answer:
+        """Search the events of the requester by the texts of their items."""
+        request = await self._steps.open(query.requester, stages)
+        snapshot, events, setup = request.snapshot, request.events, self._parts.search.setup
+        selection = await self._select(snapshot, query, stages)
+        work = partial(
+            search_history,
+            query,
+            snapshot,
+            events,
+            setup.encode,
+            at=request.at,
+            allowed=selection.allowed,
+            options=request.options,
+            parameters=setup.parameters,
+        )
+        size = math.inf
+        if setup.quick:
+            size = _FIELD_KEY * len(snapshot.catalogue.keys) + len(events)
+        outcome = await self._steps.compute(stages, work, size)
+        with stages("explain"):
+            named = await name_rows(self._parts.store, snapshot, events, outcome.sources)
+        answer = history_answer(query, snapshot, events, outcome, named.ids)
+        answer = selection.described(replace(answer, degraded=named.is_degraded))
+        return await self._with_texts(query, snapshot, answer, stages, outcome.parsed)
 
     async def _list(self, query: SearchQuery, stages: StageClock) -> Answer:
         """List items in the order of their fields; whoever asks, the list is the same."""
@@ -183,8 +209,7 @@ class Answers:
             parameters=setup.parameters,
         )
         answer = await self._steps.compute(stages, work)
-        answer = replace(answer, degraded=self._parts.live.degraded)
-        return await self._steps.complete(answer, query.fields, stages)
+        return await self._with_texts(query, snapshot, answer, stages)
 
     async def similar(self, query: SimilarQuery, stages: StageClock) -> Answer:
         """Find items like one.
@@ -212,18 +237,21 @@ class Answers:
             target = query.vector
         else:
             raise Invalid("/query", "one of vector, item_id and text must be given")
-        memory, exact_up_to = query.memory, self._parts.settings.max_exact_rows
+        memory = query.memory
         if isinstance(memory, VectorMemory):
             vector = snapshot.catalogue.content[target] if isinstance(target, int) else target
-            return await self._steps.compute(
-                stages, lambda: attend_vectors(query, memory, vector, exact_up_to)
-            )
+            return await self._steps.compute(stages, lambda: attend_vectors(query, memory, vector))
         if not isinstance(memory, StoredUserMemory):
             result = await self._steps.compute(
-                stages, lambda: attend_catalogue(query, snapshot, target, exact_up_to)
+                stages, lambda: attend_catalogue(query, snapshot, target)
             )
             return replace(result, degraded=self._parts.live.degraded)
-        requester = Requester(user_id=memory.user_id, visible=query.visible, at=query.at)
+        requester = Requester(
+            user_id=memory.user_id,
+            visible=query.visible,
+            retrieval=query.retrieval,
+            at=query.at,
+        )
         request = await self._steps.open(requester, stages)
 
         def attend() -> tuple[AttendResult, UserMemory]:
@@ -235,11 +263,29 @@ class Answers:
         result, user = await self._steps.compute(stages, attend)
         with stages("explain"):
             sources = [int(user.source[row]) for row in result.rows]
-            ids, is_degraded = await name_rows(self._parts.store, request.events, sources)
-        is_degraded = is_degraded or self._parts.live.degraded
-        return replace(result, ids=ids, degraded=is_degraded)
+            named = await name_rows(self._parts.store, request.snapshot, request.events, sources)
+        is_degraded = named.is_degraded or self._parts.live.degraded
+        return replace(result, ids=named.ids, events=named.events, degraded=is_degraded)
 
     # ------------------------------------------------------------------ the parts
+
+    async def _with_texts(
+        self,
+        query: SearchQuery,
+        snapshot: Snapshot,
+        answer: Answer,
+        stages: StageClock,
+        parsed: ParsedQuery | None = None,
+    ) -> Answer:
+        """Return an answer to a search with highlights and fields, where they are asked for."""
+        index = snapshot.catalogue.bm25_index
+        if query.highlight and index is not None and answer.items:
+            with stages("highlight"):
+                parsed = parsed or index.parser.parse(query.query)
+                spans_of = partial(index.match_spans, parsed)
+                answer = await add_highlights(answer, self._parts.store, spans_of)
+        answer = replace(answer, degraded=answer.degraded or self._parts.live.degraded)
+        return await self._steps.complete(answer, query.fields, stages)
 
     async def _select(
         self, snapshot: Snapshot, query: RecommendQuery | SearchQuery, stages: StageClock
@@ -279,7 +325,10 @@ class Answers:
 
         def attend(user: UserMemory) -> tuple[ItemRows, Scores, list[list[Reason]]]:
             rows, scores = rank(user)
-            self._parts.memories.audit.sample(snapshot, user, rows, scores, options)
+            every = replace(options, mode="exact")
+            self._parts.memories.long_work.audit(
+                user, scores, lambda count: score(snapshot, user, rows[:count], every)
+            )
             reasons = explain_items(
                 snapshot,
                 user,

@@ -22,7 +22,7 @@ from service.engine.live_scenarios import LiveScenarios
 from service.engine.monitoring import readiness
 from service.engine.monitoring.measurements import Measurement, measure
 from service.engine.ready_answers import ReadyAnswers
-from service.histories.error_audit import ErrorObserver
+from service.histories.long_work import ErrorObserver
 from service.jobs.job import Job
 from service.jobs.runner import JobRunner
 from service.jobs.training_command import training_command
@@ -67,10 +67,7 @@ class Engine:
         """Load what is served. Raises `Corrupt` or `ModelRejected`, naming the file at fault."""
         await self.live.open()
         torch.set_num_threads(1)  # of this thread: what it computes itself takes no time
-        loop = asyncio.get_running_loop()
-        measure = self.parts.memories.measure_crossover
         self.parts.event_log.begin()
-        self._measured = loop.run_in_executor(self.parts.executor, measure)
         self._watches = [
             asyncio.create_task(_repeat(_POPULARITY, self.live.refresh_popularity)),
             asyncio.create_task(_repeat(_POLL, self.live.follow_registry, rest=0)),
@@ -98,7 +95,7 @@ class Engine:
 
     def observe_errors(self, observer: ErrorObserver) -> None:
         """Call `observer` with the true and the stated errors of a sample of answers."""
-        self.parts.memories.audit.observer = observer
+        self.parts.memories.long_work.observer = observer
 
     async def models(self) -> list[Mapping[str, Any]]:
         """The versions on disk with their metrics, oldest first."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.ready.affinities import ValueAffinity, affinities
+from models.ranking.scoring import Scores
 from service.domain.errors import StoreUnreachable
 from service.domain.queries import Answer, Requester
 from service.domain.ready_queries import (
@@ -165,11 +168,13 @@ class ReadyAnswers:
             self._is_degraded or named.is_degraded or added.degraded,
             selection.warnings or None,
             *((None, None) if counted is None else (counted.total, counted.facets)),
+            **_attended([pool.fresh.scores]),
         )
 
     async def audience(self, query: AudienceQuery, stages: StageClock) -> AudienceAnswer:
         """Rank users for an item. Raises `NotFound` where it cannot be scored."""
         at, memories = request_time(query.at), self._parts.memories
+        one = Requester(retrieval=query.retrieval, at=query.at)
         with stages("store"):
             log, snapshot = await self._open()
         row = item_row(snapshot, query.item_id)
@@ -178,7 +183,7 @@ class ReadyAnswers:
         )
         with stages("store"):
             names = await self._parts.store.user_ids(found.numbers.tolist())
-            requesters = [Requester(name, at=query.at) for name in names if name is not None]
+            requesters = [replace(one, user_id=name) for name in names if name is not None]
             histories = [await memories.load(requester, at) for requester in requesters]
 
         def rank() -> list[ScoredUser]:
@@ -187,8 +192,8 @@ class ReadyAnswers:
                 snapshot,
                 row,
                 histories,
-                lambda events: memories.memory(snapshot, Requester(), events, at),
-                memories.options(Requester()),
+                lambda events: memories.memory(snapshot, one, events, at),
+                memories.options(one),
             )
 
         scored = await self._steps.compute(stages, rank)
@@ -205,29 +210,31 @@ class ReadyAnswers:
             snapshot.version,
             len(histories),
             found.users,
-            "exact" if found.is_exact else "coarse",
             is_degraded,
+            **_attended([each.score.scores for each in scored]),
         )
 
     async def affinities(self, query: AffinitiesQuery, stages: StageClock) -> AffinitiesAnswer:
         """Return the values of a field by the attention that a user's events on them have."""
-        requester = Requester(query.user_id, at=query.at)
+        requester = Requester(query.user_id, retrieval=query.retrieval, at=query.at)
         request = await self._steps.open(requester, stages)
         _, snapshot, events, at, options = request
 
-        def rank() -> list[ValueAffinity]:
+        def rank() -> tuple[list[ValueAffinity], Scores]:
             # Every event is a row, in a long history too.
             history = self._parts.memories.history(snapshot, events, requester)
             user = build_memory(snapshot, history, at)
             return affinities(snapshot, user, query.field, query.limit, options)
 
-        found = await self._steps.compute(stages, rank)
+        found, scores = await self._steps.compute(stages, rank)
         values = [
             Affinity(_json_value(query.field, each.value), each.mass, each.score, each.rows)
             for each in found
         ]
         degraded = self._parts.live.degraded or events.is_stale
-        return AffinitiesAnswer(query.field, values, snapshot.version, degraded)
+        return AffinitiesAnswer(
+            query.field, values, snapshot.version, degraded, **_attended([scores])
+        )
 
     # ------------------------------------------------------------------ the parts
 
@@ -251,6 +258,18 @@ class ReadyAnswers:
     ) -> Answer:
         answer = await self._steps.complete(answer, fields, stages)
         return replace(answer, degraded=answer.degraded or self._is_degraded)
+
+
+def _attended(every: Sequence[Scores]) -> dict[str, Any]:
+    """Return how the memories behind some scores were attended, as fields of an answer."""
+    own = [scores for scores in every if scores.memory_rows]
+    if not own:
+        return {}
+    return {
+        "retrieval": next((each.mode for each in own if each.mode != "exact"), "exact"),
+        "rows_scanned": round(sum(each.rows_scanned for each in own) / len(own)),
+        "memory_rows": round(sum(each.memory_rows for each in own) / len(own)),
+    }
 
 
 def _json_value(field: str, value: FacetValue) -> FacetValue:

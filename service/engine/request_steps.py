@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
+from models.attention.attention_options import AttentionOptions
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
 from service.domain.queries import Answer, Requester
 from service.domain.stage_clock import StageClock

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.evaluation.metrics import first_relevant_rank, ndcg_gains, standard_error
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.ranking.search import nearest
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from service.domain.errors import Invalid

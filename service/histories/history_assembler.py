@@ -63,7 +63,7 @@ def assemble_history(
         events.filled_weights(),
         # Names of types are few, however many events there are.
         snapshot.type_rows(events.type_names)[events.types],
-        _visible(snapshot, events, visible),
+        visible_events(snapshot, events, visible),
         usable,
         profile_rows,
         profile_content,
@@ -85,7 +85,7 @@ def _profile(
     return rows, np.stack([embeddings.query(text) for text in interests])
 
 
-def _visible(
+def visible_events(
     snapshot: Snapshot, events: EventColumns, wanted: EventFilter
 ) -> NDArray[np.bool_] | None:
     """Which events [n] meet the conditions; None = all."""

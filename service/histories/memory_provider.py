@@ -6,23 +6,19 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 
+from models.attention.attention_options import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
-from models.history.attention_options import CROSSOVER, AttentionOptions
-from models.history.collapsed_history import CollapsedHistory
-from models.history.long_history import collapsible_prefix, leaves_enough
+from models.history.long_history import CollapsedHistory, collapsible_prefix, leaves_enough
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from service.domain.errors import StoreUnreachable
 from service.domain.queries import EventFilter, Requester
 from service.domain.settings import Settings
-from service.histories.cluster_builder import ClusterBuilder
-from service.histories.crossover import measure
-from service.histories.error_audit import ErrorAudit
 from service.histories.event_columns import EMPTY, EventColumns, EventReader, up_to
 from service.histories.history_assembler import assemble_history, with_session
+from service.histories.long_work import LongWork
 from service.histories.user_cache import DerivedState, UserCache
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
@@ -43,15 +39,13 @@ class MemoryProvider:
     def __init__(
         self, store: Store, vocabulary: Vocabulary, embeddings: EmbeddingCache, settings: Settings
     ) -> None:
-        self.audit = ErrorAudit(settings.audit_fraction)
+        self.long_work = LongWork(settings.audit_fraction)
         self._settings = settings
         self._store = store
         self._reader = EventReader(store, vocabulary)
         self._vocabulary = vocabulary
         self._embeddings = embeddings
         self._cache = UserCache(settings.history_cache_bytes)
-        self._clusters = ClusterBuilder()
-        self._crossover = CROSSOVER
         self._forgotten = 0  # entries of the ledger when the cache was last compared with it
         counts = (
             "history_hits",
@@ -61,10 +55,6 @@ class MemoryProvider:
             "memory_misses",
         )
         self._counts = dict.fromkeys(counts, 0)
-
-    def measure_crossover(self) -> None:
-        """Measure from how many items on clusters are faster here; until then it is a guess."""
-        self._crossover = measure()
 
     def options(self, requester: Requester) -> AttentionOptions:
         """The options by which a requester's memory is attended."""
@@ -78,8 +68,6 @@ class MemoryProvider:
             retrieval.probes,
             settings.max_exact_rows,
             settings.max_attention_error if retrieval.max_error is None else retrieval.max_error,
-            2 if retrieval.moment_order is None else retrieval.moment_order,
-            self._crossover,
         )
 
     async def load(self, requester: Requester, at: int) -> EventColumns:
@@ -119,19 +107,26 @@ class MemoryProvider:
         # What is collapsed holds sums of exponentials at temperature 1.
         plain = requester.temperature == 1 and not requester.hard
         may_collapse = len(events) >= LONG and plain
-        memory = None if current is None or may_collapse else current.memory_at(at)
-        if memory is not None:
-            self._counts["memory_hits"] += 1
-            yield memory
-            return
-        self._counts["memory_misses"] += 1
-        if current is not None:
-            history = current.history
-        else:
-            history = assemble_history(snapshot, events, _ALL_EVENTS, self._embeddings)
-        same_epoch = known is not None and known.events.epoch == events.epoch
-        collapsed = known.collapsed if known is not None and same_epoch else None
         with ExitStack() as held:
+            if current is not None:
+                is_long = may_collapse and (current.collapsed is not None or not current.is_plain)
+                if is_long and current.collapsed is not None:
+                    held.enter_context(current.collapsed.lock)
+                memory = current.memory_at(at, collapsed=is_long)
+                if memory is not None:
+                    self._counts["memory_hits"] += 1
+                    if memory is not current.memory:
+                        self._cache.put_derived(snapshot, replace(current, memory=memory))
+                    yield memory
+                    self._account(requester, events.user_id)
+                    return
+            self._counts["memory_misses"] += 1
+            if current is not None:
+                history = current.history
+            else:
+                history = assemble_history(snapshot, events, _ALL_EVENTS, self._embeddings)
+            same_epoch = known is not None and known.events.epoch == events.epoch
+            collapsed = known.collapsed if known is not None and same_epoch else None
             older = None
             if may_collapse and not history.vectors:
                 older = _collapse(snapshot, history, collapsed, at, held)
@@ -143,13 +138,19 @@ class MemoryProvider:
                 history,
                 user.encoded,
                 collapsed if older is None else older,
-                user if older is None else None,
+                user,
+                plain,
             )
             is_kept = self._cache.put_derived(snapshot, state)
-            if is_kept and older is not None and older.needs_clusters:
-                account = partial(self._cache.remeasure, events.user_id)
-                self._clusters.submit(events.user_id, snapshot, older, account)
+            if is_kept and older is not None and older.needs_lists:
+                self.long_work.build(events.user_id, snapshot, older, self._cache.remeasure)
             yield user
+            self._account(requester, events.user_id)
+
+    def _account(self, requester: Requester, user_id: str) -> None:
+        """Account for FAISS's indexes, which a coarse question may have built."""
+        if requester.retrieval.mode == "coarse":
+            self._cache.remeasure(user_id)
 
     @property
     def cached_bytes(self) -> int:
@@ -179,14 +180,13 @@ class MemoryProvider:
         """Sizes and hits of the cache."""
         return {
             **self._cache.stats(),
-            "long_histories_waiting_for_clusters": self._clusters.pending,
+            "long_histories_waiting_for_lists": self.long_work.pending,
             **self._counts,
         }
 
     def close(self) -> None:
         """Stop the work beside requests."""
-        self._clusters.close()
-        self.audit.close()
+        self.long_work.close()
 
     async def _stored(self, user_id: str) -> EventColumns:
         """The stored events of a user as of now; without any for an unknown user."""
@@ -226,10 +226,10 @@ def _collapse(
     if known is not None:
         held.enter_context(known.lock)
         if known.rebind(snapshot):
-            if known.count > len(history.rows):
+            if known.items.count > len(history.rows):
                 return None
             # After items were deleted, the newest events that are left may be too few.
-            if known.count <= count or leaves_enough(snapshot, history, known.count):
+            if known.items.count <= count or leaves_enough(snapshot, history, known.items.count):
                 known.extend(snapshot, history, count, at)
                 return known
     if not count:

@@ -10,8 +10,8 @@ from cachetools import LRUCache
 
 from models.catalogue.snapshot import Snapshot
 from models.encoder.recency_bias import bucket_margins
-from models.history.collapsed_history import CollapsedHistory
 from models.history.encoded_history import EncodedHistory
+from models.history.long_history import CollapsedHistory
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory
 from models.recommender.recommender import Recommender
@@ -35,6 +35,7 @@ class DerivedState:
     encoded: EncodedHistory | None
     collapsed: CollapsedHistory | None = None
     memory: UserMemory | None = None
+    is_plain: bool = True  # False: older events of `memory` were not collapsed, if they could be
     since: int = field(init=False, default=0)  # microseconds UTC: `memory` serves from then on
     until: int = field(init=False, default=0)  # and before then
     nbytes: int = field(init=False, default=0)  # held beside the events, when this was made
@@ -45,7 +46,7 @@ class DerivedState:
         size += 0 if self.collapsed is None else self.collapsed.nbytes
         if self.memory is not None:
             size += self.memory.nbytes  # `encoded` among them
-            younger, older = bucket_margins(self.memory.at - self.history.timestamps)
+            younger, older = bucket_margins(self.memory.at - self.memory.history.timestamps)
             object.__setattr__(self, "since", self.memory.at - younger)
             object.__setattr__(self, "until", self.memory.at + older)
         elif self.encoded is not None:
@@ -60,9 +61,21 @@ class DerivedState:
             and self.events.epoch == events.epoch
         )
 
-    def memory_at(self, at: int) -> UserMemory | None:
-        """The memory, where it is that of a request's time too, microseconds UTC."""
-        return self.memory if self.since <= at < self.until else None
+    def memory_at(self, at: int, *, collapsed: bool = False) -> UserMemory | None:
+        """The memory, where it is that of a request's time too, microseconds UTC.
+
+        Its older events may be collapsed or not; where they are, the caller must hold their lock.
+        """
+        memory = self.memory if self.since <= at < self.until else None
+        if memory is None or (memory.collapsed is not None) != collapsed:
+            return None
+        older = memory.collapsed
+        if older is None:
+            return memory
+        if older.items.count != memory.collapsed_count:
+            return None
+        older.advance_to(memory.at)
+        return replace(memory, at=at) if older.advance_to(at) else memory
 
 
 class UserCache:
@@ -160,7 +173,7 @@ class UserCache:
             self._derived.pop(user_id, None)
 
     def remeasure(self, user_id: str) -> None:
-        """Account for what a user's collapsed history has grown by since it was put."""
+        """Account for what a user's collapsed history and indexes have grown by."""
         with self._lock:
             derived = self._derived.pop(user_id, None)
             if derived is not None:

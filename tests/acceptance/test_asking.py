@@ -391,17 +391,47 @@ def test_visible_scores_as_a_history_of_the_visible_events(http: httpx.Client) -
             assert one["reason"] == other["reason"]
 
 
-def test_short_history_is_attended_exactly_in_every_mode(http: httpx.Client) -> None:
-    """Over twelve events `coarse` retrieval answers as `exact` does, and reports `exact`."""
+def test_coarse_attends_the_rows_that_are_retrieved(http: httpx.Client) -> None:
+    """With k of all rows `coarse` answers as `exact`; with fewer it states number and mass."""
     asked = {"user_id": "u2", "item_ids": list(WORLD)[::5], "at": AT, "explain": 50}
     exact = post(http, "/v1/score", **asked)
-    coarse = post(http, "/v1/score", retrieval={"mode": "coarse", "k": 4}, **asked)
-    assert exact["retrieval"] == coarse["retrieval"] == "exact"
-    assert exact["items"] == coarse["items"]
-    assert {item.get("mass", 1) for item in coarse["items"]} == {1}
-    offers = post(http, "/v1/recommend", user_id="u2", retrieval={"mode": "coarse"}, limit=5)
-    assert offers["retrieval"] == "exact"
-    assert len(offers["items"]) == 5
+    rows = exact["memory_rows"]
+    assert (exact["retrieval"], exact["rows_scanned"]) == ("exact", rows)
+    whole = post(http, "/v1/score", retrieval={"mode": "coarse", "k": rows}, **asked)
+    few = post(http, "/v1/score", retrieval={"mode": "coarse", "k": 4}, **asked)
+    assert (few["retrieval"], few["rows_scanned"], few["memory_rows"]) == ("coarse", 4, rows)
+    for one, other, less in zip(exact["items"], whole["items"], few["items"], strict=True):
+        assert one["score"] == pytest.approx(other["score"], abs=1e-5)
+        assert other["mass"] == pytest.approx(1, abs=1e-5)
+        assert 0 < less["mass"] < 1
+        for item in (one, other, less):
+            told = [*item["explanation"], item["remainder"]]
+            total = sum(each["contribution"] for each in told) + item["parts"]["prior"]
+            assert total == pytest.approx(item["score"], abs=1e-4)
+            assert sum(each["events"] for each in told) == rows
+
+
+def test_an_explanation_and_its_remainder_sum_to_the_score(http: httpx.Client) -> None:
+    """However few events are named, the remainder counts the others, in every question."""
+    for k in (2, 6):
+        asked = {"user_id": "u2", "at": AT, "retrieval": {"mode": "coarse", "k": k}}
+        items = [
+            *post(http, "/v1/score", item_ids=list(WORLD)[::9], explain=1, **asked)["items"],
+            *post(http, "/v1/recommend", limit=3, explain=2, **asked)["items"],
+            *(item for row in post(http, "/v1/rows", **asked)["rows"] for item in row["items"]),
+        ]
+        users = http.get(
+            f"/v1/items/{item_id(0, 3)}/audience",
+            params={"explain": 2, "retrieval": "coarse", "k": k, "at": AT},
+        ).json()["users"]
+        explained = [each for each in (*items, *users) if "explanation" in each]
+        assert len(explained) > 8
+        for each in explained:
+            parts = each["parts"]
+            told = sum(reason["contribution"] for reason in each["explanation"])
+            told += each["remainder"]["contribution"]
+            rest = sum(parts.get(name, 0) for name in ("prior", "rules", "reference"))
+            assert told + rest == pytest.approx(each["score"], abs=1e-4)
 
 
 def test_hard_attention_is_the_limit_of_low_temperatures(http: httpx.Client) -> None:

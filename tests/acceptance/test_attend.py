@@ -351,4 +351,10 @@ def test_a_window_limits_a_users_memory(http: httpx.Client) -> None:
             "query": {"item_id": item_id(0, 0)},
             "visible": visible,
         }
-        assert set(ask(http, body)["ids"]) == {f"window-{n}" for n in seen}
+        found = ask(http, body)
+        assert set(found["ids"]) == {f"window-{n}" for n in seen}
+        assert [row["event_id"] for row in found["events"]] == found["ids"]
+        for row in found["events"]:
+            event = events[int(row["event_id"][-1])]
+            assert row | {"user_id": "window"} == event | {"title": row["title"]}
+            assert row["title"]

@@ -12,6 +12,8 @@ from tests.support.tiny import AT, item_id
 
 ITEMS = {item.item_id: item for item in tiny.items()}
 SPACE = {"field": "categories", "eq": "space"}
+COARSE = {"mode": "coarse", "k": 5}
+NOTHING = {"field": "categories", "eq": "nothing"}
 EVEN = {"field": "categories", "eq": "even"}
 RULE = {"name": "high numbers", "when": {"field": "attributes.number", "gt": 9}, "boost": 1.0}
 
@@ -76,6 +78,19 @@ def test_questions_about_an_item_take_its_id_among_their_fields(
     assert ids(ask(http, f"/v1/scenarios/{question}-one")) == ids(plain)
     other = http.post(f"/v1/scenarios/{question}-one", json={"item_id": item_id(0, 4)})
     assert [error["pointer"] for error in other.json()["errors"]] == ["/item_id"]
+
+
+def test_fields_that_do_nothing_for_a_request_are_passed_over(http: httpx.Client) -> None:
+    """Saved fields about a user do nothing for nobody, nor a user in a fallback that is a list."""
+    put(http, "found", question="search", personal_weight=9, explain=2, retrieval=COARSE)
+    assert ids(ask(http, "/v1/scenarios/found", query="moon"))
+    assert ids(ask(http, "/v1/scenarios/found", limit=3))  # a list
+    refused = http.post("/v1/scenarios/found", json={"query": "moon", "personal_weight": 9})
+    assert [error["pointer"] for error in refused.json()["errors"]] == ["/personal_weight"]
+    put(http, "listed", question="search", sort=[{"field": "title"}])
+    put(http, "filled", question="recommend", filter=NOTHING, fallback="listed")
+    filled = ask(http, "/v1/scenarios/filled", user_id="u1", at=AT, explain=2, limit=5)
+    assert ids(filled) == ids(ask(http, "/v1/scenarios/listed", limit=5))
 
 
 def test_a_request_narrows_what_is_saved(http: httpx.Client) -> None:

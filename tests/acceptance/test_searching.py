@@ -94,7 +94,7 @@ class Keys:
 # ------------------------------------------------------------------ how keys are found
 
 
-@pytest.mark.parametrize("retrieval", [{}, {"mode": "auto", "k": 5}, {"mode": "exact", "k": 5}])
+@pytest.mark.parametrize("retrieval", [{}, {"mode": "exact"}])
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 6.0])
 def test_exact_search_is_the_softmax_over_every_field(
     http: httpx.Client, retrieval: dict[str, Any], temperature: float
@@ -253,7 +253,7 @@ def test_a_memory_adds_its_standardised_score(http: httpx.Client, who: dict[str,
         {"visible": {"types": ["view"], "since": "2025-11-25T00:00:00Z"}},
         {"at": "2031-01-01T12:00:00Z"},
         {"retrieval": {"mode": "coarse", "k": 3}},
-        {"retrieval": {"mode": "exact", "k": 3}},
+        {"retrieval": {"mode": "exact"}},
         {"explain": 2},
     ],
 )
@@ -281,19 +281,17 @@ def test_search_explanations_equal_those_of_score(
     assert told
 
 
-def test_coarse_search_attends_a_short_memory_exactly(http: httpx.Client) -> None:
-    """Coarse search attends a short memory exactly, so that each item has mass 1."""
+def test_coarse_search_retrieves_from_both_memories(http: httpx.Client) -> None:
+    """Coarse search retrieves keys of the catalogue and of the user, and states both masses."""
     found = search(http, user_id="u3", temperature=4.0, retrieval={"mode": "coarse", "k": 4})
-    assert found["retrieval"] == "coarse"
+    assert (found["retrieval"], found["rows_scanned"]) == ("coarse", 4)
     assert 0 < found["mass"] < 1
-    assert [item["mass"] for item in found["items"]] == [1.0] * len(found["items"])
+    assert all(0 < item["mass"] < 1 for item in found["items"])
 
 
 def test_explanations_are_absent_without_a_memory(http: httpx.Client) -> None:
-    """`explain` adds nothing without a user, and empty explanations for an empty memory."""
+    """`explain` adds empty explanations for an empty memory."""
     plain = search(http)
-    asked = search(http, explain=5)
-    assert asked == plain
     nobodies: list[dict[str, Any]] = [{"user_id": "nobody yet"}, {"history": []}]
     for who in nobodies:
         empty = search(http, explain=5, **who)

@@ -70,38 +70,36 @@ def bench_attention(
     ] = False,
     most: Annotated[int, typer.Option(min=1_000, help="Events of the longest memory.")] = 1_000_000,
     rounds: Annotated[int, typer.Option(min=1, help="Of each timing, in turns.")] = 5,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="At most 100 targets and 100,000 events.")
-    ] = False,
     json_file: JsonFile = None,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Also write a PNG here.")] = None,
 ) -> None:
-    """Measure attention over memories of a hundred to a million events.
+    """Measure attention over memories of a thousand to a million events.
 
-    Ours beside torch's fused kernel over every event, and beside a softmax over the k nearest rows
-    that FAISS finds; errors against float64. The keys are those of the model in --data: items that
+    Every row, lists and a softmax over the k rows that FAISS finds, beside torch's fused kernel
+    over every event; errors against float64. The keys are those of the model in --data: items that
     its longest users took, as often as they did, and mixed so that no two rows are alike; then
-    drawn ones. All of it takes a quarter of an hour on one core and 6 GB of memory.
+    drawn ones. A million events take a few minutes on one core and 3 GB of memory.
     """
     set_threads(1)
-    from tests.benchmarks.attention import long_runs
+    from tests.benchmarks.attention import long_report
 
-    cases = long_runs.run(
-        out,
-        None if random else data,
-        encoder,
-        most=min(most, 100_000) if quick else most,
-        targets=(1, 100) if quick else (1, 100, 1_000),
-        rounds=rounds,
-    )
+    cases = long_report.run(out, None if random else data, encoder, most=most, rounds=rounds)
     _write(json_file, [each.as_dict() for each in cases])
-    if plot is not None:
-        from tests.benchmarks.attention import long_report
 
-        try:
-            long_report.plot(cases, plot)
-        except ModuleNotFoundError:
-            raise Invalid("", "--plot needs matplotlib: pip install 'heed[plots]'") from None
+
+@app.command("histories")
+def bench_histories(
+    data: Copied = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each question, users in turns.")] = 15,
+    requests: Annotated[int, typer.Option(min=1, help="Of each in a round.")] = 20,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure score and recommend over HTTP for users of a thousand to 100,000 events."""
+    from tests.benchmarks.http import long_histories
+
+    found = long_histories.run(
+        out, data, lengths=long_histories.LENGTHS, rounds=rounds, requests=requests
+    )
+    _write(json_file, [each.as_dict() for each in found])
 
 
 @app.command("recommend")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
 
-from models.history.attention_options import AttentionOptions
 from models.ranking.recommend import EXACT_WORK, INDEXED_CANDIDATES
 from tests.benchmarks.attention.histories import EVENTS, AppendResult
-from tests.benchmarks.attention.kernels import Kernels
+from tests.benchmarks.attention.kernels import Kernel
 from tests.benchmarks.catalogue import candidates
 from tests.benchmarks.catalogue.candidates import CandidateResults, Catalogues
 from tests.benchmarks.harness.tables import median, part, rate, ratio, seconds, table
@@ -50,8 +49,8 @@ def machine(
     table(console, "Where this was measured", ("what", "value"), rows, left=2)
 
 
-def kernels(console: Console, found: Kernels) -> None:
-    """The operator, then two stages."""
+def kernels(console: Console, found: Sequence[Kernel]) -> None:
+    """The operator beside the fused kernel."""
     table(
         console,
         "Attention over n rows, 4 heads of 16: ratio to torch's fused kernel",
@@ -66,44 +65,9 @@ def kernels(console: Console, found: Kernels) -> None:
                 f"{each.errors['attend']:.0e}",
                 f"{each.errors['scaled_dot_product_attention']:.0e}",
             )
-            for each in found.exact
+            for each in found
         ),
         caption="Errors are relative, against float64. `attend` also gives the weights.",
-    )
-    table(
-        console,
-        "Two stages: k rows by index, then exact softmax; ratio to exact",
-        (
-            "index",
-            "n",
-            "targets",
-            "k",
-            "time",
-            "ratio",
-            "indexing",
-            "recall@k",
-            "mass",
-            "true mass",
-            "error",
-        ),
-        (
-            (
-                each.kind,
-                f"{each.rows:,}",
-                f"{each.targets}",
-                f"{each.k}",
-                median(each.seconds),
-                ratio(each.ratio),
-                seconds(each.build),
-                f"{each.recall:.3f}",
-                f"{each.mass:.3f}",
-                f"{each.true_mass:.3f}",
-                f"{each.error:.2g}",
-            )
-            for each in found.coarse
-        ),
-        caption=f"{_crossovers(found)} exact_up_to is {AttentionOptions().exact_up_to:,}. The "
-        "error is relative, against float64 over all rows: what those left out were worth.",
     )
 
 
@@ -235,16 +199,3 @@ def memory(console: Console, found: Mapping[str, Mapping[str, int] | None]) -> N
 
 def _from(items: int | None) -> str:
     return "at no size here" if items is None else f"from {items:,} items"
-
-
-def _crossovers(found: Kernels) -> str:
-    """From how many rows two stages are faster, for each number of targets."""
-    parts = []
-    for targets in sorted({each.targets for each in found.coarse}):
-        ways = []
-        for build, how in ((False, "with its index at hand"), (True, "building it for itself")):
-            rows = found.crossover("ivf", targets, build=build)
-            ways.append(f"{how} {'at no size here' if rows is None else f'from {rows:,.0f} rows'}")
-        asks = "one target asks" if targets == 1 else f"{targets} targets ask"
-        parts.append(f"When {asks}, ivf is faster {', '.join(ways)}.")
-    return " ".join(parts)

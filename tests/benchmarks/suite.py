@@ -89,7 +89,7 @@ def run(
 
         with stage(console, "attention") as progress:
             operator = kernels.measure(effort.memories, effort.kernel_rounds, progress=progress)
-        found["kernels"] = operator.as_dict()
+        found["kernels"] = [each.as_dict() for each in operator]
         report.kernels(console, operator)
 
         own = load_data(ground)

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import io
 import json
-import math
 import os
 import random
 import signal
@@ -36,13 +35,14 @@ from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
 from tests.benchmarks import suite
 from tests.benchmarks.attention import kernels
-from tests.benchmarks.attention.kernels import Coarse, Kernels
+from tests.benchmarks.attention.kernels import Kernel
+from tests.benchmarks.attention.long_attention import exact_contexts
 from tests.benchmarks.catalogue import candidates
 from tests.benchmarks.harness import conditions, machine
 from tests.benchmarks.harness.closed_loop import Load, closed_loop, connected
 from tests.benchmarks.harness.http_client import encode_post
 from tests.benchmarks.harness.processes import Cores, Server, pinned, serving
-from tests.benchmarks.harness.timing import Spread, alternate, ratios, spread
+from tests.benchmarks.harness.timing import alternate, ratios, spread
 from tests.benchmarks.http import ingest, latency
 from tests.benchmarks.http.floor import floor_app
 from tests.benchmarks.http.latency import Case
@@ -122,78 +122,41 @@ def test_ratios_are_of_rounds() -> None:
 
 
 @pytest.fixture(scope="module")
-def measured() -> Kernels:
+def measured() -> list[Kernel]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return kernels.measure((40, 300), 1, targets=(1, 3), k=64)
+        return kernels.measure((40, 300), 1, targets=(1, 3))
     finally:
         torch.set_num_threads(before)
 
 
 def test_the_truth_is_the_definition() -> None:
     """The float64 reference equals a loop over plain numbers."""
-    memory, queries = kernels.drawn_memory(30, 2)
-    truth = kernels.float64_attention(queries, memory)
-    assert memory.bias is not None
-    for head in range(kernels.HEADS):
-        keys = memory.keys[:, head].double().numpy()
-        bias = memory.bias[head].double().expand(2, -1).numpy()
-        visible = np.ones((2, 30))
+    material = kernels.clustered_rows(30, 2)
+    truth = exact_contexts(material)
+    for head, (keys, values, bias, queries) in enumerate(
+        zip(material.keys, material.values, material.log_weights, material.queries, strict=True)
+    ):
         logits = reference.logits(
-            queries[:, head].double().numpy(), keys, bias, visible, reference.scaled_dot
+            queries.double().numpy(),
+            keys.double().numpy(),
+            bias.double().expand(2, -1).numpy(),
+            np.ones((2, 30)),
+            reference.scaled_dot,
         )
         weights = np.array([reference.softmax(row.tolist()) for row in logits])
-        context = weights @ memory.values[:, head].double().numpy()
-        np.testing.assert_allclose(truth.weights[:, head].numpy(), weights, atol=1e-6)
-        np.testing.assert_allclose(truth.context[:, head].numpy(), context, atol=1e-6)
+        context = weights @ values.double().numpy()
+        np.testing.assert_allclose(truth[head].numpy(), context, atol=1e-6)
 
 
-def test_exact_paths_are_exact(measured: Kernels) -> None:
+def test_exact_paths_are_exact(measured: list[Kernel]) -> None:
     """All three paths stay within float32 of the truth, for every size and number of targets."""
-    assert [(each.rows, each.targets) for each in measured.exact] == [
-        (40, 1),
-        (40, 3),
-        (300, 1),
-        (300, 3),
-    ]
-    for each in measured.exact:
+    sizes = [(each.rows, each.targets) for each in measured]
+    assert sizes == [(40, 1), (40, 3), (300, 1), (300, 3)]
+    for each in measured:
         assert set(each.errors) == {"scaled_dot_product_attention", "attend", "fused"}
         assert max(each.errors.values()) < 1e-5
-
-
-def test_what_retrieval_leaves_out_is_reported(measured: Kernels) -> None:
-    """Recall, mass and error of retrieval are consistent, and exact over all rows."""
-    for each in measured.coarse:
-        assert each.true_mass == pytest.approx(each.mass, abs=1e-4)  # all others were sampled
-        if each.k == each.rows:
-            assert each.recall == 1.0
-            assert each.mass == pytest.approx(1.0)
-            assert each.error < 1e-5
-        else:
-            assert 0 < each.mass < 1
-            assert each.recall == 1.0 or each.kind == "ivf"
-            assert each.error > 1e-3
-
-
-def kernel(rows: int, ratio: float, build: float = 0.0) -> Coarse:
-    at = Spread(ratio, ratio, ratio)
-    return Coarse("ivf", rows, 1, 10, Spread(1, 1, 1), at, build, 1.0, 1.0, 1.0, 1.0, 0.0)
-
-
-def test_the_crossover_lies_where_the_ratio_is_one() -> None:
-    """It is interpolated between sizes, at the first when that is faster, and none when none is."""
-    sizes = [kernel(1_000, 10.0), kernel(10_000, 10**0.5), kernel(100_000, 10**-0.5)]
-    found = Kernels([], sizes)
-    assert found.crossover("ivf", 1, build=False) == pytest.approx(10**4.5)
-    assert Kernels([], sizes[2:]).crossover("ivf", 1, build=False) == 100_000
-    assert Kernels([], sizes[:2]).crossover("ivf", 1, build=False) is None
-    assert found.crossover("flat", 1, build=False) is None
-    built = Kernels([], [kernel(1_000, 0.1, build=5.0), kernel(10_000, 0.1, build=0.5)])
-    assert built.crossover("ivf", 1, build=False) == 1_000
-    assert built.crossover("ivf", 1, build=True) == pytest.approx(
-        10 ** (3 + math.log(5.1) / math.log(5.1 / 0.6))
-    )
 
 
 # ------------------------------------------------------------------------------ candidates

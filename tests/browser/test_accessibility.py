@@ -46,6 +46,8 @@ def fill(page: Page, tab: str) -> None:
         page.get_by_role("link", name="u3", exact=True).click()
         expect(page.locator("#people-history > li").first).to_be_visible()
         page.get_by_text("Edit the profile").click()
+        page.get_by_label("Search this history").fill("moon")
+        expect(page.locator("#people-found > li").first).to_be_visible()
     elif tab == "Scenarios":
         page.get_by_label("Open or begin a scenario").fill("home")
         page.locator("#new-scenario button").click()

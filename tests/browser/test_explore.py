@@ -269,17 +269,20 @@ def test_shown_contributions_sum_to_the_score(page: Page) -> None:
     assert signs == ["negative" if amount < 0 else "positive" for amount in amounts(page)]
 
 
-def test_attention_table_follows_the_options(page: Page) -> None:
-    """The table shows weights in percent, and 100 % for one row under hard attention."""
+def test_picture_and_table_follow_the_options(page: Page) -> None:
+    """Weights are in percent; under hard attention each head has one row of 100 %."""
     choose(page, "u3")
     ask_why(page)
-    soft = page.locator("#attention td").all_inner_texts()
+    page.get_by_text("The same as a table").click()
+    soft = page.locator("#attention td.number").all_inner_texts()
     assert all(re.fullmatch(r"(< )?\d+\.\d %\s*", text) for text in soft)
-    page.get_by_label("to the one best row").check()
+    page.get_by_label("the one best").check()
     expect(page.locator("#attention")).to_contain_text("100.0 %")
-    hard = [text.strip() for text in page.locator("#attention td").all_inner_texts()]
+    hard = [text.strip() for text in page.locator("#attention td.number").all_inner_texts()]
     assert set(hard) <= {"100.0 %", "0.0 %"}
-    page.get_by_label("exactly", exact=True).check()
+    assert page.locator("#events .cell").count() == hard.count("100.0 %")
+    expect(page.locator("#picture-caption")).to_contain_text("only at the one event")
+    page.get_by_label("every event").check()
     expect(page.locator("#attention")).not_to_contain_text("100.0 %")
     page.get_by_label(re.compile("^Temperature")).fill("2")
     expect(page.locator("#temperature-shown")).to_have_text("100.00")
@@ -314,3 +317,25 @@ def test_errors_are_told_and_pass(page: Page, refusals: list[int], status: int, 
     page.get_by_role("searchbox").fill("rocket castle")
     expect(results(page).first).to_be_visible()
     expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_only_the_history_of_the_chosen_user_is_searched(page: Page, server: Server) -> None:
+    """With a user, a search may be of their own events: with time, field and marked words."""
+    choose(page, "u4")
+    box = page.get_by_label("search only their history")
+    search(page, "rocket")
+    box.check()
+    expect(page.get_by_role("heading", name="“rocket” in the history of u4")).to_be_visible()
+    settled(page)
+    with server.client() as http:
+        asked = {"memory": "history", "user_id": "u4", "query": "rocket", "limit": 12}
+        events = http.post("/v1/search", json=asked).json()["events"]
+    times = results(page).locator("time").evaluate_all("all => all.map(one => one.dateTime)")
+    assert times == [event["timestamp"] for event in events]
+    expect(results(page).first.locator("mark").first).to_have_text("rocket")
+    expect(results(page).first).to_contain_text("Matches in ")
+    expect(page.get_by_label("search for the chosen user")).to_be_disabled()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1300
+    box.focus()
+    page.keyboard.press("Space")
+    expect(page.get_by_role("heading", name="Results for “rocket”")).to_be_visible()

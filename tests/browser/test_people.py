@@ -46,6 +46,33 @@ def test_a_long_history_is_read_page_by_page(page: Page, server: Server) -> None
     expect(page.get_by_role("button", name="Show earlier events")).to_be_hidden()
 
 
+def test_a_history_is_searched(page: Page, server: Server) -> None:
+    """Typing shows the events that match, best first; an empty box shows the history."""
+    titles = {"quartz": "Quartz clocks", "walls": "Garden walls", "roofs": "Roofs of slate"}
+    with server.client() as http:
+        items = [{"item_id": id_, "title": title} for id_, title in titles.items()]
+        http.post("/v1/items", json={"items": items}).raise_for_status()
+        events = [{"user_id": "finder", "item_id": id_, "type": "watch"} for id_ in titles]
+        http.post("/v1/events", json={"events": events}).raise_for_status()
+    page.goto(f"{server.url}/#/people/finder")
+    expect(page.locator("#people-history > li")).to_have_count(3)
+    box = page.get_by_role("searchbox", name="Search this history")
+    box.focus()
+    page.keyboard.type("quatrz")  # is corrected
+    found = page.locator("#people-found > li")
+    expect(found).to_have_count(1)
+    expect(found.locator("mark")).to_have_text("Quartz")
+    expect(found).to_contain_text("Matches in title.")
+    expect(page.locator("#people-history")).to_be_hidden()
+    expect(page.locator("#people-found-note")).to_have_text("1 event, the best match first.")
+    page.get_by_role("button", name="Forget watch Quartz clocks").click()
+    page.get_by_role("button", name="Forget it", exact=True).last.click()
+    expect(found).to_have_count(0)
+    box.fill("")
+    expect(page.locator("#people-history > li")).to_have_count(2)
+    expect(page.locator("#people-found-note")).to_be_hidden()
+
+
 def test_an_event_is_forgotten_after_a_question(page: Page, server: Server) -> None:
     """An event is deleted once that is confirmed, and kept when it is not."""
     with server.client() as http:

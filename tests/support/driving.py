@@ -88,10 +88,10 @@ def attempt(card: Locator) -> None:
 
 
 def ask_why(page: Page) -> None:
-    """Open what the score of the first recommendation is made of, and where it attends."""
+    """Open what the score of the first recommendation is made of, and its picture."""
     recommended(page).first.get_by_role("button", name=re.compile("^Why ")).click()
     settled(page)
-    expect(page.locator("#attention td").first).to_be_visible()
+    expect(page.locator("#events .cell").first).to_be_visible()
 
 
 def amounts(page: Page) -> list[float]:

@@ -299,7 +299,7 @@ class FakeEngine:
             "reason": "personal",
             "explanation": (row,),
         }
-        return AudienceAnswer([user], self.model_version, 1, 1, "exact")
+        return AudienceAnswer([user], self.model_version, 1, 1)
 
     async def affinities(self, query: AffinitiesQuery, stages: StageClock) -> AffinitiesAnswer:
         with stages("attend"):

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
 from models.encoder.history_encoder import EncoderCache
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import NEWEST_LEFT_OUT, UserMemory, build_memory
 from models.ranking.contributions import contributions
@@ -133,6 +133,8 @@ ways = st.builds(
     temperature=st.sampled_from([1.0, 0.3, 5.0]),
     hard=st.booleans(),
     exclude_self=st.booleans(),
+    mode=st.sampled_from(["auto", "exact", "coarse"]),
+    k=st.sampled_from([2, 4, 50]),
 )
 
 
@@ -334,12 +336,23 @@ class Loop:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Weights [H, m] and gains [H, m] of the attention part."""
         visible = [not options.exclude_self or row != target for row in self.rows]
-        return self.reference.attention(
-            self.items[target], self.keys, self.values, user=self.user_state, states=self.states,
-            distances=self.distances, ages=self.ages, weights=self.weights, types=self.types,
-            visible=visible, temperature=options.temperature, hard=options.hard,
-            target_in_query=target_in_query,
-        )  # fmt: skip
+
+        def attended(temperature: float, hard: bool) -> tuple[Any, Any]:
+            return self.reference.attention(
+                self.items[target], self.keys, self.values, user=self.user_state,
+                states=self.states, distances=self.distances, ages=self.ages,
+                weights=self.weights, types=self.types, visible=visible, temperature=temperature,
+                hard=hard, target_in_query=target_in_query,
+            )  # fmt: skip
+
+        alpha, gain = attended(options.temperature, options.hard)
+        if options.mode == "coarse":  # of each head the k rows of most weight share what all had
+            order = np.argsort(-attended(1.0, hard=False)[0], axis=1, kind="stable")
+            kept = np.zeros(alpha.shape)
+            np.put_along_axis(kept, order[:, : options.k], 1.0, axis=1)
+            alpha = alpha * kept
+            alpha /= np.maximum(alpha.sum(1, keepdims=True), 1e-300)
+        return alpha, gain
 
 
 def target_row(target: int) -> int:

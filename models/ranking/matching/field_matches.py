@@ -11,10 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.softmax_mass import SAMPLE
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.row_sets import RowIndices, sorted_union
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.index.unit_vectors import normalize_rows
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import Hits
@@ -42,6 +43,8 @@ class FieldMatches:
     mode: Literal["exact", "coarse"]
     parameters: SearchParameters
     keywords: KeywordHits  # of items that may be returned
+    # [N] logits of what each item stands for, which all its keys carry; None = all 0
+    prior: NDArray[np.float32] | None = None
 
     @property
     def best_cosine(self) -> float:
@@ -85,15 +88,22 @@ class FieldMatches:
             bias = -np.log(np.maximum(counts, 1), dtype=np.float32)  # 0: of a key without an owner
         if personal is not None:
             bias = bias + personal[fields.owners[places]]
+        if self.prior is not None:
+            bias = bias + self.prior[fields.owners[places]]
         bias[~self.allowed_keys[places]] = -np.inf
         return torch.from_numpy(bias) * temperature
 
     def sample_others(self) -> tuple[RowIndices, Tensor]:
         """Return a sample [S] of the allowed keys that are not attended, and their scores [1, S].
 
-        The scores are cosines by the factor of each field; such keys share no word.
+        The scores are cosines by the factor of each field; such keys share no word. If at
+        most `SAMPLE` keys are allowed, all others are returned.
         """
-        sample, vectors = self.catalogue.keys.sample()
+        if self.allowed_count <= SAMPLE:
+            sample = np.flatnonzero(self.allowed_keys)
+            vectors = self.catalogue.keys.vectors[sample]
+        else:
+            sample, vectors = self.catalogue.keys.sample()
         place = np.minimum(np.searchsorted(self.places, sample), len(self.places) - 1)
         others = self.allowed_keys[sample] & (self.places[place] != sample)
         cosines = unit_cosines(self.query, torch.from_numpy(vectors))
@@ -198,13 +208,19 @@ def _nearest_keys(
     k = min(options.k or COARSE_KEYS, count)
     if k == 0:
         return np.zeros(0, np.int64)
-    vectors = snapshot.catalogue.keys.vectors
+    fields, probes = snapshot.catalogue.keys, options.probes
+    vectors = fields.vectors
     if snapshot.key_index is None:
-        return _top_keys(query, vectors, allowed_keys, k)
+        every = np.flatnonzero(fields.mask(snapshot.catalogue.servable))
+        index = snapshot.kept_index("fields", probes, lambda: vectors[every])
+        allow = None if count == len(every) else allowed_keys[every]
+        near = index.search(query.numpy(), k, allow=allow, probes=probes)[0]
+        found: RowIndices = every[near[near >= 0]]
+        return found
     indexed = snapshot.indexed_keys
     # Where all are allowed, FAISS need not look at each.
     allow = None if count == len(allowed_keys) else allowed_keys[:indexed]
-    near = snapshot.key_index.search(query.numpy(), k, allow=allow, probes=options.probes)[0]
+    near = snapshot.key_index.search(query.numpy(), k, allow=allow, probes=probes)[0]
     fresh = np.flatnonzero(allowed_keys[indexed:])
     if len(fresh) > k:
         fresh = _top_keys(query, vectors[indexed:], allowed_keys[indexed:], k)

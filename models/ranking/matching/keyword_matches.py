@@ -33,13 +33,15 @@ def keyword_scores(
 
     Args:
         matches: of the query.
-        rows: items [R] with field keys.
+        rows: items [R] with field keys, ascending.
         scores: of these, [R].
 
     Returns:
         The rows of all items with a score, ascending, and their scores.
     """
     keywords = matches.keywords
+    if not len(keywords.rows):
+        return rows.astype(np.int64), scores.astype(np.float64)
     every = np.union1d(rows, keywords.rows).astype(np.int64)
     found = np.full(len(every), -np.inf)
     if not (matches.options.hard and len(keywords.rows)):
@@ -103,6 +105,8 @@ def with_keywords(found: SearchResults, matches: FieldMatches, total: float) -> 
 def _logits(matches: FieldMatches) -> NDArray[np.float64]:
     """Return the logits of the keywords [M]; hard attention leaves the largest."""
     logits = _scores(matches) / (matches.parameters.temperature * matches.options.temperature)
+    if matches.prior is not None:
+        logits += matches.prior[matches.keywords.rows]
     if matches.options.hard and len(logits):
         logits[logits < logits.max()] = -np.inf
     return logits

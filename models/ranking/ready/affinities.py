@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from models.attention.attend import attend
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.facets import FacetValue, values_of_rows
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.history.user_attention import retrieve_user
 from models.history.user_memory import UserMemory, target_queries
-from models.ranking.scoring import score
+from models.index.memory_attention import as_mask
+from models.ranking.scoring import Scores, score
 
 TARGETS = 100  # best items, for which the memory is attended
 SCORED = 2_000  # items, evenly among all, whose scores are compared at least
@@ -38,13 +40,13 @@ def affinities(
     field: str,
     limit: int,
     options: AttentionOptions = DEFAULT_OPTIONS,
-) -> list[ValueAffinity]:
+) -> tuple[list[ValueAffinity], Scores]:
     """Return the values of a field that the user's events have, by falling attention.
 
     The mass of a value is the softmax weight of the events on servable items with it, the mean over
     heads and over the `TARGETS` servable items with the highest scores. An item with several values
     counts for each of them. Scores are of all servable items, or of some of many, at least
-    `SCORED`.
+    `SCORED`, and are returned beside.
 
     Args:
         snapshot: the model and the catalogue.
@@ -55,10 +57,11 @@ def affinities(
     """
     candidates = np.flatnonzero(snapshot.catalogue.servable & snapshot.has_vector)
     if not len(user) or not len(candidates):
-        return []
+        return [], score(snapshot, user, candidates[:0], options)
     step = -(-len(candidates) // max(SCORED, _EXACT_WORK // len(user)))
     sample = candidates[::step]
-    totals = score(snapshot, user, sample, options).total.numpy()
+    scores = score(snapshot, user, sample, options)
+    totals = scores.total.numpy()
     best = sample[np.argsort(-totals, kind="stable")[:TARGETS]]
     masses = _attention_mass(snapshot, user, torch.from_numpy(best), options)
     rows, weights = user.rows.numpy(), masses.numpy().astype(np.float64)
@@ -85,22 +88,24 @@ def affinities(
         )
         for value, (total, count) in found.items()
     ]
-    return sorted(every, key=lambda each: (-each.mass, str(each.value)))[:limit]
+    return sorted(every, key=lambda each: (-each.mass, str(each.value)))[:limit], scores
 
 
 def _attention_mass(
     snapshot: Snapshot, user: UserMemory, targets: Tensor, options: AttentionOptions
 ) -> Tensor:
     """Return the mean weight of each row of a memory [m] over heads and targets [T]."""
-    keys, values = user.memory.keys.transpose(0, 1), user.memory.values.transpose(0, 1)
+    keys, values, bias, _ = user.block
     size = max(1, _WEIGHTS // (keys.shape[0] * max(1, keys.shape[1])))
     total = torch.zeros(keys.shape[1])
     for block in torch.split(targets, size):
+        rows = retrieve_user(snapshot, user, block, options)
         weights = attend(
             target_queries(snapshot, user, block),
             keys,
             values,
-            bias=user.bias[:, None],
+            bias=bias[:, None],
+            visible=None if rows is None else as_mask(rows, len(user.memory)),
             temperature=options.temperature,
             hard=options.hard,
         ).weights

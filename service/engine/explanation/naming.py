@@ -8,7 +8,7 @@ from typing import NamedTuple
 from models.catalogue.snapshot import Snapshot
 from models.ranking.explain import Reason
 from service.domain.errors import StoreUnreachable
-from service.domain.queries import Contribution, MemoryRow
+from service.domain.queries import Contribution, MemoryRow, Remainder
 from service.histories.event_columns import EventColumns
 from service.stores.base import Store
 
@@ -70,6 +70,19 @@ def merge_events(contributions: Sequence[Contribution]) -> tuple[Contribution, .
     return tuple(sorted(map(_merged, groups.values()), key=lambda each: -each.contribution))
 
 
+def remainder_of(
+    explanation: Sequence[Contribution], personal: float, memory_rows: int
+) -> Remainder:
+    """Count the rows that an explanation of a score does not name, of all that make up `personal`.
+
+    `personal` is the score without its prior and rules.
+    """
+    return {
+        "events": memory_rows - sum(each.events for each in explanation),
+        "contribution": personal - sum(each.contribution for each in explanation),
+    }
+
+
 def _merged(group: Sequence[Contribution]) -> Contribution:
     if len(group) == 1:
         return group[0]
@@ -85,21 +98,25 @@ def _merged(group: Sequence[Contribution]) -> Contribution:
 
 
 class NamedRows(NamedTuple):
-    """The ids of memory rows."""
+    """The ids of memory rows, and what they stand for."""
 
     ids: tuple[str, ...]  # "" of an event that is not stored, or whose id could not be read
+    events: tuple[MemoryRow, ...]
     is_degraded: bool  # as in `NamedReasons`
 
 
-async def name_rows(store: Store, events: EventColumns, sources: Sequence[int]) -> NamedRows:
-    """Return the ids of memory rows by their sources: of events, and of profile entries."""
+async def name_rows(
+    store: Store, snapshot: Snapshot, events: EventColumns, sources: Sequence[int]
+) -> NamedRows:
+    """Name memory rows by their sources: events, and profile entries."""
     event_ids = await _event_ids(store, events, dict.fromkeys(sources))
     known = event_ids or {}
     ids = tuple(
         events.interests[-1 - source] if source < 0 else known.get(source) or ""
         for source in sources
     )
-    return NamedRows(ids, event_ids is None)
+    rows = tuple(_memory_row(snapshot, events, source, known) for source in sources)
+    return NamedRows(ids, rows, event_ids is None)
 
 
 async def _event_ids(

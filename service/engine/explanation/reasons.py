@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from models.attention.attention_options import AttentionOptions
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explain import Effects, Reason, explain
 from models.ranking.leave_one_out import scores_without

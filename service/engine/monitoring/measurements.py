@@ -142,9 +142,9 @@ def _caches(parts: Parts) -> Iterator[Measurement]:
         "long_histories", "Long histories whose older events are held.", stats["long_histories"]
     )
     yield _gauge(
-        "long_histories_waiting_for_clusters",
-        "Long histories that are attended event by event until their clusters are built.",
-        stats["long_histories_waiting_for_clusters"],
+        "long_histories_waiting_for_lists",
+        "Long histories whose items are attended one by one until their lists are built.",
+        stats["long_histories_waiting_for_lists"],
     )
 
 

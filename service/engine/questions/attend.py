@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.kv_memory import KeyValueMemory
-from models.attention.memory_query import MemoryQuery
+from models.attention.attend import attend, logits
+from models.attention.attention_options import AttentionOptions
 from models.attention.multihead import split_heads
-from models.attention.scorers import Scorer, additive, cosine, scaled_dot
+from models.attention.partial_softmax import KVBlock
+from models.attention.scorers import Scorer, additive, cosine, normalize, scaled_dot
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import DEFAULT_K, AttentionOptions
-from models.history.user_memory import UserMemory, target_queries
-from models.index.two_stage import attend_retrieved, index_heads
+from models.history.user_memory import UserMemory
+from models.index.memory_attention import Memory, as_mask, retrieve
 from service.domain.errors import Invalid
 from service.domain.queries import AttendQuery, AttendResult, ScorerName, VectorMemory
 
@@ -30,12 +30,8 @@ _SCORERS: dict[ScorerName, Scorer] = {
 }
 
 
-def attend_vectors(
-    query: AttendQuery, memory: VectorMemory, target: Vector, exact_up_to: int
-) -> AttendResult:
+def attend_vectors(query: AttendQuery, memory: VectorMemory, target: Vector) -> AttendResult:
     """Attend over rows that the client sent, by a query vector [d].
-
-    Beyond `exact_up_to` rows, retrieval `auto` is coarse, here as in the functions below.
 
     Raises:
         Invalid: where dimensions do not fit.
@@ -54,8 +50,8 @@ def attend_vectors(
     if memory.visible is not None:
         bias = torch.zeros(len(memory.keys)) if bias is None else bias
         bias = bias.masked_fill(~torch.from_numpy(memory.visible), -math.inf)
-    rows = KeyValueMemory(_split(memory.keys, heads), _split(memory.values, heads), bias)
-    return _attend(query, _split(target[None], heads), rows, exact_up_to)
+    rows = _block(memory.keys, memory.values, heads, bias)
+    return _attend(query, _split(target[None], heads), rows)
 
 
 def attend_user(
@@ -64,31 +60,35 @@ def attend_user(
     user: UserMemory,
     target: Vector | int,
 ) -> AttendResult:
-    """Attend over every row of a user's memory through the model's projections.
+    """Attend over a user's memory through the model's projections.
 
-    The target is an item row, or a vector of the content space; the user's part is in its query.
+    The target is an item row, or a vector of the content space. The user's part is in its query and
+    recency in the bias of each row, unless the query leaves out the state: then the target alone
+    decides.
 
     Raises:
         Invalid: when another number of heads than the model's is requested, or a vector is not of
             the content space.
     """
-    heads = user.memory.heads
+    block, heads = user.block, user.memory.heads
     if query.heads not in {None, heads}:
         raise Invalid("/heads", f"a user's memory has the model's own heads, {heads}")
-    memory = user.memory
     if isinstance(target, int):
-        vectors = target_queries(snapshot, user, torch.tensor([target]))  # (H, 1, d)
+        vector = snapshot.tables.queries[:, target : target + 1]  # (H, 1, d)
         if query.exclude_self:
-            memory = replace(memory, bias=user.bias.masked_fill(user.rows == target, -math.inf))
+            block = block._replace(bias=block.bias.masked_fill(user.rows == target, -math.inf))
     else:
         _check_content(snapshot, target)
-        vectors = snapshot.projected(target).queries + user.query[:, None]
-    return _attend(query, vectors.transpose(0, 1), memory, None, snapshot.version)
+        vector = snapshot.projected(target).queries
+    if query.state:
+        vector = vector + user.query[:, None]
+    else:
+        recency = snapshot.model.recency(user.distance, user.age)
+        block = block._replace(bias=block.bias - recency)
+    return _attend(query, vector, block, snapshot.version)
 
 
-def attend_catalogue(
-    query: AttendQuery, snapshot: Snapshot, target: Vector | int, exact_up_to: int
-) -> AttendResult:
+def attend_catalogue(query: AttendQuery, snapshot: Snapshot, target: Vector | int) -> AttendResult:
     """Attend over the field keys of all listed items; each key's value is its item's vector.
 
     The target is an item row, or a vector of the content space.
@@ -113,8 +113,8 @@ def attend_catalogue(
     vectors = catalogue.keys.vectors
     if len(places) < len(vectors):
         vectors = vectors[places]
-    memory = KeyValueMemory(_split(vectors, heads), _split(catalogue.content[owners], heads))
-    found = _attend(query, _split(vector[None], heads), memory, exact_up_to, snapshot.version)
+    memory = _block(vectors, catalogue.content[owners], heads)
+    found = _attend(query, _split(vector[None], heads), memory, snapshot.version)
     ids = tuple(catalogue.vocabulary.id(int(owners[row])) for row in found.rows)
     return replace(found, ids=ids)
 
@@ -122,37 +122,42 @@ def attend_catalogue(
 def _attend(
     query: AttendQuery,
     vector: Tensor,
-    memory: KeyValueMemory,
-    exact_up_to: int | None,
+    memory: KVBlock,
     version: str | None = None,
 ) -> AttendResult:
-    """Attend by a vector [1, H, d]; always over every row where `exact_up_to` is None."""
-    count = len(memory)
-    score = _SCORERS[query.scorer]
-    coarse = False
-    if exact_up_to is not None:
-        options = AttentionOptions(mode=query.retrieval.mode, exact_up_to=exact_up_to)
-        coarse = options.resolve_mode(count) == "coarse"
+    """Attend by a vector [H, 1, d] over the rows that FAISS names, or over every row.
+
+    For one query every row takes less time than lists of them take to build: `auto` is exact.
+    """
+    count, score = memory.keys.shape[1], _SCORERS[query.scorer]
+    bias, visible = memory.bias[:, None], None
+    is_coarse = query.retrieval.mode == "coarse" and count > 0
     with torch.inference_mode():
-        if coarse and count:
-            weights, rows, context, mass = attend_retrieved(
-                vector,
-                memory,
-                index_heads(memory, "flat", score=score),
-                min(query.retrieval.k or DEFAULT_K, count),
-                score=score,
-                temperature=query.temperature,
-                hard=query.hard,
-                probes=query.retrieval.probes,
+        if is_coarse:
+            options = AttentionOptions(
+                mode="coarse", k=query.retrieval.k, probes=query.retrieval.probes
             )
-            # Each head has rows of its own: its weights are laid over all rows.
-            dense = weights.new_zeros(1, memory.heads, count + 1)
-            weights = dense.scatter_(2, torch.where(rows < 0, count, rows), weights)[..., :count]
-        else:
-            lookup = MemoryQuery(vector, memory, score)
-            weights, context = lookup.attend(temperature=query.temperature, hard=query.hard)
-            mass = torch.ones(1, memory.heads)
-        weights = weights[0]  # (H, n)
+            rows = _named(query, vector, memory, options)
+            visible = as_mask(rows, count)
+        found = attend(
+            vector,
+            memory.keys,
+            memory.values,
+            bias=bias,
+            visible=visible,
+            score=score,
+            temperature=query.temperature,
+            hard=query.hard,
+        )
+        mass, scanned = torch.ones(len(bias)), float(count)
+        if visible is not None:
+            scores = logits(vector, memory.keys, bias=bias, score=score)[:, 0] / query.temperature
+            seen = scores.masked_fill(~visible[:, 0], -math.inf)
+            total, scanned = torch.logsumexp(scores, 1), float(visible.sum(2).float().mean())
+            mass = (torch.logsumexp(seen, 1) - total).exp().nan_to_num(nan=1.0)
+            if query.hard:
+                mass = (seen.amax(1) >= scores.amax(1)).float()
+        weights = found.weights[:, 0]  # (H, n)
         mean = weights.mean(0)
         order = torch.argsort(mean, descending=True, stable=True)
         top = order[mean[order] > 0][: query.limit]
@@ -161,16 +166,38 @@ def _attend(
         None,
         tuple(tuple(row) for row in weights[:, top].tolist()),
         # Heads lie side by side in one context, as in multi-head attention before W_O.
-        tuple(context.flatten().tolist()),
-        tuple(mass[0].tolist()),
-        "coarse" if coarse else "exact",
+        tuple(found.context.flatten().tolist()),
+        tuple(mass.tolist()),
+        "coarse" if is_coarse else "exact",
         version,
+        rows_scanned=round(scanned),
+        memory_rows=count,
     )
 
 
+def _named(
+    query: AttendQuery, vector: Tensor, memory: KVBlock, options: AttentionOptions
+) -> Tensor:
+    """Name the rows [H, 1, k] of largest score, which FAISS orders by the inner product."""
+    if query.scorer == "additive":  # has no inner product: every row is scored
+        scores = logits(vector, memory.keys, bias=memory.bias[:, None], score=additive)
+        best = scores.topk(min(options.rows_kept, scores.shape[2]), 2)
+        return best.indices.masked_fill(best.values == -math.inf, -1)
+    if query.scorer == "cosine":
+        # The index adds √d times the bias, as for q·k/√d + b.
+        vector = normalize(vector) * vector.shape[2] ** 0.5
+        memory = memory._replace(keys=normalize(memory.keys))
+    return retrieve(vector, Memory(memory), options)
+
+
+def _block(keys: Vector, values: Vector, heads: int, bias: Tensor | None = None) -> KVBlock:
+    bias = torch.zeros(len(keys)) if bias is None else bias
+    return KVBlock(_split(keys, heads), _split(values, heads), bias.expand(heads, -1))
+
+
 def _split(vectors: Vector, heads: int) -> Tensor:
-    """[n, H·d] -> [n, H, d]."""
-    return split_heads(torch.from_numpy(np.ascontiguousarray(vectors)), heads).transpose(0, 1)
+    """[n, H·d] -> [H, n, d]."""
+    return split_heads(torch.from_numpy(np.ascontiguousarray(vectors)), heads)
 
 
 def _check_content(snapshot: Snapshot, vector: Vector) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from models.attention.attention_options import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog
-from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason
 from models.ranking.ready.audience import (
@@ -22,6 +22,7 @@ from models.ranking.ready.audience import (
 )
 from service.domain.queries import Contribution
 from service.domain.ready_queries import AudienceQuery, AudienceUser
+from service.engine.explanation.naming import remainder_of
 from service.engine.explanation.reasons import foremost_reasons
 from service.histories.event_columns import EventColumns
 
@@ -34,7 +35,6 @@ class Candidates:
 
     numbers: NDArray[np.int64]
     users: int  # number of those who may be in the audience
-    is_exact: bool  # whether these are all of them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,9 +66,9 @@ def candidates(
         users = len(every) - len(excluded)
     if users <= SCORED_USERS:
         numbers = every[~np.isin(every, excluded)]
-        return Candidates(numbers, len(numbers), is_exact=True)
+        return Candidates(numbers, len(numbers))
     numbers = candidate_users(snapshot, log, row, at=at, excluded=excluded, count=SCORED_USERS)
-    return Candidates(numbers, users, is_exact=False)
+    return Candidates(numbers, users)
 
 
 def score_users(
@@ -125,7 +125,7 @@ def audience_user(
         "reason": snapshot.memory_reason,
     }
     if explanation is not None:
-        user["explanation"] = tuple(
+        named = tuple(
             each
             for each in explanation
             if each.contribution > 0
@@ -135,4 +135,6 @@ def audience_user(
                 or bool(servable[row])
             )
         )
+        user["explanation"] = named
+        user["remainder"] = remainder_of(named, float(scores.personal[0]), scores.memory_rows)
     return user

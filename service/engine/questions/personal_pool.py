@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from models.attention.attention_options import AttentionOptions
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason, explain
 from models.ranking.recommend import Ranked, recommend

@@ -23,7 +23,7 @@ from service.domain.ready_queries import (
     RowReason,
     RowsQuery,
 )
-from service.engine.explanation.naming import merge_events
+from service.engine.explanation.naming import merge_events, remainder_of
 from service.engine.questions.personal_pool import PersonalPool, liked_events
 from service.engine.questions.popular import popular_items
 from service.engine.questions.score import score_answer
@@ -128,6 +128,8 @@ class HomePage:
         catalogue = self.snapshot.catalogue
         servable = catalogue.servable
         items = self._items(pool, pool.fresh)
+        scores = pool.fresh.scores
+        personal = scores.personal.tolist()
         causes: dict[str, int] = {}
         entries: list[tuple[int, int, float]] = []
         raising = [[each for each in named if each.contribution > 0] for named in explanations]
@@ -156,6 +158,9 @@ class HomePage:
                 of_cause = [e for e in raising[target] if _name(e) == names[chosen.cause]]
                 item = items[target].copy()
                 item["explanation"] = merge_events(of_cause)
+                item["remainder"] = remainder_of(
+                    item["explanation"], personal[target], scores.memory_rows
+                )
                 own.append(item)
                 events += of_cause
             rows.append(AnswerRow(_because_reason(events), own))

@@ -11,6 +11,7 @@ from models.catalogue.snapshot import Snapshot
 from models.ranking.scoring import Scores
 from service.domain.errors import NotFound
 from service.domain.queries import Answer, AnswerItem, Contribution, Requester
+from service.engine.explanation.naming import remainder_of
 
 ItemRows = NDArray[np.int32] | NDArray[np.int64]
 
@@ -59,14 +60,20 @@ def score_answer(
         for item_id, total, title, parts, mass in columns
     ]
     if requester.explain:
-        for item, explanation in zip(items, explanations, strict=True):
+        personal, count = scores.personal.tolist(), scores.memory_rows
+        for item, explanation, whole in zip(items, explanations, personal, strict=True):
             item["explanation"] = explanation
+            item["remainder"] = remainder_of(explanation, whole, count)
     if scores.relative_error is not None:
         for item, error in zip(items, scores.relative_error.tolist(), strict=True):
             item["relative_error"] = error
-    rows_scanned = None if scores.rows_scanned is None else round(scores.rows_scanned)
     return Answer(
-        items, snapshot.version, scores.mode, rows_scanned=rows_scanned, degraded=degraded
+        items,
+        snapshot.version,
+        scores.mode,
+        rows_scanned=round(scores.rows_scanned),
+        memory_rows=scores.memory_rows,
+        degraded=degraded,
     )
 
 

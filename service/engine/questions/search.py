@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason
 from models.ranking.matching.field_matches import FieldMatches, match_fields
@@ -34,6 +34,7 @@ from models.text.keywords import NO_KEYWORDS
 from models.text.query_parser import ParsedQuery
 from service.domain.item_selection import NO_FILTER, FilterWarning
 from service.domain.queries import Answer, AnswerItem, Contribution, SearchQuery
+from service.engine.explanation.naming import remainder_of
 from service.engine.explanation.reasons import explain_items
 from service.engine.selection.item_selection import Counted, ItemSelection, count_items
 from service.engine.selection.listing import list_items
@@ -147,7 +148,7 @@ def list_matches(
     The arguments are those of `search_items`; nobody's memory is attended. Raises `Invalid` for a
     cursor of another order.
     """
-    mask, parsed = selection.allowed, None
+    mask, parsed, matches = selection.allowed, None, None
     if query.query.strip():
         parsed, matches = match_text(
             query.query, snapshot, encode, allowed=mask, options=options, parameters=parameters
@@ -156,6 +157,8 @@ def list_matches(
     steered = steer_items(snapshot, query.steering, allowed=selection.allowed, limit=query.limit)
     selection = selection.with_warnings(steered.warnings)
     answer = list_items(query, snapshot, mask, steered.steering.quotas)
+    if matches is not None:
+        answer = replace(answer, retrieval=matches.mode, keys_attended=matches.attended)
     counted = count_items(snapshot, mask, query.facets)
     answer = selection.described(answer, counted)
     return describe_query(answer, query, parsed, found=mask.any())
@@ -225,7 +228,11 @@ def describe_query(
         answer = replace(answer, corrections=parsed.corrections, did_you_mean=parsed.did_you_mean)
     if found or not query.query.strip():
         return answer
-    among = "no item" if query.filter == NO_FILTER else "no item that passes the filter"
+    among = "no item"
+    if query.memory == "history":
+        among = "no item of the history"
+    if query.filter != NO_FILTER:
+        among += " that passes the filter"
     written = query.query.strip()
     shown = written if len(written) <= _SHOWN else written[:_SHOWN] + "…"
     warning = FilterWarning("/query", f"{among} matches {shown!r}")
@@ -271,13 +278,18 @@ def search_answer(
         if place >= 0:
             item["mass"] = masses[place]
     if requester.explain and (requester.user_id is not None or requester.history is not None):
-        for item, explanation in zip(items, explanations, strict=True):
+        personal, count = scores.personal.tolist(), scores.memory_rows
+        for item, explanation, place in zip(items, explanations, outcome.places, strict=True):
             item["explanation"] = explanation
-    coarse = "coarse" in {found.mode, scores.mode}
+            if place >= 0:
+                item["remainder"] = remainder_of(explanation, personal[place], count)
+    is_asked = bool(scores.memory_rows)
     answer = Answer(
         items,
         snapshot.version,
-        "coarse" if coarse else "exact",
+        scores.mode if found.mode == "exact" and is_asked else found.mode,
+        rows_scanned=round(scores.rows_scanned) if is_asked else None,
+        memory_rows=scores.memory_rows if is_asked else None,
         keys_attended=found.keys,
         mass=found.mass,
     )

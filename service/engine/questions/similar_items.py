@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from models.attention.attention_options import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.ranking.similar_items import comparable, similar, spaces_of
 from models.ranking.steering.ranked_lineup import SteeredRows
@@ -45,6 +46,7 @@ def similar_items(query: SimilarQuery, snapshot: Snapshot) -> Answer:
         comparable=others,
     )
     selection = selection.with_warnings(steered.warnings)
+    retrieval = query.retrieval
     found = similar(
         snapshot,
         row,
@@ -52,6 +54,7 @@ def similar_items(query: SimilarQuery, snapshot: Snapshot) -> Answer:
         allowed=selection.allowed,
         spaces=spaces,
         steering=steered.steering,
+        options=AttentionOptions(mode=retrieval.mode, k=retrieval.k, probes=retrieval.probes),
     )
     boost = steered.steering.boosts_of(found.rows)
     items: list[AnswerItem] = [
@@ -72,7 +75,14 @@ def similar_items(query: SimilarQuery, snapshot: Snapshot) -> Answer:
         for item, added in zip(items, boost.tolist(), strict=True):
             item["score"] += added
             item["parts"]["rules"] = added
-    answer = Answer(items, snapshot.version, spaces=spaces)
+    answer = Answer(
+        items,
+        snapshot.version,
+        "coarse" if retrieval.mode == "coarse" else "exact",
+        keys_attended=found.keys,
+        mass=found.mass,
+        spaces=spaces,
+    )
     answer = steered.describe(answer, SteeredRows(found.rows, found.moved))
     counted = None if others is None else count_items(snapshot, others, query.facets)
     return selection.described(answer, counted)

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.answers import AnswerOut, answer_out
+from service.http.schemas.event_answers import FoundEventsOut, found_events_out
 from service.http.schemas.questions.ask import RecommendIn, ScoreIn, SearchIn
 from service.http.schemas.rendering import Json
 
@@ -34,7 +35,7 @@ async def recommend(body: RecommendIn, context: Context) -> Response:
         return Json(answer_out(answer))
 
 
-@router.post("/v1/search", responses={200: {"model": AnswerOut}})
+@router.post("/v1/search", responses={200: {"model": AnswerOut | FoundEventsOut}})
 async def search(body: SearchIn, context: Context) -> Response:
     """Search the catalogue by words and by meaning, best first, with the fields that matched.
 
@@ -46,7 +47,11 @@ async def search(body: SearchIn, context: Context) -> Response:
 
     Without a query, or with a `sort`, items are listed in the order of their fields instead, page
     by page: all that pass the filter, or those of them that match.
+
+    With `"memory": "history"` the user's own events are searched by the texts of their items. The
+    answer has `events` in place of `items`: several on one item are several answers, of which newer
+    ones come first.
     """
     answer = await context.engine.answers.search(body.to_query(), context.stages)
     with context.stages("render"):
-        return Json(answer_out(answer))
+        return Json((found_events_out if body.memory == "history" else answer_out)(answer))

@@ -34,6 +34,7 @@ router = APIRouter(route_class=JsonRoute, tags=["ask"])
 
 _ITEM = re.compile(r"/v1/items/([^/]+)")
 _SIMILAR = re.compile(r"/v1/items/([^/]+)/similar")
+_SIMILAR_PARAMS = SimilarParams.model_fields.keys() - SimilarIn.model_fields.keys()
 _SCENARIO = re.compile(r"/v1/scenarios/([^/]+)")
 _ABOUT = re.compile(r"/v1/(items|users)/([^/]+)/([a-z]+)")
 # By what the question is about, and the last part of its path.
@@ -82,7 +83,8 @@ async def _handle(question: BatchedIn, context: Context) -> Response:
     """Call the handler of the question's path. Raises what that raises, and `NotFound`."""
     if similar := _SIMILAR.fullmatch(question.path):
         item_id = check_id(unquote(similar[1]))
-        if any(name.startswith("categories_") for name in question.body):
+        is_flat = isinstance(question.body.get("retrieval"), str)
+        if is_flat or question.body.keys() & _SIMILAR_PARAMS:
             params = SimilarParams.model_validate(question.body)
             return await items.similar_items(item_id, params, context)
         body = SimilarIn.model_validate(question.body)

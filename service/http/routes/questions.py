@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from typing import Any, NamedTuple
 
 from starlette.responses import Response
@@ -25,10 +25,15 @@ class SavableQuestion(NamedTuple):
     about: str | None = None  # the field with the id that the question is about
     # Fields that a request brings; what is saved is checked together with these.
     brought: Mapping[str, Any] = {}
-    fills_up: bool = True  # whether its answer is one list of items
+    lists_items: bool = True  # whether its answer is one list of items, as far as the kind says
 
-    def check(self, body: Any) -> None:
-        """Raise `Invalid` for fields that do not go together."""
+    def fills_up(self, fields: Mapping[str, Any]) -> bool:
+        """Whether the answer to a question with these fields is one list of items."""
+        return self.lists_items and fields.get("memory") != "history"
+
+    def check(self, body: Any, saved: Set[str]) -> None:
+        """Raise `Invalid` for saved fields that do not go together; the others are brought."""
+        body = self.schema.model_construct(_fields_set={*saved}, **vars(body))
         body.to_query() if self.about is None else body.to_query("x")
 
     async def answer(self, body: Body, about: str | None, context: Context) -> Response:
@@ -44,5 +49,5 @@ QUESTIONS: Mapping[str, SavableQuestion] = {
     "similar": SavableQuestion(SimilarIn, items.filtered_similar_items, "item_id"),
     "popular": SavableQuestion(PopularIn, ready.popular, brought={"user_id": "x"}),
     "together": SavableQuestion(TogetherIn, ready.filtered_items_together, "item_id"),
-    "rows": SavableQuestion(RowsIn, ready.rows, fills_up=False),
+    "rows": SavableQuestion(RowsIn, ready.rows, lists_items=False),
 }

@@ -19,6 +19,7 @@ from service.http.routes.context import Context, JsonRoute
 from service.http.routes.questions import QUESTIONS, SavableQuestion
 from service.http.schemas.answers import ScenarioAnswerOut
 from service.http.schemas.base import Body, Page
+from service.http.schemas.event_answers import FoundEventsOut
 from service.http.schemas.rendering import Json
 from service.http.schemas.row_answers import RowsOut
 from service.http.schemas.scalars import PathName
@@ -47,14 +48,16 @@ async def put_scenario(name: PathName, body: ScenarioIn, context: Context) -> Re
         raise Invalid("/question", f"must be one of {', '.join(QUESTIONS)}")
     fields = body.model_extra or {}
     saved, _ = _parsed(question, fields, question.brought)
-    question.check(saved)
+    question.check(saved, fields.keys())
     document = {"question": body.question, **fields}
     if body.fallback is not None:
-        if not question.fills_up:
-            raise Invalid("/fallback", f"must be left out: {body.question} are no list to fill up")
+        if not question.fills_up(fields):
+            kind = "events" if question.lists_items else body.question
+            raise Invalid("/fallback", f"must be left out: {kind} are no list to fill up")
         filler = await context.engine.store.scenario(body.fallback)
-        if filler is not None and not QUESTIONS[filler.question].fills_up:
-            raise Invalid("/fallback", f"answers {filler.question}, which fill no list up")
+        if filler is not None and not QUESTIONS[filler.question].fills_up(filler.fields):
+            kind = "events" if QUESTIONS[filler.question].lists_items else filler.question
+            raise Invalid("/fallback", f"answers {kind}, which fill no list up")
         document["fallback"] = body.fallback
     with context.stages("store"):
         stored = await context.engine.scenarios.put(name, document)
@@ -105,7 +108,7 @@ async def delete_scenario(name: PathName, context: Context) -> Response:
 
 @router.post(
     "/v1/scenarios/{name}",
-    responses={200: {"model": ScenarioAnswerOut | RowsOut}, **documented(404)},
+    responses={200: {"model": ScenarioAnswerOut | RowsOut | FoundEventsOut}, **documented(404)},
 )
 async def ask_scenario(name: PathName, body: ScenarioQuestion, context: Context) -> Response:
     """Ask a saved question, with fields that narrow it or that it leaves open.
@@ -142,6 +145,8 @@ async def _answer(
         given = _of_fallback(scenario, given, at_most)
     question = QUESTIONS[scenario.question]
     body, about = _narrowed(question, scenario.fields, given)
+    if fills_up:  # a field of the request that does nothing in a fallback is passed over
+        body.model_fields_set.clear()
     missing: NotFound | None = None
     answer: dict[str, Any] = {}
     try:

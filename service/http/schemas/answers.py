@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -12,6 +12,23 @@ from service.domain.queries import Answer, AnswerItem, Contribution
 from service.http.schemas.questions.ask import EFFECTS_UP_TO
 from service.http.schemas.rendering import check_finite, fields_out, written_time
 from service.http.schemas.scalars import Id, Timestamp
+
+RetrievalOut = Annotated[
+    Literal["exact", "coarse", "lists"],
+    Field(
+        description="How memories were attended. `exact`: every row. `coarse`: for each target "
+        "and head the rows that FAISS found. `lists`: FAISS's lists of a long memory, some rows "
+        "exactly and the other lists by their summaries."
+    ),
+]
+RowsScanned = Annotated[
+    int | None,
+    Field(
+        description="The mean number of rows of the person's memory that were attended one by "
+        "one, for each head and target. In a long memory, events on one item are one row."
+    ),
+]
+MemoryRows = Annotated[int | None, Field(description="Number of rows of the person's memory.")]
 
 
 class ContributionOut(BaseModel):
@@ -77,6 +94,16 @@ class LikenessOut(BaseModel):
     share: float = Field(description="Share of the item's weight that this space holds.")
 
 
+class RemainderOut(BaseModel):
+    """Events and profile entries that an explanation does not name, counted together."""
+
+    events: int
+    contribution: float = Field(
+        description="Contributions, this remainder, `parts.prior`, `parts.rules` and "
+        "`parts.reference` sum to the score; in a search, to that by which the memory re-ranks."
+    )
+
+
 class AppliedRuleOut(BaseModel):
     """A rule of the question that holds for an item."""
 
@@ -116,6 +143,7 @@ class AnsweredItemOut(BaseModel):
         "they explain the score that re-ranks, which is the one of /v1/score. Empty without a "
         "memory, and for items too far down to be re-ranked.",
     )
+    remainder: RemainderOut | None = Field(None, description="Beside an `explanation`.")
     support: int | None = Field(
         None, description="Users who took the item after the other one, or baskets with both."
     )
@@ -193,27 +221,31 @@ class WarningOut(BaseModel):
 
 
 class AnswerOut(BaseModel):
-    """Items from one model version; `keys_attended`, `mass` and `corrections` are of searches."""
+    """Items from one model version; `corrections` are of searches."""
 
     items: list[AnsweredItemOut]
     model_version: str
-    retrieval: str = Field(
-        description="`exact`, or `coarse` where rows were approximated or left out."
-    )
+    retrieval: RetrievalOut
     degraded: bool = Field(
         description="True when a part that is down was left out: the model that was made current "
         "cannot be loaded, and an older one answers; or the database of the store does not answer, "
         "and the answer is from what was known of the user, without event ids, `fields` and "
         "highlights, and by the last version of a scenario that was read."
     )
-    keys_attended: int | None = Field(None, description="Number of field keys that were attended.")
-    mass: float | None = Field(
-        None, description="Share of the softmax over all field keys that was attended."
-    )
-    rows_scanned: int | None = Field(
+    keys_attended: int | None = Field(
         None,
-        description="Of a long history: the mean number of rows that were attended one by one for "
-        "a target. Events on one item are one row.",
+        description="Number of keys that were attended: of items' fields in a search, of items in "
+        "each space for similar ones.",
+    )
+    mass: float | None = Field(
+        None, description="Share of the softmax over all these keys that the attended ones hold."
+    )
+    rows_scanned: RowsScanned = None
+    memory_rows: MemoryRows = None
+    candidates: int | None = Field(
+        None,
+        description="Recommend: number of items whose scores were computed, of all that may be "
+        "answered.",
     )
     corrections: dict[str, list[str]] | None = Field(
         None,

@@ -7,8 +7,15 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from service.domain.ready_queries import AffinitiesAnswer, AudienceAnswer
-from service.http.schemas.answers import ContributionOut, explanations_out
-from service.http.schemas.rendering import check_finite, fields_out
+from service.http.schemas.answers import (
+    ContributionOut,
+    MemoryRows,
+    RemainderOut,
+    RetrievalOut,
+    RowsScanned,
+    explanations_out,
+)
+from service.http.schemas.rendering import check_finite, fields_out, present_fields
 from service.http.schemas.scalars import Id
 
 
@@ -24,6 +31,9 @@ class AudienceUserOut(BaseModel):
     explanation: list[ContributionOut] | None = Field(
         None, description="The events that raise the score most. Left out with `explain` 0."
     )
+    remainder: RemainderOut | None = Field(
+        None, description="The contribution of all other events. Left out with `explain` 0."
+    )
 
 
 class AudienceOut(BaseModel):
@@ -31,12 +41,15 @@ class AudienceOut(BaseModel):
 
     users: list[AudienceUserOut]
     model_version: str
-    scored: int = Field(description="Number of users whose scores were compared.")
-    candidates: int = Field(description="Number of users who may be in the audience.")
-    retrieval: str = Field(
-        description="`exact`: all of them were scored; `coarse`: those were with most events on "
-        "items that the same users take, or that are similar."
+    scored: int = Field(
+        description="Number of users whose scores were compared. If these are fewer than the "
+        "`candidates`, they are those with most events on items that the same users take, or that "
+        "are similar."
     )
+    candidates: int = Field(description="Number of users who may be in the audience.")
+    retrieval: RetrievalOut
+    rows_scanned: RowsScanned = None
+    memory_rows: MemoryRows = None
     degraded: bool
 
 
@@ -61,17 +74,20 @@ class AffinitiesOut(BaseModel):
     field: str
     values: list[AffinityOut]
     model_version: str
+    retrieval: RetrievalOut
+    rows_scanned: RowsScanned = None
+    memory_rows: MemoryRows = None
     degraded: bool
 
 
 def audience_out(answer: AudienceAnswer) -> dict[str, Any]:
     """Return the values of an `AudienceOut`. Raises `ArithmeticError` for a score of NaN."""
     check_finite("scores", [user["score"] for user in answer.users])
-    return fields_out(answer, users=explanations_out(answer.users))
+    return present_fields(answer, users=explanations_out(answer.users))
 
 
 def affinities_out(answer: AffinitiesAnswer) -> dict[str, Any]:
     """Return the values of an `AffinitiesOut`. Raises `ArithmeticError` for a score of NaN."""
     check_finite("masses", [each.mass for each in answer.values])
     check_finite("scores", [each.score for each in answer.values if each.score is not None])
-    return fields_out(answer, values=[fields_out(each) for each in answer.values])
+    return present_fields(answer, values=[fields_out(each) for each in answer.values])

@@ -32,6 +32,12 @@ def fields_out(value: Any, **replaced: object) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__} | replaced
 
 
+def present_fields(value: Any, **replaced: object) -> dict[str, Any]:
+    """Return `fields_out` without the fields that are None."""
+    out = fields_out(value, **replaced)
+    return {name: each for name, each in out.items() if each is not None}
+
+
 def check_finite(what: str, numbers: Iterable[float]) -> None:
     """Raise `ArithmeticError` unless all are finite: orjson writes NaN as null."""
     if not all(map(isfinite, numbers)):

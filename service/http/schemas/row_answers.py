@@ -10,11 +10,14 @@ from service.domain.ready_queries import RowKind, RowReason, RowsAnswer
 from service.http.schemas.answers import (
     AnsweredItemOut,
     FacetOut,
+    MemoryRows,
+    RetrievalOut,
+    RowsScanned,
     WarningOut,
     facets_out,
     items_out,
 )
-from service.http.schemas.rendering import fields_out
+from service.http.schemas.rendering import fields_out, present_fields
 
 
 class RowReasonOut(BaseModel):
@@ -47,6 +50,9 @@ class RowsOut(BaseModel):
 
     rows: list[RowOut]
     model_version: str
+    retrieval: RetrievalOut
+    rows_scanned: RowsScanned = None
+    memory_rows: MemoryRows = None
     degraded: bool
     warnings: list[WarningOut] | None = Field(
         None, description="Left out where there is nothing to say."
@@ -63,8 +69,7 @@ def rows_out(answer: RowsAnswer) -> dict[str, Any]:
     """Return the values of a `RowsOut`. Raises `ArithmeticError` for a score of NaN."""
     rows = [{"reason": _reason(row.reason), "items": items_out(row.items)} for row in answer.rows]
     facets = None if answer.facets is None else facets_out(answer.facets)
-    out = fields_out(answer, rows=rows, facets=facets)
-    return {name: value for name, value in out.items() if value is not None}
+    return present_fields(answer, rows=rows, facets=facets)
 
 
 def _reason(reason: RowReason) -> dict[str, Any]:

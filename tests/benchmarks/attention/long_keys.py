@@ -72,8 +72,11 @@ def long_users(data: Path, encoder: str) -> Long:
     return asyncio.run(load())
 
 
-def distinct(long: Long, n: int, targets: int) -> Material:
-    """N rows of which no two are alike: items that those users took, each with some of another."""
+def distinct(long: Long, n: int, targets: int, factor: float = 1.0) -> Material:
+    """N rows of which no two are alike: items that those users took, each with some of another.
+
+    Queries are `factor` times as long as the model's: the more, the more peaked is attention.
+    """
     generator = torch.Generator().manual_seed(n)
     items = torch.from_numpy(np.unique(long.rows))
     one = torch.randint(len(items), (n,), generator=generator)
@@ -85,9 +88,16 @@ def distinct(long: Long, n: int, targets: int) -> Material:
         torch.lerp(table[:, first], table[:, second], share).detach()
         for table in (tables.keys, tables.values)
     )
-    queries, outputs, metric = _asked(long, targets)
-    nothing = torch.zeros(keys.shape[:2])
-    return Material("trained, distinct", keys, values, nothing, queries, outputs, n, metric=metric)
+    queries, metric = _asked(long, targets)
+    return Material(
+        "trained, distinct" if factor == 1 else f"trained, distinct, x{factor:g}",
+        keys,
+        values,
+        torch.zeros(keys.shape[:2]),
+        queries * factor,
+        n,
+        metric=metric * factor**2,
+    )
 
 
 def repeated(long: Long, n: int, targets: int) -> Material:
@@ -96,7 +106,7 @@ def repeated(long: Long, n: int, targets: int) -> Material:
     events = long.rows[:n] if n <= len(long.rows) else generator.choice(long.rows, n)
     items, counts = np.unique(events, return_counts=True)
     tables, chosen = long.snapshot.tables, torch.from_numpy(items)
-    queries, outputs, metric = _asked(long, targets)
+    queries, metric = _asked(long, targets)
     log_weights = torch.from_numpy(np.log(counts)).float().expand(len(tables.keys), -1)
 
     def whole() -> tuple[Tensor, Tensor]:
@@ -109,7 +119,6 @@ def repeated(long: Long, n: int, targets: int) -> Material:
         tables.values[:, chosen].detach(),
         log_weights.contiguous(),
         queries,
-        outputs,
         n,
         whole,
         metric,
@@ -123,38 +132,23 @@ def drawn(n: int, targets: int, spread: float = 1.0) -> Material:
     def normal(count: int) -> Tensor:
         return torch.randn(_HEADS, count, _WIDTH, generator=generator)
 
-    keys, values = normal(n), normal(n)
-    queries, outputs = spread * normal(targets), normal(targets)
-    metric = torch.eye(_WIDTH).expand(_HEADS, -1, -1)
-    nothing = torch.zeros(_HEADS, n)
-    name = f"random, spread {spread:g}"
-    return Material(name, keys, values, nothing, queries, outputs, n, metric=metric)
-
-
-def sharpened(material: Material, factor: float) -> Material:
-    """The same with queries that many times as long: attention more peaked."""
+    metric = torch.eye(_WIDTH).expand(_HEADS, -1, -1) * spread**2
     return Material(
-        f"{material.name}, x{factor:g}",
-        material.keys,
-        material.values,
-        material.log_weights,
-        material.queries * factor,
-        material.outputs,
-        material.events,
-        material.whole,
-        None if material.metric is None else material.metric * factor**2,
+        f"random, spread {spread:g}",
+        normal(n),
+        normal(n),
+        torch.zeros(_HEADS, n),
+        spread * normal(targets),
+        n,
+        metric=metric,
     )
 
 
-def _asked(long: Long, targets: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries and outputs of targets [H, T, d], and the mean of qqᵀ over the catalogue."""
+def _asked(long: Long, targets: int) -> tuple[Tensor, Tensor]:
+    """Queries of targets [H, T, d], and the mean of qqᵀ over the catalogue."""
     tables = long.snapshot.tables
     items = np.flatnonzero(long.snapshot.has_vector)
     generator = np.random.default_rng(targets)
     chosen = torch.from_numpy(generator.choice(items, targets, replace=targets > len(items)))
     every = tables.queries[:, torch.from_numpy(items)].detach()
-    return (
-        tables.queries[:, chosen].detach(),
-        tables.outputs[:, chosen].detach(),
-        every.mT @ every / every.shape[1],
-    )
+    return tables.queries[:, chosen].detach(), every.mT @ every / every.shape[1]

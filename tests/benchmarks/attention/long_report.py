@@ -1,85 +1,124 @@
-"""Tables, sentences and a picture of attention over memories of any length."""
+"""Lengths and kinds of keys that attention is measured over, and the tables of what was found."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from models.attention.clustered.clustered_attention import MAX_ERROR
-from tests.benchmarks.attention.long_attention import NAMED_K, Case, Off
-from tests.benchmarks.harness.tables import table
+from models.attention.attention_options import DEFAULT_K, MAX_ERROR
+from models.history.long_history import LISTS_FROM
+from tests.benchmarks.attention import long_keys
+from tests.benchmarks.attention.long_attention import (
+    MANY_TARGETS,
+    Case,
+    Material,
+    measure,
+    measure_crossover,
+)
+from tests.benchmarks.harness.tables import ratio, seconds, stage, table
 
-_DIFFUSE = 1.5  # a standard deviation of scores below which attention is diffuse
+_LENGTHS = (1_000, 10_000, 100_000, 1_000_000)
+_PEAKED = 100_000  # rows over which attention of other spreads is measured
+_FACTORS = (2.0, 4.0, 8.0)  # times as long as the model's queries
+_SPREADS = (0.5, 1.0, 2.0, 3.0)  # of scores of drawn keys
+_CROSSING = 16_384  # rows that the crossover is measured over
+
+
+def run(console: Console, data: Path | None, encoder: str, *, most: int, rounds: int) -> list[Case]:
+    """Measure attention over memories of up to `most` rows, and print what was found.
+
+    Args:
+        console: for progress and tables.
+        data: a directory whose model and histories are used; None = drawn keys only.
+        encoder: the text encoder of its model.
+        most: events of the longest memory.
+        rounds: of each timing.
+
+    Raises:
+        Invalid: when `data` has no model or no events.
+    """
+    made: list[Callable[[], Material]] = []
+    crossing = partial(long_keys.drawn, _CROSSING, MANY_TARGETS, 0.1)
+    if data is not None:
+        long = long_keys.long_users(data, encoder)
+        console.print(
+            f"{len(long.snapshot.catalogue):,} items, model {long.snapshot.version}, "
+            f"longest history {long.longest:,} events",
+            style="dim",
+        )
+        crossing = partial(long_keys.distinct, long, _CROSSING, MANY_TARGETS)
+        for make in (long_keys.repeated, long_keys.distinct):
+            made += [partial(make, long, n, MANY_TARGETS) for n in _LENGTHS if n <= most]
+        made += [
+            partial(long_keys.distinct, long, min(most, _PEAKED), MANY_TARGETS, factor)
+            for factor in _FACTORS
+        ]
+    made += [
+        partial(long_keys.drawn, min(most, _PEAKED), MANY_TARGETS, spread) for spread in _SPREADS
+    ]
+    one, many = measure_crossover(crossing(), rounds)
+    with stage(console, "attention") as progress:
+        found = measure((make() for make in made), rounds, count=len(made), progress=progress)
+    show(console, found)
+    console.print(
+        f"Lists take the time of every row at {one:,.0f} rows for one target and at "
+        f"{many:,.0f} for {MANY_TARGETS}; Heed uses them from {LISTS_FROM:,} on.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return found
 
 
 def show(console: Console, cases: Sequence[Case]) -> None:
-    """All of it."""
+    """Print the tables and what they sum to."""
     table(
         console,
-        "Attention over n events: ours, and torch's fused kernel over every event",
-        ("keys", "events", "rows", "T", "fused", "ours", "times as fast", "by"),
+        "Attention over n events, beside torch's fused kernel over every event",
+        ("keys", "events", "rows", "T", "way", "fused", "time", "times as fast", "build",
+         "bytes/row"),
         (
             (
                 each.name,
                 f"{each.events:,}",
                 f"{each.rows:,}",
                 f"{each.targets:,}",
-                _time(each.reference.median),
-                _time(each.ours.median),
-                f"{each.faster.median:.1f} ({each.faster.low:.1f}–{each.faster.high:.1f})",
-                each.path,
+                each.way,
+                seconds(each.fused.median),
+                seconds(each.seconds.median),
+                ratio(each.ratio),
+                seconds(each.build) if each.build else "",
+                f"{each.held:.0f}" if each.held else "",
             )
             for each in cases
         ),
-    )
-    table(
-        console,
-        "How far off: scores in standard deviations over the targets, contexts relative",
-        ("keys", "events", "T", "spread", "score", "p99", "context", "p99", "stated", "top 20",
-         "scanned"),
-        (
-            (
-                each.name,
-                f"{each.events:,}",
-                f"{each.targets:,}",
-                f"{each.spread:.2f}",
-                _share(each.off.score_median),
-                _share(each.off.score_p99),
-                _share(each.off.context_median),
-                _share(each.off.context_p99),
-                _share(each.stated),
-                f"{each.off.overlap:.3f}",
-                f"{each.scanned:,.0f}",
-            )
-            for each in cases
-            if each.path == "cells"
-        ),
-        caption="Stated: the median of the errors that answers name, at 99 % confidence.",
+        caption=f"A top-k is the {DEFAULT_K} rows of largest score that FAISS finds, with their "
+        "mass, for which every row is attended too. Times to build are the processor's.",
     )  # fmt: skip
     table(
         console,
-        "A softmax over the k nearest rows alone, found by FAISS",
-        ("keys", "events", "T", "spread", *(f"k = {k}" for k in NAMED_K), "at our time", "ours",
-         "times ours"),
+        "Errors of contexts, relative to their length, against float64",
+        ("keys", "events", "T", "way", "stated", "max", "true", "p99", "max",
+         f"within {MAX_ERROR:.0%}", "within stated", "rows scanned", "mass"),
         (
             (
                 each.name,
                 f"{each.events:,}",
                 f"{each.targets:,}",
-                f"{each.spread:.2f}",
-                *(_top(each, k) for k in NAMED_K),
-                "none" if each.equal is None else f"k {each.equal}: {_off(each.top_k[each.equal])}",
-                _off(each.off),
-                _worse(each),
+                each.way,
+                *(_percent(x) for x in each.stated or (None, None)),
+                *(_percent(x) for x in each.error),
+                f"{each.within_asked:.2%}",
+                "" if each.stated is None else f"{each.within_stated:.2%}",
+                f"{each.scanned:,.0f}",
+                f"{each.mass:.3f}",
             )
             for each in cases
-            if each.top_k and each.path == "cells"
+            if each.way != "every row"
         ),
-        caption="Median relative error of the contexts, and the time of finding and weighing them. "
-        "At our time: the largest k that takes no longer than ours.",
+        caption="An answer states its error at 99 % confidence.",
     )  # fmt: skip
     for sentence in claims(cases):
         console.print(sentence, highlight=False, soft_wrap=True)
@@ -87,97 +126,18 @@ def show(console: Console, cases: Sequence[Case]) -> None:
 
 def claims(cases: Sequence[Case]) -> Iterator[str]:
     """Return a sentence for each claim, with the figures of the cases."""
-    cells = [each for each in cases if each.path == "cells"]
-    pairs, kept = sum(each.pairs for each in cells), sum(each.kept for each in cells)
-    if pairs:
+    lists = [each for each in cases if each.way == "lists"]
+    if lists:
+        slowest = min(lists, key=lambda each: each.ratio.median)
+        contexts = sum(each.targets for each in lists)
+        kept = sum(each.within_asked * each.targets for each in lists) / contexts
+        true = sum(each.within_stated * each.targets for each in lists) / contexts
         yield (
-            f"Within the {_share(MAX_ERROR)} asked for: {kept:,} of {pairs:,} contexts "
-            f"of cells ({kept / pairs:.2%})."
-        )
-    for name in dict.fromkeys(each.name for each in cases):
-        own = {
-            each.events: each for each in cases if each.name == name and each.targets == 100
-        }  # fmt: skip
-        if 10**4 in own and 10**6 in own:
-            grown = own[10**6].ours.median / own[10**4].ours.median
-            yield f"{name}: a million events take {grown:.1f} times as long as ten thousand."
-    diffuse = [each for each in cells if each.spread < _DIFFUSE and each.equal is not None]
-    worst = min(map(_times, diffuse), default=math.nan)
-    if diffuse:
-        yield (
-            f"A top-k of equal time is at least {worst:.1f} times as far off where scores spread "
-            f"less than {_DIFFUSE} ({len(diffuse)} cases)."
+            f"By lists, {kept:.2%} of the contexts are within {MAX_ERROR:.0%}, and {true:.2%} "
+            f"within the error stated. The slowest takes {1 / slowest.ratio.median:.2f} times the "
+            f"fused kernel's time ({slowest.name}, {slowest.targets} targets)."
         )
 
 
-def plot(cases: Sequence[Case], path: Path) -> None:
-    """Time against length, and error against length, as a PNG.
-
-    Raises ModuleNotFoundError without matplotlib, which the extra `plots` installs.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    times, errors = figure.subplots(1, 2)
-    hundred = [each for each in cases if each.targets == 100]
-    k = max(NAMED_K)
-    for name in dict.fromkeys(each.name for each in hundred):
-        own = [each for each in hundred if each.name == name]
-        if len(own) < 2 and len(hundred) > 1:
-            continue  # of one length there is no line
-        (line,) = times.plot(
-            [each.events for each in own], [1e3 * each.ours.median for each in own], "o-",
-            label=f"ours: {name}",
-        )  # fmt: skip
-        cells = [each for each in own if each.path == "cells"]
-        tops = [each for each in own if k in each.top_k]
-        for some, off, style, what in (
-            (cells, [each.off for each in cells], "o-", "ours"),
-            (tops, [each.top_k[k] for each in tops], "x--", f"the {k} nearest alone"),
-        ):
-            if some:
-                errors.plot(
-                    [each.events for each in some],
-                    [100 * found.context_median for found in off],
-                    style, color=line.get_color(), label=f"{what}: {name}",
-                )  # fmt: skip
-    longest = dict.fromkeys(each.events for each in hundred)
-    fused = {each.events: each.reference.median for each in hundred}
-    times.plot(
-        list(longest), [1e3 * fused[n] for n in longest], "k--", label="fused kernel, every event"
-    )
-    times.set(xscale="log", yscale="log", xlabel="events", ylabel="ms for 100 targets")
-    errors.set(xscale="log", yscale="log", xlabel="events", ylabel="median error of contexts, %")
-    for axes in (times, errors):
-        axes.grid(visible=True, alpha=0.3)
-        axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150)
-
-
-def _times(each: Case) -> float:
-    if each.equal is None:
-        return math.nan
-    ours = each.off.context_median
-    return each.top_k[each.equal].context_median / ours if ours else math.inf
-
-
-def _worse(each: Case) -> str:
-    return "" if each.equal is None else f"{_times(each):.1f}"
-
-
-def _top(each: Case, k: int) -> str:
-    if k not in each.top_k:
-        return ""
-    return f"{_off(each.top_k[k])}, {_time(each.top_k_seconds[k])}"
-
-
-def _off(found: Off) -> str:
-    return _share(found.context_median)
-
-
-def _share(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.2%}"
-
-
-def _time(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f} ms"
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2g} %"

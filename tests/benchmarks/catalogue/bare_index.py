@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from models.attention.attention_options import AttentionOptions
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import AttentionOptions
 from models.history.user_memory import UserMemory
-from models.ranking.candidates import RERANKED, gathered_count, user_readout
+from models.ranking.candidates import RERANKED, coarse_query, gathered_count
 from models.ranking.recommend import candidate_count, recommend
 from tests.benchmarks.harness.timing import ProgressCallback
 from tests.benchmarks.workload.questions import LIMIT
@@ -38,7 +38,7 @@ def nearest(snapshot: Snapshot, user: UserMemory, times: int = 1) -> NDArray[np.
         raise ValueError("so few items have no index")
     count = times * wanted(snapshot, user)
     rows: NDArray[np.int64] = snapshot.index.search(
-        user_readout(snapshot, user)[None].numpy(), count, probes=RERANKED * count
+        coarse_query(snapshot, user).readout[None].numpy(), count, probes=RERANKED * count
     )[0]
     return rows
 

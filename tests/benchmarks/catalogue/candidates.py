@@ -18,7 +18,7 @@ from models.encoder.event_types import UNKNOWN
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from models.index import ann_index
-from models.ranking.candidates import candidates, user_readout
+from models.ranking.candidates import candidates, coarse_query
 from models.ranking.recommend import EXACT_WORK, INDEXED_CANDIDATES
 from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
@@ -242,7 +242,7 @@ def _catalogue(
     keys, known, index = pair.keys, pair.bare.has_vector, pair.index
     count = min(INDEXED_CANDIDATES, len(keys))
     user = memories[0]
-    readout = user_readout(pair.bare, user)
+    readout = coarse_query(pair.bare, user).readout
     query, row = torch.cat([readout, torch.ones(1)]), readout[None].numpy()
     timed = alternate(
         {

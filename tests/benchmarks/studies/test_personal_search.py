@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from models.attention.attention_options import DEFAULT_OPTIONS
 from models.data.interactions import Interactions
 from models.evaluation.splits import Holdout
-from models.history.attention_options import DEFAULT_OPTIONS
 from models.text.static_encoder import StaticEncoder
 from service.domain.errors import HeedError
 from service.domain.queries import Requester, SearchQuery

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,27 +15,22 @@ from torch import Tensor
 
 from models.attention import flash_kernel, partial_softmax
 from models.attention.attend import attend
-from models.attention.clustered.cluster_tree import MIN_CLUSTER_SIZE, ClusterTree, KVTable
-from models.attention.clustered.clustered_attention import attend_clusters
-from models.attention.kv_memory import KeyValueMemory
-from models.attention.memory_query import MemoryQuery
+from models.attention.attention_options import AttentionOptions
+from models.attention.kv_memory import KeyValueMemory, KVTable
 from models.attention.multihead import split_heads
 from models.attention.partial_softmax import (
     KVBlock,
-    PartialSoftmax,
     attend_blocks,
-    merge_partials,
     remove_partial,
 )
 from models.attention.softmax_mass import mass_from_sample
-from models.catalogue.snapshot import Snapshot
 from models.encoder.causal_attention import FUTURE_BUCKET, causal_attention
 from models.encoder.encoder_block import attend_cached
 from models.encoder.numpy_step import attend_one
 from models.encoder.recency_bias import BUCKETS
-from models.history.user_memory import UserMemory
-from models.index.two_stage import attend_retrieved, index_heads
-from models.ranking.candidates import user_readout
+from models.index import memory_attention
+from models.index.key_lists import KeyLists
+from models.index.memory_attention import Memory
 from models.recommender.config import RecommenderConfig
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import (
@@ -155,20 +149,10 @@ def run_given_scores(made: Case) -> Tensor:
     ).context  # fmt: skip
 
 
-def run_memory_rows(made: Case) -> Tensor:
-    rows = torch.arange(made.rows).flip(0).expand(TARGETS, HEADS, -1)
-    query = MemoryQuery(made.query.transpose(0, 1), memory_of(made))
-    found = query.attend_rows(rows, temperature=made.temperature)
-    return found.context.transpose(0, 1)
-
-
-def run_retrieved(made: Case) -> Tensor:
-    memory = memory_of(made)
-    found = attend_retrieved(
-        made.query.transpose(0, 1), memory, index_heads(memory, "flat"), max(1, made.rows),
-        temperature=made.temperature,
-    )  # fmt: skip
-    return found.context.transpose(0, 1)
+def run_memory(made: Case, options: AttentionOptions) -> Tensor:
+    memory = Memory(KVBlock(made.keys, made.values, made.bias))
+    options = replace(options, temperature=made.temperature)
+    return memory_attention.attend(made.query, memory, options).partial.context
 
 
 def run_blocks(made: Case) -> Tensor:
@@ -195,14 +179,14 @@ def run_removed(made: Case) -> Tensor:
     return remove_partial(attend_blocks(own.query, [block, extra]), part).context
 
 
-def run_clusters(made: Case, max_error: float) -> Tensor:
+def run_lists(made: Case, max_error: float) -> Tensor:
     own = made.sharpened
-    recent = own.rows - MIN_CLUSTER_SIZE * 2  # the rest are the tree's
-    tree = ClusterTree(KVTable(own.keys[:, recent:], own.values[:, recent:]), own.bias[:, recent:])
-    block = KVBlock(own.keys[:, :recent], own.values[:, :recent], own.bias[:, :recent])
+    near = own.rows // 3  # the rest are in lists
+    rows = torch.arange(near, own.rows)
+    lists = KeyLists(KVTable(own.keys, own.values), rows, own.bias[:, near:])
+    block = KVBlock(own.keys[:, :near], own.values[:, :near], own.bias[:, :near])
     partial = attend_blocks(own.query, [block])
-    found = attend_clusters(tree, own.query, recent_partial=partial, max_error=max_error)
-    return found.partial.context
+    return lists.attend(own.query, partial, max_error=max_error).partial.context
 
 
 def run_mass(made: Case) -> Tensor:
@@ -246,41 +230,6 @@ def run_read_out(made: Case) -> Tensor:
     with torch.inference_mode():
         readout = model.read_out(own.values.expand(TARGETS, -1, -1, -1), scores)
     return split_heads(readout[:, None], HEADS)[:, :, 0].transpose(0, 1)
-
-
-class HalfCollapsed(NamedTuple):
-    """The first rows of a case in place of a collapsed history."""
-
-    made: Case
-    lock: threading.Lock
-
-    def advance_to(self, at: int) -> None:
-        assert at == 0
-
-    def attend(self, query: Tensor, recent: PartialSoftmax) -> SimpleNamespace:
-        block = KVBlock(self.made.keys, self.made.values, self.made.bias)
-        older = attend_blocks(query, [block])
-        return SimpleNamespace(partial=merge_partials(older, recent))
-
-
-def run_user_readout(made: Case) -> Tensor:
-    own, at = made.sharpened, made.rows // 2  # half of the rows are collapsed
-    older, newer = (
-        replace(own, keys=own.keys[:, part], values=own.values[:, part], bias=own.bias[:, part])
-        for part in (slice(None, at), slice(at, None))
-    )
-    snapshot = SimpleNamespace(
-        model=SimpleNamespace(cross_attention=SimpleNamespace(w_o=torch.nn.Identity()))
-    )
-    each = []
-    for target in range(TARGETS):
-        user = SimpleNamespace(
-            memory=memory_of(newer), bias=newer.bias, query=own.query[:, target], at=0,
-            collapsed=HalfCollapsed(older, threading.Lock()) if at else None,
-        )  # fmt: skip
-        readout = user_readout(cast(Snapshot, snapshot), cast(UserMemory, user))
-        each.append(split_heads(readout[None], HEADS)[:, 0])
-    return torch.stack(each, 1)
 
 
 def run_causal(made: Case, *, by_row: bool) -> Tensor:
@@ -348,22 +297,19 @@ EVERY: dict[str, Softmax] = {
     ),
     "attend with a mask": Softmax(run_masked),
     "attend with given scores": Softmax(run_given_scores),
-    "MemoryQuery.attend_rows": Softmax(run_memory_rows),
-    "attend_retrieved": Softmax(run_retrieved),
+    "memory_attention.attend": Softmax(lambda m: run_memory(m, AttentionOptions())),
+    "memory_attention.attend, coarse": Softmax(
+        lambda m: run_memory(m, AttentionOptions(mode="coarse", k=max(1, m.rows)))
+    ),
     "attend_blocks": Softmax(run_blocks),
     "attend_blocks, plain kernel": Softmax(run_plain_blocks, least=1),
     "remove_partial": Softmax(run_removed, least=1),
-    "attend_clusters": Softmax(
-        lambda m: run_clusters(m, 0.01), least=2 * MIN_CLUSTER_SIZE + 1, tolerance=0.01
-    ),
-    "attend_clusters, exact": Softmax(
-        lambda m: run_clusters(m, 0.0), least=2 * MIN_CLUSTER_SIZE + 1
-    ),
+    "KeyLists.attend": Softmax(lambda m: run_lists(m, 0.01), least=1, tolerance=0.01),
+    "KeyLists.attend, exact": Softmax(lambda m: run_lists(m, 1e-9), least=1),
     "mass_from_sample": Softmax(run_mass, mass_of, least=1),
     "target_attention": Softmax(run_target_attention, scores_of),
     "target_attention_prefixes": Softmax(run_prefixes, scores_of, least=1),
     "Recommender.read_out": Softmax(run_read_out),
-    "user_readout": Softmax(run_user_readout),
     "causal_attention": Softmax(lambda m: run_causal(m, by_row=False), least=1, blind=False),
     "causal_attention, biases of rows": Softmax(lambda m: run_causal(m, by_row=True), least=1),
     "attend_cached": Softmax(run_cached, least=1, blind=False),

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.encoder.event_types import MASKED, UNKNOWN
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.ranking.candidates import user_readout
+from models.ranking.candidates import coarse_query
 from models.ranking.leave_one_out import scores_without
 from models.ranking.recommend import recommend
 from models.ranking.scoring import score
@@ -164,7 +164,7 @@ def test_a_head_that_sees_nothing_adds_nothing(snapshot: Snapshot, kind: int) ->
     ranked = recommend(snapshot, user, limit=5, allowed=everything, excluded=np.zeros(0, np.int64))
     assert torch.isfinite(ranked.scores.total).all()
     loop = Loop(snapshot, made, AT)
-    readout = user_readout(snapshot, user)
+    readout = coarse_query(snapshot, user).readout
     for target in range(ITEMS):
         alpha, gain = loop.attention(target, DEFAULT_OPTIONS, target_in_query=False)
         assert not alpha[blind].any()

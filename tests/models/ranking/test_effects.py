@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 import models.ranking.effects
 import models.recommender.item_similarity
 import models.recommender.log_statistics
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.history.collapsed_history import CollapsedHistory, collapsible_events
 from models.history.event_shares import similarity_lost, similarity_shares
+from models.history.long_history import CollapsedHistory, collapsible_events
 from models.history.user_history import UserHistory
 from models.history.user_memory import NEWEST_LEFT_OUT, build_memory
 from models.ranking.contributions import contributions

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.attention.attend import attend
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.attention.multihead import HeadProjections, merge_heads, split_heads
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.contributions import gains

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.encoder.history_encoder import EncoderCache, HistoryEncoder
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.leave_one_out import scores_without

@@ -1,16 +1,13 @@
 """Scores of targets that attend over a history, against a float64 loop."""
 
-from dataclasses import replace
-from typing import get_args
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions, Mode
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.scoring import score
@@ -23,7 +20,6 @@ from tests.support.pasts import (
     Loop,
     basket_snapshot,
     drawn_snapshot,
-    long_user,
     pasts,
     similar_snapshot,
     ways,
@@ -133,6 +129,24 @@ def test_targets_may_repeat_and_come_in_any_order(snapshot: Snapshot) -> None:
     np.testing.assert_allclose(score(snapshot, user, asked).total, whole[asked], atol=1e-5)
 
 
+def test_scores_by_lists_and_exact_ones_are_concatenated(snapshot: Snapshot) -> None:
+    """Targets that were scored exactly have the error zero beside others, in either order."""
+    exact = score(snapshot, build_memory(snapshot, random_past(3, 20, ITEMS), AT), EVERY)
+    error = torch.full_like(exact.total, 0.01)
+    listed = exact._replace(mode="lists", relative_error=error)
+    for one, other, wanted in (
+        (exact, listed, [0 * error, error]),
+        (listed, exact, [error, 0 * error]),
+        (listed, listed, [error, error]),
+    ):
+        found = one.concat(other)
+        assert found.mode == "lists"
+        assert found.relative_error is not None
+        assert torch.equal(found.relative_error, torch.cat(wanted))
+        assert torch.equal(found.total, torch.cat([one.total, other.total]))
+    assert exact.concat(exact).relative_error is None
+
+
 def test_many_targets_are_scored_in_blocks(
     snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,19 +157,6 @@ def test_many_targets_are_scored_in_blocks(
     blocks = score(snapshot, user, EVERY)
     np.testing.assert_allclose(blocks.total, whole.total, atol=1e-5)
     assert blocks.mass.tolist() == [1.0] * ITEMS
-
-
-@pytest.mark.parametrize("hard", [False, True])
-def test_a_memory_without_clusters_is_attended_row_by_row(snapshot: Snapshot, hard: bool) -> None:
-    """Every mode gives the same scores and all of the mass, whatever `k` and `exact_up_to` say."""
-    user = long_user(snapshot, 60)
-    options = AttentionOptions(hard=hard, temperature=0.7, mode="exact", k=4, exact_up_to=10)
-    exact = score(snapshot, user, EVERY, options)
-    for mode in get_args(Mode):
-        found = score(snapshot, user, EVERY, replace(options, mode=mode))
-        assert found.mode == "exact"
-        assert found.mass.tolist() == [1.0] * ITEMS
-        assert torch.equal(found.total, exact.total)
 
 
 def test_auto_is_exact_up_to_a_number_of_keys() -> None:

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 import models.ranking.matching.field_matches
 import models.ranking.search
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions, Mode
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import INDEX_FROM, Snapshot
-from models.history.attention_options import DEFAULT_OPTIONS, AttentionOptions, Mode
 from models.history.user_memory import build_memory
 from models.index import ann_index
 from models.ranking.matching.field_matches import match_fields
@@ -494,15 +494,19 @@ def test_coarse_search_over_everything_is_exact(large: Snapshot, indexed: bool, 
     assert (found.mode, true.mode) == ("coarse", "exact")
 
 
-def test_more_probes_find_more_mass(large: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("indexed", [False, True])
+def test_more_probes_find_more_mass(
+    large: Snapshot, monkeypatch: pytest.MonkeyPatch, indexed: bool
+) -> None:
     """One probe finds less mass than all probes, which find as much as a scan."""
     monkeypatch.setattr(ann_index, "_NARROW_ROWS", 0)
+    served = large if indexed else serve(large.catalogue)
     masses = {}
     for probes in (1, 1000):
         options = AttentionOptions(mode="coarse", k=200, probes=probes)
         masses[probes] = [
             search(
-                large, unit(seed), limit=9, allowed=large.catalogue.visible, options=options
+                served, unit(seed), limit=9, allowed=large.catalogue.visible, options=options
             ).mass
             for seed in range(5)
         ]

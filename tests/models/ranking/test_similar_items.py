@@ -1,14 +1,18 @@
 """Similar items compared with float64 loops over the content and trained spaces."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from models.attention.attention_options import AttentionOptions
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
+from models.index import ann_index
 from models.ranking.similar_items import SPACES, SimilarItems, Space, similar, spaces_of
+from models.ranking.steering.item_steering import ItemSteering, Pin
 from models.recommender.recommender import Recommender
 from tests.support.reference import cosine, softmax
 from tests.support.small import catalogue, encode, random_model, trained
@@ -29,9 +33,16 @@ def snapshot(model: Recommender) -> Snapshot:
 
 
 def loop(
-    snapshot: Snapshot, row: int, allowed: NDArray[np.bool_], spaces: tuple[Space, ...] = SPACES
+    snapshot: Snapshot,
+    row: int,
+    allowed: NDArray[np.bool_],
+    spaces: tuple[Space, ...] = SPACES,
+    k: int | None = None,
 ) -> dict[int, tuple[float, float, dict[str, tuple[float, float]]]]:
-    """Return score, weight, and cosine and share per space of each allowed item."""
+    """Return score, weight, and cosine and share per space of each allowed item.
+
+    With `k`, only the keys of the k largest cosines of each space are attended.
+    """
     tables = {
         "content": (snapshot.catalogue.content, snapshot.catalogue.has_content),
         "trained": (snapshot.tables.vectors.numpy(), snapshot.trained_rows.numpy() >= 0),
@@ -62,6 +73,10 @@ def loop(
                 if mixed and space == "trained":
                     known = events[row] / (events[row] + 20) * events[other] / (events[other] + 20)
                     logits[other, space] *= math.sqrt(known)
+    for space in SPACES if k is not None else ():
+        own_keys = sorted((key for key in logits if key[1] == space), key=lambda key: -cosines[key])
+        for key in own_keys[k:]:
+            del logits[key]
     weights = dict(zip(logits, softmax(list(logits.values())), strict=True))
     found = {}
     for other in {other for other, _ in logits}:
@@ -105,6 +120,74 @@ def test_similar_is_one_softmax_over_the_keys_of_both_spaces(
         for limit in (7, 100):
             found = similar(snapshot, row, limit=limit, allowed=allowed, spaces=spaces)
             check(found, loop(snapshot, row, allowed, spaces), limit)
+
+
+@pytest.mark.parametrize("k", [1, 4, 200])
+@pytest.mark.parametrize("row", [0, 9, 29])
+def test_coarse_similar_is_the_softmax_over_the_nearest_keys(
+    snapshot: Snapshot, row: int, k: int
+) -> None:
+    """Coarse equals the loop over the k nearest keys of each space, and `mass` is their share."""
+    some = everything(snapshot)
+    some[[2, 9, 11, 26]] = False
+    for allowed in (everything(snapshot), some):
+        for probes in (None, 1_000):
+            options = AttentionOptions(mode="coarse", k=k, probes=probes)
+            found = similar(snapshot, row, limit=100, allowed=allowed, options=options)
+            whole, kept = loop(snapshot, row, allowed), loop(snapshot, row, allowed, k=k)
+            check(found, kept, 100)
+            mass = math.fsum(
+                whole[other][1] * whole[other][2][space][1]
+                for other, (_, _, keys) in kept.items()
+                for space in keys
+            )
+            assert found.mass == pytest.approx(mass, abs=1e-5)
+            assert found.keys == sum(len(keys) for _, _, keys in kept.values())
+
+
+def test_coarse_similar_with_room_for_every_key_is_exact(snapshot: Snapshot) -> None:
+    """With k of at least all keys, coarse is exact to 1e-5, and holds all of the mass."""
+    whole = similar(snapshot, 3, limit=100, allowed=everything(snapshot))
+    options = AttentionOptions(mode="coarse", k=ITEMS)
+    found = similar(snapshot, 3, limit=100, allowed=everything(snapshot), options=options)
+    assert found.rows.tolist() == whole.rows.tolist()
+    assert found.weights == pytest.approx(whole.weights, abs=1e-5)
+    assert found.mass == pytest.approx(1)
+    assert found.keys == whole.keys
+
+
+def test_few_probes_find_fewer_keys_from_an_index_that_is_kept(
+    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One list holds fewer keys than all do; it is built once, and its mass is of its keys."""
+    options = AttentionOptions(mode="coarse", k=20)
+    every = similar(snapshot, 0, limit=100, allowed=everything(snapshot), options=options)
+    for _ in range(2):
+        probed = replace(options, probes=1)
+        few = similar(snapshot, 0, limit=100, allowed=everything(snapshot), options=probed)
+        assert 0 < few.keys < every.keys
+        assert few.mass < every.mass
+        assert float(few.weights.sum()) == pytest.approx(1, abs=1e-5)
+        monkeypatch.setattr(ann_index, "build_index", None)
+    monkeypatch.undo()
+    twin = ItemEntry("twin", fields={"title": "title 0", "description": "about 0"})
+    later = snapshot.refreshed(snapshot.catalogue.updated([twin], [], encode), snapshot.counts)
+    nearest = replace(options, k=1)
+    found = similar(later, 0, limit=100, allowed=everything(later), options=nearest)
+    assert later.catalogue.row("twin") in found.rows
+
+
+def test_a_pinned_item_is_attended_wherever_it_is(snapshot: Snapshot) -> None:
+    """With `coarse`, a pin stands at its place with its own score, near or not."""
+    whole = similar(snapshot, 0, limit=100, allowed=everything(snapshot))
+    steering = ItemSteering(pins=(Pin(int(whole.rows[-1]), 1),))
+    options = AttentionOptions(mode="coarse", k=2)
+    found = similar(
+        snapshot, 0, limit=3, allowed=everything(snapshot), steering=steering, options=options
+    )
+    assert (found.rows[0], found.moved[0]) == (whole.rows[-1], "pinned")
+    assert found.scores[0] == pytest.approx(whole.scores[-1], abs=1e-5)
+    assert len(found.rows) == 3
 
 
 def test_similar_weights_sum_to_one(snapshot: Snapshot) -> None:

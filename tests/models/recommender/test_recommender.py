@@ -15,7 +15,7 @@ from torch import Tensor
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
 from models.index.unit_vectors import normalize_rows
-from models.ranking.candidates import user_readout
+from models.ranking.candidates import coarse_query
 from models.ranking.scoring import score
 from models.recommender.config import RecommenderConfig
 from models.recommender.content_only import content_only_model
@@ -428,7 +428,7 @@ def test_the_readout_gives_the_score_where_targets_have_no_query() -> None:
     user = build_memory(snapshot_, made, 3 * DAY)
     scores = score(snapshot_, user, np.arange(15))
     with torch.inference_mode():
-        readout = user_readout(snapshot_, user)
+        readout = coarse_query(snapshot_, user).readout
     short = snapshot_.tables.vectors @ readout + snapshot_.tables.prior
     np.testing.assert_allclose(short + scores.transitions, scores.total, atol=1e-4)
 

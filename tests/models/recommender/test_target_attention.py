@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from models.recommender.target_attention import gather_rows
+from models.attention.kv_memory import gather_rows
 
 
 def test_gather_rows_copies_the_given_rows() -> None:

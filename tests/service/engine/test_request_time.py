@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from models.history import collapsed_history
+from models.history import long_history
 from service.domain.queries import (
     AttendQuery,
     EventFilter,
@@ -240,7 +240,7 @@ def test_events_ahead_of_the_clock_count_where_no_time_is_asked_for(data: Path) 
 def test_a_collapsed_history_is_bounded_too(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A time within a history that is collapsed gives the scores of the events until then."""
     monkeypatch.setattr(memory_provider, "LONG", 400)
-    monkeypatch.setattr(collapsed_history, "CLUSTERS_FROM", 64)
+    monkeypatch.setattr(long_history, "LISTS_FROM", 64)
     events = [
         Event("long", EVERY[n * 7 % 40], timestamp=AT + (n - 900) * SECOND) for n in range(2_600)
     ]

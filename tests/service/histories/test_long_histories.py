@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.history import collapsed_history
+from models.history import long_history
 from service.domain.queries import (
     Answer,
     EventFilter,
@@ -38,7 +38,7 @@ EVERYTHING = EventFilter(since=-(1 << 60))  # a mask, which asks for every event
 @pytest.fixture(autouse=True)
 def _long_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_provider, "LONG", 1_500)
-    monkeypatch.setattr(collapsed_history, "CLUSTERS_FROM", 64)
+    monkeypatch.setattr(long_history, "LISTS_FROM", 64)
 
 
 def events(count: int, start: int = 0, items: tuple[str, ...] = ITEMS) -> list[Event]:
@@ -67,7 +67,7 @@ async def agree(engine: Engine, tolerance: float = 5e-5, **more: Any) -> Answer:
         ),
         StageClock(),
     )
-    assert wanted.rows_scanned is None
+    assert wanted.rows_scanned == wanted.memory_rows
     for one, other in zip(found.items, wanted.items, strict=True):
         assert one["score"] == pytest.approx(other["score"], abs=tolerance)
         assert sum(x.contribution for x in one["explanation"]) == pytest.approx(
@@ -101,18 +101,23 @@ def test_answers_reflect_every_change_of_a_history(world: tiny.World, tmp_path: 
             lambda: engine.store.merge("ann", "bob"),
             lambda: engine.activate(world.second),
         ]
+        await agree(engine, temperature=2.0)  # event by event, and the next question is not
         found = await agree(engine)
         assert found.rows_scanned is not None
-        assert found.rows_scanned < 2_000
+        assert found.memory_rows is not None
+        assert found.rows_scanned < found.memory_rows
         for change in changes:
             await change()
             found = await agree(engine)
             assert found.rows_scanned is not None
+        hits = engine.parts.memories.stats()["memory_hits"]
         await agree(engine, explain_exact=True)
+        assert engine.parts.memories.stats()["memory_hits"] > hits
         await agree(engine, exclude_self=True)
+        await agree(engine, retrieval=Retrieval("coarse", k=10_000))
         await engine.store.forget("ann")
         query = ScoreQuery(Requester(user_id="ann", at=AT), ITEMS)
-        assert (await engine.answers.score(query, StageClock())).rows_scanned is None
+        assert (await engine.answers.score(query, StageClock())).memory_rows == 0
 
     _run(world.copy(tmp_path / "data"), story)
 
@@ -144,10 +149,10 @@ def test_the_encoder_reads_past_events_on_items_without_keys(
     _run(world.copy(tmp_path / "data"), story)
 
 
-def test_clusters_are_built_in_the_background_and_report_their_error(
-    world: tiny.World, tmp_path: Path
+def test_lists_are_built_in_the_background_and_report_their_error(
+    world: tiny.World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clusters are built in the background, and answers report a bounded error."""
+    """FAISS's lists are built in the background, and answers report a bounded error."""
 
     async def story(engine: Engine) -> None:
         many = tuple(f"many-{n}" for n in range(900))
@@ -157,16 +162,16 @@ def test_clusters_are_built_in_the_background_and_report_their_error(
         await told(engine, events(4_000, items=many))
         errors: list[tuple[float, float]] = []
         engine.observe_errors(lambda true, stated: errors.append((true, stated)))
-        coarse = Retrieval("coarse", max_error=0.05)
-        requester = Requester(user_id="ann", at=AT, retrieval=coarse)
+        listed = Retrieval(max_error=0.05)
+        requester = Requester(user_id="ann", at=AT, retrieval=listed)
         first = await engine.answers.score(ScoreQuery(requester, ITEMS), StageClock())
-        assert first.retrieval == "exact"  # cells are not waited for
+        assert first.retrieval == "exact"  # lists are not waited for
         for _ in range(6_000):
-            if not engine.parts.memories.stats()["long_histories_waiting_for_clusters"]:
+            if not engine.parts.memories.stats()["long_histories_waiting_for_lists"]:
                 break
             await asyncio.sleep(0.01)
-        found = await agree(engine, tolerance=0.01, retrieval=coarse)
-        assert found.retrieval == "coarse"
+        found = await agree(engine, tolerance=0.01, retrieval=listed)
+        assert found.retrieval == "lists"
         for item in found.items:
             assert 0 < item["relative_error"] <= 0.05
             assert 0 < item["mass"] < 1

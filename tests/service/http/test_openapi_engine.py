@@ -60,6 +60,13 @@ WHOLE: dict[str, list[Any]] = {
         {"name": "new", "when": {"field": "categories", "eq": "even"}, "boost": 0.5},
         {"name": "out", "when": {"field": "attributes.number", "lte": 2}, "bury": True},
     ],
+    "RetrievalIn": [
+        {},
+        {"mode": "exact"},
+        {"mode": "coarse", "k": 3},
+        {"mode": "coarse", "k": 20, "probes": 2},
+        {"max_error": 0.1},
+    ],
     "AtMostIn": [{"field": "categories", "count": 2}],
     "MemoryIn": [
         {"user_id": "u1"},

@@ -364,6 +364,7 @@ def test_attend_reads_vectors_exactly(client: Client) -> None:
         "retrieval": "exact",
         "model_version": None,
         "degraded": False,
+        "events": None,
     }
     (query,) = client.engine.asked
     assert isinstance(query.memory, VectorMemory)

@@ -40,6 +40,27 @@ def rows(**fields: Any) -> dict[str, Any]:
 
 RULE = {"name": "new", "when": {"field": "tags", "eq": "new"}, "boost": 1}
 PIN = {"item_id": "i", "position": 1}
+OF_EVENTS: list[dict[str, Any]] = [
+    *({"visible": {"types": ["view"]}}, {"at": "2026-01-01T00:00:00Z"}),
+    *({"exclude_self": True}, {"personal_weight": 1}, {"explain": 1}),
+    *({"explain_effects": True}, {"explain_exact": True}),
+]
+OF_LISTS: list[dict[str, Any]] = [
+    *({"temperature": 2}, {"hard": True}, {"user_id": "u"}, {"history": [{"item_id": "i"}]})
+]
+MINE: dict[str, Any] = {"query": "a", "memory": "history", "user_id": "u"}
+NOT_OF_EVENTS: dict[str, Any] = {
+    "sort": [{"field": "title"}],
+    "facets": [{"field": "tags"}],
+    "rules": [RULE],
+    "pin": [PIN],
+    "at_most": [{"field": "tags", "count": 1}],
+    "cursor": "c",
+    "offset": 1,
+    "explain": 1,
+    **dict.fromkeys(("explain_effects", "explain_exact", "exclude_self"), True),
+    "personal_weight": 1.0,
+}
 BAD = [
     # ids
     ("/v1/events", event(user_id=""), "/events/0/user_id"),
@@ -136,6 +157,13 @@ BAD = [
     ("/v1/recommend", {"filter": {"attributes": {"a/b": [[]]}}}, "/filter/attributes/a~1b"),
     ("/v1/recommend", {"filter": {"published": {"since": 1}}}, "/filter/published/since"),
     ("/v1/search", {"query": "q" * 20_001}, "/query"),
+    # a history
+    ("/v1/search", {"query": "a", "memory": "mine"}, "/memory"),
+    ("/v1/search", {"query": "a", "memory": "history"}, "/user_id"),
+    ("/v1/search", {"query": " ", "memory": "history", "user_id": "u"}, "/query"),
+    *(("/v1/search", MINE | {name: value}, f"/{name}") for name, value in NOT_OF_EVENTS.items()),
+    ("/v1/search", MINE | {"retrieval": {"max_error": 1}}, "/retrieval/max_error"),
+    ("/v1/search", MINE | {"retrieval": {"moment_order": 1}}, "/retrieval/moment_order"),
     # steering
     ("/v1/search", {"rules": [RULE]}, "/rules"),
     ("/v1/search", {"query": "a", "sort": [{"field": "title"}], "rules": [RULE]}, "/rules"),
@@ -161,6 +189,31 @@ BAD = [
     ("/v1/rows", {"pin": [PIN]}, "/pin"),
     ("/v1/score", score(filter={"field": "tags", "eq": "a"}), "/filter"),
     ("/v1/score", score(at_most=[{"field": "tags", "count": 1}]), "/at_most"),
+    # fields that would do nothing
+    ("/v1/score", score(retrieval={"k": 3}), "/retrieval/k"),
+    ("/v1/recommend", {"retrieval": {"mode": "exact", "probes": 3}}, "/retrieval/probes"),
+    ("/v1/rows", {"retrieval": {"mode": "coarse", "max_error": 0.1}}, "/retrieval/max_error"),
+    ("/v1/items/i/similar", {"retrieval": {"max_error": 0.1}}, "/retrieval/max_error"),
+    ("/v1/search", {"query": "a", "retrieval": {"max_error": 0.1}}, "/retrieval/max_error"),
+    ("/v1/attend", attend(rows(), retrieval={"max_error": 0.1}), "/retrieval/max_error"),
+    (
+        "/v1/attend",
+        attend(rows(), scorer="additive", retrieval={"mode": "coarse", "probes": 2}),
+        "/retrieval/probes",
+    ),
+    ("/v1/attend", attend(rows(), exclude_self=True), "/exclude_self"),
+    ("/v1/attend", attend({"user_id": "u"}, {"text": "a"}, exclude_self=True), "/exclude_self"),
+    ("/v1/popular", {"retrieval": {}}, "/retrieval"),
+    ("/v1/items/i/together", {"retrieval": {}}, "/retrieval"),
+    *(
+        ("/v1/search", {**body, **field}, f"/{next(iter(field))}")
+        for body, fields in (
+            ({"query": "a"}, [*OF_EVENTS, {"offset": 1}]),
+            ({}, [*OF_EVENTS, *OF_LISTS, {"highlight": True}, {"retrieval": {"mode": "coarse"}}]),
+            ({"query": "a", "sort": [{"field": "title"}]}, [*OF_EVENTS, *OF_LISTS]),
+        )
+        for field in fields
+    ),
     # attend
     ("/v1/attend", attend({}), "/memory"),
     ("/v1/attend", attend(rows(user_id="u")), "/memory"),
@@ -266,6 +319,10 @@ def test_many_validation_errors_are_truncated(client: Client) -> None:
         ("/v1/users/u/history?cursor=%00", "/cursor"),
         ("/v1/items/i/similar?categories_any=", "/categories_any/0"),
         ("/v1/items/i/similar?space=text", "/space"),
+        ("/v1/items/i/similar?k=3", "/k"),
+        ("/v1/items/i/similar?max_error=0.1", "/max_error"),
+        ("/v1/items/i/audience?retrieval=exact&probes=3", "/probes"),
+        ("/v1/users/u/affinities?max_error=0.1", "/max_error"),
     ],
 )
 def test_bad_query_parameters_are_named(client: Client, path: str, name: str) -> None:

@@ -16,8 +16,8 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
+from models.attention.attention_options import AttentionOptions
 from models.catalogue.snapshot import UNTRAINED, Snapshot
-from models.history.attention_options import AttentionOptions
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.matching.field_matches import match_fields

@@ -281,7 +281,7 @@ def _lists(
             ranked = recommend_items(query, snapshot, user, each, options, allowed, steering)
             item_ids = [item_id(row) for row in ranked.rows.tolist()]
             lists.append(UserList(user_id, item_ids, ranked.scores.total.tolist()))
-            if user_id in sample and ranked.mode == "coarse":
+            if user_id in sample and not ranked.is_whole:
                 every = replace(options, mode="exact")
                 best = recommend_items(query, snapshot, user, each, every, allowed, steering).rows
                 recalls.append(float(np.isin(best, ranked.rows).mean()))

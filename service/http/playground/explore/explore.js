@@ -3,7 +3,7 @@
 import { itemPath, post } from "../lib/api.js";
 import { $, button, debounced, el, trouble } from "../lib/dom.js";
 import { wanted } from "../lib/fields.js";
-import { count, marked, percent } from "../lib/format.js";
+import { count, counted, marked, percent, when } from "../lib/format.js";
 import { learn, name } from "../lib/titles.js";
 import { card } from "./card.js";
 import { Filters, fields } from "./facets.js";
@@ -34,7 +34,7 @@ async function begin(user) {
     origin = null;
     later();
   });
-  for (const box of ["personal", "as-rows"]) $(box).addEventListener("change", ask);
+  for (const box of ["personal", "in-history", "as-rows"]) $(box).addEventListener("change", ask);
   $("search").addEventListener("submit", (event) => {
     event.preventDefault();
     ask();
@@ -48,9 +48,11 @@ export async function ask() {
   running?.abort();
   running = new AbortController();
   const { signal } = running;
-  $("personal").disabled = !session.current();
+  $("in-history").disabled = !session.current();
+  const inHistory = session.current() && $("in-history").checked;
+  $("personal").disabled = !session.current() || inHistory;
   const query = $("query").value;
-  const kind = origin ? similar : query.trim() ? search : $("as-rows").checked ? rows : recommend;
+  const kind = origin ? similar : query.trim() ? (inHistory ? past : search) : $("as-rows").checked ? rows : recommend;
   try {
     await kind(query, { filter: filters.filter, facets: await fields(), fields: wanted(), limit: LIMIT }, signal);
     if (!signal.aborted) why.again();
@@ -124,10 +126,29 @@ async function search(query, asked, signal) {
   const answer = await post("v1/search", { query, ...asked, highlight: true, ...(personal ? session.requester() : {}) }, { signal });
   learn(answer.items);
   if (signal.aborted) return;
+  showFound(`Results for “${query.trim()}”`, `${count(answer.total)} match.`, answer, answer.items.map((item) => result(item)));
+}
+
+// The person's own events, and what they tried, on the items that match.
+async function past(query, { filter, fields: shown, facets, limit }, signal) {
+  const user = session.current();
+  const [answer, { facets: values }] = await Promise.all([
+    post("v1/search", { memory: "history", query, filter, fields: shown, limit, highlight: true, ...session.requester() }, { signal }),
+    post("v1/search", { filter, facets, limit: 1 }, { signal }),
+  ]);
+  learn(answer.events);
+  if (signal.aborted) return;
+  const note = `The best ${counted(answer.events.length, "event")}.`;
+  showFound(`“${query.trim()}” in the history of ${user}`, note, { ...answer, facets: values }, answer.events.map((event) => result(event, eventLine(event), "events")));
+}
+
+const eventLine = (event) => el("p", { class: "beside" }, event.type, " · ", when(event.timestamp));
+
+function showFound(title, told, answer, cards) {
   const corrections = Object.entries(answer.corrections ?? {}).map(([word, words]) => `No item has “${word}”; searched for “${words.join("”, “")}” instead.`);
   const compared = `${count(answer.keys_attended)} titles, descriptions and tags were compared${answer.retrieval === "exact" ? "" : `, which hold ${percent(answer.mass)}`}.`;
-  const note = answer.items.length ? `${count(answer.total)} match. ${compared}` : "Nothing was found:";
-  show("results", `Results for “${query.trim()}”`, [...corrections, note].join(" "), answer, answer.items.map(result));
+  const note = cards.length ? `${told} ${compared}` : "Nothing was found:";
+  show("results", title, [...corrections, note].join(" "), answer, cards);
   if (answer.did_you_mean) $("search-note").append(" Did you mean ", offered(answer.did_you_mean), "?");
 }
 
@@ -140,11 +161,11 @@ function offered(spelling) {
   return el("button", { type: "button", onclick }, spelling);
 }
 
-function result(item) {
+function result(item, line, among = "items") {
   const texts = item.highlights ?? {};
   return made(
     item,
-    [texts.description ? el("p", { class: "snippet" }, marked(texts.description)) : null, el("p", { class: "reason" }, matches(item)), weights(item)],
+    [line, texts.description ? el("p", { class: "snippet" }, marked(texts.description)) : null, el("p", { class: "reason" }, matches(item)), weights(item, among)],
     marked(texts.title, item.title || item.item_id),
   );
 }

@@ -10,9 +10,6 @@ import * as session from "./session.js";
 const CANDIDATES = 20; // users of whom one with a history is picked
 const SHOWN = 50; // events
 let usual = "view"; // what the person does most
-const named = new Map(); // event id -> the item's name
-
-export const about = (event) => named.get(event);
 
 export function begin(user) {
   session.onChange(show);
@@ -83,7 +80,6 @@ async function show() {
   const { events, cursor } = await get(`${userPath(user)}/history?limit=${SHOWN}`);
   await name(events.map((event) => event.item_id));
   if (user !== session.current()) return;
-  for (const event of events) named.set(event.event_id, titleOf(event.item_id));
   usual = mostFrequent(events.map((event) => event.type)) ?? "view";
   const trials = session.trials();
   $("person-title").textContent = user;

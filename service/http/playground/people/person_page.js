@@ -1,14 +1,17 @@
-// One person: profile, history page by page, and forgetting.
+// One person: profile, history page by page or searched, and forgetting.
 
-import { ask, get, userPath } from "../lib/api.js";
+import { matches } from "../explore/reasons.js";
+import { ask, get, post, userPath } from "../lib/api.js";
 import { confirmed } from "../lib/dialogs.js";
-import { $, button, el, say, trouble } from "../lib/dom.js";
-import { counted, when } from "../lib/format.js";
+import { $, button, debounced, el, say, trouble } from "../lib/dom.js";
+import { counted, marked, when } from "../lib/format.js";
 import { jsonEditor } from "../lib/json_editor.js";
 import { name, titleOf } from "../lib/titles.js";
 import { go, link } from "../shell/tabs.js";
 
 const PAGE = 50;
+const QUIET = 25; // milliseconds without a key, as in Explore
+const LEAST = 1e-3; // of the best event's weight: from there on an event matches
 let current = null; // the view that is shown; what comes in for another is dropped
 let cursor = null;
 
@@ -29,6 +32,9 @@ export async function showPerson(user, changed) {
     ),
     el("div", { id: "people-profile" }),
     el("h3", {}, "History"),
+    searchForm(view),
+    el("p", { id: "people-found-note", class: "note", role: "status", hidden: true }),
+    el("ol", { id: "people-found", class: "timeline", hidden: true }),
     el("ol", { id: "people-history", class: "timeline" }),
     button("Show earlier events", () => older(view).catch(trouble), { id: "older", hidden: true }),
   );
@@ -68,31 +74,58 @@ async function older(view) {
   summarize();
 }
 
+function searchForm(view) {
+  const box = el("input", { id: "people-query", type: "search", autocomplete: "off", spellcheck: "false", maxlength: "20000", placeholder: "words, or what it was about" });
+  const now = () => search(view, box.value).catch(trouble);
+  box.addEventListener("input", debounced(now, QUIET));
+  const onsubmit = (event) => {
+    event.preventDefault();
+    now();
+  };
+  return el("form", { role: "search", "aria-label": "History", onsubmit }, el("label", { for: "people-query" }, "Search this history"), box);
+}
+
+// The events that match in place of the history; without a query, the history again.
+async function search(view, query) {
+  view.search?.abort();
+  const { signal } = (view.search = new AbortController());
+  const isSearch = query.trim() !== "";
+  const answer = isSearch ? await post("v1/search", { memory: "history", user_id: view.user, query, limit: PAGE, highlight: true }, { signal }) : { events: [] };
+  if (view !== current || signal.aborted) return;
+  const found = answer.events.filter(({ weight }) => weight >= LEAST * answer.events[0].weight);
+  const best = found.length === PAGE ? "The best " : "";
+  $("people-found-note").textContent = found.length ? `${best}${counted(found.length, "event")}, the best match first.` : (answer.warnings ?? []).map(({ detail }) => detail).join(" ");
+  $("people-found").replaceChildren(...found.map((event) => row(view.user, event, marked(event.highlights?.title, event.title || event.item_id), matches(event))));
+  for (const id of ["people-found", "people-found-note"]) $(id).hidden = !isSearch;
+  $("people-history").hidden = isSearch;
+  $("older").hidden = isSearch || !cursor;
+}
+
 function summarize() {
   const shown = $("people-history").children.length;
   $("people-summary").textContent = shown ? `${cursor ? "The newest " : ""}${counted(shown, "event")}.` : "No event is stored.";
 }
 
-function row(user, event) {
-  const title = titleOf(event.item_id);
+// An event; if it was searched for, `shown` is its title with marks, and `why` says where it matched.
+function row(user, event, shown, why) {
+  const title = event.title || titleOf(event.item_id);
   const drop = async () => {
     if (!(await confirmed("Forget this event?", `${event.type} ${title}. It cannot be brought back.`, "Forget it"))) return;
     try {
       await ask("DELETE", `${userPath(user)}/history/${encodeURIComponent(event.event_id)}`);
-      made.remove();
+      for (const one of $("people-one").querySelectorAll("[data-event]")) if (one.dataset.event === event.event_id) one.remove();
       summarize();
     } catch (error) {
       trouble(error);
     }
   };
-  const made = el(
+  return el(
     "li",
-    {},
-    el("span", { class: "what" }, el("span", { class: "type" }, event.type), " ", title),
+    { "data-event": event.event_id },
+    el("span", { class: "what" }, el("span", { class: "type" }, event.type), " ", shown ?? title, why ? el("span", { class: "beside" }, ` ${why}`) : null),
     when(event.timestamp),
     button("×", drop, { "aria-label": `Forget ${event.type} ${title}` }),
   );
-  return made;
 }
 
 async function forget(user, changed) {

@@ -65,7 +65,8 @@ async function answer(each, request) {
 function ask({ scenario, saved }, { user, query, item }) {
   const { question, fallback, ...fields } = scenario();
   const given = { fields: wanted() };
-  if (user && !ABOUT_ITEMS.has(question)) given.user_id = user;
+  const lists = question === "search" && (fields.sort?.length || !(query || fields.query)); // which attends nobody
+  if (user && !lists && !ABOUT_ITEMS.has(question)) given.user_id = user;
   if (query && question === "search") given.query = query;
   if (item && ABOUT_ITEMS.has(question) && !fields.item_id) given.item_id = item;
   if (saved) return post(`v1/scenarios/${encodeURIComponent(saved)}`, given);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from service.domain.queries import (
     RecommendQuery,
     Requester,
     ScoreQuery,
+    SearchedMemory,
     SearchQuery,
 )
 from service.domain.steering import Steering
@@ -47,6 +49,30 @@ MAX_QUERY = 20_000  # characters, some thousand words
 MAX_SORT = 5
 MAX_OFFSET = 100_000  # items before a page; cursors reach further
 MAX_CURSOR = 20_000
+# Fields of a search that do nothing where no events are attended.
+_OF_EVENTS = (
+    *("visible", "at", "exclude_self", "personal_weight"),
+    *("explain", "explain_effects", "explain_exact"),
+)
+_STEERED = "must be left out: only items are moved; use `filter` to leave out events on some items"
+_PAGED = "must be left out: raise `limit`, or narrow the search by `visible` or `filter`"
+_EXPLAINED = "must be left out: `parts` and `matched` say why an event is found"
+# Fields of a search that a history is not searched by, and the advice for each.
+_NOT_OF_EVENTS: Mapping[str, str] = {
+    "sort": "must be left out: events that match best come first. GET /v1/users/{user_id}/history "
+    "lists them by time",
+    "offset": _PAGED,
+    "cursor": _PAGED,
+    "facets": "must be left out: values are counted over items; use the memory `catalogue`",
+    "rules": _STEERED,
+    "pin": _STEERED,
+    "at_most": _STEERED,
+    "personal_weight": "must be left out: every event found is the user's own",
+    "explain": _EXPLAINED,
+    "explain_effects": _EXPLAINED,
+    "explain_exact": _EXPLAINED,
+    "exclude_self": "must be left out: there are no targets whose events are hidden from them",
+}
 
 
 class InlineEventIn(Body):
@@ -220,7 +246,11 @@ class SearchIn(Question):
     both, the items that match are.
 
     `retrieval`, `temperature` and `hard` hold for both memories that are attended: the fields of
-    the catalogue's items, and the user's history, whose events `explain` names.
+    the catalogue's items, and the user's history, whose events `explain` names. Without a user,
+    fields about events are refused. A list refuses all fields that its order does not depend on.
+
+    With `"memory": "history"` the answer has the events of the user, or of `history`, on the items
+    that match `query`.
     """
 
     model_config = example(
@@ -230,6 +260,12 @@ class SearchIn(Question):
         at_most=[{"field": "categories", "count": 2}],
     )
 
+    memory: SearchedMemory = Field(
+        "catalogue",
+        description="`history` searches the events of the user, or of `history`, instead of the "
+        "catalogue. It needs a `query`, and takes `limit`, `filter` (of the items), `visible`, "
+        "`at`, `highlight`, `fields`, `temperature`, `hard` and the `mode` and `k` of `retrieval`.",
+    )
     query: str = Field("", max_length=MAX_QUERY, examples=["gentle introduction to asyncio"])
     limit: Limit = 20
     filter: FilterField = FilterIn()
@@ -278,10 +314,13 @@ class SearchIn(Question):
     def to_query(self) -> SearchQuery:
         """Return the domain's value.
 
-        Raises `Invalid` for too many items to compute effects, a page of what is not a list, one by
-        offset and cursor, a condition on events where none are attended, and rules or pins of a
-        list.
+        Raises `Invalid` for too many items to compute effects, a page by offset and cursor, fields
+        that would do nothing (of pages without a list, of a softmax or rules in one, of events
+        where none are attended), and for a search of a history without one, without a query, or
+        with what it cannot honour.
         """
+        if self.memory == "history":
+            self._check_history()
         if self.cursor is not None and self.offset:
             raise Invalid("/offset", "must be 0 beside a `cursor`")
         query = SearchQuery(
@@ -297,25 +336,41 @@ class SearchIn(Question):
             tuple(facet.to_facet() for facet in self.facets),
             tuple(self.fields),
             Steering(to_rules(self.rules), to_pins(self.pin), to_at_most(self.at_most)),
+            self.memory,
         )
+        why = ""
         if query.is_listing:
-            for name in ("rules", "pin"):
-                if getattr(self, name):
-                    raise Invalid(
-                        f"/{name}",
-                        "needs a `query` and no `sort`: a list is in the order of its fields",
-                    )
-            self._refuse_conditions("must be left out of a list, which attends no events")
-            return query
-        if self.user_id is None and self.history is None:
-            self._refuse_conditions("needs a `user_id` or a `history`, whose events it is about")
-        for name in ("offset", "cursor"):
-            if name in self.model_fields_set:
-                raise Invalid(f"/{name}", "needs a `sort`, or an empty `query`")
+            ordered = "needs a `query` and no `sort`: a list is in the order of its fields"
+            self._refuse(ordered, "rules", "pin", "temperature", "hard")
+            why = "must be left out of a list, which attends no events"
+            if not query.query.strip():
+                self._refuse("needs a `query`", "retrieval", "highlight")
+        else:
+            self._refuse("needs a `sort`, or an empty `query`", "offset", "cursor")
+            if self.user_id is None and self.history is None:
+                why = "needs a `user_id` or a `history`, whose events it is about"
+        if why:
+            self._refuse(why, *_OF_EVENTS, "user_id", "history")
+            if "retrieval" in self.model_fields_set:
+                self.retrieval.check_no_history(why)
         return query
 
-    def _refuse_conditions(self, why: str) -> None:
-        """Raise `Invalid` for a condition on events, where none are attended."""
-        for name in ("visible", "at"):
-            if name in self.model_fields_set:
+    def _check_history(self) -> None:
+        if self.user_id is None and self.history is None:
+            raise Invalid("/user_id", "is required to search a history, or a `history`")
+        if not self.query.strip():
+            why = "must not be empty: GET /v1/users/{user_id}/history lists a whole history"
+            raise Invalid("/query", why)
+        for name, why in _NOT_OF_EVENTS.items():
+            self._refuse(f"{why} (with the memory `history`)", name)
+        for name in ("max_error", "probes"):
+            if getattr(self.retrieval, name) is not None:
+                why = "must be left out: `k` says how many keys of a history are attended"
+                raise Invalid(f"/retrieval/{name}", why)
+
+    def _refuse(self, why: str, *names: str) -> None:
+        """Raise `Invalid` for the first of these fields that the request sets."""
+        for name in names:
+            default = type(self).model_fields[name].default
+            if name in self.model_fields_set and getattr(self, name) != default:
                 raise Invalid(f"/{name}", why)

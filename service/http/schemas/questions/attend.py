@@ -117,20 +117,34 @@ class AttendIn(Body):
         VisibleIn(), description="Events of a user's memory that may be attended."
     )
     exclude_self: bool = Field(False, description="Hide the query item's own rows from it.")
+    state: bool = Field(
+        True,
+        description="For a user's memory: the query contains what the model knows of the user, and "
+        "rows are biased by their recency, as for a recommendation. False leaves both out, so that "
+        "the item, text or vector alone decides which events match.",
+    )
     at: RequestTime = None
     limit: Limit = 100
 
     def to_query(self) -> AttendQuery:
         """Return the domain's value.
 
-        Raises `Invalid` where the memory's arrays disagree, and for `visible` and `at` beside a
-        memory without events.
+        Raises `Invalid` where the memory's arrays disagree, and for fields that would do nothing:
+        about events beside a memory without any, and about the query's own rows where it has none.
         """
         memory = self.memory.to_memory()
-        for name in ("visible", "at"):
+        self.retrieval.check_no_history("must be left out: every row is attended, or `k` of them")
+        if self.scorer == "additive" and self.retrieval.probes is not None:
+            why = "needs the scorer 'scaled_dot' or 'cosine': FAISS has no index for 'additive'"
+            raise Invalid("/retrieval/probes", why)
+        if self.exclude_self and (self.query.item_id is None or isinstance(memory, VectorMemory)):
+            raise Invalid(
+                "/exclude_self", "needs an `item_id`, and a memory that has rows of items"
+            )
+        for name in ("visible", "at", "state"):
             if name in self.model_fields_set and not isinstance(memory, StoredUserMemory):
                 raise Invalid(
-                    f"/{name}", "needs the memory of a `user_id`, whose events have times"
+                    f"/{name}", "needs the memory of a `user_id`, which has events and a state"
                 )
         if isinstance(memory, VectorMemory) and not len(memory.keys):
             width = 0 if self.query.vector is None else len(self.query.vector)

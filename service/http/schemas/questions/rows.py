@@ -15,6 +15,7 @@ from service.http.schemas.questions.selection import (
     AnswerFields,
     Facets,
     RequestTime,
+    RetrievalIn,
     VisibleIn,
 )
 from service.http.schemas.questions.steering import AtMosts, Rules, to_at_most, to_rules
@@ -43,6 +44,7 @@ class RowsIn(Body):
         None, description="Events of this session; with `user_id`, laid over the stored ones."
     )
     visible: VisibleIn = VisibleIn()
+    retrieval: RetrievalIn = RetrievalIn()
     rows: Annotated[int, Field(ge=1, le=MAX_ROWS), INTEGRAL] = Field(
         6, description="The most rows."
     )
@@ -78,7 +80,13 @@ class RowsIn(Body):
         if self.history is not None:
             history = tuple(InlineEvent(**vars(event)) for event in self.history)
         return RowsQuery(
-            Requester(self.user_id, history, self.visible.to_visible(), at=self.at),
+            Requester(
+                self.user_id,
+                history,
+                self.visible.to_visible(),
+                self.retrieval.to_retrieval(),
+                at=self.at,
+            ),
             self.rows,
             self.limit,
             self.filter.to_filter(),

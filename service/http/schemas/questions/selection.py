@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from service.domain.errors import Invalid
 from service.domain.item_selection import FacetRequest, SortField
 from service.domain.queries import EventFilter, Retrieval, RetrievalMode
-from service.http.schemas.base import Body, Labels
+from service.http.schemas.base import Body, Labels, Params
 from service.http.schemas.questions.item_fields import AnswerField, FacetField, FieldName
 from service.http.schemas.scalars import INTEGRAL, EventType, Timestamp
 
@@ -34,34 +35,90 @@ class VisibleIn(Body):
         return EventFilter(self.since, self.until, _set(self.types), _set(self.categories))
 
 
-class RetrievalIn(Body):
-    """Retrieval of rows before the exact softmax over them."""
+Mode = Annotated[
+    RetrievalMode,
+    Field(
+        description="`exact` attends every row. `coarse` lets FAISS find `k` rows for each target "
+        "and head, and attends these. `auto` is `exact` up to some length; beyond it, rows of a "
+        "person's memory that count little are attended by their lists, within `max_error`, and "
+        "a search of more field keys than HEED_MAX_EXACT_ROWS is `coarse`."
+    ),
+]
+KeptRows = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_K), INTEGRAL] | None,
+    Field(
+        description="With `coarse`: the number of rows that are attended, 256 by default, and "
+        "1,000 field keys of a search."
+    ),
+]
+Probes = Annotated[
+    Annotated[int, Field(ge=1, le=MAX_PROBES), INTEGRAL] | None,
+    Field(
+        description="With `coarse`: the lists that FAISS opens of an inverted index, which may "
+        "hold fewer than `k` of the best rows. Few rows that pass a filter are all compared."
+    ),
+]
+MaxError = Annotated[
+    Annotated[float, Field(gt=0, le=1)] | None,
+    Field(
+        description="With `auto`: how far a head's context over a person's long memory may be "
+        "off, relative to its length, at 99 % confidence. Heed chooses the work. By default "
+        "HEED_MAX_ATTENTION_ERROR.",
+    ),
+]
 
-    mode: RetrievalMode = "auto"
-    k: Annotated[int, Field(ge=1, le=MAX_K), INTEGRAL] | None = Field(
-        None,
-        description="Rows that coarse retrieval keeps of a catalogue's or a client's vectors. "
-        "A user's history is attended whole: a long one by `max_error`.",
-    )
-    probes: Annotated[int, Field(ge=1, le=MAX_PROBES), INTEGRAL] | None = Field(
-        None, description="Clusters that an inverted index opens."
-    )
-    max_error: float | None = Field(
-        None,
-        gt=0,
-        le=1,
-        description="Of a long history: how far a head's context may be off, relative to its "
-        "length, at 99 % confidence. Heed chooses the work. 0.01 by default.",
-    )
-    moment_order: Annotated[int, Field(ge=1, le=2), INTEGRAL] | None = Field(
-        None,
-        description="What stands for the clusters of a long history: 2 their means and "
-        "covariances (the default), 1 their means alone, for comparing.",
-    )
+
+def to_retrieval(
+    mode: RetrievalMode, k: int | None, probes: int | None, max_error: float | None
+) -> Retrieval:
+    """Return the domain's value. Raises `Invalid` for a field that the mode does not use."""
+    for name, value in (("k", k), ("probes", probes)):
+        if value is not None and mode != "coarse":
+            raise Invalid(f"/{name}", f"is for the mode 'coarse', not for {mode!r}")
+    if max_error is not None and mode != "auto":
+        raise Invalid("/max_error", f"is for the mode 'auto', not for {mode!r}")
+    return Retrieval(mode, k, probes, max_error)
+
+
+class RetrievalIn(Body):
+    """Which rows of a memory are attended before the exact softmax over them."""
+
+    mode: Mode = "auto"
+    k: KeptRows = None
+    probes: Probes = None
+    max_error: MaxError = None
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> Self:
+        self.to_retrieval()
+        return self
 
     def to_retrieval(self) -> Retrieval:
         """Return the domain's value."""
-        return Retrieval(self.mode, self.k, self.probes, self.max_error, self.moment_order)
+        return to_retrieval(self.mode, self.k, self.probes, self.max_error)
+
+    def check_no_history(self, why: str) -> None:
+        """Raise `Invalid` for `max_error`, which is of histories only."""
+        if self.max_error is not None:
+            raise Invalid("/retrieval/max_error", why)
+
+
+class RetrievalParams(Params):
+    """`RetrievalIn` as query parameters: `retrieval` is its mode."""
+
+    retrieval: Mode = "auto"
+    k: KeptRows = None
+    probes: Probes = None
+    max_error: MaxError = None
+
+    @model_validator(mode="after")
+    def _check_mode(self) -> Self:
+        self.to_retrieval()
+        return self
+
+    def to_retrieval(self) -> Retrieval:
+        """Return the domain's value."""
+        return to_retrieval(self.retrieval, self.k, self.probes, self.max_error)
 
 
 class FacetIn(Body):

@@ -6,12 +6,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from service.domain.errors import Invalid
 from service.domain.item_selection import FieldCondition, Filter, FilterGroup
 from service.domain.queries import SimilarQuery, Space
 from service.domain.steering import Steering
-from service.http.schemas.base import Body, Limit, Params, example
+from service.http.schemas.base import Body, Limit, example
 from service.http.schemas.questions.filters import FilterField, FilterIn
-from service.http.schemas.questions.selection import AnswerFields, Facets
+from service.http.schemas.questions.selection import (
+    AnswerFields,
+    Facets,
+    RetrievalIn,
+    RetrievalParams,
+)
 from service.http.schemas.questions.steering import (
     AtMosts,
     Pins,
@@ -22,6 +28,7 @@ from service.http.schemas.questions.steering import (
 )
 from service.http.schemas.scalars import Label
 
+_NO_HISTORY = "is for a person's memory: similar items are compared with all keys, or `k` of them"
 SpaceIn = Annotated[
     Literal["both", "content", "trained"],
     Field(
@@ -31,7 +38,7 @@ SpaceIn = Annotated[
 ]
 
 
-class SimilarParams(Params):
+class SimilarParams(RetrievalParams):
     """Query parameters of similar items."""
 
     limit: Limit = 20
@@ -54,8 +61,14 @@ class SimilarParams(Params):
             unwanted = FieldCondition("categories", {"in": self.categories_none}, pointers)
             categories.append(FilterGroup("none", (unwanted,)))
         wanted = FilterGroup("all", tuple(categories))
+        if self.max_error is not None:
+            raise Invalid("/max_error", _NO_HISTORY)
         return SimilarQuery(
-            item_id, self.limit, wanted, None if self.space == "both" else self.space
+            item_id,
+            self.limit,
+            wanted,
+            _space(self.space),
+            retrieval=self.to_retrieval(),
         )
 
 
@@ -88,12 +101,15 @@ class SimilarIn(Body):
     at_most: AtMosts = Field([])
     facets: Facets = Field([])
     fields: AnswerFields = Field([])
+    retrieval: RetrievalIn = RetrievalIn()
 
     def to_query(self, item_id: str) -> SimilarQuery:
         """Return the domain's value.
 
-        Raises `Invalid` for rules, pins and quotas that repeat one another.
+        Raises `Invalid` for rules, pins and quotas that repeat one another, and for `max_error`.
         """
+        if "retrieval" in self.model_fields_set:
+            self.retrieval.check_no_history(_NO_HISTORY)
         return SimilarQuery(
             item_id,
             self.limit,
@@ -102,6 +118,7 @@ class SimilarIn(Body):
             tuple(facet.to_facet() for facet in self.facets),
             tuple(self.fields),
             Steering(to_rules(self.rules), to_pins(self.pin), to_at_most(self.at_most)),
+            self.retrieval.to_retrieval(),
         )
 
 

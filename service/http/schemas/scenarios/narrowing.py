@@ -7,7 +7,7 @@ A field that only one of both gives is taken from there. Where both do,
 - `rules`: the saved ones, then the request's, whose names are others;
 - `at_most`: both hold, and of one field the request's count is at most the saved one;
 - `facets`, `fields`: the request's, since they choose no items;
-- any other field is fixed: a request may only repeat it.
+- any other field is fixed: a request may only repeat it. So is `memory`, saved or not.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def narrowed(saved: Body, saved_names: Set[str], given: Body, given_names: Set[s
     values: dict[str, Any] = {}
     for name, field in type(saved).model_fields.items():
         own = getattr(given, name)
-        if name not in saved_names:
+        if name not in saved_names and name != "memory":
             default = field.get_default(call_default_factory=True)
             values[name] = own if name in given_names else default
         elif name not in given_names:
             values[name] = getattr(saved, name)
         else:
             values[name] = _NARROW.get(name, _fixed)(name, getattr(saved, name), own)
-    names = values.keys() & {*saved_names, *given_names}
-    return type(saved).model_construct(_fields_set={*names}, **values)
+    # Saved fields that do nothing for this request are no fault of it.
+    return type(saved).model_construct(_fields_set={*given_names}, **values)
 
 
 def _fixed(name: str, saved: Any, given: Any) -> Any:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from models.attention.attention_options import AttentionOptions
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import AttentionOptions
 from models.ranking.matching.field_matches import match_fields
 from models.ranking.search import search, strong_matches
 from models.ranking.search_parameters import DEFAULTS

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from models.attention.attention_options import AttentionOptions
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
-from models.history.attention_options import AttentionOptions
-from models.history.collapsed_history import CollapsedHistory, collapsible_events
+from models.history.long_history import CollapsedHistory, collapsible_events, collapsible_prefix
+from models.history.user_attention import expand_top_events
 from models.history.user_history import UserHistory
-from models.history.user_memory import UserMemory, build_memory
+from models.history.user_memory import UserMemory, build_memory, target_queries
+from models.ranking.contributions import contributions
 from models.ranking.explain import explain
 from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import Scores, score
@@ -30,7 +32,7 @@ from tests.support.small import DAY, entries, past, random_model, random_past
 from tests.support.small import encode as encode_texts
 from tests.support.small import snapshot as small_snapshot
 
-MANY = 4_000  # items of a catalogue that is worth cells
+MANY = 4_000  # items of a catalogue that is worth lists
 LENGTH = 4_000
 SNAPSHOTS = {"plain": drawn_snapshot, "told": told_snapshot, "next_basket": basket_snapshot}
 
@@ -48,7 +50,7 @@ def a_past(events: int = LENGTH, items: int = ITEMS, seed: int = 3) -> UserHisto
 
 def both(snapshot: Snapshot, whole: UserHistory, at: int) -> tuple[UserMemory, UserMemory]:
     """Build the memory event by event, and with its older events collapsed."""
-    older = CollapsedHistory(snapshot, whole, collapsible_events(len(whole.rows), WINDOW), at)
+    older = CollapsedHistory(snapshot, whole, collapsible_prefix(snapshot, whole), at)
     return build_memory(snapshot, whole, at), build_memory(snapshot, whole, at, collapsed=older)
 
 
@@ -71,8 +73,8 @@ def test_scores_are_those_of_every_event(kind: str, exclude_self: bool) -> None:
     found = score(snapshot, together, EVERY, options)
     same(found, score(snapshot, each, EVERY, options))
     assert found.mode == "exact"
-    assert found.relative_error is not None
-    assert not found.relative_error.any()
+    assert found.relative_error is None
+    assert found.rows_scanned < LENGTH / 2
 
 
 @pytest.mark.parametrize("later", [0, DAY // 7, 40 * DAY, -30 * DAY])
@@ -80,7 +82,7 @@ def test_time_moves_events_to_other_buckets(later: int) -> None:
     """As ages change buckets, forward or back, the collapsed weights follow."""
     snapshot, whole = told_snapshot(), a_past()
     at = int(whole.timestamps[-1]) + DAY
-    older = CollapsedHistory(snapshot, whole, collapsible_events(LENGTH, WINDOW), at)
+    older = CollapsedHistory(snapshot, whole, collapsible_prefix(snapshot, whole), at)
     for asked in (at + later // 2, at + later):
         found = score(snapshot, build_memory(snapshot, whole, asked, collapsed=older), EVERY)
         same(found, score(snapshot, build_memory(snapshot, whole, asked), EVERY))
@@ -100,7 +102,7 @@ def test_a_history_grows() -> None:
     at = int(whole.timestamps[-1])
     older = CollapsedHistory(snapshot, early, collapsible_events(2000, WINDOW), at - DAY)
     before = len(older)
-    older.extend(snapshot, whole, collapsible_events(LENGTH, WINDOW), at)
+    older.extend(snapshot, whole, collapsible_prefix(snapshot, whole), at)
     assert len(older) > before
     found = score(snapshot, build_memory(snapshot, whole, at, collapsed=older), EVERY)
     same(found, score(snapshot, build_memory(snapshot, whole, at), EVERY))
@@ -138,7 +140,7 @@ def test_reasons_are_those_of_every_event(kind: str, exclude_self: bool) -> None
             assert reason.contribution == pytest.approx(other.contribution, abs=2e-5)
             assert reason.effect == pytest.approx(other.effect, abs=5e-5)
             assert reason.effect_is_exact == other.effect_is_exact
-            old += 0 <= reason.source < collapsible_events(LENGTH, WINDOW)
+            old += 0 <= reason.source < collapsible_prefix(snapshot, whole)
     assert old >= 2
 
 
@@ -155,35 +157,99 @@ def test_newer_events_are_left_out_of_the_whole_model() -> None:
             assert found[source, row] == pytest.approx(total, abs=5e-5)
 
 
-def test_clusters_meet_the_error_after_time_and_growth() -> None:
-    """Clusters keep scores within the allowed error after time has passed and events were added."""
+def test_lists_meet_the_error_after_time_and_growth() -> None:
+    """Lists keep scores within the allowed error after time has passed and events were added."""
     snapshot = small_snapshot(MANY, random_model(5, n_items=MANY, window=WINDOW))
     whole, every = a_past(20_000, MANY), np.arange(0, MANY, 9)
     at = int(whole.timestamps[-1]) + DAY
     older = CollapsedHistory(snapshot, whole, collapsible_events(18_000, WINDOW), at)
-    cells, weights = older.build_clusters(snapshot)
-    older.advance_to(at + 20 * DAY)  # while they were being made
-    older.adopt_clusters(cells, weights)
-    older.extend(snapshot, whole, collapsible_events(20_000, WINDOW), at + 20 * DAY)
+    older.build_lists(snapshot)
+    older.advance_to(at + 20 * DAY)
+    older.extend(snapshot, whole, collapsible_prefix(snapshot, whole), at + 20 * DAY)
     at += 30 * DAY
     user = build_memory(snapshot, whole, at, collapsed=older)
     wanted = score(snapshot, build_memory(snapshot, whole, at), every)
-    for max_error in (0.2, 0.05):
-        found = score(snapshot, user, every, AttentionOptions(mode="coarse", max_error=max_error))
-        assert found.mode == "coarse"
+    for max_error in (0.6, 0.3):
+        found = score(snapshot, user, every, AttentionOptions(max_error=max_error))
+        assert found.mode == "lists"
         assert found.relative_error is not None
         assert 0 < float(found.relative_error.max()) <= max_error
         away = (found.attention - wanted.attention).abs() / wanted.attention.std()
         assert float(away.median()) < 2 * max_error
     exact = score(snapshot, user, every, AttentionOptions(mode="exact"))
     same(exact, wanted)
-    alone = score(snapshot, user, every, AttentionOptions(mode="coarse", exclude_self=True))
+    alone = score(snapshot, user, every, AttentionOptions(exclude_self=True))
     other = score(
         snapshot, build_memory(snapshot, whole, at), every, AttentionOptions(exclude_self=True)
     )
     assert float((alone.attention - other.attention).abs().max()) < 0.02 * float(
         other.attention.std()
     )
+
+
+@pytest.mark.parametrize("exclude_self", [False, True])
+def test_rows_are_retrieved_from_newer_events_and_older_items(exclude_self: bool) -> None:
+    """Coarse attention is over the k best of newer rows and older items, in float64."""
+    snapshot, whole = told_snapshot(), a_past()
+    at = int(whole.timestamps[-1]) + DAY
+    older = CollapsedHistory(snapshot, whole, collapsible_events(3_000, WINDOW), at)
+    options = AttentionOptions(mode="coarse", k=9, exclude_self=exclude_self)
+    early = build_memory(snapshot, whole, at, collapsed=older)
+    for probes in (1, None):  # an index of inverted lists is kept beside the other
+        score(snapshot, early, EVERY, replace(options, probes=probes))
+    # Some weights change after the items were indexed, and some items are new.
+    at += 9 * DAY
+    older.extend(snapshot, whole, collapsible_prefix(snapshot, whole), at)
+    user = build_memory(snapshot, whole, at, collapsed=older)
+    found = score(snapshot, user, EVERY, options)
+    assert (found.mode, found.rows_scanned) == ("coarse", 9.0)
+    targets = torch.from_numpy(EVERY)
+    query = target_queries(snapshot, user, targets).double()
+    items = torch.from_numpy(older.items.items)
+    keys, values = (
+        torch.cat([near.transpose(0, 1), table[:, items]], 1).double()
+        for near, table in (
+            (user.memory.keys, snapshot.tables.keys),
+            (user.memory.values, snapshot.tables.values),
+        )
+    )
+    bias = torch.cat([user.bias.double(), torch.from_numpy(older.items.weights).log()], 1)
+    scores = query @ keys.mT / keys.shape[2] ** 0.5 + bias[:, None]
+    if exclude_self:
+        own = torch.cat([user.rows, items]) == targets[:, None]
+        scores = scores.masked_fill(own, -torch.inf)
+    best = scores.topk(9, -1)
+    weights = torch.softmax(torch.full_like(scores, -torch.inf).scatter(2, *best[::-1]), -1)
+    outputs = snapshot.tables.outputs[:, targets].double()
+    wanted = ((weights @ values) * outputs).sum((0, 2))
+    torch.testing.assert_close(found.attention.double(), wanted, atol=2e-5, rtol=1e-4)
+    mass = (best.values.logsumexp(-1) - scores.logsumexp(-1)).exp().amin(0)
+    torch.testing.assert_close(found.mass.double(), mass, atol=1e-4, rtol=0)
+    assert found.partial is not None
+    # The rows that are named, and one that stands for the others, make up the score.
+    for target in (2, 5):
+        place = found.partial.target(target)
+        more = expand_top_events(snapshot, user, target, 4, place, options)
+        each = contributions(
+            snapshot,
+            more,
+            targets[target : target + 1],
+            replace(options, mode="exact"),
+            without=None,
+        )
+        assert float(each.each.sum()) == pytest.approx(float(found.personal[target]), abs=1e-3)
+
+
+def test_all_rows_of_a_long_history_may_be_retrieved() -> None:
+    """With k of all rows, flat or by inverted lists, the scores are those of every event."""
+    snapshot, whole = told_snapshot(), a_past()
+    each, together = both(snapshot, whole, int(whole.timestamps[-1]) + DAY)
+    for probes in (None, 10_000):
+        options = AttentionOptions(mode="coarse", k=10_000, probes=probes)
+        found = score(snapshot, together, EVERY, options)
+        same(found, score(snapshot, each, EVERY))
+        torch.testing.assert_close(found.mass, torch.ones(ITEMS), atol=1e-4, rtol=0)
+    assert together.nbytes > sum(index.nbytes for index in together.indexes("flat"))
 
 
 def test_rebind_accepts_unchanged_items() -> None:
@@ -219,10 +285,10 @@ def test_the_error_is_met_where_a_target_does_not_see_itself() -> None:
     weights[whole.rows == 7] *= 3_000
     whole = replace(whole, weights=weights)
     at = int(whole.timestamps[-1]) + DAY
-    older = CollapsedHistory(snapshot, whole, collapsible_events(20_000, WINDOW), at)
-    older.adopt_clusters(*older.build_clusters(snapshot))
+    older = CollapsedHistory(snapshot, whole, collapsible_prefix(snapshot, whole), at)
+    older.build_lists(snapshot)
     user, targets = build_memory(snapshot, whole, at, collapsed=older), np.array([7, 8, 9])
-    options = AttentionOptions(mode="coarse", max_error=0.2, exclude_self=True)
+    options = AttentionOptions(max_error=0.2, exclude_self=True)
     found = score(snapshot, user, targets, options)
     assert found.relative_error is not None
     assert float(found.relative_error.max()) <= 0.2
