@@ -30,9 +30,8 @@ class AttentionOptions:
     exclude_self: bool = False  # a target that is itself in the memory does not see itself
     mode: Mode = "auto"
     k: int | None = None  # None = DEFAULT_K
-    probes: int | None = (
-        None  # of FAISS's lists that are opened; None = all, but in a catalogue's index
-    )
+    # FAISS's lists that are opened; None = all rows are compared, but in a catalogue's index.
+    probes: int | None = None
     exact_up_to: int = EXACT_UP_TO
     max_error: float = MAX_ERROR  # of contexts, relative, at 99 % confidence
 

@@ -105,7 +105,7 @@ class CollapsedHistory:
 
     @property
     def needs_lists(self) -> bool:
-        """Whether lists should be built: there are none, or many items are newer than they."""
+        """True if lists should be built: there are none, or many items are newer than they."""
         if self.lists is None:
             return len(self) >= LISTS_FROM
         return len(self) - len(self.lists) > max(RECENT_EVENTS, len(self) // _STALE)

@@ -1,4 +1,4 @@
-"""One way to attend over a memory, whoever's it is: `attend(query, memory, options)`.
+"""One way to attend over any memory: `attend(query, memory, options)`.
 
 | options.mode | rows of a memory that are attended |
 |---|---|
@@ -63,7 +63,7 @@ class Memory:
     near: KVBlock  # keys [H, n, d]; its mask [T, n] hides few rows of a target
     far: FarRows | None = None
     own: Tensor | None = None  # int64 [T] a place that each target does not see; -1 = none
-    indexes: Callable[[IndexKind], Indexes] | None = None  # of the near rows; None = built anew
+    indexes: Callable[[IndexKind], Indexes] | None = None  # of the near rows; None = to build
 
 
 def attend(query: Tensor, memory: Memory, options: AttentionOptions) -> Attended:

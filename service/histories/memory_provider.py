@@ -60,14 +60,14 @@ class MemoryProvider:
         """The options by which a requester's memory is attended."""
         retrieval, settings = requester.retrieval, self._settings
         return AttentionOptions(
-            requester.temperature,
-            requester.hard,
-            requester.exclude_self,
-            retrieval.mode,
-            retrieval.k,
-            retrieval.probes,
-            settings.max_exact_rows,
-            settings.max_attention_error if retrieval.max_error is None else retrieval.max_error,
+            temperature=requester.temperature,
+            hard=requester.hard,
+            exclude_self=requester.exclude_self,
+            mode=retrieval.mode,
+            k=retrieval.k,
+            probes=retrieval.probes,
+            exact_up_to=settings.max_exact_rows,
+            max_error=retrieval.max_error or settings.max_attention_error,
         )
 
     async def load(self, requester: Requester, at: int) -> EventColumns:
@@ -137,9 +137,9 @@ class MemoryProvider:
                 number,
                 history,
                 user.encoded,
-                collapsed if older is None else older,
-                user,
-                plain,
+                collapsed=collapsed if older is None else older,
+                memory=user,
+                is_plain=plain,
             )
             is_kept = self._cache.put_derived(snapshot, state)
             if is_kept and older is not None and older.needs_lists:

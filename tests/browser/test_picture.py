@@ -25,7 +25,7 @@ MOST_NODES = 3_000
 
 
 def attended(page: Page, server: Server, **how: Any) -> dict[str, Any]:
-    """What the service answers to the question behind the first recommendation to u3."""
+    """Return the answer to the question behind the first recommendation to u3."""
     item = recommended(page).first.get_attribute("data-item")
     body = {"memory": {"user_id": "u3"}, "query": {"item_id": item}, "limit": 1000} | how
     with server.client() as http:

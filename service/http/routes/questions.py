@@ -28,7 +28,7 @@ class SavableQuestion(NamedTuple):
     lists_items: bool = True  # whether its answer is one list of items, as far as the kind says
 
     def fills_up(self, fields: Mapping[str, Any]) -> bool:
-        """Whether the answer to a question with these fields is one list of items."""
+        """Return whether the answer to a question with these fields is one list of items."""
         return self.lists_items and fields.get("memory") != "history"
 
     def check(self, body: Any, saved: Set[str]) -> None:

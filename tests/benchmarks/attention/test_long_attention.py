@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from tests.benchmarks.__main__ import app
 from tests.benchmarks.attention import long_attention, long_keys, long_report
 from tests.benchmarks.attention.long_attention import Case
+from tests.benchmarks.harness.timing import Timed
 from tests.support import tiny
 
 
@@ -48,10 +50,20 @@ def test_a_case_is_judged_by_the_exact_contexts(cases: list[Case]) -> None:
     assert all(each.ratio.median > 0 for each in cases)
 
 
-def test_the_crossover_is_measured() -> None:
-    """Many targets pay for lists of fewer rows than one target does."""
-    one, many = long_attention.measure_crossover(long_keys.drawn(4_000, 100, 0.1), 3)
-    assert 0 < many < one
+def test_the_crossover_is_where_both_take_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists that take a quarter of the time of 4,000 rows take that of 1,000, for each number."""
+    timed: list[set[str]] = []
+
+    def alternate(works: dict[str, Callable[[], object]], rounds: int) -> Timed:
+        for work in works.values():
+            work()
+        timed.append(set(works))
+        return Timed({"lists": [1.0] * rounds, "every row": [4.0 / len(timed)] * rounds})
+
+    monkeypatch.setattr(long_attention, "alternate", alternate)
+    found = long_attention.measure_crossover(long_keys.drawn(4_000, 100, 0.1), 3)
+    assert found == [1_000, 2_000]
+    assert timed == [{"lists", "every row"}] * 2
 
 
 def test_events_on_one_item_are_one_row(world: tiny.World) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from service.domain.errors import Invalid
 from service.domain.item_selection import FacetRequest, SortField
@@ -68,22 +68,10 @@ MaxError = Annotated[
 ]
 
 
-def to_retrieval(
-    mode: RetrievalMode, k: int | None, probes: int | None, max_error: float | None
-) -> Retrieval:
-    """Return the domain's value. Raises `Invalid` for a field that the mode does not use."""
-    for name, value in (("k", k), ("probes", probes)):
-        if value is not None and mode != "coarse":
-            raise Invalid(f"/{name}", f"is for the mode 'coarse', not for {mode!r}")
-    if max_error is not None and mode != "auto":
-        raise Invalid("/max_error", f"is for the mode 'auto', not for {mode!r}")
-    return Retrieval(mode, k, probes, max_error)
+class _Retrieval(BaseModel):
+    """Fields of a retrieval beside its mode, whose own field is named `mode_field`."""
 
-
-class RetrievalIn(Body):
-    """Which rows of a memory are attended before the exact softmax over them."""
-
-    mode: Mode = "auto"
+    mode_field: ClassVar[str] = "mode"
     k: KeptRows = None
     probes: Probes = None
     max_error: MaxError = None
@@ -94,8 +82,20 @@ class RetrievalIn(Body):
         return self
 
     def to_retrieval(self) -> Retrieval:
-        """Return the domain's value."""
-        return to_retrieval(self.mode, self.k, self.probes, self.max_error)
+        """Return the domain's value. Raises `Invalid` for a field that the mode does not use."""
+        mode: RetrievalMode = getattr(self, self.mode_field)
+        for name, value in (("k", self.k), ("probes", self.probes)):
+            if value is not None and mode != "coarse":
+                raise Invalid(f"/{name}", f"is for the mode 'coarse', not for {mode!r}")
+        if self.max_error is not None and mode != "auto":
+            raise Invalid("/max_error", f"is for the mode 'auto', not for {mode!r}")
+        return Retrieval(mode, self.k, self.probes, self.max_error)
+
+
+class RetrievalIn(_Retrieval, Body):
+    """Which rows of a memory are attended before the exact softmax over them."""
+
+    mode: Mode = "auto"
 
     def check_no_history(self, why: str) -> None:
         """Raise `Invalid` for `max_error`, which is of histories only."""
@@ -103,22 +103,11 @@ class RetrievalIn(Body):
             raise Invalid("/retrieval/max_error", why)
 
 
-class RetrievalParams(Params):
+class RetrievalParams(_Retrieval, Params):
     """`RetrievalIn` as query parameters: `retrieval` is its mode."""
 
+    mode_field = "retrieval"
     retrieval: Mode = "auto"
-    k: KeptRows = None
-    probes: Probes = None
-    max_error: MaxError = None
-
-    @model_validator(mode="after")
-    def _check_mode(self) -> Self:
-        self.to_retrieval()
-        return self
-
-    def to_retrieval(self) -> Retrieval:
-        """Return the domain's value."""
-        return to_retrieval(self.retrieval, self.k, self.probes, self.max_error)
 
 
 class FacetIn(Body):
