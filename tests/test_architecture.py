@@ -12,10 +12,10 @@ ROOT = Path(__file__).parents[1]
 
 # A room may import from itself and from the rooms before it, never from a later one.
 ROOMS = (
+    "models.compute",
     "models.attention",
     "models.text",
     "models.data",
-    "models.compute",
     "models.index",
     "models.encoder",
     "models.recommender",
@@ -45,7 +45,7 @@ RELATIVE = (
     "How Where When Why"
 )
 MOST_ENTRIES = 14  # of a folder of `service` or `models`
-MOST_ARROWS = 135  # pairs of rooms of which one imports the other
+MOST_ARROWS = 141  # pairs of rooms of which one imports the other
 
 # The only rooms that may import a package.
 ONLY = {

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from models.attention.flash_kernel import attention_with_logsumexp
+from models.compute.checkpoint import checkpoint
 
 # Bias of a hidden row, and log-sum-exp of no rows: with -inf the fused kernel makes NaN of a block
 # that is hidden whole, and so does the difference of two log-sum-exps.
@@ -99,6 +100,7 @@ def attend_blocks(query: Tensor, blocks: Iterable[KVBlock]) -> PartialSoftmax:
 
 
 def _attend_block(query: Tensor, block: KVBlock) -> PartialSoftmax:
+    checkpoint()
     if not block.keys.shape[1]:  # the fused kernel divides by the number of rows
         return PartialSoftmax.empty(query.shape[0], query.shape[1], block.values.shape[2])
     bias = block.bias.clamp(min=LOWEST)[:, None]

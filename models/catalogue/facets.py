@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from models.catalogue.fields.item_fields import ItemFields
 from models.catalogue.fields.item_values import Special
 from models.catalogue.fields.keyword_column import STRINGS, KeywordColumn
+from models.compute.checkpoint import checkpoint
 
 FacetValue = str | int | float | bool | None
 
@@ -63,6 +64,7 @@ def count_values(fields: ItemFields, name: str, items: CountedItems, limit: int)
         items: that are counted, of N.
         limit: the most values.
     """
+    checkpoint()
     columns = fields.columns_of(name)
     counted: list[tuple[FacetValue, int]] = []
     total, minimum, maximum = 0, None, None

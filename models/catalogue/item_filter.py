@@ -21,6 +21,7 @@ from models.catalogue.fields.geodesy import within
 from models.catalogue.fields.item_fields import ItemFields
 from models.catalogue.fields.item_values import is_number, split_types
 from models.catalogue.fields.keyword_column import KeywordColumn
+from models.compute.checkpoint import checkpoint
 
 _BOUNDS: Mapping[str, Callable[[Any, Any], Any]] = {
     "gt": operator.gt,
@@ -135,6 +136,7 @@ def _at_most(fields: ItemFields, wanted: ItemFilter) -> int:
 def _meeting(
     fields: ItemFields, condition: Condition, rows: NDArray[np.int64] | None
 ) -> NDArray[np.bool_]:
+    checkpoint()
     size, comparisons = fields.size, condition.comparisons
     if condition.field == "item_id":
         return _ids_meeting(fields, comparisons, rows)
@@ -189,7 +191,7 @@ def _keyword_tests(column: KeywordColumn, comparisons: Mapping[str, Any]) -> lis
             keywords, _ = split_types(value if name == "in" else [value])
             tests.append(column.is_any(keywords))
         elif name == "contains":
-            tests.append(column.meets(contains(value)))
+            tests.append(column.contains(value))
         elif name in _BOUNDS and isinstance(value, str):
             tests.append(column.meets(_bounded(name, value)))
         else:
@@ -226,7 +228,7 @@ def _ids_meeting(
             sought = fields.vocabulary.rows([one for one in keywords if isinstance(one, str)])
             inside &= np.isin(rows, sought)
         elif name == "contains" or (name in _BOUNDS and isinstance(value, str)):
-            test = contains(value) if name == "contains" else _bounded(name, value)
+            test = _contains(value) if name == "contains" else _bounded(name, value)
             left = np.flatnonzero(inside)
             inside[left] = [test(ids[row]) for row in rows[left].tolist()]
         else:
@@ -234,8 +236,7 @@ def _ids_meeting(
     return inside
 
 
-def contains(part: str) -> Callable[[str], bool]:
-    """Return the test that a string contains another, in upper or lower case."""
+def _contains(part: str) -> Callable[[str], bool]:
     folded = part.casefold()
     return lambda text: folded in text.casefold()
 

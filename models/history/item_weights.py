@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
+from models.compute.checkpoint import checkpoint
 from models.encoder.event_types import MASKED, UNKNOWN
 from models.encoder.recency_bias import AGE_BUCKETS, AGE_EDGES, age_bucket
 from models.history.user_history import UserHistory
@@ -181,6 +182,7 @@ class ItemWeights:
             top: how many events to choose, as `foremost` does.
         """
         groups = self._event_groups()
+        checkpoint()
         unit = np.exp(self._biases[:, groups.columns])  # (H, P) of an event of weight 1
         with np.errstate(invalid="ignore"):
             share = np.nan_to_num(unit / self.weights[:, groups.places])

@@ -27,6 +27,7 @@ from models.attention.partial_softmax import (
     remove_partial,
 )
 from models.catalogue.snapshot import Snapshot
+from models.compute.checkpoint import checkpoint
 from models.history.item_weights import ItemWeights, TopEvents, log
 from models.history.user_history import UserHistory, attendable_events
 from models.index.ann_index import IndexKind
@@ -275,6 +276,7 @@ class CollapsedHistory:
         return (self._block_of(slice(at, at + _BLOCK)) for at in range(start, len(self), _BLOCK))
 
     def _block_of(self, places: NDArray[np.int64] | slice) -> KVBlock:
+        checkpoint()
         rows = torch.from_numpy(self.items.items[places])
         keys, values = (gather_rows(each, rows) for each in self._table)
         return KVBlock(keys, values, self.items.log_weights(places))

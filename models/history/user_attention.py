@@ -23,6 +23,7 @@ from models.attention.partial_softmax import (
     remove_partial,
 )
 from models.catalogue.snapshot import Snapshot
+from models.compute.checkpoint import holding
 from models.encoder.event_types import UNKNOWN
 from models.encoder.recency_bias import FARTHEST
 from models.history.long_history import LISTS_FROM
@@ -83,7 +84,7 @@ def at_request(user: UserMemory) -> ExitStack:
     """Hold the older events of a user, if any, as they are at the request's time."""
     held = ExitStack()
     if user.collapsed is not None:
-        held.enter_context(user.collapsed.lock)
+        held.enter_context(holding(user.collapsed.lock))
         user.collapsed.advance_to(user.at)
     return held
 

@@ -31,6 +31,7 @@ from models.attention.attend import attend, logits
 from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
+from models.compute.checkpoint import checkpoint
 from models.encoder.recency_bias import FARTHEST
 from models.history.encoder_window import EncoderWindow
 from models.history.user_memory import NEWEST_LEFT_OUT, UserMemory, target_queries
@@ -185,6 +186,7 @@ def _effects(
             not known.
         is_fixed: whether no other row is retrieved in place of a missing one, as it would be.
     """
+    checkpoint()
     sources, target = named.sources, named.target
     is_left = np.array([(source, target) not in known for source in sources], dtype=bool)
     rows = named.rows[is_left]

@@ -10,6 +10,7 @@ from models.attention.attention_options import AttentionOptions
 from models.attention.kv_memory import gather_rows
 from models.attention.partial_softmax import PartialSoftmax, remove_partial
 from models.catalogue.snapshot import Snapshot
+from models.compute.checkpoint import checkpoint
 from models.history.user_attention import at_request, is_known, known_rows, retrieve_user
 from models.history.user_memory import UserMemory, target_queries
 from models.index.memory_attention import as_mask, attend_near
@@ -90,5 +91,8 @@ def encoder_slopes(
         totals = (context * gather_rows(snapshot.tables.outputs, targets).clone()).sum((0, 2))
         user_state = user.user_state.clone() + change[-1]
         totals = totals + model.transition_scores(user_state, counts.clone())
-        slopes = [torch.autograd.grad(total, gates, retain_graph=True)[0] for total in totals]
+        slopes = list[Tensor]()
+        for total in totals:
+            checkpoint()
+            slopes += torch.autograd.grad(total, gates, retain_graph=True)
     return torch.stack(slopes)

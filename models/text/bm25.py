@@ -7,7 +7,7 @@ scores every row that has one of the words, takes 68 ms; both add an item in a f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -206,16 +206,23 @@ class BM25Index:
         """Return the items that have a keyword of a query."""
         return self._keywords.find(parsed.keywords)
 
-    def match_spans(self, parsed: ParsedQuery, text: str) -> list[tuple[int, int]]:
-        """Return where words of a query stand in a text: (start, end) in characters, ascending."""
+    def match_spans(self, parsed: ParsedQuery) -> Callable[[str], list[tuple[int, int]]]:
+        """Return a function that finds words of a query in a text.
+
+        It returns their places, (start, end) in characters, ascending.
+        """
         words = [word for words in parsed.terms for word in words]
         words += [compound.text for compound in parsed.compounds]
         stems = {stem for word in words for stem in self._terms.stems(word)}
-        return [
-            (token.char_offset_from, token.char_offset_to)
-            for token in self._terms.stem_tokens(text)
-            if token.text in stems
-        ]
+
+        def spans_of(text: str) -> list[tuple[int, int]]:
+            return [
+                (token.char_offset_from, token.char_offset_to)
+                for token in self._terms.stem_tokens(text)
+                if token.text in stems
+            ]
+
+        return spans_of
 
     def _run(self, query: tantivy.Query, count: int) -> Hits:
         hits = self._searcher.search(query, count, count=False).hits

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from tantivy import Token
 
+from models.compute.checkpoint import checkpoint
 from models.text.compounds import Compound, joined_words, split_word
 from models.text.index_terms import IndexTerms
 from models.text.keywords import KeywordIndex, KeywordQuery, normalize_keyword
@@ -195,6 +196,7 @@ _Mode = Literal["typed", "unfinished", "starred", "quoted", "exact"]
 
 def _look_up(terms: IndexTerms, word: str, how: _Mode) -> _Word:
     """Return what stands for a word, and what is offered in its place."""
+    checkpoint()
     frequency = terms.word_frequency(word)
     if how == "exact":
         return _Word((word,), frequency > 0)

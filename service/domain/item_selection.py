@@ -39,6 +39,21 @@ class FilterGroup:
 Filter: TypeAlias = FieldCondition | FilterGroup
 
 NO_FILTER = FilterGroup("all")  # holds for every item
+_SLOW = 20  # comparisons of numbers that one of strings or distances takes as long as
+_LISTED = 50  # values of `in` that count as one comparison more
+
+
+def comparisons(wanted: Filter) -> float:
+    """Return how many comparisons with each item a filter makes, by the time they take."""
+    if isinstance(wanted, FilterGroup):
+        return sum(map(comparisons, wanted.members))
+    total = 0.0
+    for operator, operand in wanted.comparisons.items():
+        is_slow = operator in ("contains", "within_km") or (
+            operator in ("gt", "gte", "lt", "lte") and isinstance(operand, str)
+        )
+        total += _SLOW if is_slow else 1 + (len(operand) / _LISTED if operator == "in" else 0)
+    return total
 
 
 @dataclass(frozen=True, slots=True)

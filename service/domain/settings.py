@@ -200,7 +200,7 @@ class Settings(BaseSettings):
     )
     max_targets: int = Field(1000, ge=1, description="Most target items of one score request.")
     max_in_flight: int = Field(
-        64, ge=1, description="Requests that a worker handles at once; more are refused with 429."
+        512, ge=1, description="Requests that a worker handles at once; more are refused with 429."
     )
     max_streams: int = Field(
         4,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,9 +17,10 @@ from models.ranking.recommend import Ranked
 from models.ranking.scoring import Scores, score
 from models.text.query_parser import ParsedQuery
 from service.domain.errors import Invalid, NotFound
-from service.domain.item_selection import NO_FILTER
+from service.domain.item_selection import comparisons
 from service.domain.queries import (
     Answer,
+    AnswerItem,
     AttendQuery,
     AttendResult,
     RecommendQuery,
@@ -30,6 +31,7 @@ from service.domain.queries import (
     StoredUserMemory,
     VectorMemory,
 )
+from service.domain.records import Item
 from service.domain.stage_clock import StageClock
 from service.domain.steering import NO_STEERING
 from service.engine.compose import Parts
@@ -58,6 +60,7 @@ from service.engine.selection.item_selection import (
 from service.engine.selection.steering import SteeredItems, apply_rules, steer_items
 
 _FIELD_KEY = 10  # targets times rows that are attended while one field key is compared
+_SHORT = 200  # characters of a query whose words are looked up on the event loop
 
 
 class Answers:
@@ -77,7 +80,10 @@ class Answers:
             raise NotFound(f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue")
 
         rules = await self._steps.filter(
-            snapshot, partial(apply_rules, snapshot, query.rules), stages, bool(query.rules)
+            snapshot,
+            partial(apply_rules, snapshot, query.rules),
+            stages,
+            sum(comparisons(rule.when) for rule in query.rules),
         )
         boost = rules.boost
 
@@ -155,7 +161,7 @@ class Answers:
             )
 
         size = math.inf
-        if setup.quick:
+        if setup.quick and len(query.query) <= _SHORT:
             size = _FIELD_KEY * len(snapshot.catalogue.keys) + request.size(RERANKED)
         outcome = await self._steps.attend(request, stages, attend, size)
         with stages("explain"):
@@ -183,7 +189,7 @@ class Answers:
             parameters=setup.parameters,
         )
         size = math.inf
-        if setup.quick:
+        if setup.quick and len(query.query) <= _SHORT:
             size = _FIELD_KEY * len(snapshot.catalogue.keys) + len(events)
         outcome = await self._steps.compute(stages, work, size)
         with stages("explain"):
@@ -280,10 +286,13 @@ class Answers:
         """Return an answer to a search with highlights and fields, where they are asked for."""
         index = snapshot.catalogue.bm25_index
         if query.highlight and index is not None and answer.items:
-            with stages("highlight"):
-                parsed = parsed or index.parser.parse(query.query)
-                spans_of = partial(index.match_spans, parsed)
-                answer = await add_highlights(answer, self._parts.store, spans_of)
+            parser, whole = index.parser, query.query
+
+            def add(items: Sequence[AnswerItem], stored: Sequence[Item | None]) -> None:
+                add_highlights(items, stored, index.match_spans(parsed or parser.parse(whole)))
+
+            size = len(query.query)
+            answer = await self._steps.add_stored(answer, add, stages, size, stage="highlight")
         answer = replace(answer, degraded=answer.degraded or self._parts.live.degraded)
         return await self._steps.complete(answer, query.fields, stages)
 
@@ -292,7 +301,7 @@ class Answers:
     ) -> ItemSelection:
         sort = query.sort if isinstance(query, SearchQuery) else ()
         work = partial(select_items, snapshot, query.filter, query.facets, sort)
-        return await self._steps.filter(snapshot, work, stages, query.filter != NO_FILTER)
+        return await self._steps.filter(snapshot, work, stages, comparisons(query.filter))
 
     async def _steer(
         self,
@@ -310,7 +319,9 @@ class Answers:
             exclude=query.exclude if isinstance(query, RecommendQuery) else (),
             limit=query.limit,
         )
-        steered = await self._steps.filter(snapshot, work, stages, query.steering != NO_STEERING)
+        compared = sum(comparisons(rule.when) for rule in query.steering.rules)
+        is_steered = query.steering != NO_STEERING
+        steered = await self._steps.filter(snapshot, work, stages, compared + is_steered)
         return selection.with_warnings(steered.warnings), steered
 
     async def _ranked(

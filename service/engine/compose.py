@@ -21,6 +21,7 @@ from service.runtime.data_layout import (
     check_restored,
 )
 from service.runtime.durable_files import make_directory
+from service.runtime.work_queue import MOST_LONG
 from service.snapshots.catalogue.catalogue_cache import CatalogueCache
 from service.snapshots.live_event_log import LiveEventLog
 from service.snapshots.live_search import LiveSearch
@@ -132,9 +133,13 @@ def compute_threads(settings: Settings) -> int:
 
 
 def compute_executor(settings: Settings, threads: int | None = None) -> ThreadPoolExecutor:
-    """Return an executor of so many threads, by default `compute_threads` of them."""
+    """Return an executor of so many threads; by default more than compute at once.
+
+    Long requests wait in their threads for short ones, so that the queue of work says how many
+    compute, and not the number of threads.
+    """
     return ThreadPoolExecutor(
-        threads or compute_threads(settings),
+        threads or compute_threads(settings) + 4 * MOST_LONG,
         thread_name_prefix="heed-compute",
         # A pool thread starts with OpenMP's default; requests run beside each other instead.
         initializer=torch.set_num_threads,

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
-from service.domain.errors import StoreUnreachable
-from service.domain.queries import Answer, HighlightSpan
+from models.compute.checkpoint import checkpoint
+from service.domain.queries import AnswerItem, HighlightSpan
 from service.domain.records import Item
-from service.stores.base import Store
 
 Spans = Sequence[tuple[int, int]]  # (start, end) in characters, rising, apart
 
 WIDTH = 220  # characters of a snippet, about
 
 
-async def add_highlights(answer: Answer, store: Store, spans_of: Callable[[str], Spans]) -> Answer:
-    """Add `highlights` to each item of an answer.
-
-    Returns the answer, degraded and without highlights where the store cannot be reached.
-    """
-    try:
-        items = await store.get_items([item["item_id"] for item in answer.items])
-    except StoreUnreachable:
-        return replace(answer, degraded=True)
-    for found, item in zip(answer.items, items, strict=True):
-        found["highlights"] = {} if item is None else highlights(item, spans_of)
-    return answer
+def add_highlights(
+    items: Sequence[AnswerItem], stored: Sequence[Item | None], spans_of: Callable[[str], Spans]
+) -> None:
+    """Add `highlights` to each item of an answer."""
+    for item, record in zip(items, stored, strict=True):
+        checkpoint()
+        item["highlights"] = {} if record is None else highlights(record, spans_of)
 
 
 def highlights(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -198,13 +199,14 @@ class ReadyAnswers:
 
         scored = await self._steps.compute(stages, rank)
         is_degraded = self._is_degraded or any(events.is_stale for events in histories)
-        users = []
+        users, servable = [], snapshot.catalogue.servable
         with stages("explain"):
             for each in scored:
+                await asyncio.sleep(0)  # others want to run too
                 named = await name_reasons(self._parts.store, snapshot, each.events, [each.reasons])
                 is_degraded = is_degraded or named.is_degraded
                 reasons = named.of_items[0] if query.explain else None
-                users.append(audience_user(snapshot, each, reasons))
+                users.append(audience_user(snapshot, each, reasons, servable))
         return AudienceAnswer(
             users,
             snapshot.version,

@@ -6,23 +6,30 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from models.attention.attention_options import AttentionOptions
 from models.catalogue.snapshot import Snapshot
+from models.compute.checkpoint import watched
 from models.history.user_memory import UserMemory
-from service.domain.queries import Answer, Requester
+from service.domain.errors import StoreUnreachable
+from service.domain.queries import Answer, AnswerItem, Requester
+from service.domain.records import Item
 from service.domain.stage_clock import StageClock
 from service.engine.compose import Parts
 from service.engine.selection.answer_fields import add_fields
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import LONG
+from service.runtime.work_queue import current_turn
 
 T = TypeVar("T")
 
 # Targets times rows that are attended on the event loop, in a millisecond or two: less than going
 # to a thread and back takes on a busy machine.
 _ON_LOOP = 120_000
+_STORED = 20  # of these, that one field of an item takes as long as
 
 
 class OpenRequest(NamedTuple):
@@ -83,27 +90,54 @@ class RequestSteps:
     ) -> T:
         """Do work on a thread, or on the event loop where it takes less than going there and back.
 
-        size: targets times rows, or items that a filter looks at; inf = not known.
+        size: targets times rows, or items times conditions; inf = not known.
         """
+        turn = current_turn.get()
         with stages(stage):
-            if size <= _ON_LOOP:
+            if turn is None:  # outside of a request
+                return await asyncio.get_running_loop().run_in_executor(self._parts.executor, work)
+            if size > _ON_LOOP or turn.is_long:
+                return await turn.run(self._parts.executor, partial(watched, turn.look, work))
+            with turn.computing():
                 return work()
-            return await asyncio.get_running_loop().run_in_executor(self._parts.executor, work)
 
     async def filter(
-        self, snapshot: Snapshot, work: Callable[[], T], stages: StageClock, evaluates: bool
+        self, snapshot: Snapshot, work: Callable[[], T], stages: StageClock, compared: float
     ) -> T:
-        """Do work that may evaluate filters; where `evaluates` is false, do it at once, untimed."""
-        if not evaluates:
+        """Do work that makes so many comparisons with each item; without any at once, untimed."""
+        if not compared:
             return work()
-        return await self.compute(stages, work, len(snapshot.catalogue), stage="filter")
+        return await self.compute(stages, work, compared * len(snapshot.catalogue), stage="filter")
 
     async def complete(self, answer: Answer, fields: Sequence[str], stages: StageClock) -> Answer:
         """Return an answer with fields of its items, where they are asked for."""
         if not fields:
             return answer
+        add = partial(add_fields, names=fields)
+        return await self.add_stored(answer, add, stages, len(fields), stage="store")
+
+    async def add_stored(
+        self,
+        answer: Answer,
+        add: Callable[[Sequence[AnswerItem], Sequence[Item | None]], None],
+        stages: StageClock,
+        size: float,
+        *,
+        stage: str,
+    ) -> Answer:
+        """Add to an answer what is stored of its items; `size` is that of the work for each.
+
+        Returns the answer, degraded and without it where the store cannot be reached.
+        """
         with stages("store"):
-            return await add_fields(answer, self._parts.store, fields)
+            try:
+                ids = [item["item_id"] for item in answer.items]
+                stored = await self._parts.store.get_items(ids)
+            except StoreUnreachable:
+                return replace(answer, degraded=True)
+        work = partial(add, answer.items, stored)
+        await self.compute(stages, work, _STORED * size * len(stored), stage=stage)
+        return answer
 
 
 def request_time(at: int | None) -> int:

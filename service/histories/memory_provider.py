@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from models.attention.attention_options import AttentionOptions
 from models.catalogue.snapshot import Snapshot
+from models.compute.checkpoint import holding
 from models.data.vocabulary import Vocabulary
 from models.history.long_history import CollapsedHistory, collapsible_prefix, leaves_enough
 from models.history.user_history import UserHistory
@@ -111,7 +112,7 @@ class MemoryProvider:
             if current is not None:
                 is_long = may_collapse and (current.collapsed is not None or not current.is_plain)
                 if is_long and current.collapsed is not None:
-                    held.enter_context(current.collapsed.lock)
+                    held.enter_context(holding(current.collapsed.lock))
                 memory = current.memory_at(at, collapsed=is_long)
                 if memory is not None:
                     self._counts["memory_hits"] += 1
@@ -224,7 +225,7 @@ def _collapse(
     """
     count = collapsible_prefix(snapshot, history)
     if known is not None:
-        held.enter_context(known.lock)
+        held.enter_context(holding(known.lock))
         if known.rebind(snapshot):
             if known.items.count > len(history.rows):
                 return None

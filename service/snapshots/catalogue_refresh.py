@@ -20,7 +20,7 @@ from service.domain.errors import StoreUnreachable
 from service.domain.item_patch import ItemPatch
 from service.domain.records import Item
 from service.runtime.daemon_thread import run_in_daemon_thread
-from service.runtime.work_slot import slot_released
+from service.runtime.work_queue import place_left
 from service.snapshots.catalogue.catalogue_cache import CatalogueCache
 from service.snapshots.catalogue.catalogue_updates import CatalogueUpdates
 from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
@@ -129,7 +129,7 @@ class CatalogueRefresh:
         stored = self._store.announced_catalogue()
         if stored > self.version:
             try:
-                with slot_released():
+                with place_left():
                     await self._reach(self.unacknowledged.acknowledged_at(stored))
             except StoreUnreachable:
                 self.is_stale = True

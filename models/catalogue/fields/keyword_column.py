@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.cow_array import CowArray
+from models.catalogue.fields.folded_strings import FoldedStrings
 from models.catalogue.fields.item_values import Keyword, Special
 from models.catalogue.fields.string_order import Ranks, StringOrder
 from models.catalogue.fields.value_column import ValueColumn, distinct_pairs
@@ -44,6 +45,7 @@ class KeywordColumn:
     codes: ValueColumn[Any]  # uint16, or int32 from `_SHORT` codes on
     vocabulary: Vocabulary
     order: StringOrder
+    folded: FoldedStrings
     counts: CowArray[np.int32]  # [≤ codes] items that have each code
 
     @classmethod
@@ -52,7 +54,7 @@ class KeywordColumn:
         vocabulary = Vocabulary()
         counts = CowArray(np.zeros(0, np.int32))
         codes = ValueColumn.empty(np.uint16, 0)
-        return cls(codes, vocabulary, StringOrder(vocabulary), counts)
+        return cls(codes, vocabulary, StringOrder(vocabulary), FoldedStrings(vocabulary), counts)
 
     @classmethod
     def of(
@@ -60,7 +62,7 @@ class KeywordColumn:
     ) -> KeywordColumn:
         """Return a column of these codes, of distinct strings in the order of their codes."""
         vocabulary = Vocabulary(strings)
-        return cls(codes, vocabulary, StringOrder(vocabulary), counts)
+        return cls(codes, vocabulary, StringOrder(vocabulary), FoldedStrings(vocabulary), counts)
 
     def updated(
         self, rows: NDArray[np.int64], owners: Sequence[int], values: Sequence[Keyword], size: int
@@ -146,6 +148,12 @@ class KeywordColumn:
         count = self.strings_known
         ids = self.vocabulary.ids
         table[STRINGS:] = np.fromiter((condition(ids[at]) for at in range(count)), bool, count)
+        return table.take
+
+    def contains(self, part: str) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
+        """Return the condition that a string contains another, in upper or lower case."""
+        table = np.zeros(len(self.counts), np.bool_)
+        table[STRINGS:] = self.folded.containing(part, self.strings_known)
         return table.take
 
     def sort_keys(self) -> SortKeys:

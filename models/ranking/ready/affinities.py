@@ -12,6 +12,7 @@ from models.attention.attend import attend
 from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.facets import FacetValue, values_of_rows
 from models.catalogue.snapshot import Snapshot
+from models.compute.checkpoint import checkpoint
 from models.history.user_attention import retrieve_user
 from models.history.user_memory import UserMemory, target_queries
 from models.index.memory_attention import as_mask
@@ -99,6 +100,7 @@ def _attention_mass(
     size = max(1, _WEIGHTS // (keys.shape[0] * max(1, keys.shape[1])))
     total = torch.zeros(keys.shape[1])
     for block in torch.split(targets, size):
+        checkpoint()
         rows = retrieve_user(snapshot, user, block, options)
         weights = attend(
             target_queries(snapshot, user, block),

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.compute.checkpoint import checkpoint
 from models.ranking.steering.exploration import explore
 from models.ranking.steering.item_steering import FEW_EVENTS, ItemSteering, Pin
 from models.ranking.steering.quota_counts import QuotaCounts
@@ -148,6 +149,7 @@ def _spread(pool: Pool, order: Places, counts: QuotaCounts, limit: int, diversit
     closest = torch.zeros_like(relevance)
     taken: list[int] = []
     while len(taken) < limit:
+        checkpoint()
         open_ = torch.from_numpy(counts.open[order])
         if not bool(open_.any()):
             break

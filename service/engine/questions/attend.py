@@ -16,6 +16,7 @@ from models.attention.multihead import split_heads
 from models.attention.partial_softmax import KVBlock
 from models.attention.scorers import Scorer, additive, cosine, normalize, scaled_dot
 from models.catalogue.snapshot import Snapshot
+from models.compute.checkpoint import checkpoint
 from models.history.user_memory import UserMemory
 from models.index.memory_attention import Memory, as_mask, retrieve
 from service.domain.errors import Invalid
@@ -113,7 +114,9 @@ def attend_catalogue(query: AttendQuery, snapshot: Snapshot, target: Vector | in
     vectors = catalogue.keys.vectors
     if len(places) < len(vectors):
         vectors = vectors[places]
+    checkpoint()
     memory = _block(vectors, catalogue.content[owners], heads)
+    checkpoint()
     found = _attend(query, _split(vector[None], heads), memory, snapshot.version)
     ids = tuple(catalogue.vocabulary.id(int(owners[row])) for row in found.rows)
     return replace(found, ids=ids)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from models.attention.attention_options import AttentionOptions
 from models.catalogue.snapshot import Snapshot
+from models.compute.checkpoint import checkpoint
 from models.data.event_log import EventLog
 from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason
@@ -86,6 +87,7 @@ def score_users(
     reference = reference_rows(snapshot)
     found: list[ScoredUser] = []
     for events in histories:
+        checkpoint()
         with memory(events) as user:
             if len(user):
                 scored = audience_score(snapshot, user, row, reference, options)
@@ -95,6 +97,7 @@ def score_users(
         return best
     explained = []
     for each in best:
+        checkpoint()
         with memory(each.events) as user:
             (reasons,) = foremost_reasons(
                 snapshot,
@@ -110,11 +113,13 @@ def score_users(
 
 
 def audience_user(
-    snapshot: Snapshot, scored: ScoredUser, explanation: tuple[Contribution, ...] | None
+    snapshot: Snapshot,
+    scored: ScoredUser,
+    explanation: tuple[Contribution, ...] | None,
+    servable: NDArray[np.bool_],
 ) -> AudienceUser:
-    """Make the answer's entry of a user. Events on hidden items are named nowhere."""
-    scores = scored.score.scores
-    servable, row_of = snapshot.catalogue.servable, snapshot.catalogue.row
+    """Make the answer's entry of a user. Events on items that are not servable are not named."""
+    scores, row_of = scored.score.scores, snapshot.catalogue.row
     user: AudienceUser = {
         "user_id": scored.events.user_id,
         "score": scored.total,

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from service.domain.errors import StoreUnreachable
+from models.compute.checkpoint import checkpoint
 from service.domain.item_selection import ATTRIBUTES
-from service.domain.queries import Answer
+from service.domain.queries import AnswerItem
 from service.domain.records import Item
 from service.domain.timestamps import to_rfc3339
-from service.stores.base import Store
 
 _ABSENT = object()
 
 
-async def add_fields(answer: Answer, store: Store, names: Sequence[str]) -> Answer:
-    """Add these fields to each item of an answer, as they are stored, where the item has them.
-
-    Returns the answer, degraded and without the fields where the store cannot be reached.
-    """
-    try:
-        stored = await store.get_items([item["item_id"] for item in answer.items])
-    except StoreUnreachable:
-        return replace(answer, degraded=True)
-    for item, record in zip(answer.items, stored, strict=True):
+def add_fields(
+    items: Sequence[AnswerItem], stored: Sequence[Item | None], names: Sequence[str]
+) -> None:
+    """Add these fields to each item of an answer, as they are stored, where the item has them."""
+    for item, record in zip(items, stored, strict=True):
+        checkpoint()
         found = {} if record is None else {name: _field(record, name) for name in names}
         item["fields"] = {name: value for name, value in found.items() if value is not _ABSENT}
-    return answer
 
 
 def _field(item: Item, name: str) -> Any:

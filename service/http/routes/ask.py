@@ -9,7 +9,6 @@ from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.answers import AnswerOut, answer_out
 from service.http.schemas.event_answers import FoundEventsOut, found_events_out
 from service.http.schemas.questions.ask import RecommendIn, ScoreIn, SearchIn
-from service.http.schemas.rendering import Json
 
 router = APIRouter(route_class=JsonRoute, tags=["ask"])
 
@@ -23,16 +22,14 @@ async def score(body: ScoreIn, context: Context) -> Response:
     answer = await context.engine.answers.score(
         body.to_query(context.settings.max_targets), context.stages
     )
-    with context.stages("render"):
-        return Json(answer_out(answer))
+    return await context.render(answer_out, answer)
 
 
 @router.post("/v1/recommend", responses={200: {"model": AnswerOut}})
 async def recommend(body: RecommendIn, context: Context) -> Response:
     """Recommend items of the catalogue that pass a filter, best first, each with its reason."""
     answer = await context.engine.answers.recommend(body.to_query(), context.stages)
-    with context.stages("render"):
-        return Json(answer_out(answer))
+    return await context.render(answer_out, answer)
 
 
 @router.post("/v1/search", responses={200: {"model": AnswerOut | FoundEventsOut}})
@@ -53,5 +50,6 @@ async def search(body: SearchIn, context: Context) -> Response:
     ones come first.
     """
     answer = await context.engine.answers.search(body.to_query(), context.stages)
-    with context.stages("render"):
-        return Json((found_events_out if body.memory == "history" else answer_out)(answer))
+    return await context.render(
+        found_events_out if body.memory == "history" else answer_out, answer
+    )

@@ -9,7 +9,6 @@ from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.attend_answers import AttendedOut, attended_out
 from service.http.schemas.questions.attend import AttendIn
-from service.http.schemas.rendering import Json
 
 router = APIRouter(route_class=JsonRoute, tags=["attend"])
 
@@ -18,5 +17,4 @@ router = APIRouter(route_class=JsonRoute, tags=["attend"])
 async def attend(body: AttendIn, context: Context) -> Response:
     """Score each key against the query, apply the softmax, and average the values by it."""
     attended = await context.engine.answers.attend(body.to_query(), context.stages)
-    with context.stages("render"):
-        return Json(attended_out(attended))
+    return await context.render(attended_out, attended)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -9,7 +10,6 @@ from urllib.parse import unquote
 
 import orjson
 from fastapi import APIRouter
-from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.responses import Response
 
@@ -17,7 +17,7 @@ from service.domain.errors import NotFound
 from service.domain.records import check_id
 from service.http import problems
 from service.http.routes import ask, attend, items, ready, scenarios
-from service.http.routes.context import Context, JsonRoute
+from service.http.routes.context import Context, JsonRoute, body_errors
 from service.http.schemas.base import Body, Params
 from service.http.schemas.questions.ask import RecommendIn, ScoreIn, SearchIn
 from service.http.schemas.questions.attend import AttendIn
@@ -62,7 +62,10 @@ async def batch(body: BatchIn, context: Context) -> Response:
     `path` is the path of a question or of an item. An error in one
     question leaves the answers to the others as they are; all share the deadline of one request.
     """
-    responses = [await _respond(each, context) for each in body.requests]
+    responses = []
+    for each in body.requests:
+        responses.append(await _respond(each, context))
+        await asyncio.sleep(0)  # others want to run too
     with context.stages("render"):
         return Json({"responses": responses})
 
@@ -71,8 +74,7 @@ async def _respond(question: BatchedIn, context: Context) -> dict[str, Any]:
     try:
         response = await _handle(question, context)
     except ValidationError as error:
-        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-        response = problems.answer(context.scope, RequestValidationError(found))
+        response = problems.answer(context.scope, body_errors(error))
     except Exception as error:  # noqa: BLE001 - translated as for a question that came alone
         response = problems.answer(context.scope, error)
     # The body is JSON already, and is copied as it is.

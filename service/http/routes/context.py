@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope
@@ -20,8 +22,14 @@ from service.http.access.engines import ENGINE
 from service.http.admission.middleware import BULK_TURN
 from service.http.clients.disconnects import connection_of
 from service.http.limits import BODY, MERGE_PATCH_TYPE, media_type
+from service.http.schemas.base import Body
+from service.http.schemas.rendering import Json
 from service.http.telemetry import STAGES
+from service.runtime.work_queue import current_turn
 
+T = TypeVar("T")
+
+_LARGE = 32_768  # bytes of a body that is validated beside the event loop
 _QUESTIONS = frozenset({"ask", "attend", "scenarios"})  # tags whose POST only reads
 
 
@@ -38,6 +46,7 @@ class Context(Request):
         state = scope["app"].state
         self.settings: Settings = state.settings
         self.stages: StageClock = scope[STAGES]
+        self._parsed: Any = None  # the body as its schema, once it is validated
 
     @property
     def engine(self) -> Engine:
@@ -60,8 +69,37 @@ class Context(Request):
 
     async def json(self) -> Any:
         """The body. Raises `json.JSONDecodeError`, which the app answers with 422."""
+        if self._parsed is not None:
+            return self._parsed
         with self.stages("parse"):
             return orjson.loads(self.scope[BODY])
+
+    async def parse(self, schema: Callable[[Any], Any]) -> None:
+        """Validate a large body beside the event loop. Raises RequestValidationError."""
+        turn = current_turn.get()
+        if turn is None or len(self.scope[BODY]) <= _LARGE:
+            return  # FastAPI validates it
+        try:
+            with self.stages("parse"):
+                body, executor = self.scope[BODY], self.engine.parts.executor
+                self._parsed = await turn.run(executor, lambda: schema(orjson.loads(body)))
+        except orjson.JSONDecodeError:
+            return
+        except ValidationError as error:
+            raise body_errors(error) from None
+
+    async def render(self, out: Callable[[T], Any], answer: T) -> Response:
+        """Return an answer as JSON, made beside the event loop after long work."""
+        turn = current_turn.get()
+        with self.stages("render"):
+            if turn is None or not turn.is_long:
+                return Json(out(answer))
+            return await turn.run(self.engine.parts.executor, lambda: Json(out(answer)))
+
+
+def body_errors(error: ValidationError) -> RequestValidationError:
+    """Return the errors of a body as FastAPI raises them."""
+    return RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()])
 
 
 class JsonRoute(APIRoute):
@@ -79,12 +117,18 @@ class JsonRoute(APIRoute):
         takes_json = not {"POST", "PUT", "PATCH"}.isdisjoint(methods)
         types = {"application/json"} | ({MERGE_PATCH_TYPE} if "PATCH" in methods else set())
         is_question = self._is_question()
+        model = None if self.body_field is None else self.body_field.field_info.annotation
+        schema = None
+        if isinstance(model, type) and issubclass(model, Body):
+            schema = model.model_validate
 
         async def handle(request: Request) -> Response:
             context = Context(request.scope, request.receive)
             if takes_json and media_type(request.scope) not in types:
                 detail = "Send Content-Type: application/json, also with an empty body."
                 raise HTTPException(415, detail)
+            if schema is not None:
+                await context.parse(schema)
             if not is_question:
                 return await handler(context)
             with connection_of(request.scope).cancels():

@@ -135,8 +135,7 @@ async def similar_items(
     item is in either, and which share of its weight that holds.
     """
     answer = await context.engine.answers.similar(params.to_query(item_id), context.stages)
-    with context.stages("render"):
-        return Json(answer_out(answer))
+    return await context.render(answer_out, answer)
 
 
 @router.post(
@@ -145,5 +144,4 @@ async def similar_items(
 async def filtered_similar_items(item_id: PathId, body: SimilarIn, context: Context) -> Response:
     """Rank items by their similarity to one, with a filter, facets and fields in the body."""
     answer = await context.engine.answers.similar(body.to_query(item_id), context.stages)
-    with context.stages("render"):
-        return Json(answer_out(answer))
+    return await context.render(answer_out, answer)

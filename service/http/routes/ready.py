@@ -20,7 +20,6 @@ from service.http.schemas.questions.audience import AffinitiesParams, AudiencePa
 from service.http.schemas.questions.popular import PopularIn
 from service.http.schemas.questions.rows import RowsIn
 from service.http.schemas.questions.together import TogetherIn, TogetherParams
-from service.http.schemas.rendering import Json
 from service.http.schemas.row_answers import RowsOut, rows_out
 from service.http.schemas.scalars import PathId
 
@@ -34,8 +33,7 @@ async def popular(body: PopularIn, context: Context) -> Response:
     Every event that was acknowledged counts, also right after a restart; forgotten ones do not.
     """
     answer = await context.engine.ready_answers.popular(body.to_query(), context.stages)
-    with context.stages("render"):
-        return Json(answer_out(answer))
+    return await context.render(answer_out, answer)
 
 
 @router.post("/v1/rows", responses={200: {"model": RowsOut}})
@@ -48,8 +46,7 @@ async def rows(body: RowsIn, context: Context) -> Response:
     popular, trending and new. A row that would have too few items is left out.
     """
     answer = await context.engine.ready_answers.rows(body.to_query(), context.stages)
-    with context.stages("render"):
-        return Json(rows_out(answer))
+    return await context.render(rows_out, answer)
 
 
 @router.get(
@@ -66,8 +63,7 @@ async def items_together(
     """
     query = params.to_query(item_id)
     answer = await context.engine.ready_answers.together(query, context.stages)
-    with context.stages("render"):
-        return Json(answer_out(answer))
+    return await context.render(answer_out, answer)
 
 
 @router.post(
@@ -77,8 +73,7 @@ async def filtered_items_together(item_id: PathId, body: TogetherIn, context: Co
     """Rank what users take after an item, or at the same time, with a filter and fields."""
     query = body.to_query(item_id)
     answer = await context.engine.ready_answers.together(query, context.stages)
-    with context.stages("render"):
-        return Json(answer_out(answer))
+    return await context.render(answer_out, answer)
 
 
 @router.get(
@@ -94,8 +89,7 @@ async def item_audience(
     """
     query = params.to_query(item_id)
     answer = await context.engine.ready_answers.audience(query, context.stages)
-    with context.stages("render"):
-        return Json(audience_out(answer))
+    return await context.render(audience_out, answer)
 
 
 @router.get("/v1/users/{user_id}/affinities", responses={200: {"model": AffinitiesOut}})
@@ -105,5 +99,4 @@ async def user_affinities(
     """List the values of a field by the attention that a user's events on them have."""
     query = params.to_query(user_id)
     answer = await context.engine.ready_answers.affinities(query, context.stages)
-    with context.stages("render"):
-        return Json(affinities_out(answer))
+    return await context.render(affinities_out, answer)

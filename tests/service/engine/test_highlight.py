@@ -62,9 +62,9 @@ def test_words_are_marked_by_their_stem_where_they_stand() -> None:
     """Words are marked by stem, at their offsets in the original text."""
     index = BM25Writer().update([Document(0, "Running naïvely", [])])
     text = "Größe 🚀: RUNS, naïve — and ran"
-    spans = index.match_spans(index.parser.parse("running naively"), text)
+    spans = index.match_spans(index.parser.parse("running naively"))(text)
     assert [text[start:end] for start, end in spans] == ["RUNS", "naïve"]
-    assert index.match_spans(index.parser.parse("zebra"), text) == []
+    assert index.match_spans(index.parser.parse("zebra"))(text) == []
 
 
 def test_an_item_without_texts_has_nothing_to_show() -> None:

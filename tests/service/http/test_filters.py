@@ -15,7 +15,7 @@ from service.domain.item_selection import (
     FilterGroup,
     SortField,
 )
-from service.http.schemas.questions.filters import MAX_CONDITIONS, MAX_DEPTH, FilterIn
+from service.http.schemas.questions.filters import MAX_CONDITIONS, MAX_DEPTH, MAX_VALUES, FilterIn
 from tests.support.http_fake import Client, serving
 
 
@@ -200,6 +200,32 @@ def test_the_widest_filter_is_accepted(client: Client) -> None:
     wide = {"any": [{"field": "title", "eq": "a"}] * (MAX_CONDITIONS - 1)}
     for written in (nested(MAX_DEPTH), wide):
         assert client.post("/v1/recommend", json={"filter": written}).status_code == 200
+
+
+CONDITION = {"field": "title", "eq": "a"}
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        ({"filter": {"any": [CONDITION] * MAX_CONDITIONS}}, "/filter"),
+        ({"filter": {"attributes": {str(n): 1 for n in range(MAX_CONDITIONS)}}}, "/filter"),
+        ({"filter": {"categories": {"all": ["a"] * MAX_CONDITIONS}}}, "/filter"),
+        ({"filter": {"categories": {"any": ["a"] * (MAX_VALUES + 1)}}}, "/filter/categories/any"),
+        ({"filter": {"attributes": {"a": [1] * (MAX_VALUES + 1)}}}, "/filter/attributes/a"),
+        (
+            {"rules": [{"name": str(n), "when": {"any": [CONDITION] * 5}} for n in range(40)]},
+            "/rules",
+        ),
+    ],
+)
+def test_conditions_are_bounded_as_a_whole(
+    client: Client, body: dict[str, Any], pointer: str
+) -> None:
+    """Conditions count in every form, and those of all rules of a question together."""
+    answer = client.post("/v1/recommend", json=body)
+    assert answer.status_code == 422
+    assert [error["pointer"] for error in answer.json()["errors"]] == [pointer]
 
 
 def test_lists_facets_and_fields_reach_the_engine(client: Client) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from service.domain.errors import Invalid
 from service.domain.item_selection import (
@@ -22,7 +22,7 @@ from service.http.schemas.questions.item_fields import Bound, FieldName, Scalar
 from service.http.schemas.scalars import Conditions, Timestamp
 
 MAX_DEPTH = 8  # filters within filters
-MAX_CONDITIONS = 200
+MAX_CONDITIONS = 200  # of a filter, and of all rules of a question together
 MAX_VALUES = 1_000  # of one `in`
 MAX_KM = 20_038  # half of the equator: no place is further away
 
@@ -36,9 +36,9 @@ _OPERATORS: tuple[Operator, ...] = (*_OF_TEXTS, "within_km")
 class CategoriesIn(Body):
     """Conditions on an item's categories."""
 
-    any: Labels = Field([], description="At least one of these.")
+    any: Labels = Field([], max_length=MAX_VALUES, description="At least one of these.")
     all: Labels = Field([], description="Every one of these.")
-    none: Labels = Field([], description="Not one of these.")
+    none: Labels = Field([], max_length=MAX_VALUES, description="Not one of these.")
 
 
 class PublishedIn(Body):
@@ -60,6 +60,14 @@ def _without_null(schema: dict[str, Any]) -> None:
     """Document a field that may be left out, and is then None, but may not be null."""
     (other,) = (kind for kind in schema.pop("anyOf") if kind != {"type": "null"})
     schema |= other
+
+
+def _check_lists(conditions: dict[str, Any]) -> dict[str, Any]:
+    for name, value in conditions.items():
+        if isinstance(value, list) and len(value) > MAX_VALUES:
+            why = f"has {len(value)} values; {MAX_VALUES} are allowed"
+            raise Invalid(f"/{name.replace('~', '~0').replace('/', '~1')}", why)
+    return conditions
 
 
 class FilterIn(Body):
@@ -94,7 +102,7 @@ class FilterIn(Body):
         json_schema_extra=_without_null,
     )
     categories: CategoriesIn = CategoriesIn()
-    attributes: Conditions = Field(
+    attributes: Annotated[Conditions, AfterValidator(_check_lists)] = Field(
         {}, description="Each equal to the value, or to one of a list of values."
     )
     published: PublishedIn = PublishedIn()
@@ -225,14 +233,14 @@ def _quoted(given: dict[Operator, Any]) -> str:
     return ", ".join(f"`{name}`" for name in given)
 
 
-def _check_size(raw: Any) -> Any:
-    """Raise `Invalid` where filters are nested too deep or are too many, before any is parsed."""
+def count_conditions(raw: Any) -> int:
+    """Count the conditions of a filter that is not parsed yet. Raises `Invalid` beyond a bound."""
     count, waiting = 0, [("", 1, raw)]
     while waiting:
         pointer, depth, node = waiting.pop()
         if not isinstance(node, dict):
             continue
-        count += 1
+        count += 1 + sum(map(_members, (node.get("attributes"), node.get("categories"))))
         if depth > MAX_DEPTH:
             raise Invalid(pointer, f"is nested too deep: {MAX_DEPTH} filters deep are allowed")
         if count > MAX_CONDITIONS:
@@ -244,6 +252,19 @@ def _check_size(raw: Any) -> Any:
                     (f"{pointer}/{kind}/{place}", depth + 1, member)
                     for place, member in enumerate(members)
                 ]
+    return count
+
+
+def _members(short: Any) -> int:
+    """Count the conditions of a short form: its members, and the categories that all must be."""
+    if not isinstance(short, dict):
+        return 0
+    whole = short.get("all")
+    return len(short) + (len(whole) if isinstance(whole, list) else 0)
+
+
+def _check_size(raw: Any) -> Any:
+    count_conditions(raw)
     return raw
 
 

@@ -11,7 +11,7 @@ from service.domain.item_selection import FieldCondition, Filter, FilterGroup
 from service.domain.queries import SimilarQuery, Space
 from service.domain.steering import Steering
 from service.http.schemas.base import Body, Limit, example
-from service.http.schemas.questions.filters import FilterField, FilterIn
+from service.http.schemas.questions.filters import MAX_CONDITIONS, MAX_VALUES, FilterField, FilterIn
 from service.http.schemas.questions.selection import (
     AnswerFields,
     Facets,
@@ -43,9 +43,15 @@ class SimilarParams(RetrievalParams):
 
     limit: Limit = 20
     space: SpaceIn = "both"
-    categories_any: list[Label] = Field([], description="Items in at least one of these.")
-    categories_all: list[Label] = Field([], description="Items in every one of these.")
-    categories_none: list[Label] = Field([], description="Items in none of these.")
+    categories_any: list[Label] = Field(
+        [], max_length=MAX_VALUES, description="Items in at least one of these."
+    )
+    categories_all: list[Label] = Field(
+        [], max_length=MAX_CONDITIONS, description="Items in every one of these."
+    )
+    categories_none: list[Label] = Field(
+        [], max_length=MAX_VALUES, description="Items in none of these."
+    )
 
     def to_query(self, item_id: str) -> SimilarQuery:
         """Return the domain's value."""

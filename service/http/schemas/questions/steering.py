@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from service.domain.errors import Invalid
 from service.domain.steering import AtMost, PinnedItem, Rule
 from service.http.schemas.base import MAX_LIMIT, Body
-from service.http.schemas.questions.filters import FilterField
+from service.http.schemas.questions.filters import (
+    MAX_CONDITIONS,
+    FilterField,
+    count_conditions,
+)
 from service.http.schemas.questions.item_fields import FacetField
 from service.http.schemas.scalars import INTEGRAL, Id
 
@@ -65,8 +69,22 @@ class AtMostIn(Body):
     )
 
 
+def _check_conditions(rules: Any) -> Any:
+    """Raise `Invalid` for too many conditions in all rules, before any of them is parsed."""
+    count = 0
+    for rule in rules if isinstance(rules, list) else ():
+        if isinstance(rule, dict):
+            count += count_conditions(rule.get("when"))
+        if count > MAX_CONDITIONS:
+            raise Invalid(
+                "", f"have too many conditions: {MAX_CONDITIONS} are allowed in all rules"
+            )
+    return rules
+
+
 Rules = Annotated[
     list[RuleIn],
+    BeforeValidator(_check_conditions),
     Field(
         max_length=MAX_RULES,
         description="Boosts, which are a part of the score (`parts.rules`), and items to put "

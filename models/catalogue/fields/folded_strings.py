@@ -1,0 +1,52 @@
+"""`FoldedStrings`: the strings of a vocabulary joined in blocks, to search many at once."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.compute.checkpoint import checkpoint
+from models.data.vocabulary import Vocabulary
+
+_BLOCK = 4_096  # strings that are searched in one call, in some tenths of a millisecond
+
+
+class FoldedStrings:
+    """Strings without letter case. They are folded when a search first needs them, and kept."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._blocks: list[tuple[str, list[int]]] = []  # whole ones, which never change
+
+    def containing(self, part: str, count: int) -> NDArray[np.bool_]:
+        """Mark which of the first `count` strings contain another, in upper or lower case."""
+        found, part = np.zeros(count, np.bool_), part.casefold()
+        for first in range(0, count, _BLOCK):
+            checkpoint()
+            text, starts = self._block(first, count)
+            at = text.find(part)
+            while at >= 0:
+                place = bisect_right(starts, at) - 1
+                end = starts[place + 1] - 1 if place + 1 < len(starts) else len(text)
+                if at + len(part) <= end:  # it is not of two strings
+                    found[first + place] = True
+                    at = end
+                at = text.find(part, at + 1)
+        return found
+
+    def _block(self, first: int, count: int) -> tuple[str, list[int]]:
+        """Return the strings of a block, a line each, and where each starts."""
+        number = first // _BLOCK
+        if number < len(self._blocks):
+            text, starts = self._blocks[number]
+            return text, starts
+        last = min(first + _BLOCK, count)
+        strings = [one.casefold() for one in self._vocabulary.ids[first:last]]
+        starts = list(accumulate((len(one) + 1 for one in strings[:-1]), initial=0))
+        block = ("\n".join(strings), starts)
+        if len(strings) == _BLOCK and number == len(self._blocks):
+            self._blocks.append(block)
+        return block
