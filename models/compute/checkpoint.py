@@ -14,18 +14,22 @@ _WAIT = 0.02  # seconds between two checkpoints of a wait
 _thread = threading.local()
 
 
-def checkpoint() -> None:
+Look = Callable[[bool], None]
+"""Called at a checkpoint; true = the work waits for other work, and does not compute."""
+
+
+def checkpoint(*, waits: bool = False) -> None:
     """Let the caller of this thread's work stop it, by an exception, or delay it.
 
-    Loops call it between blocks that take some milliseconds, and where they hold no lock and have
-    left nothing half done that others see.
+    Loops call it between blocks that take some milliseconds, where nothing is half done that others
+    see.
     """
-    look: Callable[[], None] | None = getattr(_thread, "look", None)
+    look: Look | None = getattr(_thread, "look", None)
     if look is not None:
-        look()
+        look(waits)
 
 
-def watched(look: Callable[[], None], work: Callable[[], T]) -> T:
+def watched(look: Look, work: Callable[[], T]) -> T:
     """Return the result of work whose checkpoints call `look`."""
     _thread.look = look
     try:
@@ -43,7 +47,7 @@ class _Lock(Protocol):
 def holding(lock: _Lock) -> Iterator[None]:
     """Hold a lock; the wait for it has checkpoints."""
     while not lock.acquire(timeout=_WAIT):
-        checkpoint()
+        checkpoint(waits=True)
     try:
         yield
     finally:

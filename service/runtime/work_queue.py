@@ -63,9 +63,7 @@ class Turn:
         finally:
             self._seconds += time.thread_time() - self._began
             self.is_long = self.is_long or self._seconds > QUANTUM
-            if self._holds_lock:
-                self._holds_lock = False
-                self._queue.long[self.key].release()
+            self._release()
 
     async def run(self, executor: Executor, work: Callable[[], T]) -> T:
         """Compute on a thread. Work that is cancelled ends at its next checkpoint."""
@@ -80,13 +78,19 @@ class Turn:
             self.is_over = True
             raise
 
-    def look(self) -> None:
+    def look(self, waits: bool = False) -> None:
         """End the work that nobody waits for, and make long work wait. The thread calls it.
+
+        Args:
+            waits: the work waits for a lock, which another long request of its key may hold.
 
         Raises:
             DeadlineExceeded: the request has ended, or its deadline has passed.
         """
         self._check()
+        if waits:
+            self._release()
+            return
         if self._seconds + time.thread_time() - self._began < QUANTUM:
             return
         self.is_long = True
@@ -103,6 +107,12 @@ class Turn:
             time.sleep(_LOOK)
             self._check()
         self._resumed = clock()
+
+    def _release(self) -> None:
+        """Let another long request of the key compute."""
+        if self._holds_lock:
+            self._holds_lock = False
+            self._queue.long[self.key].release()
 
     def _check(self) -> None:
         if self.is_over or self._queue.clock() > self.deadline:

@@ -40,9 +40,9 @@ class Watch:
             run_handle(handle)
             self.on_loop = max(self.on_loop, time.thread_time() - began)
 
-        def looked(turn: Turn) -> None:
+        def looked(turn: Turn, waits: bool = False) -> None:
             self._note(turn)
-            look(turn)
+            look(turn, waits)
             self._looked[turn] = time.thread_time()
 
         @contextmanager

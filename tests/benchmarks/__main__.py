@@ -10,7 +10,7 @@ import typer
 
 from service.cli.console import DATA, ENCODER, Data, Encoder, open_store, out, set_threads
 from service.domain.errors import Invalid
-from tests.benchmarks.http.load_commands import interference, overload
+from tests.benchmarks.http.load_commands import interference, largest, overload
 from tests.benchmarks.postgres.commands import postgres
 from tests.benchmarks.studies.commands import (
     cold_start,
@@ -30,6 +30,7 @@ app.command("small-shops")(small_shops)
 app.command("finding")(finding)
 app.command("overload")(overload)
 app.command("interference")(interference)
+app.command("largest")(largest)
 app.command("postgres")(postgres)
 
 _FEW = 100  # items, with fewer of which there is nothing to copy

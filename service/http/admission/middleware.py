@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from contextlib import AbstractAsyncContextManager
+from collections import Counter
 from functools import partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -28,8 +28,8 @@ class Admission:
     """Computes a few requests at once, lets the others wait their turn, ends all at the deadline.
 
     A request that would be done too late is refused at once (429 with `Retry-After`), and so is one
-    beyond `max_in_flight`. One key may have all places but one, so that there is always one for
-    another key. Bulk imports wait for questions.
+    beyond `max_in_flight`, of which one key has three quarters. One key may have all places but
+    one, so that there is always one for another key. Bulk imports wait for questions.
 
     Streams have places of their own and no deadline: they last as long as there is input, and each
     of their batches is bulk work. What `is_exempt` picks (health, metrics) always gets in.
@@ -46,6 +46,7 @@ class Admission:
         imports = WorkQueue(3, 2, after=questions)
         self._queues = {Kind.QUESTION: questions, Kind.BULK: bulk, Kind.IMPORT: imports}
         self._in_flight = {"requests": 0, "streams": 0}
+        self._of_keys: Counter[str] = Counter()  # requests in flight
         metrics.deadline.set(settings.deadline)
         limits = {"requests": settings.max_in_flight, "streams": settings.max_streams}
         for kind, limit in limits.items():
@@ -70,19 +71,24 @@ class Admission:
             await self._serve(kind_of(scope), scope, receive, send)
 
     async def _serve(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:
-        most, seconds = self._settings.max_in_flight, self._settings.deadline
-        if self._in_flight["requests"] >= most:
+        most, seconds, key = self._settings.max_in_flight, self._settings.deadline, _key_of(scope)
+        of_key = most - most // 4
+        if self._in_flight["requests"] >= most or self._of_keys[key] >= of_key:
             self._metrics.count_refusal("requests")
-            raise Overloaded(f"{most} requests are in flight (HEED_MAX_IN_FLIGHT).")
+            raise Overloaded(
+                f"{of_key} requests of a key are in flight, or {most} of all (HEED_MAX_IN_FLIGHT)."
+            )
         timer = asyncio.timeout(seconds if kind.is_urgent else None)
         turn: Turn | None = None
         self._in_flight["requests"] += 1
+        self._of_keys[key] += 1
         try:
             async with timer:
                 if kind not in self._queues:
                     await self._app(scope, receive, send)
                     return
-                async with self._turn(kind, scope) as turn:
+                ends = time.monotonic() + seconds if kind.is_urgent else math.inf
+                async with self._queues[kind].turn(key, ends) as turn:
                     await self._app(scope, receive, send)
         except Overloaded:
             if turn is None:  # refused by the queue
@@ -96,10 +102,9 @@ class Admission:
             raise DeadlineExceeded(detail) from error
         finally:
             self._in_flight["requests"] -= 1
-
-    def _turn(self, kind: Kind, scope: Scope) -> AbstractAsyncContextManager[Turn]:
-        ends = time.monotonic() + self._settings.deadline if kind.is_urgent else math.inf
-        return self._queues[kind].turn(_key_of(scope), ends)
+            self._of_keys[key] -= 1
+            if not self._of_keys[key]:
+                del self._of_keys[key]  # addresses are without number
 
 
 def is_exempt(scope: Scope) -> bool:

@@ -1,9 +1,10 @@
-"""Commands of the benchmarks of a loaded server: `overload` and `interference`."""
+"""Commands of the benchmarks of a loaded server: `overload`, `interference` and `largest`."""
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -115,3 +116,48 @@ def interference(
     )
     if json_file is not None:
         json_file.write_text(json.dumps(found.as_dict(), indent=1) + "\n")
+
+
+def largest(
+    attackers: Annotated[int, typer.Option(min=1, help="Connections of one key.")] = 1,
+    only: Annotated[str, typer.Option(help="Questions with this in their names.")] = "",
+    workers: Annotated[int, typer.Option(min=1, help="HEED_WORKERS.")] = 1,
+    seconds: Seconds = 3.0,
+) -> None:
+    """Ask the largest questions by one key, beside small ones of another key and liveness.
+
+    The catalogue has 20,000 generated items. The attackers ask as fast as they are answered.
+    """
+    set_threads(1)
+    from tests.benchmarks.harness import tables
+    from tests.benchmarks.harness.conditions import environment, exit_on_sigterm
+    from tests.benchmarks.harness.processes import serving
+    from tests.benchmarks.http import largest as measuring
+    from tests.support.largest import make_data
+
+    with exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="heed-bench-") as folder:
+        data = make_data(Path(folder))
+        tokens = measuring.issue_keys(data)
+        arguments = ["-m", "service.cli", "serve", "--data", str(data), "--port", "0"]
+        settings = environment() | {"HEED_WORKERS": str(workers), "HEED_DEADLINE": "1"}
+        with (
+            serving(arguments, core=None, environment=settings) as server,
+            tables.stage(out, "largest questions") as progress,
+        ):
+            found = list(
+                measuring.measure(
+                    server.port,
+                    tokens,
+                    only=only,
+                    attackers=attackers,
+                    seconds=seconds,
+                    progress=progress,
+                )
+            )
+    tables.table(
+        out,
+        f"Beside {attackers} of one key, {workers} workers",
+        measuring.COLUMNS,
+        [each.row(found[0]) for each in found],
+        caption=f"load average {os.getloadavg()[0]:.1f}",
+    )

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from models.compute.checkpoint import checkpoint, watched
+from models.compute.checkpoint import checkpoint, holding, watched
 from service.domain.errors import DeadlineExceeded, Overloaded
 from service.runtime.work_queue import MOST_LONG, QUANTUM, Turn, WorkQueue, place_left
 
@@ -354,6 +354,34 @@ def test_long_work_leaves_its_place_and_computes_alone() -> None:
         with ThreadPoolExecutor(MOST_LONG) as pool:
             await asyncio.gather(*(long() for _ in range(MOST_LONG)))
         assert most == 1
+
+    run(test)
+
+
+def test_long_work_that_waits_for_a_lock_lets_others_compute() -> None:
+    """A long request that holds a lock ends, though another of its key waits for that lock."""
+    lock, held = threading.Lock(), threading.Event()
+
+    def holder() -> None:
+        with lock:
+            held.set()
+            burn(4 * QUANTUM)
+
+    def waiter() -> None:
+        burn(2 * QUANTUM)  # it is long before it waits
+        held.wait(PATIENCE)
+        with holding(lock):
+            checkpoint()
+
+    async def test() -> None:
+        queue = WorkQueue(2, 2)
+
+        async def ask(work: Callable[[], None]) -> None:
+            async with queue.turn("") as turn:
+                await compute(turn, pool, work)
+
+        with ThreadPoolExecutor(2) as pool:
+            await asyncio.gather(ask(waiter), ask(holder))
 
     run(test)
 
