@@ -31,6 +31,7 @@ _BOUNDS: Mapping[str, Callable[[Any, Any], Any]] = {
 }
 _COMPARED = 8  # numbers that are compared one after the other; more are searched for
 
+_BLOCK = 16_384  # ids between two checkpoints
 _NARROW = 8  # once fewer than one in so many rows is left, only those are looked at
 
 _Test = Callable[[NDArray[Any]], NDArray[np.bool_]]  # values [n] -> bool [n]
@@ -230,7 +231,9 @@ def _ids_meeting(
         elif name == "contains" or (name in _BOUNDS and isinstance(value, str)):
             test = _contains(value) if name == "contains" else _bounded(name, value)
             left = np.flatnonzero(inside)
-            inside[left] = [test(ids[row]) for row in rows[left].tolist()]
+            for block in np.array_split(left, len(left) // _BLOCK + 1):
+                checkpoint()
+                inside[block] = [test(ids[row]) for row in rows[block].tolist()]
         else:
             inside[:] = False
     return inside

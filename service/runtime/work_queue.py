@@ -11,11 +11,12 @@ import asyncio
 import math
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from service.domain.errors import DeadlineExceeded, Overloaded
@@ -35,6 +36,17 @@ _PATIENCE = 0.8  # of the deadline, then: so that what is accepted is done in ti
 current_turn: ContextVar[Turn | None] = ContextVar("current_turn", default=None)
 
 
+@dataclass(slots=True, eq=False)
+class _Key:
+    """The requests of one key: those that wait, and how many have places or are set aside."""
+
+    name: str
+    waiting: deque[Turn] = field(default_factory=deque)
+    places: int = 0
+    aside: int = 0
+    computing: threading.Lock = field(default_factory=threading.Lock)  # of long requests, one
+
+
 class Turn:
     """Turn of one request to compute.
 
@@ -42,13 +54,15 @@ class Turn:
         key: whose request it is; keys take turns.
         deadline: seconds of the queue's clock at which its work ends; inf = never.
         is_long: it has computed for `QUANTUM`.
+        is_aside: it is long and has no place.
+        is_over: nobody waits for its work.
     """
 
-    def __init__(self, queue: WorkQueue, key: str, deadline: float) -> None:
-        self.key, self.deadline, self.is_long = key, deadline, False
+    def __init__(self, queue: WorkQueue, key: _Key, deadline: float) -> None:
+        self.key, self.deadline = key, deadline
+        self.is_long = self.is_aside = self.is_over = False
         self.ready: asyncio.Future[None] | None = None  # of one that waits
-        self.is_aside = self.is_over = False
-        self._queue, self._loop = queue, asyncio.get_running_loop()
+        self.queue, self._loop = queue, asyncio.get_running_loop()
         self._seconds = 0.0  # of a processor, that it has computed
         self._began = 0.0  # by the processor's clock of the thread that computes
         self._resumed = 0.0
@@ -57,7 +71,7 @@ class Turn:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Count the block as computed in this thread."""
-        self._began, self._resumed = time.thread_time(), self._queue.clock()
+        self._began, self._resumed = time.thread_time(), self.queue.clock()
         try:
             yield
         finally:
@@ -95,15 +109,14 @@ class Turn:
             return
         self.is_long = True
         if not self.is_aside:
-            self._loop.call_soon_threadsafe(self._queue.set_aside, self)
+            self._loop.call_soon_threadsafe(self.queue.set_aside, self)
         if not self._holds_lock:
-            lock = self._queue.long[self.key]
-            while not lock.acquire(timeout=_LOOK):
+            while not self.key.computing.acquire(timeout=_LOOK):
                 self._check()
             self._holds_lock = True
-        clock = self._queue.clock
+        clock = self.queue.clock
         ends = clock() + _BESIDE * (clock() - self._resumed)
-        while self._queue.has_short() and clock() < ends:
+        while self.queue.has_short() and clock() < ends:
             time.sleep(_LOOK)
             self._check()
         self._resumed = clock()
@@ -112,10 +125,10 @@ class Turn:
         """Let another long request of the key compute."""
         if self._holds_lock:
             self._holds_lock = False
-            self._queue.long[self.key].release()
+            self.key.computing.release()
 
     def _check(self) -> None:
-        if self.is_over or self._queue.clock() > self.deadline:
+        if self.is_over or self.queue.clock() > self.deadline:
             raise DeadlineExceeded("Not done by the deadline (HEED_DEADLINE).")
 
 
@@ -138,13 +151,11 @@ class WorkQueue:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
-        self.long: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self.interval = 0.0  # seconds from one end to the next while others waited, a mean
         self._places, self._of_one_key, self._after = places, of_one_key, after
-        self._waiting: dict[str, deque[Turn]] = {}  # by key; the next key first
+        self._keys: dict[str, _Key] = {}
+        self.waiting: dict[str, _Key] = {}  # keys of which requests wait; the next one first
         self._running: set[Turn] = set()
-        self._held: Counter[str] = Counter()  # places that a key has
-        self._aside: Counter[str] = Counter()
         self._ended: float | None = None  # when a place was left last, if all are taken since then
         self._refused = -math.inf
         self.followers: list[WorkQueue] = []
@@ -155,41 +166,49 @@ class WorkQueue:
         """Whether a request runs that is not long."""
         return any(not turn.is_long for turn in tuple(self._running))
 
-    def wait(self, key: str) -> float:
+    def wait(self, name: str) -> float:
         """Seconds until a request of a key that comes now is expected to be done."""
-        if not self._waiting and len(self._running) < self._places:
+        if not self.waiting and len(self._running) < self._places:
             return 0.0
-        own = len(self._waiting.get(key, ()))
-        others = (min(len(turns), own + 1) for name, turns in self._waiting.items() if name != key)
+        own = len(self.waiting[name].waiting) if name in self.waiting else 0
+        others = (min(len(k.waiting), own + 1) for k in self.waiting.values() if k.name != name)
         return self.interval * (own + sum(others) + 1 + self._places)
 
     @asynccontextmanager
-    async def turn(self, key: str, deadline: float = math.inf) -> AsyncIterator[Turn]:
-        """Wait for a place, and hold it until the block ends.
+    async def turn(self, name: str, deadline: float = math.inf) -> AsyncIterator[Turn]:
+        """Wait for a place for a request of a key, and hold it until the block ends.
 
         Raises:
             Overloaded: at once, if the deadline is expected to pass before the request is done; and
                 when its turn comes, if it is then.
         """
-        turn, now = Turn(self, key, deadline), self.clock()
-        wait = self.wait(key)
+        now = self.clock()
         patience = _PATIENCE if now < self._refused + _OVERLOAD else 1.0
-        if wait > patience * (deadline - now):
+        if self.wait(name) > patience * (deadline - now):
             self._refused = now
-            raise self._overloaded(key)
-        if key not in self._waiting and self._has_place(key):
-            self._start(turn)
-        else:
-            await self._wait(turn)
+            raise self._overloaded(name)
+        key = self._keys.setdefault(name, _Key(name))
+        turn = Turn(self, key, deadline)
         token = current_turn.set(turn)
         try:
+            if key.waiting or not self._has_place(key):
+                await self._wait(turn)
+            else:
+                self.enter(turn)
             yield turn
         finally:
             current_turn.reset(token)
             turn.is_over = True
             self.leave(turn)
-            if turn.is_aside:
-                self._aside[key] -= 1
+            key.aside -= turn.is_aside
+            if not (key.waiting or key.places or key.aside):
+                self._keys.pop(name, None)
+
+    def enter(self, turn: Turn) -> None:
+        """Take a place, also beyond their number."""
+        if not (turn.is_over or turn.is_aside or turn in self._running):
+            self._running.add(turn)
+            turn.key.places += 1
 
     def leave(self, turn: Turn) -> None:
         """Free the place of a request, if it has one."""
@@ -204,69 +223,57 @@ class WorkQueue:
             else:
                 self.interval = taken
         self._running.remove(turn)
-        self._held[turn.key] -= 1
-        self._fill()
-        is_full = self._waiting and len(self._running) == self._places
+        turn.key.places -= 1
+        self.fill()
+        is_full = self.waiting and len(self._running) == self._places
         self._ended = now if is_full else None
-
-    def enter(self, turn: Turn) -> None:
-        """Take a place again, also beyond their number: the work has begun already."""
-        if not turn.is_over and not turn.is_aside:
-            self._start(turn)
 
     def set_aside(self, turn: Turn) -> None:
         """Free the place of a request that is long, unless its key has `MOST_LONG` others."""
-        if turn in self._running and self._aside[turn.key] < MOST_LONG:
+        if turn in self._running and turn.key.aside < MOST_LONG:
             turn.is_aside = True
-            self._aside[turn.key] += 1
+            turn.key.aside += 1
             self.leave(turn)
 
-    def _has_place(self, key: str) -> bool:
-        is_free = len(self._running) < self._places and self._held[key] < self._of_one_key
-        return is_free and not (self._after is not None and self._after._waiting)  # noqa: SLF001
-
-    def _start(self, turn: Turn) -> None:
-        if turn not in self._running:
-            self._running.add(turn)
-            self._held[turn.key] += 1
-
-    def _fill(self) -> None:
+    def fill(self) -> None:
         """Start those that wait, while there are places."""
-        while (key := next(filter(self._has_place, self._waiting), None)) is not None:
-            turns = self._waiting.pop(key)
-            turn = turns.popleft()
-            if turns:
-                self._waiting[key] = turns  # behind the other keys
+        while (key := next(filter(self._has_place, self.waiting.values()), None)) is not None:
+            turn = key.waiting.popleft()
+            del self.waiting[key.name]
+            if key.waiting:
+                self.waiting[key.name] = key  # behind the other keys
             if turn.ready is None or turn.ready.done():  # it was cancelled
                 continue
             if self.clock() + self._places * self.interval > turn.deadline:
                 self._refused = self.clock()
-                turn.ready.set_exception(self._overloaded(key))
+                turn.ready.set_exception(self._overloaded(key.name))
                 continue
-            self._start(turn)
+            self.enter(turn)
             turn.ready.set_result(None)
-        if not self._waiting:
+        if not self.waiting:
             for follower in self.followers:
-                follower._fill()  # noqa: SLF001
+                follower.fill()
+
+    def _has_place(self, key: _Key) -> bool:
+        is_free = len(self._running) < self._places and key.places < self._of_one_key
+        return is_free and not (self._after is not None and self._after.waiting)
 
     async def _wait(self, turn: Turn) -> None:
         turn.ready = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(turn.key, deque()).append(turn)
+        turn.key.waiting.append(turn)
+        self.waiting.setdefault(turn.key.name, turn.key)
         try:
             await turn.ready
         except asyncio.CancelledError:
-            turn.is_over = True
-            turns = self._waiting.get(turn.key)
-            if turns is not None and turn in turns:
-                turns.remove(turn)
-                if not turns:
-                    del self._waiting[turn.key]
-                self._fill()  # what yielded to it
-            self.leave(turn)  # it was cancelled just after its turn had come
+            if turn in turn.key.waiting:
+                turn.key.waiting.remove(turn)
+                if not turn.key.waiting:
+                    del self.waiting[turn.key.name]
+                self.fill()  # those that yielded to it
             raise
 
-    def _overloaded(self, key: str) -> Overloaded:
-        waiting, wait = sum(map(len, self._waiting.values())), self.wait(key)
+    def _overloaded(self, name: str) -> Overloaded:
+        waiting, wait = sum(len(key.waiting) for key in self.waiting.values()), self.wait(name)
         return Overloaded(
             f"{waiting} requests wait, and one is done each {1e3 * self.interval:.3g} ms: this one "
             f"would take {wait:.2f} s, longer than its deadline allows (HEED_DEADLINE).",
@@ -281,9 +288,8 @@ def place_left() -> Iterator[None]:
     if turn is None:
         yield
         return
-    queue = turn._queue  # noqa: SLF001
-    queue.leave(turn)
+    turn.queue.leave(turn)
     try:
         yield
     finally:
-        queue.enter(turn)
+        turn.queue.enter(turn)

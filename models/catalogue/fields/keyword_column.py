@@ -14,11 +14,13 @@ from models.catalogue.fields.folded_strings import FoldedStrings
 from models.catalogue.fields.item_values import Keyword, Special
 from models.catalogue.fields.string_order import Ranks, StringOrder
 from models.catalogue.fields.value_column import ValueColumn, distinct_pairs
+from models.compute.checkpoint import checkpoint
 from models.data.vocabulary import Vocabulary
 
 STRINGS = 5  # code of the first string; before it stand no value, 0, and the specials
 _BEHIND_STRINGS = 2.0**40  # more than the rank of any string
 _SHORT = 1 << 16  # codes that take two bytes each; where there are more, all take four
+_BLOCK = 16_384  # strings between two checkpoints
 _COMPARED = 8  # codes that are compared one after the other; more are looked up in a table
 
 
@@ -145,9 +147,11 @@ class KeywordColumn:
         It is called once for each distinct string, not for each item.
         """
         table = np.zeros(len(self.counts), np.bool_)
-        count = self.strings_known
         ids = self.vocabulary.ids
-        table[STRINGS:] = np.fromiter((condition(ids[at]) for at in range(count)), bool, count)
+        for begin in range(0, self.strings_known, _BLOCK):
+            checkpoint()
+            end = min(begin + _BLOCK, self.strings_known)
+            table[STRINGS + begin : STRINGS + end] = [condition(one) for one in ids[begin:end]]
         return table.take
 
     def contains(self, part: str) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:

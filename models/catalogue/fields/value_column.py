@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.cow_array import CowArray
+from models.compute.checkpoint import checkpoint
 
 T = TypeVar("T", bound=np.generic)
 
@@ -166,6 +167,7 @@ class ValueColumn(Generic[T]):
         inside = np.zeros(size, np.bool_)
         for own in self.dense:
             for begin in range(0, len(own), _BLOCK):
+                checkpoint()
                 block = own.array[begin : begin + _BLOCK]
                 inside[begin : begin + len(block)] |= holds(block)
         for begin in range(0, len(self.extra_rows), _BLOCK):
