@@ -54,6 +54,10 @@ class Overloaded(Unavailable):
     """Refused at once: a limit on concurrent work is reached."""
 
 
+class Crowded(Overloaded):
+    """Refused while it arrives, and its connection closed: its sender holds too many places."""
+
+
 class RateLimited(Unavailable):
     """The API key has sent as many requests as its rate allows."""
 

@@ -168,10 +168,11 @@ class Settings(BaseSettings):
 
     # ---- limits
     max_connections: int = Field(
-        512,
+        2048,
         ge=1,
-        description="Connections that a worker keeps open; a further one replaces the one that is "
-        "idle longest, or is closed if none is idle.",
+        description="Connections that a worker keeps open; beyond that, the sender with most of "
+        "them loses one that waits for its client. A sender may have a quarter of them for "
+        "requests that are slow to arrive.",
     )
     idle_timeout: int = Field(
         5, ge=1, description="Seconds that a connection may be idle; then it is closed."
@@ -193,7 +194,8 @@ class Settings(BaseSettings):
     max_buffered_bytes: int = Field(
         256 * _MiB,
         ge=1,
-        description="Bytes of request bodies that a worker buffers; more are refused with 429.",
+        description="Bytes of request bodies that a worker buffers, a quarter of them for one "
+        "sender; more are refused with 429.",
     )
     max_ndjson_line_bytes: int = Field(
         256 * _KiB, ge=1, description="Longest line of an NDJSON stream, in bytes."
@@ -205,7 +207,8 @@ class Settings(BaseSettings):
     max_streams: int = Field(
         4,
         ge=1,
-        description="NDJSON streams that a worker reads at once; more are refused with 429.",
+        description="NDJSON streams that a worker reads at once, half of them of one sender; more "
+        "are refused with 429.",
     )
     deadline: float = Field(
         1.0,
@@ -216,8 +219,8 @@ class Settings(BaseSettings):
     body_timeout: float = Field(
         15.0,
         gt=0,
-        description="Seconds for a request's body to arrive; for a stream, its next chunk. Also "
-        "for a client to read on, where an answer waits for it.",
+        description="Seconds for a request's body to arrive; for a stream, its next chunk, and a "
+        "KiB for each of them. Also for a client to read on, where an answer waits for it.",
     )
     drain_timeout: float = Field(
         10.0,

@@ -25,6 +25,7 @@ from service.http.access.origin_checks import OriginChecks
 from service.http.access.rate_limits import RateLimits
 from service.http.access.route_scopes import RouteScopes
 from service.http.admission.middleware import Admission
+from service.http.arrivals import Arrivals
 from service.http.clients.head_requests import HeadRequests
 from service.http.limits import Bodies, Paths
 from service.http.problems import Problems, handle
@@ -68,6 +69,7 @@ def create_app(
         for sentence in unknown_variables(os.environ):
             _log.warning("%s", sentence)
     metrics = Metrics()
+    arrivals = Arrivals(settings, metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -103,7 +105,7 @@ def create_app(
             Middleware(OriginChecks, settings=settings),
             Middleware(Paths),
             Middleware(AccessControl, settings=settings, rates=rates or RateLimits()),
-            Middleware(Bodies, settings=settings, metrics=metrics),
+            Middleware(Bodies, settings=settings, arrivals=arrivals),
             Middleware(Admission, settings=settings, metrics=metrics),
             Middleware(Engines),
         ],
@@ -113,6 +115,7 @@ def create_app(
         app.state.namespaces = Namespaces(settings, engine)
     app.state.settings = settings
     app.state.metrics = metrics
+    app.state.arrivals = arrivals
     app.state.peers = None
     # What is asked most comes first: routes are tried one after the other.
     modules = (

@@ -8,6 +8,7 @@ of the places in which work is done.
 from __future__ import annotations
 
 import asyncio
+import time
 from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
@@ -15,13 +16,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.domain.errors import Overloaded, TooLarge
+from service.domain.errors import Crowded, TooLarge
 from service.domain.settings import Settings
 from service.http.access.access_control import KEY, NAMESPACE
-from service.http.telemetry import Metrics
+from service.http.arrivals import Arrivals, SlowPlace, sender_of
+from service.http.clients.disconnects import ClientConnection, connection_of
 from service.http.telemetry.metrics import SERVED
 
 BODY = "heed.body"  # in the scope of every request but streams
+CROWDED = "heed.crowded"  # in the scope where all connections are in work: the refusal
+MIN_STREAM_RATE = 1024  # bytes a second, far below what any link carries
 ITEMS_PATH = "/v1/items"
 STREAM_TYPE = "application/x-ndjson"
 MERGE_PATCH_TYPE = "application/merge-patch+json"  # RFC 7396
@@ -75,70 +79,106 @@ class Bodies:
     """Reads the whole body, up to a size and within a time, before anything else happens.
 
     All bodies that are held at one time share `max_buffered_bytes`, so that many slow senders
-    cannot fill the memory either. Streams pass through chunk by chunk, each within that time; their
-    reader bounds the lines.
+    cannot fill the memory either. Streams pass through chunk by chunk, each within that time, and
+    not slower than `MIN_STREAM_RATE`; their reader bounds the lines. One sender has at most its
+    share of the bytes, of the streams and of the slow bodies.
     """
 
-    def __init__(self, app: ASGIApp, *, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, settings: Settings, arrivals: Arrivals) -> None:
         self._app = app
-        self._metrics = metrics
+        self._arrivals = arrivals
         self._max_body = settings.max_body_bytes
-        self._max_held = settings.max_buffered_bytes
         self._timeout = settings.body_timeout
-        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif is_stream(scope):
-            await self._app(scope, self._timed(receive), send)
+            return
+        if CROWDED in scope:
+            self._arrivals.count_closed()
+            raise Crowded(scope[CROWDED])
+        connection, sender = connection_of(scope), sender_of(scope)
+        connection.sender = sender
+        if is_stream(scope):
+            self._arrivals.streams.take(sender)
+            try:
+                await self._app(scope, self._paced(receive, connection), send)
+            finally:
+                self._arrivals.streams.give_back(sender)
         else:
             chunks: list[bytes] = []
             try:
-                await self._read(scope, receive, chunks)
+                await self._read(scope, receive, connection, chunks)
                 scope[BODY] = b"".join(chunks)
                 chunks[:] = [scope[BODY]]  # not held twice
                 await self._app(scope, receive, send)
             finally:
-                self._held -= sum(map(len, chunks))
+                self._arrivals.buffered.give_back(sender, sum(map(len, chunks)))
 
-    async def _read(self, scope: Scope, receive: Receive, chunks: list[bytes]) -> None:
+    async def _read(
+        self, scope: Scope, receive: Receive, connection: ClientConnection, chunks: list[bytes]
+    ) -> None:
         """Append the body to `chunks`. Raises `ClientDisconnect` when its sender goes away."""
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > self._max_body:
                 raise self._too_large()  # before a byte of it is read
         size = 0
+        sender = connection.sender
+        place = SlowPlace(self._arrivals.slow, sender, connection.refuse)
         try:
-            async with asyncio.timeout(self._timeout):
-                async for chunk in Request(scope, receive).stream():
-                    size += len(chunk)
-                    if size > self._max_body:
-                        raise self._too_large()
-                    if self._held + len(chunk) > self._max_held:
-                        self._metrics.count_refusal("bodies")
-                        raise Overloaded("Too many bodies are arriving (HEED_MAX_BUFFERED_BYTES).")
-                    self._held += len(chunk)
-                    chunks.append(chunk)
+            async with asyncio.timeout(self._timeout) as timer:
+                with connection.waits(timer):
+                    async for chunk in Request(scope, receive).stream():
+                        size += len(chunk)
+                        if size > self._max_body:
+                            raise self._too_large()
+                        self._arrivals.buffered.take(sender, len(chunk))
+                        chunks.append(chunk)
         except TimeoutError:
-            raise self._too_slow() from None
+            raise self._ended(connection) from None
+        finally:
+            place.release()
 
-    def _timed(self, receive: Receive) -> Receive:
-        async def timed() -> Message:
+    def _paced(self, receive: Receive, connection: ClientConnection) -> Receive:
+        """Wrap the `receive` of a stream; only the wait for its client counts against its rate."""
+        waited, size = 0.0, 0
+
+        async def paced() -> Message:
+            nonlocal waited, size
+            begun = time.monotonic()
             try:
-                async with asyncio.timeout(self._timeout):
-                    return await receive()
+                async with asyncio.timeout(self._timeout) as timer:
+                    with connection.waits(timer):
+                        message = await receive()
             except TimeoutError:
-                raise self._too_slow() from None
+                raise self._ended(connection) from None
+            waited += time.monotonic() - begun
+            size += len(message.get("body", b""))
+            if waited >= self._timeout and message.get("more_body"):
+                if size < MIN_STREAM_RATE * waited:
+                    raise _too_slow(
+                        f"The stream sent {size} bytes in {waited:.3g} s; its client must send at "
+                        f"least {MIN_STREAM_RATE} a second, over each HEED_BODY_TIMEOUT."
+                    )
+                waited, size = 0.0, 0
+            return message
 
-        return timed
+        return paced
+
+    def _ended(self, connection: ClientConnection) -> Exception:
+        """Say why a wait for the client has ended: it was refused, or took too long."""
+        if connection.refusal:
+            return Crowded(connection.refusal)
+        detail = f"The body took longer than {self._timeout:g} s to arrive (HEED_BODY_TIMEOUT)."
+        return _too_slow(detail)
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"The body is larger than {self._max_body} bytes (HEED_MAX_BODY_BYTES).")
 
-    def _too_slow(self) -> HTTPException:
-        detail = f"The body took longer than {self._timeout:g} s to arrive (HEED_BODY_TIMEOUT)."
-        return HTTPException(408, detail, headers={"Connection": "close"})
+
+def _too_slow(detail: str) -> HTTPException:
+    return HTTPException(408, detail, headers={"Connection": "close"})
 
 
 def is_stream(scope: Scope) -> bool:

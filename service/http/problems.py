@@ -22,7 +22,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.domain import errors
-from service.http.clients.disconnects import DISCONNECTED
+from service.http.clients.disconnects import DISCONNECTED, connection_of
 from service.http.clients.head_requests import METHOD
 from service.http.clients.lingering_close import lingering
 from service.http.telemetry import REQUEST_ID
@@ -100,7 +100,7 @@ def answer(scope: Scope, error: Exception, **extensions: Any) -> Response:
         found = error.errors()
         return _invalid(scope, located(found), len(found))
     if isinstance(error, HTTPException):
-        return _http(scope, error)
+        return _http(scope, error, **extensions)
     request_id = scope.get(REQUEST_ID, "")
     _log.error("request %s failed", request_id, exc_info=error)
     detail = "An unexpected error; the service's log has it under this request_id."
@@ -146,7 +146,9 @@ class Problems:
         except Exception as error:
             if begun:
                 raise
-            reply = lingering(receive, send) if isinstance(error, errors.TooLarge) else send
+            reply = send
+            if isinstance(error, errors.TooLarge):
+                reply = lingering(receive, send, connection_of(scope))
             await answer(scope, error)(scope, receive, reply)
 
 
@@ -197,7 +199,7 @@ def _domain(scope: Scope, error: errors.HeedError, **extensions: Any) -> Respons
     headers = {}
     if isinstance(error, errors.Unavailable):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
-    if isinstance(error, errors.TooLarge):
+    if isinstance(error, (errors.TooLarge, errors.Crowded)):
         headers["Connection"] = "close"  # the rest of the body is not worth reading
     detail = error.detail
     # Pointers and paths of the API in other details look like paths of files.
@@ -221,7 +223,7 @@ def sentence(fields: list[dict[str, str]], total: int) -> str:
     return f"{where}: {first['detail']}{more}"
 
 
-def _http(scope: Scope, error: HTTPException) -> Response:
+def _http(scope: Scope, error: HTTPException, **extensions: Any) -> Response:
     title = HTTPStatus(error.status_code).phrase
     headers = dict(error.headers or {})
     detail = str(error.detail)
@@ -231,7 +233,7 @@ def _http(scope: Scope, error: HTTPException) -> Response:
         headers["Allow"] = ", ".join(_allowed(scope))
         method = scope.get(METHOD, scope["method"])
         detail = f"{scope['path']} does not take {method}; it takes {headers['Allow']}."
-    return problem(scope, error.status_code, title, detail, headers=headers)
+    return problem(scope, error.status_code, title, detail, headers=headers, **extensions)
 
 
 def _allowed(scope: Scope) -> list[str]:

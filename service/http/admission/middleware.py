@@ -31,7 +31,7 @@ class Admission:
     beyond `max_in_flight`, of which one key has three quarters. One key may have all places but
     one, so that there is always one for another key. Bulk imports wait for questions.
 
-    Streams have places of their own and no deadline: they last as long as there is input, and each
+    Streams have no deadline: they last as long as there is input, in places of `Arrivals`, and each
     of their batches is bulk work. What `is_exempt` picks (health, metrics) always gets in.
     """
 
@@ -45,28 +45,19 @@ class Admission:
         bulk = WorkQueue(3, 2, after=questions)
         imports = WorkQueue(3, 2, after=questions)
         self._queues = {Kind.QUESTION: questions, Kind.BULK: bulk, Kind.IMPORT: imports}
-        self._in_flight = {"requests": 0, "streams": 0}
+        self._in_flight = {"requests": 0}
         self._of_keys: Counter[str] = Counter()  # requests in flight
         metrics.deadline.set(settings.deadline)
-        limits = {"requests": settings.max_in_flight, "streams": settings.max_streams}
-        for kind, limit in limits.items():
-            metrics.watch_places(kind, limit, partial(self._in_flight.__getitem__, kind))
+        places = partial(self._in_flight.__getitem__, "requests")
+        metrics.watch_places("requests", settings.max_in_flight, places)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http" or is_exempt(scope):
             await self._app(scope, receive, send)
         elif is_stream(scope):
-            most = self._settings.max_streams
-            if self._in_flight["streams"] >= most:
-                self._metrics.count_refusal("streams")
-                raise Overloaded(f"{most} streams are being read (HEED_MAX_STREAMS).")
             scope[BULK_TURN] = partial(self._queues[Kind.IMPORT].turn, _key_of(scope))
-            self._in_flight["streams"] += 1
-            try:
-                await self._app(scope, receive, send)
-            finally:
-                self._in_flight["streams"] -= 1
+            await self._app(scope, receive, send)
         else:
             await self._serve(kind_of(scope), scope, receive, send)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,12 +17,20 @@ DISCONNECTED = "heed.disconnected"  # in the scope of a request whose client has
 
 
 class ClientConnection:
-    """One client's connection, as the requests that arrive over it see it."""
+    """One client's connection, as the requests that arrive over it see it.
 
-    __slots__ = ("_task", "is_lost")
+    `sender` is who sent the last of them, or the client's address before the first. `since` is the
+    time at which it began to wait for the client.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_task", "_wait", "is_lost", "refusal", "sender", "since")
+
+    def __init__(self, sender: str = "") -> None:
+        self.sender = sender
+        self.since = time.monotonic()
         self.is_lost = False
+        self.refusal = ""  # why the last wait was ended
+        self._wait: asyncio.Timeout | None = None  # for bytes of the client
         self._task: asyncio.Task[Any] | None = None  # the work to cancel
 
     def lose(self) -> None:
@@ -29,6 +38,26 @@ class ClientConnection:
         self.is_lost = True
         if self._task is not None:
             self._task.cancel()
+
+    @contextmanager
+    def waits(self, timer: asyncio.Timeout) -> Iterator[None]:
+        """Let `refuse` end the block, which waits for the client's bytes, by its timeout."""
+        self._wait, self.refusal, self.since = timer, "", time.monotonic()
+        try:
+            yield
+        finally:
+            self._wait = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while a request can do nothing but wait for the client's bytes."""
+        return self._wait is not None
+
+    def refuse(self, reason: str) -> None:
+        """End the wait for the client's bytes, with `refusal` set to the reason."""
+        if self._wait is not None and not self._wait.expired():
+            self.refusal = reason
+            self._wait.reschedule(asyncio.get_running_loop().time())
 
     @contextmanager
     def cancels(self) -> Iterator[None]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import orjson
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from service.domain.errors import HeedError, Invalid
+from service.domain.errors import Crowded, HeedError, Invalid
 from service.domain.records import Item
 from service.domain.settings import Settings
 from service.http.problems import answer, located, sentence
@@ -109,23 +110,35 @@ async def store_stream(context: Context) -> Response:
     """Store each line that is an item; answer how many were, and what was wrong with the others.
 
     Where the store fails the stream ends with that problem, and `stored` says how many items had
-    been stored by then. Sending a stream again is harmless: items replace themselves.
+    been stored by then; where its client is too slow, all lines that were complete are stored.
+    Sending a stream again is harmless: items replace themselves.
     """
-    settings, stages = context.settings, context.stages
-    work = _Import(context.engine.live.catalogue, settings)
+    work = _Import(context.engine.live.catalogue, context.settings)
+    cut: Exception | None = None
     try:
-        async for number, line in split_lines(context.stream(), settings.max_ndjson_line_bytes):
-            with stages("parse"):
-                work.read(number, line)
-            if len(work.batch) >= BATCH:
-                async with context.bulk_turn():  # questions that wait come first
-                    with stages("store"):
-                        await work.flush()
-            elif number % BATCH == 0:
-                await asyncio.sleep(0)  # wrong lines wait for nothing, and others want to run too
+        try:
+            await _read(context, work)
+        except (HTTPException, Crowded) as error:  # of the client
+            cut = error
         async with context.bulk_turn():
-            with stages("store"):
+            with context.stages("store"):
                 await work.flush()
     except HeedError as error:
-        return answer(context.scope, error, **work.report())
-    return Json(work.report())
+        cut = error
+    report = work.report()
+    return Json(report) if cut is None else answer(context.scope, cut, **report)
+
+
+async def _read(context: Context, work: _Import) -> None:
+    """Read all lines, and store all batches but the last."""
+    stages = context.stages
+    longest = context.settings.max_ndjson_line_bytes
+    async for number, line in split_lines(context.stream(), longest):
+        with stages("parse"):
+            work.read(number, line)
+        if len(work.batch) >= BATCH:
+            async with context.bulk_turn():  # questions that wait come first
+                with stages("store"):
+                    await work.flush()
+        elif number % BATCH == 0:
+            await asyncio.sleep(0)  # wrong lines wait for nothing, and others want to run too

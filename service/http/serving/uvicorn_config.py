@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from service.domain.settings import Settings
-from service.http.serving.connection_limits import LimitedHttpProtocol
+from service.http.arrivals import Arrivals
+from service.http.serving.connection_limits import Crowd, LimitedHttpProtocol
 
 
-def configure(app: Any, settings: Settings) -> uvicorn.Config:
+def configure(app: FastAPI, settings: Settings) -> uvicorn.Config:
     """The server's configuration for an ASGI app; the loop is the caller's, uvloop's."""
+    arrivals: Arrivals = app.state.arrivals
     return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         loop="none",
-        http=partial(LimitedHttpProtocol, settings=settings),  # type: ignore[arg-type]  # is called
+        http=partial(  # type: ignore[arg-type]  # is called
+            LimitedHttpProtocol,
+            settings=settings,
+            arrivals=arrivals,
+            crowd=Crowd(settings.max_connections, arrivals),
+        ),
         ws="none",
+        proxy_headers=False,  # what they say of the client is not believed
         log_config=None,
         log_level="warning",
         access_log=False,

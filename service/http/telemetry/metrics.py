@@ -34,8 +34,8 @@ BUILD = {
     "schema": str(SCHEMA_VERSION),
     "python": platform.python_version(),
 }
-# Limits that refuse requests: of requests, streams and buffered bytes, and the deadline.
-REFUSALS = ("requests", "streams", "bodies", "deadline")
+# Limits that refuse requests: of requests, streams, bytes and connections, and the deadline.
+REFUSALS = ("requests", "streams", "bodies", "connections", "deadline")
 
 # They double the text, and Prometheus knows by itself when a counter was reset.
 disable_created_metrics()  # type: ignore[no-untyped-call]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
+import resource
 import socket
 import threading
 import time
@@ -15,10 +17,13 @@ import pytest
 import uvicorn
 import uvloop
 
+from service.domain.keys import issue_key
 from service.domain.settings import Settings
 from service.engine.engine import Engine
 from service.http.app import create_app
 from service.http.serving.uvicorn_config import configure
+from service.runtime.data_layout import STORE_FILE
+from service.stores.sqlite.store import SQLiteStore
 from tests.support.http_fake import FakeEngine
 from tests.support.server import Server
 
@@ -244,6 +249,208 @@ def test_pipelined_requests_are_limited() -> None:
     serve(talk)
 
 
+# ------------------------------------------------------------------- shares of senders
+
+SLOW_WAIT = 1.5  # seconds, after which what arrives is slow
+
+
+def post(token: str = "", path: str = "/v1/score", length: int = 1000) -> bytes:
+    """The header of a request whose body of `length` bytes is still to come."""
+    key = f"Authorization: Bearer {token}\r\n" if token else ""
+    head = "Host: localhost\r\nContent-Type: application/json"
+    return f"POST {path} HTTP/1.1\r\n{head}\r\n{key}Content-Length: {length}\r\n\r\n".encode()
+
+
+SCORE = b'{"item_ids": ["a"]}'
+
+
+class Drip:
+    """A connection that sends its beginning, and then a byte again and again."""
+
+    def __init__(self, streams: Streams, start: bytes, more: bytes = b" ") -> None:
+        self.answer = b""
+        self.writer = streams[1]
+        self.writer.write(start)
+        self._more = more
+        self._reading = asyncio.create_task(self._read(streams[0]))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while not reader.at_eof():
+            try:
+                self.answer += await asyncio.wait_for(reader.read(4096), 0.1)
+            except TimeoutError:
+                if self.writer.is_closing():
+                    return
+                self.writer.write(self._more)
+            except ConnectionError:
+                return
+
+    @property
+    def is_held(self) -> bool:
+        """True while the server has neither answered nor closed it."""
+        return not self.answer and not self._reading.done()
+
+    @property
+    def is_open(self) -> bool:
+        """True while the server has not closed it."""
+        return not self._reading.done()
+
+
+async def asked(connect: Open, request: bytes) -> int:
+    """Ask on a new connection; the status."""
+    reader, writer = await connect()
+    writer.write(request)
+    return await status(reader)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for a condition; `serve` bounds the time."""
+    while not holds():  # noqa: ASYNC110  # what others did
+        await asyncio.sleep(0.02)
+
+
+def test_slow_bodies_of_one_key_leave_all_others_served() -> None:
+    """Of many slow bodies a key holds its share; the rest is 429, and other keys are served."""
+
+    async def talk(connect: Open, engine: FakeEngine) -> None:
+        slow, other = engine.issue("read"), engine.issue("read")
+        drips = [Drip(await connect(), post(slow)) for _ in range(110)]
+        begun = time.monotonic()
+        while time.monotonic() < begun + SLOW_WAIT or sum(each.is_held for each in drips) > 10:
+            assert await asked(connect, LIVE) == 200
+            assert await asked(connect, LIVE.replace(b"live", b"ready")) == 200
+            assert await asked(connect, post(other, length=len(SCORE)) + SCORE) == 200
+        assert 0 < sum(each.is_held for each in drips) <= 10
+        refused = [each.answer for each in drips if each.answer]
+        assert refused
+        for answer in refused:
+            assert answer.startswith(b"HTTP/1.1 429 ")
+            assert b"retry-after: 1\r\n" in answer.lower()
+            assert b"The API key shop (" in answer
+            assert b"HEED_MAX_CONNECTIONS" in answer
+
+    serve(talk, max_connections=40, body_timeout=100)
+
+
+def test_slow_headers_of_one_address_are_limited() -> None:
+    """Of connections without a complete header an address holds its share; the rest is closed."""
+
+    async def talk(connect: Open, _: FakeEngine) -> None:
+        silent = [Drip(await connect(), b"", b"") for _ in range(8)]
+        await until(lambda: sum(each.is_open for each in silent) == 5)
+        assert not any(each.answer for each in silent)
+        for each in silent:
+            each.writer.close()
+        await until(lambda: not any(each.is_open for each in silent))
+        drips = [Drip(await connect(), LIVE[:-2] + b"X-A: ") for _ in range(8)]
+        await until(lambda: sum(each.is_held for each in drips) == 5)
+        refused = [each.answer for each in drips if each.answer]
+        assert all(each.startswith(b"HTTP/1.1 429 ") for each in refused)
+        assert all(b"The address 127.0.0.1 " in each for each in refused)
+        assert await asked(connect, LIVE) == 200
+
+    serve(talk, max_connections=20, idle_timeout=100, header_timeout=100)
+
+
+def test_fast_requests_of_one_key_are_not_limited() -> None:
+    """64 kept connections of one key send bodies in two pieces, pause, and lose nothing."""
+
+    async def talk(connect: Open, engine: FakeEngine) -> None:
+        token = engine.issue("read")
+        kept = [await connect() for _ in range(64)]
+        for pause in (0.0, SLOW_WAIT, 0.0):
+            await asyncio.sleep(pause)
+            for _, writer in kept:
+                writer.write(post(token, length=len(SCORE)) + SCORE[:5])
+            await asyncio.sleep(0.05)
+            for _, writer in kept:
+                writer.write(SCORE[5:])
+            assert [await status(reader) for reader, _ in kept] == [200] * 64
+
+    serve(talk, max_connections=64, max_in_flight=64)
+
+
+def test_the_sender_of_most_connections_gives_way() -> None:
+    """Beyond the bound, kept connections of a key with few of them stay, whoever came first."""
+
+    async def talk(connect: Open, engine: FakeEngine) -> None:
+        many, few = engine.issue("read"), engine.issue("read")
+        kept = [await connect() for _ in range(3)]
+        for reader, writer in kept:
+            writer.write(post(few, length=len(SCORE)) + SCORE)
+            assert await status(reader) == 200
+        drips = []
+        for _ in range(30):
+            drips.append(Drip(await connect(), post(many)))
+            await asyncio.sleep(0.01)
+        await until(lambda: sum(each.is_open for each in drips) <= 7)
+        for reader, writer in kept:
+            writer.write(post(few, length=len(SCORE)) + SCORE)
+            assert await status(reader) == 200
+
+    serve(talk, max_connections=10, idle_timeout=100, body_timeout=100)
+
+
+def test_health_is_answered_while_all_connections_are_in_work() -> None:
+    """Beyond the bound health is answered on a new connection, and all else is 429."""
+
+    async def talk(connect: Open, engine: FakeEngine) -> None:
+        engine.gate = asyncio.Event()
+        ask = post(length=len(SCORE)) + SCORE
+        working = []
+        for _ in range(3):
+            working.append(await connect())
+            working[-1][1].write(ask)
+            await engine.arrived.acquire()
+        later = await connect()
+        await asyncio.sleep(0.2)  # by then the bound was looked at
+        later[1].write(ask)
+        assert await status(later[0]) == 429
+        for path in (b"/health/live", b"/health/ready", b"/metrics"):
+            assert await asked(connect, LIVE.replace(b"/health/live", path)) == 200
+        engine.gate.set()
+        assert [await status(each[0]) for each in working] == [200] * 3
+
+    serve(talk, max_connections=3)
+
+
+def test_clients_of_refused_bodies_and_of_long_answers_give_way() -> None:
+    """Neither a body that is discarded after its 413 nor an unread answer holds a connection."""
+
+    async def talk(connect: Open, _: FakeEngine) -> None:
+        discarded = [Drip(await connect(), post(length=10**8)) for _n in range(3)]
+        await until(lambda: all(each.answer for each in discarded))
+        ask = post(length=len(SCORE)) + SCORE
+        assert await asked(connect, ask) == 200
+        await until(lambda: sum(each.is_open for each in discarded) < 3)
+        for each in discarded:
+            each.writer.close()
+        await until(lambda: not any(each.is_open for each in discarded))
+        unread = [await connect() for _n in range(3)]
+        for streams in unread:
+            streams[1].transport.pause_reading()  # type: ignore[attr-defined]
+            streams[1].write(LIVE.replace(b"/health/live", b"/openapi.json") * 16)
+        await asyncio.sleep(0.5)
+        assert await asked(connect, ask) == 200
+        assert await asked(connect, ask) == 200
+
+    serve(talk, max_connections=3)
+
+
+def test_an_address_in_a_header_is_not_believed() -> None:
+    """A client that names other addresses in X-Forwarded-For is one sender nevertheless."""
+
+    async def talk(connect: Open, _: FakeEngine) -> None:
+        drips = []
+        for n in range(8):
+            head = post().replace(b"Host", b"X-Forwarded-For: 192.0.2.%d\r\nHost" % n)
+            drips.append(Drip(await connect(), head))
+        await until(lambda: sum(each.is_held for each in drips) == 5)
+        assert all(b"The address 127.0.0.1 " in each.answer for each in drips if each.answer)
+
+    serve(talk, max_connections=20, body_timeout=100)
+
+
 # ------------------------------------------------------------------- the process, as it is served
 
 
@@ -348,3 +555,43 @@ def test_client_that_reads_nothing_is_disconnected(server: Server) -> None:
             except ConnectionError:
                 closed = True
         assert closed
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_1100_slow_bodies_of_one_key_refuse_nobody_else(tmp_path: Path, workers: int) -> None:
+    """While a key holds 1,100 connections at a byte a second, others and health are answered."""
+    (tmp_path / "data").mkdir()
+    slow, other = asyncio.run(create_keys(tmp_path / "data"))
+    key = f"Host: localhost\r\nAuthorization: Bearer {other}\r\n\r\n"
+    paths = ("/health/live", "/health/ready", "/metrics", "/v1/items")
+    asks = [f"GET {path} HTTP/1.1\r\n{key}".encode() for path in paths]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4096)), hard))
+    with contextlib.ExitStack() as stack:
+        served = Server(tmp_path / "data", workers=workers, max_connections=512 // workers)
+        stack.enter_context(served)
+        crowd = [stack.enter_context(connect(served)) for _ in range(1100)]
+        for each in crowd:
+            each.setblocking(False)
+        held = set(crowd)
+        for beginning in (post(slow), b" ", b" ", b" "):
+            for each in [*held]:
+                try:
+                    each.send(beginning)
+                except OSError:
+                    held.discard(each)
+            for ask in asks * 3:
+                with connect(served) as one:
+                    one.sendall(ask)
+                    assert one.recv(65_536).startswith(b"HTTP/1.1 200"), ask
+            time.sleep(1)
+
+
+async def create_keys(data: Path) -> list[str]:
+    """Store two keys of an installation, and return their tokens."""
+    store = SQLiteStore(data / STORE_FILE)
+    keys = [issue_key(name, frozenset({"admin"}), 0) for name in ("slow", "other")]
+    for key, _ in keys:
+        await store.add_key(key)
+    await store.close()
+    return [token for _, token in keys]

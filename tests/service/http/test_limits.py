@@ -11,6 +11,7 @@ import pytest
 
 from service.domain.errors import QuotaExceeded
 from service.http.admission.request_kinds import kind_of
+from service.http.arrivals import address_of
 from tests.support.http_fake import Client, serving
 
 SCORE = {"item_ids": ["a"]}
@@ -102,6 +103,44 @@ def test_all_bodies_together_are_bounded() -> None:
         first, second = client.runner.run(crowd())
         third = client.post("/v1/score", content=b" " * 100 + b'{"item_ids": []}', headers=JSON)
     assert (first[0]["status"], second[0]["status"], third.status_code) == (200, 429, 200)
+
+
+def test_a_key_buffers_a_quarter_of_all_bodies() -> None:
+    """Beyond its quarter a key's body is 429 and names the bound; another key's is read."""
+    with serving(max_buffered_bytes=400, max_body_bytes=100) as client:
+        many, few = (
+            {**JSON, "authorization": f"Bearer {client.engine.issue('read')}"} for _ in range(2)
+        )
+
+        async def crowd() -> list[list[Any]]:
+            waiting, finish = asyncio.Event(), asyncio.Event()
+
+            async def end() -> Any:
+                waiting.set()
+                await finish.wait()
+                return {"type": "http.request", "body": b"}"}
+
+            start = {"type": "http.request", "body": b'{"item_ids": []' + b" " * 55}
+            held = asyncio.create_task(call(client, many, [{**start, "more_body": True}, end()]))
+            await waiting.wait()
+            refused = await call(client, many, [{**start, "more_body": True}])
+            whole = {"type": "http.request", "body": b'{"item_ids": []}'}
+            answered = await call(client, few, [whole])
+            finish.set()
+            return [await held, refused, answered]
+
+        held, refused, answered = client.runner.run(crowd())
+    assert [each[0]["status"] for each in (held, refused, answered)] == [200, 429, 200]
+    assert b"The API key shop (" in refused[1]["body"]
+    assert b"100 of 400 (HEED_MAX_BUFFERED_BYTES)" in refused[1]["body"]
+
+
+def test_clients_are_told_apart_by_address_or_network() -> None:
+    """An IPv4 address is one client, also as IPv6; of IPv6 a network of 64 bits is one."""
+    named = [address_of((host, 1)) for host in ("192.0.2.1", "::ffff:192.0.2.1", "192.0.2.2")]
+    assert named == ["The address 192.0.2.1", "The address 192.0.2.1", "The address 192.0.2.2"]
+    one, same, other = (address_of((f"2001:db8:0:{n}", 1)) for n in ("1::1", "1:2::3", "2::1"))
+    assert one == same != other
 
 
 def test_stalled_body_times_out() -> None:

@@ -150,6 +150,92 @@ def test_streams_have_their_own_limit(client: Client) -> None:
     assert post(client, b"").status_code == 200
 
 
+def test_a_key_has_half_of_the_streams() -> None:
+    """A key's third stream of four is 429 and names the bound, while another key's is stored."""
+    with serving(max_streams=4) as client:
+        many, few = (
+            {**NDJSON, "authorization": f"Bearer {client.engine.issue('write')}"} for _ in range(2)
+        )
+
+        async def talk() -> tuple[httpx.Response, httpx.Response, list[httpx.Response]]:
+            begun, finish = asyncio.Semaphore(0), asyncio.Event()
+
+            async def slow() -> AsyncIterator[bytes]:
+                begun.release()
+                await finish.wait()
+                yield b'{"item_id": "a"}'
+
+            def send(headers: dict[str, str], content: Any) -> asyncio.Task[httpx.Response]:
+                post = client.http.post("/v1/items", content=content, headers=headers)
+                return asyncio.create_task(post)
+
+            held = [send(many, slow()) for _ in range(2)]
+            for _ in held:
+                await begun.acquire()
+            third, other = await send(many, b""), await send(few, b'{"item_id": "b"}')
+            finish.set()
+            return third, other, list(await asyncio.gather(*held))
+
+        third, other, held = client.runner.run(talk())
+        assert (third.status_code, third.headers["retry-after"]) == (429, "1")
+        assert "The API key shop (" in third.json()["detail"]
+        assert "2 of 4 (HEED_MAX_STREAMS)" in third.json()["detail"]
+        assert other.json()["stored"] == 1
+        assert [each.status_code for each in held] == [200, 200]
+        assert client.post("/v1/items", content=b"", headers=many).status_code == 200
+
+
+def test_a_stream_that_drips_loses_its_place() -> None:
+    """A stream of a byte again and again is 408, and its complete lines are stored."""
+
+    async def drip() -> AsyncIterator[bytes]:
+        yield b'{"item_id": "a"}\n{"item_id": "b'
+        for _ in range(500):  # ten seconds, at which a service without the bound answers
+            await asyncio.sleep(0.02)
+            yield b"b"
+
+    with serving(body_timeout=0.2, max_streams=1) as client:
+        answer = client.post("/v1/items", content=drip(), headers=NDJSON)
+        assert (answer.status_code, answer.json()["stored"]) == (408, 1)
+        assert answer.headers["connection"] == "close"
+        assert "at least 1024 a second" in answer.json()["detail"]
+        assert list(client.engine.items) == ["a"]
+        assert post(client, b"").status_code == 200
+
+
+def test_a_stream_that_stalls_is_told_what_was_stored() -> None:
+    """A stream without a next chunk is 408, and its complete lines are stored."""
+
+    async def stall() -> AsyncIterator[bytes]:
+        yield b'{"item_id": "a"}\n{"item_id": "b'
+        await asyncio.Event().wait()
+
+    with serving(body_timeout=0.1) as client:
+        answer = client.post("/v1/items", content=stall(), headers=NDJSON)
+    assert (answer.status_code, answer.json()["stored"]) == (408, 1)
+    assert "HEED_BODY_TIMEOUT" in answer.json()["detail"]
+
+
+def test_long_uploads_go_on() -> None:
+    """A stream of some 50 kB a second goes on, also while its items take long to be stored."""
+
+    async def upload() -> AsyncIterator[bytes]:
+        for n in range(60):
+            await asyncio.sleep(0.02)
+            yield b"".join(b'{"item_id": "%d-%d"}\n' % (n, line) for line in range(50))
+
+    with serving(body_timeout=0.2) as client:
+        put_items = client.engine.put_items
+
+        async def slowly(items: Any) -> int:
+            await asyncio.sleep(0.5)
+            return await put_items(items)
+
+        client.engine.put_items = slowly  # type: ignore[method-assign]
+        answer = client.post("/v1/items", content=upload(), headers=NDJSON)
+    assert answer.json() == {"stored": 3_000, "failed": 0, "errors": []}
+
+
 def test_ndjson_elsewhere_is_no_stream(client: Client) -> None:
     """NDJSON on other routes is 415, and keeps the body limit."""
     body = orjson.dumps({"events": [{"user_id": "u" * 200, "item_id": "i"}]})
