@@ -35,6 +35,7 @@ from service.http.access.rate_limits import RateLimits
 from service.http.app import create_app
 from service.http.examples import suggest
 from service.http.routes import health
+from service.http.serving.file_limit import fit_connections
 from service.http.serving.uvicorn_config import configure
 from service.http.telemetry.measured import export_measurements
 from service.runtime import logs, tracing
@@ -129,6 +130,7 @@ def run(
     prepare_keys(settings, console, with_first_key=with_first_key)
     for sentence in unknown_variables(os.environ):
         _log.warning("%s", sentence)
+    settings = fit_connections(settings)
     if settings.workers > 1:
         _share(settings, console, examples=examples)
     else:
