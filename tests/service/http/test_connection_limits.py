@@ -370,6 +370,25 @@ def test_fast_requests_of_one_key_are_not_limited() -> None:
     serve(talk, max_connections=64, max_in_flight=64)
 
 
+@pytest.mark.parametrize(
+    ("start", "end"), [(LIVE[:20], LIVE[20:]), (post(length=len(SCORE)), SCORE)]
+)
+def test_a_busy_service_takes_nobody_for_slow(start: bytes, end: bytes) -> None:
+    """Requests that have arrived while the service could not read are answered, not refused."""
+
+    async def talk(connect: Open, _: FakeEngine) -> None:
+        opened = [await connect() for _n in range(28)]
+        for _reader, writer in opened:
+            writer.write(start)
+        await asyncio.sleep(0.1)
+        for _reader, writer in opened:
+            writer.write(end)
+        time.sleep(SLOW_WAIT)  # noqa: ASYNC251  # of the service too, which is in the same loop
+        assert [await status(reader) for reader, _w in opened] == [200] * 28
+
+    serve(talk, max_connections=28)
+
+
 def test_the_sender_of_most_connections_gives_way() -> None:
     """Beyond the bound, kept connections of a key with few of them stay, whoever came first."""
 
