@@ -61,7 +61,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
         self._await_header()
-        self._crowd.grew(self.connections)
+        self._crowd.grew(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers, and what is computed for the client."""
@@ -192,11 +192,14 @@ class Crowd:
         self._timer: asyncio.TimerHandle | None = None
         self._is_full = False
 
-    def grew(self, connections: set[Any]) -> None:
+    def grew(self, newest: LimitedHttpProtocol) -> None:
         """Keep the bound after a new connection, of which nothing was read yet."""
+        connections: set[Any] = newest.connections
         excess = len(connections) - self.limit
         if excess > BURST:
             self._thin(connections)
+            if len(connections) > self.limit + BURST:  # nobody could give way
+                newest.give_way()
         elif excess > 0 and self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(_SETTLE, self._thin, connections)

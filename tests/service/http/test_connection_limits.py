@@ -21,6 +21,7 @@ from service.domain.keys import issue_key
 from service.domain.settings import Settings
 from service.engine.engine import Engine
 from service.http.app import create_app
+from service.http.serving import connection_limits
 from service.http.serving.uvicorn_config import configure
 from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
@@ -431,6 +432,35 @@ def test_health_is_answered_while_all_connections_are_in_work() -> None:
         assert [await status(each[0]) for each in working] == [200] * 3
 
     serve(talk, max_connections=3)
+
+
+def test_connections_stay_bounded_while_a_store_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If no connection can give way, a new one is closed beyond the bound and a burst."""
+    monkeypatch.setattr(connection_limits, "BURST", 2)
+
+    async def talk(connect: Open, engine: FakeEngine) -> None:
+        ask = post(engine.issue("read"), length=len(SCORE)) + SCORE
+        answers, begun = asyncio.Event(), asyncio.Semaphore(0)
+
+        async def hang(_: str) -> None:
+            begun.release()
+            await answers.wait()
+
+        monkeypatch.setattr(engine, "key", hang)
+        opened = []
+        for _n in range(4):
+            opened.append(await connect())
+            opened[-1][1].write(ask)
+            await begun.acquire()
+        for _n in range(3):
+            assert await rest((await connect())[0]) == b""
+        answers.set()
+        assert [await status(reader) for reader, _w in opened] == [401] * 4
+        assert await asked(connect, LIVE) == 200
+
+    serve(talk, max_connections=2)
 
 
 def test_clients_of_refused_bodies_and_of_long_answers_give_way() -> None:
