@@ -1,20 +1,20 @@
 """Queue of work that computes: a few requests at once, API keys in turns, long requests aside.
 
 There is no estimate of what a request will cost. Each begins as any other; one that has computed
-for `QUANTUM` is long from then on. A long request leaves its place to the next, computes beside no
-other long one of its key, and waits for the short ones at each of its checkpoints.
+for `QUANTUM` is long from then on. A long request leaves its place to the next and computes beside
+no other long one of its key, in the order in which they became long. At each of its checkpoints it
+waits for short ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -38,13 +38,20 @@ current_turn: ContextVar[Turn | None] = ContextVar("current_turn", default=None)
 
 @dataclass(slots=True, eq=False)
 class _Key:
-    """The requests of one key: those that wait, and how many have places or are set aside."""
+    """The requests of one key: those that wait, and how many have places or are set aside.
+
+    Attributes:
+        interval: seconds from one end to the next while others of the key waited, a mean.
+        ended: when its last one left a place, if others have waited since.
+    """
 
     name: str
+    interval: float
+    ended: float | None = None
     waiting: deque[Turn] = field(default_factory=deque)
     places: int = 0
     aside: int = 0
-    computing: threading.Lock = field(default_factory=threading.Lock)  # of long requests, one
+    long: list[Turn] = field(default_factory=list)  # of which the first computes
 
 
 class Turn:
@@ -66,7 +73,6 @@ class Turn:
         self._seconds = 0.0  # of a processor, that it has computed
         self._began = 0.0  # by the processor's clock of the thread that computes
         self._resumed = 0.0
-        self._holds_lock = False
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -77,7 +83,8 @@ class Turn:
         finally:
             self._seconds += time.thread_time() - self._began
             self.is_long = self.is_long or self._seconds > QUANTUM
-            self._release()
+            if self.is_over:
+                self.give_way()
 
     async def run(self, executor: Executor, work: Callable[[], T]) -> T:
         """Compute on a thread. Work that is cancelled ends at its next checkpoint."""
@@ -103,17 +110,19 @@ class Turn:
         """
         self._check()
         if waits:
-            self._release()
+            self.give_way()
             return
         if self._seconds + time.thread_time() - self._began < QUANTUM:
             return
         self.is_long = True
         if not self.is_aside:
             self._loop.call_soon_threadsafe(self.queue.set_aside, self)
-        if not self._holds_lock:
-            while not self.key.computing.acquire(timeout=_LOOK):
-                self._check()
-            self._holds_lock = True
+        long = self.key.long
+        if self not in long:
+            long.append(self)
+        while long[:1] != [self]:
+            time.sleep(_LOOK)
+            self._check()
         clock = self.queue.clock
         ends = clock() + _BESIDE * (clock() - self._resumed)
         while self.queue.has_short() and clock() < ends:
@@ -121,11 +130,10 @@ class Turn:
             self._check()
         self._resumed = clock()
 
-    def _release(self) -> None:
-        """Let another long request of the key compute."""
-        if self._holds_lock:
-            self._holds_lock = False
-            self.key.computing.release()
+    def give_way(self) -> None:
+        """Let the next long request of the key compute."""
+        with suppress(ValueError):
+            self.key.long.remove(self)
 
     def _check(self) -> None:
         if self.is_over or self.queue.clock() > self.deadline:
@@ -151,12 +159,11 @@ class WorkQueue:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
-        self.interval = 0.0  # seconds from one end to the next while others waited, a mean
         self._places, self._of_one_key, self._after = places, of_one_key, after
         self._keys: dict[str, _Key] = {}
         self.waiting: dict[str, _Key] = {}  # keys of which requests wait; the next one first
         self._running: set[Turn] = set()
-        self._ended: float | None = None  # when a place was left last, if all are taken since then
+        self._interval = 0.0  # that of a key was last; 0 before anything is measured
         self._refused = -math.inf
         self.followers: list[WorkQueue] = []
         if after is not None:
@@ -168,11 +175,10 @@ class WorkQueue:
 
     def wait(self, name: str) -> float:
         """Seconds until a request of a key that comes now is expected to be done."""
-        if not self.waiting and len(self._running) < self._places:
+        key = self._keys.get(name)
+        if key is None or not key.waiting:
             return 0.0
-        own = len(self.waiting[name].waiting) if name in self.waiting else 0
-        others = (min(len(k.waiting), own + 1) for k in self.waiting.values() if k.name != name)
-        return self.interval * (own + sum(others) + 1 + self._places)
+        return key.interval * (len(key.waiting) + key.places + 1)
 
     @asynccontextmanager
     async def turn(self, name: str, deadline: float = math.inf) -> AsyncIterator[Turn]:
@@ -184,10 +190,10 @@ class WorkQueue:
         """
         now = self.clock()
         patience = _PATIENCE if now < self._refused + _OVERLOAD else 1.0
-        if self.wait(name) > patience * (deadline - now):
+        if (wait := self.wait(name)) > patience * (deadline - now):
             self._refused = now
-            raise self._overloaded(name)
-        key = self._keys.setdefault(name, _Key(name))
+            raise _overloaded(self._keys[name], wait, deadline - now)
+        key = self._keys.setdefault(name, _Key(name, self._interval))
         turn = Turn(self, key, deadline)
         token = current_turn.set(turn)
         try:
@@ -199,6 +205,7 @@ class WorkQueue:
         finally:
             current_turn.reset(token)
             turn.is_over = True
+            turn.give_way()
             self.leave(turn)
             key.aside -= turn.is_aside
             if not (key.waiting or key.places or key.aside):
@@ -214,19 +221,20 @@ class WorkQueue:
         """Free the place of a request, if it has one."""
         if turn not in self._running:
             return
-        now = self.clock()
-        if self._ended is not None:
-            taken = now - self._ended
-            if self.interval:
-                taken = min(taken, _MAX_JUMP * self.interval)
-                self.interval += _WEIGHT * (taken - self.interval)
+        now, key = self.clock(), turn.key
+        if key.ended is not None:
+            taken = now - key.ended
+            if key.interval:
+                taken = min(taken, _MAX_JUMP * key.interval)
+                key.interval += _WEIGHT * (taken - key.interval)
             else:
-                self.interval = taken
+                key.interval = taken
+            self._interval = key.interval
         self._running.remove(turn)
-        turn.key.places -= 1
+        key.places -= 1
+        self._refuse_last(key)
         self.fill()
-        is_full = self.waiting and len(self._running) == self._places
-        self._ended = now if is_full else None
+        key.ended = now if key.waiting else None
 
     def set_aside(self, turn: Turn) -> None:
         """Free the place of a request that is long, unless its key has `MOST_LONG` others."""
@@ -244,15 +252,37 @@ class WorkQueue:
                 self.waiting[key.name] = key  # behind the other keys
             if turn.ready is None or turn.ready.done():  # it was cancelled
                 continue
-            if self.clock() + self._places * self.interval > turn.deadline:
-                self._refused = self.clock()
-                turn.ready.set_exception(self._overloaded(key.name))
+            if self._is_late(turn, (key.places + 1) * key.interval):
                 continue
             self.enter(turn)
             turn.ready.set_result(None)
         if not self.waiting:
             for follower in self.followers:
                 follower.fill()
+
+    def _refuse_last(self, key: _Key) -> None:
+        """Refuse those that came last, where by now they are expected to be done too late."""
+        while key.waiting:
+            turn = key.waiting[-1]
+            if turn.ready is not None and not turn.ready.done():
+                # The first of them takes the place that is free.
+                if not self._is_late(turn, key.interval * (len(key.waiting) + key.places)):
+                    return
+            self._remove(turn)
+
+    def _is_late(self, turn: Turn, wait: float) -> bool:
+        """Refuse a request that waits, if its deadline passes before it is done."""
+        left = turn.deadline - self.clock()
+        if wait <= left or turn.ready is None:
+            return False
+        self._refused = self.clock()
+        turn.ready.set_exception(_overloaded(turn.key, wait, left))
+        return True
+
+    def _remove(self, turn: Turn) -> None:
+        turn.key.waiting.remove(turn)
+        if not turn.key.waiting:
+            del self.waiting[turn.key.name]
 
     def _has_place(self, key: _Key) -> bool:
         is_free = len(self._running) < self._places and key.places < self._of_one_key
@@ -266,19 +296,18 @@ class WorkQueue:
             await turn.ready
         except asyncio.CancelledError:
             if turn in turn.key.waiting:
-                turn.key.waiting.remove(turn)
-                if not turn.key.waiting:
-                    del self.waiting[turn.key.name]
+                self._remove(turn)
                 self.fill()  # those that yielded to it
             raise
 
-    def _overloaded(self, name: str) -> Overloaded:
-        waiting, wait = sum(len(key.waiting) for key in self.waiting.values()), self.wait(name)
-        return Overloaded(
-            f"{waiting} requests wait, and one is done each {1e3 * self.interval:.3g} ms: this one "
-            f"would take {wait:.2f} s, longer than its deadline allows (HEED_DEADLINE).",
-            wait,
-        )
+
+def _overloaded(key: _Key, wait: float, left: float) -> Overloaded:
+    return Overloaded(
+        f"{len(key.waiting)} requests wait, and one is done each {1e3 * key.interval:.3g} ms: this "
+        f"one needs {wait:.2f} s, and its deadline passes in {max(0.0, left):.2f} s "
+        "(HEED_DEADLINE).",
+        wait,
+    )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from tests.support import tiny
 from tests.support.server import PATIENCE, Server
 
 _BURSTS, _SIZE = 3, 20
-_BATCH = {"requests": [{"path": "/v1/recommend", "body": {"user_id": "u1"}}] * 20}
+_BATCH = {"requests": [{"path": "/v1/recommend", "body": {"user_id": "u1"}}] * 100}
 
 
 def test_a_burst_is_answered_or_refused(world: tiny.World, tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_a_burst_is_answered_or_refused(world: tiny.World, tmp_path: Path) -> No
                 answers = await asyncio.gather(*burst)
             return answers, alive, await client.post("/v1/recommend", json={"user_id": "u1"})
 
-    with Server(world.copy(tmp_path / "data"), deadline=3) as server:
+    with Server(world.copy(tmp_path / "data"), deadline=2) as server:
         answers, alive, after = asyncio.run(load(server))
     counts = Counter(answer.status_code for answer in answers)
     assert counts.keys() <= {200, 429, 503}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
 from functools import partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,8 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.domain.errors import DeadlineExceeded, Overloaded
 from service.domain.settings import Settings
 from service.engine.compose import compute_threads
-from service.http.access.access_control import KEY
 from service.http.admission.request_kinds import Kind, kind_of
+from service.http.arrivals import Places, sender_of
 from service.http.limits import is_stream
 from service.http.telemetry import Metrics
 from service.runtime.work_queue import Turn, WorkQueue
@@ -45,68 +44,54 @@ class Admission:
         bulk = WorkQueue(3, 2, after=questions)
         imports = WorkQueue(3, 2, after=questions)
         self._queues = {Kind.QUESTION: questions, Kind.BULK: bulk, Kind.IMPORT: imports}
-        self._in_flight = {"requests": 0}
-        self._of_keys: Counter[str] = Counter()  # requests in flight
+        most = settings.max_in_flight
+        self._in_flight = Places(
+            most,
+            most - most // 4,
+            partial(metrics.count_refusal, "requests"),
+            kind="requests in flight",
+            setting="HEED_MAX_IN_FLIGHT",
+        )
         metrics.deadline.set(settings.deadline)
-        places = partial(self._in_flight.__getitem__, "requests")
-        metrics.watch_places("requests", settings.max_in_flight, places)
+        metrics.watch_places("requests", most, lambda: self._in_flight.taken)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http" or is_exempt(scope):
             await self._app(scope, receive, send)
         elif is_stream(scope):
-            scope[BULK_TURN] = partial(self._queues[Kind.IMPORT].turn, _key_of(scope))
+            scope[BULK_TURN] = partial(self._queues[Kind.IMPORT].turn, sender_of(scope))
             await self._app(scope, receive, send)
         else:
             await self._serve(kind_of(scope), scope, receive, send)
 
     async def _serve(self, kind: Kind, scope: Scope, receive: Receive, send: Send) -> None:
-        most, seconds, key = self._settings.max_in_flight, self._settings.deadline, _key_of(scope)
-        of_key = most - most // 4
-        if self._in_flight["requests"] >= most or self._of_keys[key] >= of_key:
-            self._metrics.count_refusal("requests")
-            raise Overloaded(
-                f"{of_key} requests of a key are in flight, or {most} of all (HEED_MAX_IN_FLIGHT)."
-            )
+        seconds, sender = self._settings.deadline, sender_of(scope)
+        self._in_flight.take(sender)
         timer = asyncio.timeout(seconds if kind.is_urgent else None)
         turn: Turn | None = None
-        self._in_flight["requests"] += 1
-        self._of_keys[key] += 1
         try:
             async with timer:
                 if kind not in self._queues:
                     await self._app(scope, receive, send)
                     return
                 ends = time.monotonic() + seconds if kind.is_urgent else math.inf
-                async with self._queues[kind].turn(key, ends) as turn:
+                async with self._queues[kind].turn(sender, ends) as turn:
                     await self._app(scope, receive, send)
         except Overloaded:
             if turn is None:  # refused by the queue
                 self._metrics.count_refusal("requests")
             raise
-        except TimeoutError as error:
-            if not timer.expired():  # a timeout inside the app
+        except (TimeoutError, DeadlineExceeded) as error:  # the latter of a thread that computes
+            if isinstance(error, TimeoutError) and not timer.expired():  # inside the app
                 raise
             self._metrics.count_refusal("deadline")
             detail = f"Not done within {seconds:g} s (HEED_DEADLINE)."
             raise DeadlineExceeded(detail) from error
         finally:
-            self._in_flight["requests"] -= 1
-            self._of_keys[key] -= 1
-            if not self._of_keys[key]:
-                del self._of_keys[key]  # addresses are without number
+            self._in_flight.give_back(sender)
 
 
 def is_exempt(scope: Scope) -> bool:
     """True for what must answer also when the service is full: it costs nothing."""
     return scope["path"].removeprefix(scope["root_path"]) in _EXEMPT
-
-
-def _key_of(scope: Scope) -> str:
-    """Return whose request it is: its API key, or its client where keys are off."""
-    key = scope.get(KEY)
-    if key is not None:
-        return str(key.key_id)
-    client = scope.get("client")
-    return client[0] if client else ""
