@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count as count_from
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from models.recommender.target_attention import ItemTables
 MakeTables = Callable[[NDArray[np.int64]], ItemTables]  # item rows -> their tables
 
 _BLOCK = 32_768  # items whose tables are made at once: making takes several times their memory
+_STEPS = count_from(1)  # of all tables of this process
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,14 +34,23 @@ class CowItemTables:
     # [N, 3·H·d or 4·H·d] queries, outputs, keys, and values unless tied
     _attended_rows: CowArray[np.float32]
     prior: Tensor  # [N]
+    step: int  # of the last change; every change has a larger one than those before it
+    written: NDArray[np.int64]  # [N] the step that wrote each row
 
     @classmethod
     def build(cls, make: MakeTables, count: int, *, tied: bool) -> CowItemTables:
         """Compute the tables of `count` items."""
         first = make(np.arange(min(count, _BLOCK)))
         vectors, attended = _packed(first, tied=tied)
+        step = next(_STEPS)
         pages = cls(
-            first.queries.shape[0], tied, CowArray(vectors), CowArray(attended), first.prior.clone()
+            first.queries.shape[0],
+            tied,
+            CowArray(vectors),
+            CowArray(attended),
+            first.prior.clone(),
+            step,
+            np.full(len(vectors), step),
         )
         for begin in range(_BLOCK, count, _BLOCK):
             pages = pages.updated(make, np.arange(begin, min(count, begin + _BLOCK)))
@@ -59,12 +70,17 @@ class CowItemTables:
         vectors, attended = _packed(made, tied=self.tied)
         prior = torch.cat([self.prior, made.prior[torch.from_numpy(~before)]])
         prior[torch.from_numpy(at)] = made.prior[torch.from_numpy(before)]
+        step = next(_STEPS)
+        written = np.concatenate([self.written, np.zeros(len(rows) - len(at), np.int64)])
+        written[rows] = step
         return CowItemTables(
             self.heads,
             self.tied,
             self._vectors.updated(at, vectors[before], vectors[~before]),
             self._attended_rows.updated(at, attended[before], attended[~before]),
             prior,
+            step,
+            written,
         )
 
     @property

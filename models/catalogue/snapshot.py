@@ -212,6 +212,7 @@ class Snapshot:
         changed = catalogue.changed_since(self.catalogue)
         if changed is None:
             changed = np.arange(len(catalogue))
+        changed = changed[_other_content(self.catalogue, catalogue, changed)]
         pages = self.cow_tables.updated(_table_maker(self.model, rows, catalogue), changed)
         pages = _with_prior(pages, self.trained, counts)
         return replace(
@@ -231,6 +232,15 @@ class Snapshot:
         """Compute the tables of content vectors [D] or [p, D] that belong to no item."""
         vectors = torch.from_numpy(np.atleast_2d(content).astype(np.float32))
         return self.model.item_tables(torch.full((len(vectors),), -1), vectors)
+
+    def last_written(self, rows: NDArray[np.integer]) -> int:
+        """Return the last step of the tables that wrote one of some rows [n]; 0 without any.
+
+        Snapshots of one model that give the same have the same tables of these rows.
+        """
+        written = self.cow_tables.written
+        known = rows[(rows >= 0) & (rows < len(written))]
+        return int(written[known].max(initial=0))
 
     def type_rows(self, names: Iterable[str]) -> NDArray[np.int32]:
         """Return the model's rows of event types [n].
@@ -276,6 +286,16 @@ def _trained_rows(item_rows: NDArray[np.int64], size: int) -> Tensor:
     rows = torch.full((size,), -1)
     rows[torch.from_numpy(item_rows)] = torch.arange(len(item_rows))
     return rows
+
+
+def _other_content(before: Catalogue, now: Catalogue, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Mark the rows [n] that are new or have other content, bool [n]: a price changes no vector."""
+    other = rows >= len(before)
+    old = rows[~other]
+    other[~other] = (now.content[old] != before.content[old]).any(1) | (
+        now.has_content[old] != before.has_content[old]
+    )
+    return other
 
 
 def _padded(counts: ItemCounts, size: int) -> ItemCounts:

@@ -103,21 +103,25 @@ class MemoryProvider:
         if events is not EMPTY and (events.version == 0 or requester.visible != _ALL_EVENTS):
             yield build_memory(snapshot, self.history(snapshot, events, requester), at)
             return
-        known, number = self._cache.derived(events.user_id, snapshot)
-        current = known if known is not None and known.is_of(events, number) else None
+        known = self._cache.derived(events.user_id, snapshot)
+        current = known if known is not None and known.serves(events, snapshot) else None
         # What is collapsed holds sums of exponentials at temperature 1.
         plain = requester.temperature == 1 and not requester.hard
         may_collapse = len(events) >= LONG and plain
         with ExitStack() as held:
             if current is not None:
                 is_long = may_collapse and (current.collapsed is not None or not current.is_plain)
+                is_bound = True
                 if is_long and current.collapsed is not None:
                     held.enter_context(holding(current.collapsed.lock))
-                memory = current.memory_at(at, collapsed=is_long)
+                    is_bound = current.collapsed.rebind(snapshot)
+                memory = current.memory_at(at, collapsed=is_long) if is_bound else None
                 if memory is not None:
                     self._counts["memory_hits"] += 1
-                    if memory is not current.memory:
-                        self._cache.put_derived(snapshot, replace(current, memory=memory))
+                    step = snapshot.cow_tables.step
+                    if memory is not current.memory or current.step != step:
+                        renewed = replace(current, memory=memory, step=step)
+                        self._cache.put_derived(snapshot, renewed)
                     yield memory
                     self._account(requester, events.user_id)
                     return
@@ -133,13 +137,12 @@ class MemoryProvider:
                 older = _collapse(snapshot, history, collapsed, at, held)
             encoded = None if known is None else known.encoded
             user = build_memory(snapshot, history, at, encoded=encoded, collapsed=older)
-            state = DerivedState(
+            state = DerivedState.of(
+                snapshot,
                 events,
-                number,
                 history,
-                user.encoded,
+                user,
                 collapsed=collapsed if older is None else older,
-                memory=user,
                 is_plain=plain,
             )
             is_kept = self._cache.put_derived(snapshot, state)

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
+import numpy as np
 from cachetools import LRUCache
 
 from models.catalogue.snapshot import Snapshot
@@ -24,13 +25,15 @@ class DerivedState:
 
     Each part has its own validity. `encoded` serves any history that begins with the events it was
     computed from, under the same model. `collapsed` serves a history of the same epoch, as far as
-    `CollapsedHistory.rebind` accepts the snapshot. `history` and `memory` serve the very events and
-    snapshot they were made for, and `memory` only while every age stays in its bucket: time enters
-    a memory through buckets of ages alone (`models.encoder.recency_bias`).
+    `CollapsedHistory.rebind` accepts the snapshot. `history` and `memory` serve the very events they
+    were made for, by any snapshot of the model that has the same tables of their items, and
+    `memory` only while every age stays in its bucket: time enters a memory through buckets of ages
+    alone (`models.encoder.recency_bias`).
     """
 
     events: EventColumns
-    snapshot_number: int  # of the snapshots that the cache has seen
+    step: int  # of the item tables
+    written: int  # `last_written` of the items of the events and of the profile
     history: UserHistory
     encoded: EncodedHistory | None
     collapsed: CollapsedHistory | None = None
@@ -53,13 +56,30 @@ class DerivedState:
             size += self.encoded.nbytes
         object.__setattr__(self, "nbytes", size)
 
-    def is_of(self, events: EventColumns, snapshot_number: int) -> bool:
-        """Whether this was derived from these very events and this snapshot."""
-        return (
-            self.snapshot_number == snapshot_number
-            and self.events.version == events.version
-            and self.events.epoch == events.epoch
-        )
+    @classmethod
+    def of(
+        cls,
+        snapshot: Snapshot,
+        events: EventColumns,
+        history: UserHistory,
+        user: UserMemory,
+        *,
+        collapsed: CollapsedHistory | None = None,
+        is_plain: bool = True,
+    ) -> DerivedState:
+        """Return the state that holds a memory, which a snapshot made of a user's events."""
+        step, written = snapshot.cow_tables.step, _last_written(snapshot, events)
+        return cls(events, step, written, history, user.encoded, collapsed, user, is_plain)
+
+    def serves(self, events: EventColumns, snapshot: Snapshot) -> bool:
+        """Whether this was derived from these very events, and from the same tables of their items.
+
+        `snapshot` is of the model that derived it.
+        """
+        if (self.events.version, self.events.epoch) != (events.version, events.epoch):
+            return False
+        is_same = self.step == snapshot.cow_tables.step
+        return is_same or self.written == _last_written(snapshot, events)
 
     def memory_at(self, at: int, *, collapsed: bool = False) -> UserMemory | None:
         """The memory, where it is that of a request's time too, microseconds UTC.
@@ -97,8 +117,6 @@ class UserCache:
         self._events: LRUCache[str, EventColumns] = LRUCache(max_bytes, attrgetter("nbytes"))
         self._derived: LRUCache[str, DerivedState] = LRUCache(max_bytes, attrgetter("nbytes"))
         self._model: Recommender | None = None
-        self._snapshot: Snapshot | None = None
-        self._snapshot_number = 0
 
     @property
     def nbytes(self) -> int:
@@ -135,19 +153,16 @@ class UserCache:
             if self._make_room(events.nbytes, for_events=True):
                 self._events[events.user_id] = events
 
-    def derived(self, user_id: str, snapshot: Snapshot) -> tuple[DerivedState | None, int]:
-        """The state derived from a user's events by a snapshot's model, and the snapshot's number.
+    def derived(self, user_id: str, snapshot: Snapshot) -> DerivedState | None:
+        """The state derived from a user's events by a snapshot's model.
 
         A model other than the last one's drops all derived state.
         """
         with self._lock:
-            if self._snapshot is not snapshot:
-                self._snapshot = snapshot
-                self._snapshot_number += 1
-                if self._model is not snapshot.model:
-                    self._model = snapshot.model
-                    self._derived.clear()
-            return self._derived.get(user_id), self._snapshot_number
+            if self._model is not snapshot.model:
+                self._model = snapshot.model
+                self._derived.clear()
+            return self._derived.get(user_id)
 
     def put_derived(self, snapshot: Snapshot, derived: DerivedState) -> bool:
         """Keep derived state in place of earlier; False where it has no room or another model."""
@@ -199,3 +214,9 @@ class UserCache:
             else:
                 self._derived.popitem()
         return True
+
+
+def _last_written(snapshot: Snapshot, events: EventColumns) -> int:
+    """Return the last step that wrote an item of a user's events or profile."""
+    profile = snapshot.catalogue.rows(events.interests)  # a text may have become an item since
+    return snapshot.last_written(np.concatenate([events.rows, profile]))

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
+from service.domain.records import User
 from service.histories.event_columns import EventColumns
 from service.histories.user_cache import DerivedState, UserCache
-from tests.support.small import DAY, random_model
+from tests.support.small import DAY, encode, random_model
 from tests.support.small import snapshot as small_snapshot
 from tests.support.stored_events import ITEMS, stored_events, user_history
 
@@ -22,19 +24,18 @@ def snapshot() -> Snapshot:
     return small_snapshot(ITEMS, random_model(1, window=8))
 
 
-def derive(snapshot: Snapshot, events: EventColumns, number: int = 1) -> DerivedState:
+def derive(snapshot: Snapshot, events: EventColumns) -> DerivedState:
     """Build the derived state of a user's events."""
     history = user_history(snapshot, events)
-    memory = build_memory(snapshot, history, AT)
-    return DerivedState(events, number, history, memory.encoded, None, memory)
+    return DerivedState.of(snapshot, events, history, build_memory(snapshot, history, AT))
 
 
 def put(cache: UserCache, snapshot: Snapshot, user_id: str, length: int = 5) -> None:
     """Load a user's events and derive from them, as a request does."""
     events = stored_events(user_id, length)
     cache.put_events(events)
-    _, number = cache.derived(user_id, snapshot)
-    cache.put_derived(snapshot, derive(snapshot, events, number))
+    cache.derived(user_id, snapshot)
+    cache.put_derived(snapshot, derive(snapshot, events))
 
 
 def users(cache: UserCache) -> tuple[float, float]:
@@ -59,7 +60,7 @@ def test_parts_share_one_budget(snapshot: Snapshot) -> None:
         assert cache.nbytes <= budget
     assert derived > events
     held = {user_id for user_id in "abcdefgh" if cache.events(user_id) is not None}
-    memories = {user_id for user_id in "abcdefgh" if cache.derived(user_id, snapshot)[0]}
+    memories = {user_id for user_id in "abcdefgh" if cache.derived(user_id, snapshot)}
     assert memories < held
     assert "h" in memories
     assert users(cache) == (len(held), len(memories))
@@ -75,8 +76,8 @@ def test_large_memories_do_not_displace_the_events_of_many(snapshot: Snapshot) -
         cache.put_events(stored_events(user_id, 5))
     put(cache, snapshot, "ann")
     for user_id in "bcdefghijk":
-        state = derive(snapshot, stored_events(user_id, 5), cache.derived(user_id, snapshot)[1])
-        cache.put_derived(snapshot, state)
+        cache.derived(user_id, snapshot)
+        cache.put_derived(snapshot, derive(snapshot, stored_events(user_id, 5)))
     assert users(cache)[0] >= len(many) - 1
     assert users(cache)[1] >= 1
 
@@ -89,7 +90,7 @@ def test_events_take_their_derived_state_along(snapshot: Snapshot) -> None:
     for number in range(40):
         cache.put_events(stored_events(f"user {number}", 5))
     assert cache.events("ann") is None
-    assert cache.derived("ann", snapshot)[0] is None
+    assert cache.derived("ann", snapshot) is None
 
 
 def test_entry_beyond_the_budget_evicts_nothing(snapshot: Snapshot) -> None:
@@ -100,7 +101,7 @@ def test_entry_beyond_the_budget_evicts_nothing(snapshot: Snapshot) -> None:
     large = derive(snapshot, stored_events("bob", 30))
     assert not cache.put_derived(snapshot, large)
     assert cache.events("ann") is not None
-    assert cache.derived("ann", snapshot)[0] is not None
+    assert cache.derived("ann", snapshot) is not None
     assert not UserCache(0).put_derived(snapshot, large)
 
 
@@ -124,23 +125,42 @@ def test_another_model_drops_what_was_derived(snapshot: Snapshot) -> None:
     other = small_snapshot(ITEMS, random_model(2, window=8))
     cache = UserCache(1 << 30)
     put(cache, snapshot, "ann")
-    known, first = cache.derived("ann", replace(snapshot))
+    known = cache.derived("ann", replace(snapshot))
     assert known is not None
-    assert not known.is_of(stored_events("ann", 5), first)
-    assert cache.derived("ann", other)[0] is None
+    assert cache.derived("ann", other) is None
     assert cache.events("ann") is not None
     assert not cache.put_derived(snapshot, known)
     assert users(cache)[1] == 0
 
 
-def test_state_is_of_its_events_and_snapshot(snapshot: Snapshot) -> None:
-    """A derived state is valid for its version, epoch and snapshot alone."""
+def test_state_serves_its_events_by_the_same_tables(snapshot: Snapshot) -> None:
+    """A state serves its version and epoch, by any snapshot with the same tables of its items."""
     events = stored_events("ann", 5)
-    state = derive(snapshot, events, 3)
-    assert state.is_of(events, 3)
-    assert not state.is_of(events, 4)
-    assert not state.is_of(replace(events, version=9), 3)
-    assert not state.is_of(replace(events, epoch=2), 3)
+    state = derive(snapshot, events)
+    row = int(events.rows.max())
+    own, other = snapshot.catalogue.vocabulary.id(row), "an item that is new"
+    assert state.serves(events, snapshot)
+    assert not state.serves(replace(events, version=9), snapshot)
+    assert not state.serves(replace(events, epoch=2), snapshot)
+    later = written(snapshot, other)
+    assert later.cow_tables.step != snapshot.cow_tables.step
+    assert state.serves(events, later)
+    assert state.serves(events, written(later, own, f"title {row}", price=3))
+    changed = written(later, own, "another title")
+    assert not state.serves(events, changed)
+    assert not derive(changed, events).serves(events, later)
+    interested = replace(events, user=User("ann", interests=("an interest",)))
+    state = derive(later, interested)
+    assert state.serves(interested, written(later, "nothing of hers"))
+    assert not state.serves(interested, written(later, "an interest"))
+
+
+def written(snapshot: Snapshot, item_id: str, text: str = "", **attributes: int) -> Snapshot:
+    """Return the snapshot after an item was put."""
+    fields = {"title": text, "description": f"about {item_id[1:]}"}
+    entry = ItemEntry(item_id, text, fields, attributes=attributes)
+    catalogue = snapshot.catalogue.updated([entry], [], encode)
+    return snapshot.refreshed(catalogue, snapshot.counts)
 
 
 def test_a_memory_serves_until_an_age_is_in_another_bucket(snapshot: Snapshot) -> None:
@@ -149,7 +169,7 @@ def test_a_memory_serves_until_an_age_is_in_another_bucket(snapshot: Snapshot) -
     at = int(events.timestamps[0]) + 3_600_000_000
     history = user_history(snapshot, events)
     memory = build_memory(snapshot, history, at)
-    state = DerivedState(events, 1, history, memory.encoded, None, memory)
+    state = DerivedState.of(snapshot, events, history, memory)
     assert state.memory_at(at) is memory
     assert state.memory_at(at + 60_000_000) is memory
     assert state.memory_at(at - 60_000_000) is memory
