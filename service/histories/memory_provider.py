@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
@@ -88,6 +89,12 @@ class MemoryProvider:
         if is_stale:
             return replace(events, is_stale=True)
         return events if len(events) or events.interests else EMPTY
+
+    async def seen(self, requester: Requester) -> Sequence[str]:
+        """Return the items of a requester's events, of those that `load` gives."""
+        at = time.time_ns() // 1_000 if requester.at is None else requester.at
+        events = await self.load(requester, at)
+        return self._vocabulary.ids_of(events.items.tolist())
 
     def history(
         self, snapshot: Snapshot, events: EventColumns, requester: Requester

@@ -25,7 +25,7 @@ class DerivedState:
 
     Each part has its own validity. `encoded` serves any history that begins with the events it was
     computed from, under the same model. `collapsed` serves a history of the same epoch, as far as
-    `CollapsedHistory.rebind` accepts the snapshot. `history` and `memory` serve the very events they
+    `CollapsedHistory.rebind` accepts the snapshot. `history` and `memory` serve the events they
     were made for, by any snapshot of the model that has the same tables of their items, and
     `memory` only while every age stays in its bucket: time enters a memory through buckets of ages
     alone (`models.encoder.recency_bias`).

@@ -23,6 +23,7 @@ class Quota(NamedTuple):
 
     field: str  # of `ItemFields`, but not `item_id`
     most: int
+    shown: tuple[int, ...] = ()  # rows of items that count too, and stand before the answer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -45,7 +45,10 @@ class QuotaCounts:
     def over(
         cls, fields: ItemFields, quotas: Sequence[Quota], rows: NDArray[np.int64]
     ) -> QuotaCounts:
-        """Return the counts of a pool of distinct item rows [P], none of which is taken yet."""
+        """Return the counts of a pool of distinct item rows [P], none of which is taken yet.
+
+        The items that quotas name as shown are not in it.
+        """
         owners, groups, begins = (list[NDArray[np.int64]]() for _ in range(3))
         left, columns, pairs = list[int](), list[_Column](), 0
         by_row = np.argsort(rows) if quotas else rows
@@ -64,15 +67,23 @@ class QuotaCounts:
                 groups.append(np.cumsum(is_first) + (len(left) - 1))
                 begins.append(first + pairs)
                 columns.append(_Column(column, value[first], len(left)))
-                left += [quota.most] * len(first)
+                room = np.full(len(first), quota.most)
+                if quota.shown:
+                    counted = np.sort(column.pairs_of(np.unique(quota.shown))[1])
+                    room += np.searchsorted(counted, value[first])
+                    room -= np.searchsorted(counted, value[first], side="right")
+                left += room.tolist()
                 pairs += len(owner)
         none = np.zeros(0, np.int64)
         owner = np.concatenate([*owners, none])
         by_owner = np.argsort(owner)
+        group = np.concatenate([*groups, none])
+        is_open = np.ones(len(rows), np.bool_)
+        is_open[owner[np.array(left, np.int64)[group] <= 0]] = False
         return cls(
-            np.ones(len(rows), np.bool_),
+            is_open,
             left,
-            np.concatenate([*groups, none])[by_owner],
+            group[by_owner],
             np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(rows)))]),
             owner,
             np.concatenate([*begins, [pairs]]),

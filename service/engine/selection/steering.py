@@ -139,6 +139,8 @@ def steer_items(
         else:
             pins.append(Pin(row, pin.position))
     names = {f"/at_most/{at}/field": each.field for at, each in enumerate(steering.at_most)}
+    rows = snapshot.catalogue.rows(steering.shown)
+    shown = tuple(rows[rows >= 0].tolist())
     seed = steering.seed
     if seed is None:
         seed = secrets.randbelow(_SEEDS) if steering.explore else 0
@@ -148,7 +150,7 @@ def steer_items(
             applied.boost,
             applied.buried,
             tuple(pins),
-            tuple(Quota(each.field, each.count) for each in steering.at_most),
+            tuple(Quota(each.field, each.count, shown) for each in steering.at_most),
             steering.explore,
             seed,
         ),

@@ -36,7 +36,7 @@ class SavableQuestion(NamedTuple):
         body = self.schema.model_construct(_fields_set={*saved}, **vars(body))
         body.to_query() if self.about is None else body.to_query("x")
 
-    async def answer(self, body: Body, about: str | None, context: Context) -> Response:
+    async def answer(self, body: Any, about: str | None, context: Context) -> Response:
         """Answer a question; `about` is the id, where the question is about one."""
         if self.about is None:
             return await self.handler(body, context)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import orjson
@@ -12,14 +13,15 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from service.domain.errors import Invalid, NotFound, StoreUnreachable
+from service.domain.item_selection import FieldCondition, FilterGroup
 from service.domain.records import check_id
-from service.domain.scenarios import Scenario
 from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
 from service.http.routes.questions import QUESTIONS, SavableQuestion
 from service.http.schemas.answers import ScenarioAnswerOut
 from service.http.schemas.base import Body, Page
 from service.http.schemas.event_answers import FoundEventsOut
+from service.http.schemas.questions.steering import PinIn
 from service.http.schemas.rendering import Json
 from service.http.schemas.row_answers import RowsOut
 from service.http.schemas.scalars import PathName
@@ -31,7 +33,7 @@ from service.http.schemas.scenarios.bodies import (
     VersionsOut,
     scenario_out,
 )
-from service.http.schemas.scenarios.narrowing import COMBINED, narrowed
+from service.http.schemas.scenarios.narrowing import NARROWING, narrowed
 
 router = APIRouter(route_class=JsonRoute, tags=["scenarios"])
 
@@ -120,82 +122,177 @@ async def ask_scenario(name: PathName, body: ScenarioQuestion, context: Context)
     return Json(await _answer(name, body.model_extra or {}, context))
 
 
-async def _answer(
-    name: str,
-    given: Mapping[str, Any],
-    context: Context,
-    *,
-    fills_up: tuple[str, ...] = (),
-    at_most: int = 0,
-) -> dict[str, Any]:
-    """Answer a scenario, filled up by its fallback. Raises what its question raises.
+async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    """Answer a scenario, filled up by its fallback, and that by its own. Raises what it raises.
 
-    Args:
-        name: of the scenario.
-        given: fields of the request.
-        context: of the request.
-        fills_up: the scenarios whose fallback it is, directly or not.
-        at_most: the limit of the last of these.
+    What the request narrows holds for the whole answer, and so does the `at_most` of each question
+    for what fills its answer up.
     """
-    if name in fills_up:  # the store refuses it, but versions of different times may be remembered
-        raise NotFound(f"the scenario {name!r} falls back to itself")
     with context.stages("store"):
         scenario, is_stale = await context.engine.scenarios.current(name)
-    if fills_up:
-        given = _of_fallback(scenario, given, at_most)
     question = QUESTIONS[scenario.question]
-    body, about = _narrowed(question, scenario.fields, given)
-    if fills_up:  # a field of the request that does nothing in a fallback is passed over
-        body.model_fields_set.clear()
-    missing: NotFound | None = None
-    answer: dict[str, Any] = {}
+    body, about, given = _narrowed(question, scenario.fields, fields)
+    seen: frozenset[str] | None = None
+    hides_seen = given.get("exclude_seen") is True  # for the request, and so from pins too
+    saves_unseen = scenario.fields.get("exclude_seen") is True
+    if hides_seen and body.pin:
+        seen = await _seen(body, context)
     try:
-        response = await question.answer(body, about, context)
-        answer = orjson.loads(bytes(response.body))
+        left_out = _LeftOut(body, seen or frozenset())
+        answer = await _part(question, left_out, about, context)
+        missing: NotFound | None = None
     except NotFound as error:
-        if scenario.fallback is None:
-            raise
-        missing = error
-    limit = getattr(body, "limit", 0)
-    items = answer.get("items", [])
-    if scenario.fallback is not None and len(items) < limit:
-        chain = (*fills_up, name)
+        answer, missing = {}, error
+    head, fillers, asked = answer.get("items", []), list[dict[str, Any]](), {name}
+    pins, last, end = getattr(body, "pin", []), scenario, getattr(body, "limit", 0)
+    degraded = is_stale or answer.get("degraded", False)
+    # A list that goes on after a page is no short answer.
+    is_page = bool(getattr(body, "offset", 0) or getattr(body, "cursor", None))
+    excluded = frozenset[str]()
+    while last.fallback is not None and len(head) + len(fillers) < end and not is_page:
+        if seen is None:
+            seen = await _seen(body, context)
+        if not missing:  # pins stand in the answer by now, or are warned of
+            given.pop("pin", None)
+        given |= {"at": body.at} if getattr(body, "at", None) is not None else {}
+        given |= {"at_most": body.at_most} if body.at_most else {}
+        excluded = excluded.union(getattr(body, "exclude", ()))
+        shown = tuple(item["item_id"] for item in [*head, *fillers])
+        given["limit"] = end - len(shown)
         try:
-            more = await _answer(scenario.fallback, given, context, fills_up=chain, at_most=limit)
+            with context.stages("store"):
+                last, was_stale = await context.engine.scenarios.current(last.fallback)
+            degraded = degraded or was_stale
+            # The store refuses it, but versions of different times may be remembered.
+            if last.name in asked:
+                raise NotFound(f"the scenario {last.name!r} falls back to itself")
+            asked.add(last.name)
+            question = QUESTIONS[last.question]
+            if not question.fills_up(last.fields):
+                raise NotFound(f"the scenario {last.name!r} answers no list of items")
+            body, about = _fitted(question, last.fields, given, about)
         except (NotFound, StoreUnreachable) as error:
-            # A scenario that is remembered may have a fallback that is not, or that is deleted.
-            is_away = is_stale or isinstance(error, StoreUnreachable)
-            if missing is not None or not is_away:
-                raise
-            answer["degraded"] = True
-        else:
-            named = {item["item_id"] for item in items}
-            added = [
-                {"scenario": scenario.fallback, **item}
-                for item in more["items"]
-                if item["item_id"] not in named
-            ]
             if missing is not None:
-                answer = {name: more[name] for name in more if not name.startswith("scenario")}
-            answer["items"] = [*items, *added[: limit - len(items)]]
-            answer["degraded"] = answer["degraded"] or more["degraded"]
-    answer["degraded"] = answer["degraded"] or is_stale
-    return {**answer, "scenario": scenario.name, "scenario_version": scenario.version}
+                raise
+            # A scenario that is remembered may have a fallback that is not, or that is deleted.
+            degraded = degraded or isinstance(error, StoreUnreachable)
+            break
+        end = min(end, len(shown) + body.limit)
+        # Of itself, a question that knows no seen items, or shows them by default, shows them.
+        own = last.fields.get("exclude_seen", saves_unseen)
+        hides = hides_seen or own or getattr(body, "exclude_seen", False)
+        left_out = _LeftOut(body, excluded.union(shown, seen if hides else ()), shown)
+        try:
+            part = await _part(question, left_out, about, context)
+        except (NotFound, Invalid):  # of an item that this question has no answer about
+            continue
+        degraded = degraded or part["degraded"]
+        fillers += [{"scenario": last.name, **item} for item in part["items"]]
+        if missing is not None:
+            head, fillers, pins, missing = fillers, [], body.pin, None
+            answer = {field: part[field] for field in part if field != "cursor"}
+    if missing is not None:
+        raise missing
+    if fillers:
+        head = _lined_up(head, fillers, pins)
+    answer |= {"items": head} if "items" in answer else {}
+    named = {"scenario": scenario.name, "scenario_version": scenario.version}
+    return {**answer, "degraded": degraded, **named}
 
 
-def _of_fallback(filler: Scenario, given: Mapping[str, Any], limit: int) -> dict[str, Any]:
-    """Return the fields of a request that a fallback leaves open, or that combine with its own."""
-    question = QUESTIONS[filler.question]
-    known = {*question.schema.model_fields, question.about}
-    open_ = (known - filler.fields.keys()) | (known & COMBINED)
-    passed = {name: value for name, value in given.items() if name in open_}
-    return passed | {"limit": min(limit, filler.fields.get("limit", limit))}
+@dataclass(frozen=True, slots=True)
+class _LeftOut:
+    """A question as its handler takes it, without some items, and behind others."""
+
+    body: Any
+    items: frozenset[str]
+    shown: tuple[str, ...] = ()  # items of the answer that stand before, and count for `at_most`
+
+    @property
+    def memory(self) -> Any:
+        return self.body.memory
+
+    def to_query(self, *about: str) -> Any:
+        query = self.body.to_query(*about)
+        if not self.items:
+            return query
+        others = FilterGroup("none", (FieldCondition("item_id", {"in": sorted(self.items)}),))
+        return replace(
+            query,
+            filter=FilterGroup("all", (query.filter, others)),
+            steering=replace(query.steering, shown=self.shown),
+        )
+
+
+async def _part(
+    question: SavableQuestion, body: _LeftOut, about: str | None, context: Context
+) -> dict[str, Any]:
+    response = await question.answer(body, about, context)
+    part: dict[str, Any] = orjson.loads(bytes(response.body))
+    return part
+
+
+async def _seen(body: Any, context: Context) -> frozenset[str]:
+    """Return the items of the requester's events, where a question leaves these out."""
+    if not getattr(body, "exclude_seen", False):
+        return frozenset()
+    requester = body.to_query().requester
+    with context.stages("store"):
+        return frozenset(await context.engine.parts.memories.seen(requester))
+
+
+def _lined_up(
+    head: list[dict[str, Any]], fillers: list[dict[str, Any]], pins: Sequence[PinIn]
+) -> list[dict[str, Any]]:
+    """Put what fills an answer up behind its items, but for pins, and for items that are buried."""
+    places = {pin.item_id: pin.position for pin in pins}
+    pinned = [item for item in head if item.get("moved") == "pinned"]
+    others = [item for item in head if item.get("moved") != "pinned"] + fillers
+    others.sort(key=lambda item: item.get("moved") == "buried")
+    for item in sorted(pinned, key=lambda item: places[item["item_id"]]):
+        others.insert(places[item["item_id"]] - 1, item)
+    return others
+
+
+def _fitted(
+    question: SavableQuestion,
+    saved_fields: Mapping[str, Any],
+    given: Mapping[str, Any],
+    about: str | None,
+) -> tuple[Any, str | None]:
+    """Return the question of a fallback as a request narrows it, and the id that it is about.
+
+    Fields of the request are passed over that the question does not have, or that do not go
+    together with its own. Raises `NotFound` where no id is known.
+    """
+    saved, own = _parsed(question, saved_fields, question.brought)
+    if question.about is not None:
+        about = about if own is None else own
+        if about is None:
+            raise NotFound(f"the fallback needs a field {question.about!r}")
+    names = {*saved_fields} - {question.about}
+    while True:
+        body = narrowed(saved, names, given, is_fallback=True)
+        try:
+            body.to_query(*(() if question.about is None else (about,)))
+        except Invalid as error:
+            field = error.pointer.split("/")[1]
+            wide = {name for name in given if name not in NARROWING}
+            if field in given or wide:
+                dropped = {field} if field in given else wide
+                given = {name: value for name, value in given.items() if name not in dropped}
+            elif field in names:
+                names.remove(field)
+            else:
+                raise
+        else:
+            return body, about
 
 
 def _narrowed(
     question: SavableQuestion, saved_fields: Mapping[str, Any], given_fields: Mapping[str, Any]
-) -> tuple[Body, str | None]:
-    """Return a question as a request narrows it, and the id that it is about.
+) -> tuple[Any, str | None, dict[str, Any]]:
+    """Return a question as a request narrows it, the id that it is about, and the request's fields.
 
     Raises `Invalid` and `RequestValidationError`, which point into the request.
     """
@@ -206,7 +303,8 @@ def _narrowed(
     about = own if about is None else about
     if question.about is not None and about is None:
         raise Invalid(f"/{question.about}", "is required")
-    return narrowed(saved, saved_fields.keys(), given, given_fields.keys()), about
+    fields = {name: getattr(given, name) for name in given_fields if name != question.about}
+    return narrowed(saved, saved_fields.keys(), fields), about, fields
 
 
 def _parsed(

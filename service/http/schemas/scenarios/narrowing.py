@@ -8,6 +8,10 @@ A field that only one of both gives is taken from there. Where both do,
 - `at_most`: both hold, and of one field the request's count is at most the saved one;
 - `facets`, `fields`: the request's, since they choose no items;
 - any other field is fixed: a request may only repeat it. So is `memory`, saved or not.
+
+A fallback is narrowed in the same way, but refuses nothing: the request was made of another
+question. The least of two numbers holds, `at` and pins are the request's, and another field that
+is fixed stays as it is saved.
 """
 
 from __future__ import annotations
@@ -19,66 +23,80 @@ from service.domain.errors import Invalid
 from service.http.schemas.base import Body
 from service.http.schemas.questions.filters import FilterIn
 from service.http.schemas.questions.selection import VisibleIn
-from service.http.schemas.questions.steering import AtMostIn, RuleIn
+from service.http.schemas.questions.steering import AtMostIn, PinIn, RuleIn
+
+_Refuse = Callable[[str, str], None]  # of a pointer within a field, and what is wrong with it
 
 
-def narrowed(saved: Body, saved_names: Set[str], given: Body, given_names: Set[str]) -> Any:
+def narrowed(
+    saved: Body, saved_names: Set[str], given: Mapping[str, Any], *, is_fallback: bool = False
+) -> Any:
     """Return a saved question as a request narrows it.
 
     Args:
         saved: the question of the scenario, valid by itself.
         saved_names: the fields that are saved in it.
-        given: a question of the same type with the request's fields, valid by itself.
-        given_names: the fields that are the request's.
+        given: the fields of the request, each valid by itself.
+        is_fallback: the request was not made of this question, and is not refused.
 
     Raises:
         Invalid: at the first field that would widen the question.
     """
     values: dict[str, Any] = {}
     for name, field in type(saved).model_fields.items():
-        own = getattr(given, name)
         if name not in saved_names and name != "memory":
             default = field.get_default(call_default_factory=True)
-            values[name] = own if name in given_names else default
-        elif name not in given_names:
+            values[name] = given.get(name, default)
+        elif name not in given:
             values[name] = getattr(saved, name)
         else:
-            values[name] = _NARROW.get(name, _fixed)(name, getattr(saved, name), own)
+
+            def refuse(pointer: str, why: str, name: str = name) -> None:
+                if not is_fallback:
+                    raise Invalid(f"/{name}{pointer}", why)
+
+            values[name] = _NARROW.get(name, _fixed)(refuse, getattr(saved, name), given[name])
     # Saved fields that do nothing for this request are no fault of it.
-    return type(saved).model_construct(_fields_set={*given_names}, **values)
+    named = () if is_fallback else given.keys()
+    return type(saved).model_construct(_fields_set={*named}, **values)
 
 
-def _fixed(name: str, saved: Any, given: Any) -> Any:
+def _fixed(refuse: _Refuse, saved: Any, given: Any) -> Any:
     if given != saved:
-        raise Invalid(f"/{name}", "is fixed by the scenario: leave it out")
+        refuse("", "is fixed by the scenario: leave it out")
     return saved
 
 
-def _replaced(_name: str, _saved: Any, given: Any) -> Any:
+def _given(refuse: _Refuse, saved: Any, given: Any) -> Any:
+    _fixed(refuse, saved, given)
     return given
 
 
-def _at_most(name: str, saved: int, given: int) -> int:
+def _replaced(_refuse: _Refuse, _saved: Any, given: Any) -> Any:
+    return given
+
+
+def _least(refuse: _Refuse, saved: int, given: int) -> int:
     if given > saved:
-        raise Invalid(f"/{name}", f"must be at most {saved}, which the scenario allows")
-    return given
+        refuse("", f"must be at most {saved}, which the scenario allows")
+    return min(saved, given)
 
 
-def _kept_true(name: str, saved: bool, given: bool) -> bool:
+def _kept_true(refuse: _Refuse, saved: bool, given: bool) -> bool:
     if saved and not given:
-        raise Invalid(f"/{name}", "must be true, as the scenario has it")
-    return given
+        refuse("", "must be true, as the scenario has it")
+    return saved or given
 
 
-def _both(_name: str, saved: FilterIn, given: FilterIn) -> FilterIn:
+def _both(_refuse: _Refuse, saved: FilterIn, given: FilterIn) -> FilterIn:
     return FilterIn(all=[saved, given])
 
 
-def _union(_name: str, saved: list[str], given: list[str]) -> list[str]:
+def _union(_refuse: _Refuse, saved: list[str], given: list[str]) -> list[str]:
     return [*dict.fromkeys([*saved, *given])]
 
 
-def _intersection(_name: str, saved: VisibleIn, given: VisibleIn) -> VisibleIn:
+def _intersection(_refuse: _Refuse, saved: VisibleIn, given: VisibleIn) -> VisibleIn:
     since = [each for each in (saved.since, given.since) if each is not None]
     until = [each for each in (saved.until, given.until) if each is not None]
     return saved.model_copy(
@@ -97,37 +115,51 @@ def _common(saved: list[str] | None, given: list[str] | None) -> list[str] | Non
     return [each for each in given if each in saved]
 
 
-def _rules(name: str, saved: list[RuleIn], given: list[RuleIn]) -> list[RuleIn]:
-    names = {rule.name for rule in saved}
+def _rules(refuse: _Refuse, saved: list[RuleIn], given: list[RuleIn]) -> list[RuleIn]:
+    rules, names = [*saved], {rule.name for rule in saved}
     for place, rule in enumerate(given):
-        if rule.name in names:
-            raise Invalid(f"/{name}/{place}/name", "is the name of a rule of the scenario")
-    return [*saved, *given]
+        name = rule.name
+        if name in names:
+            refuse(f"/{place}/name", "is the name of another rule, maybe of the scenario")
+        while name in names:
+            name += " (of the request)"
+        names.add(name)
+        rules.append(rule.model_copy(update={"name": name}))
+    return rules
 
 
-def _quotas(name: str, saved: list[AtMostIn], given: list[AtMostIn]) -> list[AtMostIn]:
+def _quotas(refuse: _Refuse, saved: list[AtMostIn], given: list[AtMostIn]) -> list[AtMostIn]:
     counts = {each.field: each.count for each in saved}
+    fields = [each.field for each in given]
     for place, each in enumerate(given):
+        if each.field in fields[:place]:
+            refuse(f"/{place}/field", f"must not repeat /at_most/{fields.index(each.field)}/field")
         most = counts.get(each.field, each.count)
         if each.count > most:
-            pointer = f"/{name}/{place}/count"
-            raise Invalid(pointer, f"must be at most {most}, which the scenario allows")
-    named = {each.field for each in given}
-    return [*(each for each in saved if each.field not in named), *given]
+            refuse(f"/{place}/count", f"must be at most {most}, which the scenario allows")
+        counts[each.field] = min(most, each.count)
+    return [AtMostIn(field=field, count=count) for field, count in counts.items()]
 
 
-# Fields that a request may give beside any saved ones without being refused.
-COMBINED = frozenset({"filter", "exclude", "visible", "facets", "fields"})
+def _pins(refuse: _Refuse, saved: list[PinIn], given: list[PinIn]) -> list[PinIn]:
+    _fixed(refuse, saved, given)
+    taken = {pin.item_id for pin in given}, {pin.position for pin in given}
+    free = (pin for pin in saved if pin.item_id not in taken[0] and pin.position not in taken[1])
+    return [*given, *free]
 
-_NARROW: Mapping[str, Callable[[str, Any, Any], Any]] = {
+
+_NARROW: Mapping[str, Callable[[_Refuse, Any, Any], Any]] = {
     "filter": _both,
-    "limit": _at_most,
-    "explain": _at_most,
+    "limit": _least,
+    "explain": _least,
     "exclude": _union,
     "exclude_seen": _kept_true,
     "visible": _intersection,
     "rules": _rules,
     "at_most": _quotas,
+    "pin": _pins,
+    "at": _given,
     "facets": _replaced,
     "fields": _replaced,
 }
+NARROWING = frozenset(_NARROW)
