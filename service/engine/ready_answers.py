@@ -30,7 +30,7 @@ from service.domain.ready_queries import (
 )
 from service.domain.stage_clock import StageClock
 from service.domain.steering import Steering
-from service.domain.timestamps import to_rfc3339
+from service.domain.timestamps import MAX_TIMESTAMP, to_rfc3339
 from service.engine.compose import Parts
 from service.engine.explanation.naming import name_events, name_reasons
 from service.engine.questions.audience import (
@@ -104,7 +104,7 @@ class ReadyAnswers:
 
         def rank() -> Answer:
             selection = select_items(snapshot, query.filter, query.facets)
-            return together(query, snapshot, log, types, selection, request_time(query.at))
+            return together(query, snapshot, log, types, selection, _until(query.at))
 
         answer = await self._steps.compute(stages, rank, stage="count")
         return await self._completed(answer, query.fields, stages)
@@ -180,7 +180,9 @@ class ReadyAnswers:
             log, snapshot = await self._open()
         row = item_row(snapshot, query.item_id)
         found = await self._steps.compute(
-            stages, lambda: candidates(query, snapshot, log, row, at), stage="count"
+            stages,
+            lambda: candidates(query, snapshot, log, row, _until(query.at)),
+            stage="count",
         )
         with stages("store"):
             names = await self._parts.store.user_ids(found.numbers.tolist())
@@ -260,6 +262,11 @@ class ReadyAnswers:
     ) -> Answer:
         answer = await self._steps.complete(answer, fields, stages)
         return replace(answer, degraded=answer.degraded or self._is_degraded)
+
+
+def _until(at: int | None) -> int:
+    """Return the time until which events count: all do without one, for clocks may be ahead."""
+    return MAX_TIMESTAMP if at is None else at
 
 
 def _attended(every: Sequence[Scores]) -> dict[str, Any]:

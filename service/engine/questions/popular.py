@@ -29,6 +29,8 @@ from service.domain.timestamps import to_rfc3339
 from service.engine.selection.item_selection import ItemSelection, count_items
 from service.engine.selection.steering import SteeredItems
 
+AHEAD = 7 * 86_400_000_000  # microseconds by which another machine's clock may be ahead
+
 
 def popular_items(
     query: PopularQuery,
@@ -104,7 +106,7 @@ def _ranked(
     """Return scores of N items, the items that are ranked by them [N], and what makes them odd."""
     size = len(snapshot.catalogue)
     if query.by == "newest":
-        events = of_types(log.between(None, at), types)
+        events = _counted(query, log, types, at, None)
         times = appeared(snapshot.catalogue, events)
         ranked = PopularityScores(item_counts(events, size), {"appeared": times / 1e6})
         since = NEVER if query.window is None else at - query.window
@@ -112,7 +114,7 @@ def _ranked(
     window = query.window
     if query.by == "trending" and window is None:
         window = TREND_WINDOW
-    events = of_types(log.between(None if window is None else at - window, at), types)
+    events = _counted(query, log, types, at, None if window is None else at - window)
     if query.by == "trending":
         half_life = TREND_HALF_LIFE if query.half_life is None else query.half_life
         # The past of a young log is as long as the log.
@@ -126,6 +128,25 @@ def _ranked(
     else:
         ranked, doubts = popular(events, size, at=at, half_life=query.half_life), ()
     return ranked, ranked.events > 0, doubts
+
+
+def _counted(
+    query: PopularQuery, log: EventLog, types: NDArray[np.integer], at: int, since: int | None
+) -> LoggedEvents:
+    """Return the events that count, none of them later than the request.
+
+    Where the query names no time, the clock of another machine may be ahead of this one's: an event
+    of then counts as one of now. Where ages count, one that is later than any clock waits for its
+    time, so that it is not new until then.
+    """
+    until: int | None = at
+    if query.requester.at is None and log.span is not None and log.span[1] > at:
+        has_ages = since is not None or query.half_life is not None or query.by == "newest"
+        until = at + AHEAD if has_ages else None
+    events = of_types(log.between(since, until), types)
+    if until == at:
+        return events
+    return events._replace(timestamps=np.minimum(events.timestamps, at))
 
 
 def _rating_warnings(events: LoggedEvents) -> tuple[FilterWarning, ...]:

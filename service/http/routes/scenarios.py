@@ -60,6 +60,9 @@ async def put_scenario(name: PathName, body: ScenarioIn, context: Context) -> Re
         if filler is not None and not QUESTIONS[filler.question].fills_up(filler.fields):
             kind = "events" if QUESTIONS[filler.question].lists_items else filler.question
             raise Invalid("/fallback", f"answers {kind}, which fill no list up")
+        about = None if filler is None else QUESTIONS[filler.question].about
+        if filler is not None and about not in {None, question.about, *filler.fields}:
+            raise Invalid("/fallback", f"must save {about!r}, which this question does not know")
         document["fallback"] = body.fallback
     with context.stages("store"):
         stored = await context.engine.scenarios.put(name, document)

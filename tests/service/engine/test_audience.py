@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,37 @@ def test_candidates_of_many_users_are_near_the_item(
         assert all(int(user["user_id"][1:]) % 4 == 1 for user in fresh.users)
         monkeypatch.setattr(audience_model, "_EVENTS", 3)
         assert (await ask(engine, item)).scored <= 5
+
+    run(data, story)
+
+
+def test_writes_of_other_items_leave_the_memories_of_an_audience(data: Path) -> None:
+    """After a new item, a new price and a deletion, only users of changed texts are read again."""
+    item = item_id(1, 4)
+    same, other = tiny.items()[49], tiny.items()[50]
+
+    async def story(engine: Engine) -> None:
+        async def misses() -> float:
+            before = engine.parts.memories.stats()["memory_misses"]
+            await ask(engine, item, limit=1000)
+            return engine.parts.memories.stats()["memory_misses"] - before
+
+        assert await misses() > 0
+        priced = replace(same, attributes={**same.attributes, "price": 3.5})
+        new = Item("new", "a soup of garlic and pepper")
+        for write in (
+            partial(engine.live.catalogue.put_items, [new]),
+            partial(engine.live.catalogue.put_items, [priced]),
+            partial(engine.live.catalogue.delete_item, "new"),
+            engine.live.refresh_popularity,
+        ):
+            await write()
+            assert await misses() == 0
+        await engine.live.catalogue.put_items(
+            [replace(other, title="another text", description="")]
+        )
+        takers = {e.user_id for e in engine.store.scan_events() if e.item_id == other.item_id}
+        assert 0 < await misses() <= len(takers)
 
     run(data, story)
 

@@ -1,0 +1,141 @@
+"""Events whose times are ahead of this machine's clock, by another one's clock or by a client's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.data import event_log
+from service.domain.queries import RecommendQuery, Requester
+from service.domain.ready_queries import (
+    AffinitiesQuery,
+    AudienceQuery,
+    PopularQuery,
+    RowsQuery,
+    TogetherQuery,
+)
+from service.domain.records import Event
+from service.domain.stage_clock import StageClock
+from service.domain.timestamps import MAX_TIMESTAMP
+from service.engine.engine import Engine
+from tests.support import tiny
+from tests.support.engine_story import run
+from tests.support.tiny import DAY, item_id
+
+TARGET, OTHER = item_id(0, 7), item_id(2, 7)
+USERS = [f"ahead-{number}" for number in range(30)]
+
+
+@pytest.fixture(params=[True, False], ids=["trained", "untrained"])
+def data(request: pytest.FixtureRequest, world: tiny.World, tmp_path: Path) -> Path:
+    """The small world, with a model or without."""
+    return world.copy(tmp_path / "data", trained=request.param)
+
+
+async def append(engine: Engine, ahead: int) -> None:
+    """Have users take two items together, so much ahead of the clock."""
+    at = min(time.time_ns() // 1000 + ahead, MAX_TIMESTAMP - DAY)
+    events = [
+        Event(user, item, timestamp=at + step)
+        for user in USERS
+        for step, item in enumerate([TARGET, OTHER])
+    ]
+    await engine.store.append(events)
+
+
+def ids(answer: Any) -> list[str]:
+    """The items of an answer."""
+    return [item["item_id"] for item in answer.items]
+
+
+Ask = Callable[..., Awaitable[Any]]
+
+
+def asking(engine: Engine) -> tuple[Ask, Ask, Ask]:
+    """Questions for popular items, for items taken together, and for an audience."""
+    ready = engine.ready_answers
+
+    async def popular(by: Any, **fields: Any) -> list[str]:
+        query = PopularQuery(Requester(), by, limit=60, **fields)
+        return ids(await ready.popular(query, StageClock()))
+
+    async def together() -> list[str]:
+        query = TogetherQuery(TARGET, limit=60, relation="after")
+        answer = await ready.together(query, StageClock())
+        return [item["item_id"] for item in answer.items if item["reason"] == "after"]
+
+    async def audience() -> list[str]:
+        query = AudienceQuery(TARGET, limit=1000, explain=0)
+        answer = await ready.audience(query, StageClock())
+        return [user["user_id"] for user in answer.users]
+
+    return popular, together, audience
+
+
+@pytest.mark.parametrize("ahead", [2 * DAY, 10_000 * 365 * DAY], ids=["two days", "year 9999"])
+def test_events_ahead_of_the_clock_count_at_once(data: Path, ahead: int) -> None:
+    """The next question of their user, and of everybody, has them; ages only of the next days."""
+
+    async def story(engine: Engine) -> None:
+        popular, together, audience = asking(engine)
+        await append(engine, ahead)
+        assert {*(await popular("popular"))[:2]} == {TARGET, OTHER}
+        assert TARGET in await popular("rated")
+        for fields in ({"by": "trending"}, {"by": "popular", "window": 30 * DAY}):
+            assert {*await popular(**fields)} == ({TARGET, OTHER} if ahead == 2 * DAY else set())
+        assert (await popular("popular", half_life=DAY))[0] in (
+            {TARGET, OTHER} if ahead == 2 * DAY else {item.item_id for item in tiny.items()}
+        )
+        assert not {*await audience()} & {*USERS}  # who have seen it
+        affinities = await engine.ready_answers.affinities(AffinitiesQuery(USERS[0]), StageClock())
+        assert {each.value for each in affinities.values} >= {"space", "history"}
+        requester = Requester(USERS[0])
+        recommended = await engine.answers.recommend(
+            RecommendQuery(requester, limit=60), StageClock()
+        )
+        assert len(recommended.items) == 58
+        page = await engine.ready_answers.rows(RowsQuery(requester), StageClock())
+        shown = {item["item_id"] for row in page.rows for item in row.items}
+        assert shown
+        assert not shown & {TARGET, OTHER}
+        assert OTHER in await together() or engine.live.snapshot.trained is not None
+
+    run(data, story)
+
+
+def test_an_event_of_the_future_slows_no_question(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a time of the request, nothing is counted over the whole log for its sake."""
+
+    async def story(engine: Engine) -> None:
+        _, together, audience = asking(engine)
+        await append(engine, 10_000 * 365 * DAY)
+        await together()
+        await audience()
+
+        def between(*_: object) -> None:
+            raise AssertionError("the whole log is gone through")
+
+        monkeypatch.setattr(event_log.EventLog, "between", between)
+        await together()
+
+    run(data, story)
+
+
+def test_a_named_time_is_exact(data: Path) -> None:
+    """An event after the time that a question names does not exist for it."""
+
+    async def story(engine: Engine) -> None:
+        await append(engine, 2 * DAY)
+        at = time.time_ns() // 1000
+        for by in ("popular", "trending", "rated"):
+            query = PopularQuery(Requester(at=at), by, limit=60)
+            answer = await engine.ready_answers.popular(query, StageClock())
+            assert all(item["events"] < len(USERS) for item in answer.items)
+
+    run(data, story)
