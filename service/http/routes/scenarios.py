@@ -135,14 +135,13 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
         scenario, is_stale = await context.engine.scenarios.current(name)
     question = QUESTIONS[scenario.question]
     body, about, given = _narrowed(question, scenario.fields, fields)
-    seen: frozenset[str] | None = None
+    asked_first, seen = body, frozenset[str]()
     hides_seen = given.get("exclude_seen") is True  # for the request, and so from pins too
     saves_unseen = scenario.fields.get("exclude_seen") is True
     if hides_seen and body.pin:
         seen = await _seen(body, context)
     try:
-        left_out = _LeftOut(body, seen or frozenset())
-        answer = await _part(question, left_out, about, context)
+        answer = await _part(question, _LeftOut(body, seen), about, context)
         missing: NotFound | None = None
     except NotFound as error:
         answer, missing = {}, error
@@ -153,15 +152,13 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
     is_page = bool(getattr(body, "offset", 0) or getattr(body, "cursor", None))
     excluded = frozenset[str]()
     while last.fallback is not None and len(head) + len(fillers) < end and not is_page:
-        if seen is None:
-            seen = await _seen(body, context)
         if not missing:  # pins stand in the answer by now, or are warned of
             given.pop("pin", None)
-        given |= {"at": body.at} if getattr(body, "at", None) is not None else {}
-        given |= {"at_most": body.at_most} if body.at_most else {}
+        if getattr(body, "at", None) is not None:
+            given["at"] = body.at
         excluded = excluded.union(getattr(body, "exclude", ()))
         shown = tuple(item["item_id"] for item in [*head, *fillers])
-        given["limit"] = end - len(shown)
+        given |= {"at_most": body.at_most, "limit": end - len(shown)}
         try:
             with context.stages("store"):
                 last, was_stale = await context.engine.scenarios.current(last.fallback)
@@ -181,9 +178,11 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
             degraded = degraded or isinstance(error, StoreUnreachable)
             break
         end = min(end, len(shown) + body.limit)
-        # Of itself, a question that knows no seen items, or shows them by default, shows them.
+        # A fallback that shows seen items by default, or that knows none, goes on to show them.
         own = last.fields.get("exclude_seen", saves_unseen)
         hides = hides_seen or own or getattr(body, "exclude_seen", False)
+        if hides and not seen and not _hides_as(body, asked_first):
+            seen = await _seen(asked_first, context)
         left_out = _LeftOut(body, excluded.union(shown, seen if hides else ()), shown)
         try:
             part = await _part(question, left_out, about, context)
@@ -233,6 +232,16 @@ async def _part(
     response = await question.answer(body, about, context)
     part: dict[str, Any] = orjson.loads(bytes(response.body))
     return part
+
+
+def _hides_as(body: Any, other: Any) -> bool:
+    """Return whether a question leaves out all that the requester of another one has seen."""
+    same = ("user_id", "history", "at")
+    return (
+        getattr(body, "exclude_seen", False)
+        and not body.pin
+        and all(getattr(body, name, None) == getattr(other, name, None) for name in same)
+    )
 
 
 async def _seen(body: Any, context: Context) -> frozenset[str]:
