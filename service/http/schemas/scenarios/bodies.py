@@ -31,7 +31,8 @@ class ScenarioIn(Body):
     fallback: Name | None = Field(
         None,
         description="A scenario that fills the answer up where it has fewer items than `limit`. "
-        "It is asked for what the request says, as far as it has these fields.",
+        "It is asked for what the request says, as far as it has these fields; what the request "
+        "narrows holds for the whole answer.",
     )
 
 
