@@ -190,9 +190,10 @@ class WorkQueue:
         """
         now = self.clock()
         patience = _PATIENCE if now < self._refused + _OVERLOAD else 1.0
-        if (wait := self.wait(name)) > patience * (deadline - now):
+        wait, left = self.wait(name), patience * (deadline - now)
+        if wait > left:
             self._refused = now
-            raise _overloaded(self._keys[name], wait, deadline - now)
+            raise _overloaded(self._keys[name], wait, left)
         key = self._keys.setdefault(name, _Key(name, self._interval))
         turn = Turn(self, key, deadline)
         token = current_turn.set(turn)
@@ -264,10 +265,10 @@ class WorkQueue:
         """Refuse those that came last, where by now they are expected to be done too late."""
         while key.waiting:
             turn = key.waiting[-1]
-            if turn.ready is not None and not turn.ready.done():
-                # The first of them takes the place that is free.
-                if not self._is_late(turn, key.interval * (len(key.waiting) + key.places)):
-                    return
+            # The first of them takes the place that is free.
+            wait = key.interval * (len(key.waiting) + key.places)
+            if turn.ready is not None and not (turn.ready.done() or self._is_late(turn, wait)):
+                return
             self._remove(turn)
 
     def _is_late(self, turn: Turn, wait: float) -> bool:
@@ -304,8 +305,7 @@ class WorkQueue:
 def _overloaded(key: _Key, wait: float, left: float) -> Overloaded:
     return Overloaded(
         f"{len(key.waiting)} requests wait, and one is done each {1e3 * key.interval:.3g} ms: this "
-        f"one needs {wait:.2f} s, and its deadline passes in {max(0.0, left):.2f} s "
-        "(HEED_DEADLINE).",
+        f"one needs {wait:.2f} s, and has {max(0.0, left):.2f} s (HEED_DEADLINE).",
         wait,
     )
 
