@@ -20,7 +20,7 @@ from service.runtime.work_queue import Turn, WorkQueue
 
 BULK_TURN = "heed.bulk_turn"  # in the scope of a stream: a context that is entered for each batch
 
-_EXEMPT = frozenset({"/", "/health/live", "/health/ready", "/metrics", "/docs", "/openapi.json"})
+_EXEMPT = frozenset({"/health/live", "/health/ready", "/metrics"})
 
 
 class Admission:
