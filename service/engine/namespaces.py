@@ -94,6 +94,10 @@ class Namespaces:
         others = {name: engine for name, engine in opened.items() if engine is not None}
         return {DEFAULT_NAMESPACE: self.default, **others}
 
+    def has_served(self, name: str) -> bool:
+        """Return True for a namespace that was used here and, as far as is known, exists."""
+        return name == DEFAULT_NAMESPACE or name in self._known
+
     def engine(self, name: str) -> Engine | None:
         """Return the engine of a namespace, None where it is not open."""
         if name == DEFAULT_NAMESPACE:

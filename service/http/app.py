@@ -98,12 +98,12 @@ def create_app(
         redirect_slashes=False,  # a path that ends in a slash has an empty id, which is no id
         lifespan=lifespan,
         middleware=[  # the first is the outermost
+            Middleware(Paths),
             Middleware(Telemetry, metrics=metrics, access_log=AccessLog(settings.access_log)),
             *_cors(settings),
             Middleware(Problems),
             Middleware(HeadRequests),
             Middleware(OriginChecks, settings=settings),
-            Middleware(Paths),
             Middleware(AccessControl, settings=settings, rates=rates or RateLimits()),
             Middleware(Bodies, settings=settings, arrivals=arrivals),
             Middleware(Admission, settings=settings, metrics=metrics),

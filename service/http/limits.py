@@ -18,10 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.domain.errors import Crowded, TooLarge
 from service.domain.settings import Settings
-from service.http.access.access_control import KEY, NAMESPACE
 from service.http.arrivals import Arrivals, SlowPlace, sender_of
 from service.http.clients.disconnects import ClientConnection, connection_of
-from service.http.telemetry.metrics import SERVED
 
 BODY = "heed.body"  # in the scope of every request but streams
 CROWDED = "heed.crowded"  # in the scope where all connections are in work: the refusal
@@ -30,12 +28,9 @@ ITEMS_PATH = "/v1/items"
 STREAM_TYPE = "application/x-ndjson"
 MERGE_PATCH_TYPE = "application/merge-patch+json"  # RFC 7396
 
-# What is found inside, and telemetry, outside, counts and logs.
-_SHARED = ("route", KEY, NAMESPACE, SERVED)
-
 
 class Paths:
-    """Keeps a slash inside an id apart from the slashes between segments.
+    """The outermost middleware: keeps a slash inside an id apart from the slashes between segments.
 
     Servers hand the path over decoded, where `/v1/items/a%2Fb` and `/v1/items/a/b` are one. This
     decodes `raw_path` anew but leaves `%2F` and `%25` standing in it, so that routing sees one
@@ -61,13 +56,7 @@ class Paths:
             await self._app(scope, receive, send)
             return
         # A copy, because the server goes on to log the path of its own.
-        inner = {**scope, "path": path}
-        try:
-            await self._app(inner, receive, send)
-        finally:
-            for name in _SHARED:
-                if name in inner:
-                    scope[name] = inner[name]
+        await self._app({**scope, "path": path}, receive, send)
 
 
 def segment(part: str) -> str:

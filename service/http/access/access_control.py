@@ -20,12 +20,14 @@ from service.domain.timestamps import to_rfc3339
 from service.http.access.bind_address import is_exposed
 from service.http.access.rate_limits import RateLimits
 from service.http.access.route_scopes import PUBLIC, RouteScopes
+from service.http.telemetry.metrics import SERVED
 from service.stores.protocols.key_store import KeyStore
 
 KEY = "heed.key"  # in the scope of every request: its `ApiKey`, or None without one
 NAMESPACE = "heed.namespace"  # in the scope of every request: the namespace that it is about
 ANONYMOUS = "heed.anonymous"  # in the scope of every request: keys are on, and it has none
 
+_PREFIX = "/v1/"
 _REALM = 'Bearer realm="heed"'
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -51,7 +53,9 @@ class AccessControl:
         """Serve one request."""
         if scope["type"] == "http":
             scope[KEY], scope[NAMESPACE], scope[ANONYMOUS] = None, DEFAULT_NAMESPACE, False
-            if not self._is_off:
+            if self._is_off:
+                _note_namespace(scope)
+            else:
                 await self._check(scope)
         await self._app(scope, receive, send)
 
@@ -65,14 +69,16 @@ class AccessControl:
             await self._note(scope, store)
             return
         if not self._keys_are_on(store):
+            _note_namespace(scope)
             return
         key = await self._authenticate(scope, store)
         scope[KEY], scope[NAMESPACE] = key, key.namespace
+        _note_namespace(scope)
         if key.rate is not None:
             await self._rates.count(key, key.rate, store.rate_windows)
         if needed is None:
             # Not left to the router: a route without scopes shall answer nobody.
-            raise HTTPException(405 if routes.methods(path) else 404)
+            raise HTTPException(405 if routes.nearest(scope["method"], path) else 404)
         if not key.permits(needed):
             raise _forbidden(scope, key, " or ".join(sorted(needed)))
 
@@ -119,6 +125,19 @@ class AccessControl:
             if key is not None:  # unknown ids are without number
                 self._known[key_id] = key
         return key
+
+
+def is_about_data(scope: Scope) -> bool:
+    """Return True for a request under `/v1/`, which is about the data of a namespace."""
+    path: str = scope["path"]
+    return path.removeprefix(scope["root_path"]).startswith(_PREFIX)
+
+
+def _note_namespace(scope: Scope) -> None:
+    """Let a request count for its namespace from here on, also if it is refused further inside."""
+    name = scope[NAMESPACE]
+    if is_about_data(scope) and scope["app"].state.namespaces.has_served(name):
+        scope[SERVED] = name
 
 
 def _unauthorized(scope: Scope, detail: str, error: str = "") -> HTTPException:

@@ -7,11 +7,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.domain.errors import NotFound
 from service.domain.names import DEFAULT_NAMESPACE
 from service.engine.namespaces import Namespaces
-from service.http.access.access_control import NAMESPACE
+from service.http.access.access_control import NAMESPACE, is_about_data
 from service.http.telemetry.metrics import SERVED
 
 ENGINE = "heed.engine"  # in the scope of every request under /v1/
-_PREFIX = "/v1/"
 
 
 def namespace_of(scope: Scope) -> str:
@@ -32,13 +31,13 @@ class Engines:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Raises `NotFound` and `Unavailable`, as `Namespaces.lease` does."""
-        if scope["type"] != "http" or not _is_about_data(scope):
+        if scope["type"] != "http" or not is_about_data(scope):
             await self._app(scope, receive, send)
             return
         namespaces: Namespaces = scope["app"].state.namespaces
         name = namespace_of(scope)
         if name == DEFAULT_NAMESPACE:
-            scope[SERVED], scope[ENGINE] = name, namespaces.default
+            scope[ENGINE] = namespaces.default
             await self._app(scope, receive, send)
             return
         try:
@@ -46,12 +45,9 @@ class Engines:
                 scope[SERVED], scope[ENGINE] = name, engine
                 await self._app(scope, receive, send)
         except NotFound:
+            if ENGINE not in scope:  # there is no such namespace, and no series of it
+                scope.pop(SERVED, None)
             raise
         except BaseException:
             scope[SERVED] = name  # it exists, and could not be opened, or not in time
             raise
-
-
-def _is_about_data(scope: Scope) -> bool:
-    path: str = scope["path"]
-    return path.removeprefix(scope["root_path"]).startswith(_PREFIX)

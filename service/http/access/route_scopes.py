@@ -82,33 +82,36 @@ class RouteScopes:
     """
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
-        self._patterns: dict[str, list[tuple[Route, Scopes]]] = {}
-        self._exact: dict[tuple[str, str], Scopes] = {}
+        self._patterns: dict[str, list[Route]] = {}
+        self._exact: dict[tuple[str, str], Route | None] = {}
         for route in routes:
             if not isinstance(route, Route):
                 raise LookupError(f"{route!r} has no scopes, since it has no path")
             for method in route.methods or ():
                 if (method, route.path) not in ROUTES:
                     raise LookupError(f"{method} {route.path} has no scopes in {__name__}.ROUTES")
-                found = (route, ROUTES[method, route.path])
-                self._patterns.setdefault(method, []).append(found)
+                self._patterns.setdefault(method, []).append(route)
         # A path without parameters may still be caught by the pattern of an earlier route.
         for method, patterns in self._patterns.items():
-            for route, _ in patterns:
+            for route in patterns:
                 if not route.param_convertors:
-                    self._exact[method, route.path] = self._first(method, route.path) or PUBLIC
+                    self._exact[method, route.path] = self._first(method, route.path)
 
     def of(self, method: str, path: str) -> Scopes | None:
         """Return the scopes of which a request needs one; None where no route answers it."""
-        exact = self._exact.get((method, path))
-        return self._first(method, path) if exact is None else exact
+        route = self._find(method, path)
+        return None if route is None else ROUTES[method, route.path]
 
-    def methods(self, path: str) -> list[str]:
-        """Return the methods that a path takes."""
-        return sorted(method for method in self._patterns if self._first(method, path) is not None)
+    def nearest(self, method: str, path: str) -> Route | None:
+        """Return the route of a request; if its method is not allowed, one that has its path."""
+        others = (self._first(other, path) for other in self._patterns)
+        return self._find(method, path) or next(filter(None, others), None)
 
-    def _first(self, method: str, path: str) -> Scopes | None:
-        for route, scopes in self._patterns.get(method, ()):
+    def _find(self, method: str, path: str) -> Route | None:
+        return self._exact.get((method, path)) or self._first(method, path)
+
+    def _first(self, method: str, path: str) -> Route | None:
+        for route in self._patterns.get(method, ()):
             if route.path_regex.match(path):
-                return scopes
+                return route
         return None

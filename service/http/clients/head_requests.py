@@ -32,5 +32,4 @@ class HeadRequests:
         try:
             await self._app(inner, receive, send_without_body)
         finally:
-            if "route" in inner:
-                scope["route"] = inner["route"]
+            scope.update({**inner, "method": "HEAD"})

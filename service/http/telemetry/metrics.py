@@ -92,8 +92,8 @@ class Metrics:
         )
         self._namespace_requests = Counter(
             "heed_namespace_requests",
-            "Requests under /v1/ by namespace and status.",
-            (NAMESPACE_LABEL, "status"),
+            "Requests under /v1/, by namespace, route and status.",
+            ("method", NAMESPACE_LABEL, "route", "status"),
             registry=self.registry,
         )
         self._namespace_seconds = Histogram(
@@ -185,7 +185,7 @@ class Metrics:
         self.requests(method, route, str(status)).inc()
         self.seconds(method, route).observe(seconds)
         if (namespace := scope.get(SERVED)) is not None:
-            self.namespace_requests(namespace, str(status)).inc()
+            self.namespace_requests(method, namespace, route, str(status)).inc()
             self.namespace_seconds(namespace).observe(seconds)
         for stage, spent in stages.seconds.items():
             self.stage_seconds(route, stage).observe(spent)

@@ -1,4 +1,4 @@
-"""Middleware around all others: gives a request its id and clock, counts and logs its end.
+"""Middleware around all that answer: gives a request its id and clock, counts and logs its end.
 
 Every response has `X-Request-ID` (the client's own if that is plain) and `Server-Timing`
 (https://www.w3.org/TR/server-timing/), which shows the stage that made an answer slow.
@@ -13,6 +13,7 @@ import uuid
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.domain.stage_clock import StageClock
+from service.http.access.route_scopes import RouteScopes
 from service.http.clients.disconnects import CLOSED_REQUEST, DISCONNECTED
 from service.http.telemetry.access_log import AccessLog
 from service.http.telemetry.metrics import Metrics, method_label, route_label
@@ -27,7 +28,7 @@ _PLAIN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 class Telemetry:
-    """Pure ASGI middleware, the outermost: gives each request its id and its clock."""
+    """Pure ASGI middleware around all that answer: gives each request its id and its clock."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, access_log: AccessLog) -> None:
         self._app = app
@@ -67,6 +68,10 @@ class Telemetry:
             self._metrics.in_flight.dec()
             if DISCONNECTED in scope:
                 status = CLOSED_REQUEST
+            if "route" not in scope:  # it was refused before the routing
+                routes: RouteScopes = scope["app"].state.route_scopes
+                path = scope["path"].removeprefix(scope["root_path"])
+                scope["route"] = routes.nearest(scope["method"], path)
             self._metrics.observe(scope, status, stages)
             self._access_log.write(scope, status, size, stages)
             self._export(scope, status, size, stages, span)

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Iterator
+from typing import Any
 
+import httpx
 import pytest
 
+from service.domain.keys import Rate, Scope
 from service.domain.queries import Answer, AnswerItem, ScoreQuery
+from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
+from service.http.app import create_app
+from service.runtime import tracing
 from tests.support.http_fake import Client, serving
+
+OPERATIONS = [
+    (method.upper(), path)
+    for path, operations in create_app(Settings()).openapi()["paths"].items()
+    for method in operations
+]
 
 
 @pytest.fixture
@@ -133,6 +146,81 @@ def test_metrics_count_by_route_and_never_by_id(client: Client) -> None:
     assert found["heed_http_in_flight"] == 1  # this one
     assert any('method="OTHER"' in name for name in found)
     assert not any("secret" in name or "nope" in name for name in found)
+
+
+PUBLIC = ("/health/live", "/health/ready")  # they need no key
+
+
+async def refused(client: Client, by: str, method: str, url: str) -> httpx.Response:
+    """Send a request that one of the middlewares refuses."""
+    engine, headers = client.engine, {}
+    body: dict[str, Any] | None = None if method == "GET" else {}
+    if by == "host":
+        headers["host"] = "evil.example"
+    elif by == "key":
+        engine.issue("read")
+    elif by == "scope":
+        needless: Scope = "metrics" if url.startswith("/v1/") else "read"
+        headers["authorization"] = f"Bearer {engine.issue(needless)}"
+    elif by == "rate":
+        token = engine.issue("admin", rate=Rate(1, 3600))
+        headers["authorization"] = f"Bearer {token}"
+        await client.http.get("/v1/nothing", headers=headers)
+    elif by == "body":
+        return await client.http.request(method, url, content=b" " * 1001)
+    elif by == "admission":
+        engine.gate = asyncio.Event()
+        held = asyncio.create_task(client.http.post("/v1/score", json={"item_ids": ["a"]}))
+        await engine.arrived.acquire()
+        try:
+            return await client.http.request(method, url, json=body)
+        finally:
+            engine.gate.set()
+            await held
+    return await client.http.request(method, url, headers=headers, json=body)
+
+
+@pytest.mark.parametrize(
+    ("by", "status"),
+    [("host", 421), ("key", 401), ("scope", 403), ("rate", 429), ("body", 413), ("admission", 429)],
+)
+def test_what_is_refused_before_the_routing_has_its_route(
+    by: str, status: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metrics, the access log and traces of a refusal name the template of the refused route."""
+    spans: list[Any] = []
+    monkeypatch.setattr(tracing, "count_request", lambda _, attributes: spans.append(attributes))
+    caplog.set_level(logging.DEBUG, "heed.access")
+    free = {"host": (), "body": (), "admission": ("/metrics", *PUBLIC)}.get(by, PUBLIC)
+    for method, template in OPERATIONS:
+        if template in free:
+            continue
+        with serving(max_body_bytes=1000, max_in_flight=1, deadline=30) as client:
+            url = re.sub(r"\{\w+\}", "private%2Fx", template)
+            caplog.clear()
+            spans.clear()
+            answer = client.runner.run(refused(client, by, method, url))
+            assert answer.status_code == status, (method, template)
+            requests = client.app.state.metrics.requests(method, template, str(status))
+            assert requests._value.get() == 1
+            assert (method, template, status) in [
+                (line.__dict__["method"], line.__dict__["route"], line.__dict__["status"])
+                for line in caplog.records
+                if line.name == "heed.access"
+            ]
+            assert (template, status) in [
+                (span["http.route"], span["http.response.status_code"]) for span in spans
+            ]
+
+
+def test_what_is_refused_counts_for_its_namespace() -> None:
+    """A refusal for load counts under the namespace that it is about, a missing key under none."""
+    with serving(max_in_flight=1, deadline=30) as client:
+        client.runner.run(refused(client, "admission", "POST", "/v1/recommend"))
+        client.runner.run(refused(client, "key", "POST", "/v1/recommend"))
+        counted = client.app.state.metrics.render({}, only="default").decode()
+    found = re.findall(r'requests_total{.*route="(.*)",status="(\d+)"} 1\.0', counted)
+    assert sorted(found) == [("/v1/recommend", "429"), ("/v1/score", "200")]
 
 
 @pytest.mark.parametrize(("accepted", "encoding"), [("gzip", "gzip"), ("br;q=1, identity", None)])

@@ -15,7 +15,6 @@ from starlette.routing import Route
 from service.domain.errors import Unavailable
 from service.domain.keys import SCOPES, Scope, issue_key
 from service.domain.settings import Settings
-from service.http.access.access_control import KEY, NAMESPACE
 from service.http.access.route_scopes import ROUTES, RouteScopes
 from service.http.app import create_app
 from tests.support.http_fake import Client, serving
@@ -235,22 +234,22 @@ def test_of_ten_thousand_wrong_keys_none_gets_in() -> None:
         assert [client.get(path, headers=bearer(token)).status_code for token in good] == [404] * 4
 
 
-def test_a_request_carries_its_key_and_namespace() -> None:
-    """The scope names the key and its namespace, also outside of rewritten paths."""
-    seen: list[tuple[str | None, str]] = []
+def test_a_request_carries_its_key_and_namespace(caplog: pytest.LogCaptureFixture) -> None:
+    """The access log names the key and its namespace, also of rewritten paths and of HEAD."""
+    caplog.set_level("INFO", "heed.access")
     with serving() as client:
-        inner = client.app.build_middleware_stack()
-
-        async def watched(scope, receive, send):  # type: ignore[no-untyped-def]
-            await inner(scope, receive, send)
-            key = scope[KEY]
-            seen.append((None if key is None else key.name, scope[NAMESPACE]))
-
-        client.app.middleware_stack = watched
         client.get("/v1/users/a%2Fb/history")
         scopes: frozenset[Scope] = frozenset({"read"})
         key, token = issue_key("shop", scopes, 0, namespace="acme")
         client.engine.change(key)
         client.get("/v1/users/a%2Fb/history", headers=bearer(token))
         client.get("/v1/users/a/history", headers=bearer(token))
-    assert seen == [(None, "default"), ("shop", "acme"), ("shop", "acme")]
+        client.request("HEAD", "/v1/users/a/history", headers=bearer(token))
+    lines = [line.__dict__ for line in caplog.records if line.name == "heed.access"]
+    seen = [(line["method"], line.get("key"), line["namespace"]) for line in lines]
+    assert seen == [
+        ("GET", None, "default"),
+        ("GET", "shop", "acme"),
+        ("GET", "shop", "acme"),
+        ("HEAD", "shop", "acme"),
+    ]
