@@ -70,15 +70,18 @@ def test_empty_store_shows_the_commands_that_fill_it(browser: Browser, tmp_path:
 
 
 def exposed(requests: dict[str, int], buckets: dict[str, int], *, events: int) -> str:
-    """Return metrics of two workers and namespaces: requests by status and worker, and buckets."""
+    """Return metrics of two workers and namespaces: requests by status, worker and route.
+
+    `buckets` are those of the latencies.
+    """
     own, other = 'namespace="default"', 'namespace="other"'
     name = "heed_namespace_request_duration_seconds_bucket"
     counted = {f'{name}{{le="{le}",{own}}}': n for le, n in buckets.items()}
     counted[f'{name}{{le="+Inf",{own}}}'] = max(buckets.values())
     counted[f'{name}{{le="0.01",{other}}}'] = 999
     for key, number in requests.items():
-        status, worker = key.split()
-        labels = f'status="{status}",worker="{worker}"'
+        status, worker, route = key.split()
+        labels = f'method="POST",route="{route}",status="{status}",worker="{worker}"'
         counted[f"heed_namespace_requests_total{{{own},{labels}}}"] = number
         counted[f"heed_namespace_requests_total{{{other},{labels}}}"] = 999
     counted['heed_http_requests_total{method="GET",route="/metrics",status="200"}'] = 999
@@ -90,13 +93,18 @@ def exposed(requests: dict[str, int], buckets: dict[str, int], *, events: int) -
 
 
 def test_live_figures_are_those_of_the_metrics(page: Page, server: Server) -> None:
-    """Requests, latency and errors are counted between two readings of /metrics."""
-    first = exposed({"200 1": 10, "200 2": 20}, {"0.01": 30, "0.1": 30}, events=1000)
-    second = exposed(
-        {"200 1": 60, "200 2": 60, "503 2": 10},
-        {"0.01": 30, "0.1": 130},
-        events=1250,
-    )
+    """Requests, latency, refusals and errors are counted between two readings of /metrics."""
+    score, search = "/v1/score", "/v1/search"
+    before = {f"200 1 {score}": 10, f"429 1 {search}": 10, f"200 2 {search}": 10}
+    first = exposed(before, {"0.01": 30, "0.1": 30}, events=1000)
+    after = {
+        f"200 1 {score}": 60,
+        f"429 1 {search}": 30,
+        f"503 2 {search}": 5,
+        f"200 2 {search}": 25,
+    }
+    after[f"500 2 {score}"] = 10
+    second = exposed(after, {"0.01": 30, "0.1": 130}, events=1250)
     texts = iter([first])
     page.goto("about:blank")  # the page that is left may read /metrics at any moment
     page.route("**/metrics", lambda route: route.fulfill(body=next(texts, second)))
@@ -107,8 +115,27 @@ def test_live_figures_are_those_of_the_metrics(page: Page, server: Server) -> No
     # A hundred new requests, all between 0.01 s and 0.1 s: half of them within 55 ms.
     expect(page.locator("#median")).to_have_text("55 ms")
     expect(page.locator("#waiting-note")).to_contain_text("19 of 20 within 96 ms")  # 95.5
+    # Of these hundred 25 were refused (429, 503), and 10 are errors.
+    expect(page.locator("#refused")).to_have_text("25.0 %")
     expect(page.locator("#failing")).to_have_text("10.0 %")
-    expect(page.locator("#failures-note")).to_have_text("10 of 100 in the last minutes")
+    expect(page.locator("#failures-note")).to_have_text(
+        "of 100 since this page was opened; 26.9 % refused, 7.7 % failed of 130 since the start"
+    )
+    page.get_by_text("Refusals, and where").click()
+    rows = page.locator("#by-route tbody tr").all_inner_texts()
+    assert [row.split("\t") for row in rows] == [
+        ["all", "25.0 % refused, 10.0 % failed of 100", "26.9 % refused, 7.7 % failed of 130"],
+        [
+            f"POST {score}",
+            "0.0 % refused, 16.7 % failed of 60",
+            "0.0 % refused, 14.3 % failed of 70",
+        ],
+        [
+            f"POST {search}",
+            "62.5 % refused, 0.0 % failed of 40",
+            "58.3 % refused, 0.0 % failed of 60",
+        ],
+    ]
     expect(page.locator("#traffic-note")).to_have_text("130 requests since the start")
     expect(page.get_by_role("img", name=re.compile("^Requests a second"))).to_be_visible()
 

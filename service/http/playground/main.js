@@ -15,6 +15,7 @@ import * as pulse from "./shell/pulse.js";
 import * as requests from "./shell/requests.js";
 import * as tabs from "./shell/tabs.js";
 
+addEventListener("submit", (event) => event.preventDefault()); // forms are sent by scripts
 key.begin();
 dialogs.begin();
 requests.begin();

@@ -61,7 +61,7 @@ class Metrics:
         )
         seconds = Histogram(
             "heed_http_request_duration_seconds",
-            "Seconds from a request's arrival to the end of its answer.",
+            "Seconds from a request's arrival to the end of its answer, without refusals.",
             ("method", "route"),
             buckets=_BUCKETS,
             registry=self.registry,
@@ -98,7 +98,8 @@ class Metrics:
         )
         self._namespace_seconds = Histogram(
             "heed_namespace_request_duration_seconds",
-            "Seconds from the arrival of a request under /v1/ to the end of its answer.",
+            "Seconds from the arrival of a request under /v1/ to the end of its answer, without "
+            "refusals.",
             (NAMESPACE_LABEL,),
             buckets=_BUCKETS,
             registry=self.registry,
@@ -178,14 +179,20 @@ class Metrics:
         self._places.labels(kind).set(limit)
         self._admitted.labels(kind).set_function(in_flight)
 
-    def observe(self, scope: Scope, status: int, stages: StageClock) -> None:
-        """Count one finished request."""
+    def observe(
+        self, scope: Scope, status: int, stages: StageClock, *, is_refused: bool = False
+    ) -> None:
+        """Count one finished request; the time of a refusal would make its route look fast."""
         method, route = method_label(scope), route_label(scope)
         seconds = time.perf_counter() - stages.started
+        namespace = scope.get(SERVED)
         self.requests(method, route, str(status)).inc()
-        self.seconds(method, route).observe(seconds)
-        if (namespace := scope.get(SERVED)) is not None:
+        if namespace is not None:
             self.namespace_requests(method, namespace, route, str(status)).inc()
+        if is_refused:
+            return
+        self.seconds(method, route).observe(seconds)
+        if namespace is not None:
             self.namespace_seconds(namespace).observe(seconds)
         for stage, spent in stages.seconds.items():
             self.stage_seconds(route, stage).observe(spent)

@@ -22,6 +22,7 @@ from service.runtime import logs, tracing
 REQUEST_ID = "heed.request_id"
 STAGES = "heed.stages"
 
+_REFUSED = 400
 _SERVER_ERROR = 500
 
 _PLAIN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -68,11 +69,12 @@ class Telemetry:
             self._metrics.in_flight.dec()
             if DISCONNECTED in scope:
                 status = CLOSED_REQUEST
-            if "route" not in scope:  # it was refused before the routing
+            is_refused = "route" not in scope and status >= _REFUSED  # before the routing
+            if "route" not in scope:
                 routes: RouteScopes = scope["app"].state.route_scopes
                 path = scope["path"].removeprefix(scope["root_path"])
                 scope["route"] = routes.nearest(scope["method"], path)
-            self._metrics.observe(scope, status, stages)
+            self._metrics.observe(scope, status, stages, is_refused=is_refused)
             self._access_log.write(scope, status, size, stages)
             self._export(scope, status, size, stages, span)
             logs.TRACE.reset(trace)

@@ -221,6 +221,7 @@ def test_what_is_refused_counts_for_its_namespace() -> None:
         counted = client.app.state.metrics.render({}, only="default").decode()
     found = re.findall(r'requests_total{.*route="(.*)",status="(\d+)"} 1\.0', counted)
     assert sorted(found) == [("/v1/recommend", "429"), ("/v1/score", "200")]
+    assert 'duration_seconds_count{namespace="default"} 1.0' in counted  # the refusal has none
 
 
 @pytest.mark.parametrize(("accepted", "encoding"), [("gzip", "gzip"), ("br;q=1, identity", None)])

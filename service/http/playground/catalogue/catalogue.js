@@ -1,11 +1,11 @@
 // Catalogue: browse by words, filters and order, page by page, and open one item to edit it.
 
-import { get, post } from "../lib/api.js";
+import { after, get, post } from "../lib/api.js";
 import { $, debounced, el, trouble } from "../lib/dom.js";
 import { mapped, shown, wanted } from "../lib/fields.js";
 import { count, counted } from "../lib/format.js";
 import { Filters, fields } from "../explore/facets.js";
-import { address, link } from "../shell/tabs.js";
+import { address, link, split } from "../shell/tabs.js";
 import { showItem } from "./item_page.js";
 
 const PAGE = 30;
@@ -24,8 +24,7 @@ let cursor = null;
 
 export async function open(item) {
   if (!filters) begin();
-  $("catalogue").dataset.one = item ? "yes" : "";
-  $("catalogue-one").hidden = !item;
+  split("catalogue", item);
   for (const each of $("catalogue-list").querySelectorAll("a")) mark(each, item);
   if (item) await showItem(item, changed).catch(trouble);
 }
@@ -36,11 +35,7 @@ function begin() {
   $("order").replaceChildren(...ORDERS.filter(([, , sort]) => Array.isArray(sort) || price).map(([value, text]) => el("option", { value }, text)));
   const later = debounced(browse, QUIET);
   $("catalogue-query").addEventListener("input", later);
-  $("browse").addEventListener("change", browse);
-  $("browse").addEventListener("submit", (event) => {
-    event.preventDefault();
-    browse();
-  });
+  for (const kind of ["change", "submit"]) $("browse").addEventListener(kind, browse);
   $("more-items").addEventListener("click", () => load(false));
   browse();
 }
@@ -83,7 +78,7 @@ async function visibleItems(anew, signal) {
 
 async function hiddenItems(signal) {
   filters.show([]);
-  return get(`v1/items?hidden=true&limit=${PAGE}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`, { signal });
+  return get(`v1/items?hidden=true&limit=${PAGE}${after(cursor)}`, { signal });
 }
 
 function tell({ total, warnings = [] }) {

@@ -35,10 +35,7 @@ async function begin(user) {
     later();
   });
   for (const box of ["personal", "in-history", "as-rows"]) $(box).addEventListener("change", ask);
-  $("search").addEventListener("submit", (event) => {
-    event.preventDefault();
-    ask();
-  });
+  $("search").addEventListener("submit", ask);
   session.onChange(ask);
   await person.begin(user);
 }
@@ -158,7 +155,7 @@ function offered(spelling) {
     $("query").value = spelling;
     $("search").requestSubmit();
   };
-  return el("button", { type: "button", onclick }, spelling);
+  return button(spelling, onclick);
 }
 
 function result(item, line, among = "items") {

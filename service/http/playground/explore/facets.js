@@ -1,7 +1,7 @@
 // Filters as chips: the values that a catalogue's fields have, from the facets of an answer.
 
 import { post } from "../lib/api.js";
-import { el, remembered } from "../lib/dom.js";
+import { button, el, remembered } from "../lib/dom.js";
 import { bound, count } from "../lib/format.js";
 
 const SAMPLE = 100; // items whose attributes are looked at
@@ -45,7 +45,7 @@ export class Filters {
   show(facets) {
     const focused = this.place.contains(document.activeElement) ? document.activeElement.dataset.key : null;
     const groups = (facets ?? []).map((facet) => (isRange(facet) ? this.range(facet) : this.group(facet)));
-    const clear = el("button", { type: "button", class: "clear", "data-key": "clear", onclick: () => this.clear() }, "Clear filters");
+    const clear = button("Clear filters", () => this.clear(), { class: "clear", "data-key": "clear" });
     const shown = [...groups.filter(Boolean), ...(this.isEmpty ? [] : [clear])];
     this.place.replaceChildren(...shown);
     this.place.parentElement.hidden = !shown.length;

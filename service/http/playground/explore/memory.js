@@ -1,6 +1,6 @@
 // A person's memory as the picture draws it: every event in the order of time, with the weight that each head gave it.
 
-import { get, userPath } from "../lib/api.js";
+import { after, get, userPath } from "../lib/api.js";
 import { titleOf } from "../lib/titles.js";
 
 const PAGE = 1000;
@@ -10,7 +10,7 @@ const MOST = 20_000; // events: of a longer history the newest
 export async function history(user) {
   const events = [];
   for (let cursor = ""; cursor !== null && events.length < MOST; ) {
-    const page = await get(`${userPath(user)}/history?limit=${PAGE}${cursor && `&cursor=${encodeURIComponent(cursor)}`}`);
+    const page = await get(`${userPath(user)}/history?limit=${PAGE}${after(cursor)}`);
     events.push(...page.events);
     cursor = page.cursor ?? null;
   }

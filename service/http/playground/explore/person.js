@@ -1,6 +1,6 @@
 // The person: who they are, what they did, and what is tried for them.
 
-import { batch, get, userPath } from "../lib/api.js";
+import { get, userPath } from "../lib/api.js";
 import { $, button, el, trouble } from "../lib/dom.js";
 import { counted, when } from "../lib/format.js";
 import { learn, name, titleOf } from "../lib/titles.js";
@@ -13,10 +13,7 @@ let usual = "view"; // what the person does most
 
 export function begin(user) {
   session.onChange(show);
-  $("choose").addEventListener("submit", (event) => {
-    event.preventDefault();
-    choose($("user").value.trim());
-  });
+  $("choose").addEventListener("submit", () => choose($("user").value.trim()));
   $("guest").addEventListener("click", () => choose(`guest-${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`));
   $("record-all").addEventListener("click", () => session.record(session.trials()).catch(trouble));
   return user ? Promise.all([choose(user), offer()]) : pick();

@@ -3,21 +3,13 @@
 import { post } from "../lib/api.js";
 
 const NAME = "heed-trials";
-const kept = restored(); // user id -> events
+const kept = JSON.parse(sessionStorage.getItem(NAME)) ?? {}; // user id -> events
 const watchers = [];
 let user = "";
 
 export const current = () => user;
 export const trials = () => kept[user] ?? [];
 export const onChange = (watch) => watchers.push(watch);
-
-function restored() {
-  try {
-    return JSON.parse(sessionStorage.getItem(NAME)) ?? {};
-  } catch {
-    return {};
-  }
-}
 
 // Who asks: the person with their stored history, and over it what was tried.
 export function requester() {

@@ -62,6 +62,7 @@ const problem = (response, text) => (/\bjson\b/.test(response.headers.get("conte
 export const post = (path, body, more) => ask("POST", path, body, more);
 export const get = (path, more) => ask("GET", path, undefined, more);
 
+export const after = (cursor) => (cursor ? `&cursor=${encodeURIComponent(cursor)}` : "");
 export const userPath = (id) => `v1/users/${encodeURIComponent(id)}`;
 export const itemPath = (id) => `v1/items/${encodeURIComponent(id)}`;
 

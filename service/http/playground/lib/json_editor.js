@@ -11,8 +11,7 @@ export function jsonEditor({ label, value, save, word = "Save", rows = 12 }) {
   const area = el("textarea", { id, rows, spellcheck: "false", "aria-describedby": `${id}-errors` });
   area.value = JSON.stringify(value, null, 2);
   const errors = el("ul", { class: "errors" });
-  const submit = async (event) => {
-    event.preventDefault();
+  const submit = async () => {
     errors.replaceChildren();
     area.removeAttribute("aria-invalid");
     try {

@@ -22,19 +22,26 @@ export function reading(text) {
     const values = rows.filter((row) => row.name === `heed_${name}`).map((row) => row.value);
     return values.length ? Math.max(...values) : null;
   };
-  const requests = rows.filter((row) => row.name === "heed_namespace_requests_total");
-  const failed = requests.filter((row) => row.labels.status >= "500" || row.labels.status === "429");
+  const routes = { all: [0, 0, 0] }; // requests, those refused (429, 503), errors
   const buckets = {};
-  for (const row of rows)
-    if (row.name === "heed_namespace_request_duration_seconds_bucket") buckets[row.labels.le] = (buckets[row.labels.le] ?? 0) + row.value;
-  const total = (list) => list.reduce((sum, row) => sum + row.value, 0);
+  for (const { name, labels, value } of rows) {
+    const { le, method, route, status } = labels;
+    if (name === "heed_namespace_request_duration_seconds_bucket") buckets[le] = (buckets[le] ?? 0) + value;
+    if (name !== "heed_namespace_requests_total") continue;
+    for (const counts of [routes.all, (routes[`${method} ${route}`] ??= [0, 0, 0])]) {
+      counts[0] += value;
+      if (status === "429" || status === "503") counts[1] += value;
+      else if (status >= "500") counts[2] += value;
+    }
+  }
   return {
     at: Date.now() / 1000,
     items: gauge("items"),
     events: gauge("events"),
     users: gauge("users"),
-    requests: total(requests),
-    failed: total(failed),
+    requests: routes.all[0],
+    failed: routes.all[1] + routes.all[2],
+    routes,
     buckets,
   };
 }

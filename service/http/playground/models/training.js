@@ -18,10 +18,7 @@ let shown = "";
 
 // `trained()` is called when a training has ended.
 export function begin(trained) {
-  $("train").addEventListener("submit", (event) => {
-    event.preventDefault();
-    start(trained).catch(trouble);
-  });
+  $("train").addEventListener("submit", () => start(trained).catch(trouble));
 }
 
 export async function refresh(trained) {

@@ -1,9 +1,9 @@
 // People: the list of those who have a history or a profile, and each of them.
 
-import { get } from "../lib/api.js";
+import { after, get } from "../lib/api.js";
 import { $, el, trouble } from "../lib/dom.js";
 import { counted } from "../lib/format.js";
-import { address, go, link } from "../shell/tabs.js";
+import { address, go, link, split } from "../shell/tabs.js";
 import { showPerson } from "./person_page.js";
 
 const PAGE = 50;
@@ -12,16 +12,14 @@ let cursor = null;
 
 export async function open(user) {
   if (!begun) begin();
-  $("people-one").hidden = !user;
-  $("people").dataset.one = user ? "yes" : "";
+  split("people", user);
   for (const each of $("people-list").querySelectorAll("a")) mark(each, user);
   if (user) await showPerson(user, reload).catch(trouble);
 }
 
 function begin() {
   begun = true;
-  $("find-person").addEventListener("submit", (event) => {
-    event.preventDefault();
+  $("find-person").addEventListener("submit", () => {
     if ($("person-id").value.trim()) go("people", $("person-id").value.trim());
   });
   $("more-people").addEventListener("click", () => load().catch(trouble));
@@ -35,7 +33,7 @@ async function reload() {
 }
 
 async function load() {
-  const page = await get(`v1/users?limit=${PAGE}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`);
+  const page = await get(`v1/users?limit=${PAGE}${after(cursor)}`);
   ({ cursor } = page);
   $("people-list").append(...page.users.map(row));
   $("more-people").hidden = !cursor;

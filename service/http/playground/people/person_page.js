@@ -1,7 +1,7 @@
 // One person: profile, history page by page or searched, and forgetting.
 
 import { matches } from "../explore/reasons.js";
-import { ask, get, post, userPath } from "../lib/api.js";
+import { after, ask, get, post, userPath } from "../lib/api.js";
 import { confirmed } from "../lib/dialogs.js";
 import { $, button, debounced, el, say, trouble } from "../lib/dom.js";
 import { counted, marked, when } from "../lib/format.js";
@@ -65,7 +65,7 @@ async function profile(view) {
 
 async function older(view) {
   const { user } = view;
-  const page = await get(`${userPath(user)}/history?limit=${PAGE}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`);
+  const page = await get(`${userPath(user)}/history?limit=${PAGE}${after(cursor)}`);
   await name(page.events.map((event) => event.item_id));
   if (view !== current) return;
   ({ cursor } = page);
@@ -78,11 +78,7 @@ function searchForm(view) {
   const box = el("input", { id: "people-query", type: "search", autocomplete: "off", spellcheck: "false", maxlength: "20000", placeholder: "words, or what it was about" });
   const now = () => search(view, box.value).catch(trouble);
   box.addEventListener("input", debounced(now, QUIET));
-  const onsubmit = (event) => {
-    event.preventDefault();
-    now();
-  };
-  return el("form", { role: "search", "aria-label": "History", onsubmit }, el("label", { for: "people-query" }, "Search this history"), box);
+  return el("form", { role: "search", "aria-label": "History", onsubmit: now }, el("label", { for: "people-query" }, "Search this history"), box);
 }
 
 // The events that match in place of the history; without a query, the history again.

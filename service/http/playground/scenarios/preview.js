@@ -20,8 +20,7 @@ export function preview(name, scenarios, versions, draft) {
   if (used) Object.assign(choices[1], { saved: name });
   const field = (id, text, value, hint) => [el("label", { for: id }, text), el("input", { id, type: "text", autocomplete: "off", value, placeholder: hint })];
   const sides = [0, 1].map((at) => side(at, choices, Math.min(at, choices.length - 1)));
-  const run = async (event) => {
-    event?.preventDefault();
+  const run = async () => {
     const [user, query, item] = [...form.querySelectorAll("input")].map((input) => input.value.trim());
     await Promise.all(sides.map((each) => answer(each, { user, query, item })));
     compare(sides);

@@ -1,25 +1,23 @@
 // Scenarios: the list of saved questions, and each of them.
 
-import { get } from "../lib/api.js";
+import { after, get } from "../lib/api.js";
 import { $, el, trouble } from "../lib/dom.js";
 import { counted } from "../lib/format.js";
-import { address, go, link } from "../shell/tabs.js";
+import { address, go, link, split } from "../shell/tabs.js";
 import { showScenario } from "./scenario_page.js";
 
 let begun = false;
 
 export async function open(name) {
   if (!begun) begin();
-  $("scenarios").dataset.one = name ? "yes" : "";
-  $("scenarios-one").hidden = !name;
+  split("scenarios", name);
   const scenarios = await load().catch(trouble);
   if (name && scenarios) await showScenario(name, scenarios, () => open(address()[1])).catch(trouble);
 }
 
 function begin() {
   begun = true;
-  $("new-scenario").addEventListener("submit", (event) => {
-    event.preventDefault();
+  $("new-scenario").addEventListener("submit", () => {
     if ($("scenario-name").value.trim()) go("scenarios", $("scenario-name").value.trim());
   });
 }
@@ -27,7 +25,7 @@ function begin() {
 async function load() {
   const scenarios = [];
   for (let cursor = ""; cursor !== null; ) {
-    const page = await get(`v1/scenarios?limit=1000${cursor && `&cursor=${encodeURIComponent(cursor)}`}`);
+    const page = await get(`v1/scenarios?limit=1000${after(cursor)}`);
     scenarios.push(...page.scenarios);
     ({ cursor } = page);
   }

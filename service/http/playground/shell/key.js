@@ -10,8 +10,7 @@ export const given = () => (kept() ? { authorization: `Bearer ${kept()}` } : {})
 export function begin() {
   $("change-key").hidden = !kept();
   $("change-key").addEventListener("click", () => want("Change the key", "The key in use is replaced by the next."));
-  $("give-key").addEventListener("submit", (event) => {
-    event.preventDefault();
+  $("give-key").addEventListener("submit", () => {
     sessionStorage.setItem(NAME, $("given-key").value.trim());
     location.reload(); // everything that was refused is asked for again
   });

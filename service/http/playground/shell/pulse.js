@@ -1,18 +1,20 @@
-// The service alive: what is stored and how fast it grows, requests, latency and errors, from /metrics.
+// The service alive: what is stored and how fast it grows, requests, latency, refusals and errors, from /metrics.
 
 import { sparkline } from "../lib/charts.js";
 import { $, debounced } from "../lib/dom.js";
-import { count, counted, milliseconds, number, percent } from "../lib/format.js";
+import { count, counted, milliseconds, number } from "../lib/format.js";
 import { between, quantile, reading } from "../lib/prometheus.js";
 import { given } from "./key.js";
+import { outcomes } from "./requests.js";
 
 const EVERY = 3000; // milliseconds between two readings
 const AT_FIRST = 700; // so that there is something to draw
 const FEW = 6; // readings
 const KEPT = 120; // readings: six minutes
 const NAME = "heed-readings";
-const readings = restored();
+const readings = (JSON.parse(sessionStorage.getItem(NAME)) ?? []).filter((one) => Date.now() - 1000 * one.at < KEPT * EVERY);
 const lines = Object.fromEntries(["growth", "traffic", "waiting", "failures"].map((name) => [name, sparkline($(`${name}-line`))]));
+let opened; // requests by route when the page was opened, or the service restarted
 let busy = false;
 let refused = false;
 
@@ -40,25 +42,18 @@ async function refresh() {
     const answer = await fetch("metrics", { headers: given() }).catch(() => null);
     refused ||= answer?.status === 401 || answer?.status === 403;
     if (!answer?.ok) return;
-    readings.push(reading(await answer.text()));
+    const { routes, ...now } = reading(await answer.text());
+    if (!(opened?.all[0] <= now.requests)) opened = routes;
+    readings.push(now);
     readings.splice(0, readings.length - KEPT);
     sessionStorage.setItem(NAME, JSON.stringify(readings));
-    draw();
+    draw(routes);
   } finally {
     busy = false;
   }
 }
 
-function restored() {
-  try {
-    const kept = JSON.parse(sessionStorage.getItem(NAME)) ?? [];
-    return kept.filter((one) => Date.now() / 1000 - one.at < (KEPT * EVERY) / 1000);
-  } catch {
-    return [];
-  }
-}
-
-function draw() {
+function draw(routes) {
   const now = readings.at(-1);
   const first = readings[0];
   const steps = readings.slice(1).map((one, at) => between(readings[at], one));
@@ -76,8 +71,8 @@ function draw() {
   const growth = grown > 0 ? `+${counted(grown, "event")} here, ${number(grown / Math.max(minutes, EVERY / 60000), 1)} a minute` : "no new events in the last minutes";
   tell("growth", growth, counts.map((one) => [one.at, one.events]), "Events stored over the last minutes", oldest.events ?? 0);
 
-  const rate = steps.length ? steps.slice(-5).reduce((sum, one) => sum + one.requests, 0) / steps.slice(-5).reduce((sum, one) => sum + one.seconds, 0) : NaN;
-  $("rate").textContent = Number.isFinite(rate) ? `${number(rate, 1)}/s` : count(since.requests);
+  const { rate } = between(readings.at(-6) ?? first, now);
+  $("rate").textContent = rate === null ? count(since.requests) : `${number(rate, 1)}/s`;
   tell("traffic", `${counted(since.requests, "request")} since the start`, steps.map((one) => [one.at, one.rate ?? 0]), "Requests a second over the last minutes");
 
   const middle = quantile(lately.bounds, 0.5);
@@ -86,9 +81,8 @@ function draw() {
   const waits = steps.filter((one) => one.requests).map((one) => [one.at, quantile(one.bounds, 0.5)]);
   tell("waiting", Number.isFinite(slow) ? `19 of 20 within ${milliseconds(slow)} ${span}` : "no request yet", waits, "Median latency over the last minutes");
 
-  $("failing").textContent = lately.requests ? percent(lately.failed / lately.requests) : "–";
-  tell("failures", `${count(lately.failed)} of ${count(lately.requests)} ${span}`, steps.map((one) => [one.at, one.failed]), "Failed requests over the last minutes");
-  $("pulse-line").textContent = `${count(now.items)} items · ${count(now.events)} events · ${milliseconds(middle)}`;
+  tell("failures", outcomes(routes, opened), steps.map((one) => [one.at, one.failed]), "Refused and failed requests over the last minutes");
+  $("pulse-line").textContent = `${count(now.items)} items · ${count(now.events)} events · ${milliseconds(middle)} · ${$("refused").textContent} refused`;
 }
 
 // A note, and beside it the line through points of a time and a value.

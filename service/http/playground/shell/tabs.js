@@ -26,6 +26,12 @@ export const go = (name, rest = "") => (location.hash = rest ? link(name, rest) 
 
 export const link = (name, rest) => `#/${name}/${encodeURIComponent(rest)}`;
 
+// Of the tab `name`, its list and `one` of it.
+export function split(name, one) {
+  $(name).dataset.one = one ? "yes" : "";
+  $(`${name}-one`).hidden = !one;
+}
+
 // The name of the tab that the address names, and what follows it.
 export function address() {
   const [name, rest = ""] = location.hash.slice(2).split("/", 2);
