@@ -11,7 +11,8 @@ import httpx
 
 # prometheus_client's parser takes longer than a request, on the generator's core.
 _SAMPLE = re.compile(
-    r"^(heed_(?:items|users|events)|process_resident_memory_bytes)(?:\{([^}]*)\})? (\S+)$",
+    r"^(heed_(?:items|users|events|worker_up)|process_resident_memory_bytes)"
+    r"(?:\{([^}]*)\})? (\S+)$",
     re.MULTILINE,
 )
 _DEFAULT = 'namespace="default"'
@@ -21,7 +22,7 @@ Readings = list[tuple[float, float]]  # seconds since the first one, bytes
 
 
 def read_metrics(http: httpx.Client) -> dict[str, float]:
-    """Read memory, summed over the workers, and counts, the same in each of them.
+    """Read memory and `heed_worker_up`, summed over the workers, and counts, the same in each.
 
     Of several namespaces, the counts are those of `default`. Empty where `/metrics` does not
     answer.
@@ -34,7 +35,7 @@ def read_metrics(http: httpx.Client) -> dict[str, float]:
     samples = _SAMPLE.findall(text)
     has_default = any(_DEFAULT in labels for _, labels, _ in samples)
     for name, labels, value in samples:
-        if name.startswith("process_"):
+        if name in ("process_resident_memory_bytes", "heed_worker_up"):
             found[name] = found.get(name, 0.0) + float(value)
         elif _DEFAULT in labels or not has_default:
             found[name] = float(value)

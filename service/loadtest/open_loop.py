@@ -48,7 +48,7 @@ class OpenLoop:
         self._stopped = False
         self._started = 0.0
         self._unanswered_since: float | None = None
-        self.answered = self.failed = 0
+        self.answered = self.refused = self.failed = 0
 
     @property
     def in_flight(self) -> int:
@@ -150,7 +150,8 @@ class OpenLoop:
             if not succeeded:
                 key = f"{recording.kind_of(number)} {recording.status[number]}"
                 recording.details.setdefault(key, body[:_DETAIL].decode("utf-8", "replace"))
-        self.failed += not succeeded
+        self.refused += not error and recording.refused(number)
+        self.failed += bool(error) or not (succeeded or recording.refused(number))
         if self._slo is not None and due >= self._schedule.warmup:
             self._misses_left -= not succeeded or recording.done[number] - due > self._slo.seconds
             if self._misses_left < 0:

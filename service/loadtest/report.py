@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import orjson
 from jinja2 import Environment, PackageLoader, select_autoescape
 
+from service.loadtest import charts
 from service.loadtest.results import ALL, OUTSIDE, PERCENTILES, REST, WAITED
 
 Report = Mapping[str, Any]  # as `run` returns it
@@ -33,6 +36,8 @@ def render_page(report: Report) -> str:
     return _TEMPLATES.get_template("page.html").render(
         report=report,
         conclusions=conclusions(report),
+        charts=charts.draw_charts(report),
+        frame=charts.FRAME,
         tables=[*tables(report), *ramp, setup(report)],
     )
 
@@ -44,21 +49,49 @@ def setup(report: Report) -> ReportTable:
 
 
 def tables(report: Report) -> list[ReportTable]:
-    """Latency by kind of request, errors, and stages of the server; the latter where there are."""
+    """Latency by kind of request, refusals, errors, and stages of the server, where there are."""
     load = report["load"]
     found = [_latencies(load)]
-    errors = [
-        (name, error, load["details"].get(f"{name} {error}", ""), f"{count:,}")
-        for name, each in load["kinds"].items()
-        if name != ALL
-        for error, count in each["errors"].items()
-    ]
-    if errors:
-        columns = ("request", "status or error", "first response", "times")
-        found.append(ReportTable("Errors", columns, errors, text_columns=3))
+    for title, what in (("Refused", "refused"), ("Errors", "errors")):
+        rows = [
+            (name, why, load["details"].get(f"{name} {why}", ""), f"{count:,}")
+            for name, each in load["kinds"].items()
+            if name != ALL
+            for why, count in each[what].items()
+        ]
+        if rows:
+            columns = ("request", "status or error", "first response", "times")
+            found.append(ReportTable(title, columns, rows, text_columns=3))
     if load["stages"]:
         found.append(_stages(load["stages"]))
     return found
+
+
+def verdict(report: Report) -> str:
+    """Say in a few sentences what the server did, which limit failed first, and what to do next."""
+    load, ramp = report["load"], report.get("ramp")
+    step, sent = load["kinds"][ALL], load["kinds"][ALL]["requests"]
+    if report["ended"] == "silent":
+        said = f"Heed stopped answering, after {step['successes']:,} of {sent:,} requests."
+        return f"{said} Next: look at its log, and at /health/ready."
+    _, refused, failed = _counts(step)
+    said = (
+        f"Heed answered {_rate(load['successes_per_second'])} requests a second, "
+        f"p99 {milliseconds(step['latency']['p99'])} ms, and refused {_share(refused, sent)}."
+        if step["successes"]
+        else f"Heed answered none of {sent:,} requests, and refused {_share(refused, sent)}."
+    )
+    if failed:
+        said += f" {_share(failed, sent).capitalize()} failed."
+    at, details = "", load["details"]
+    if ramp and ramp["held"] is None:
+        said += f" {ramp['slo']} held at no rate."
+    elif ramp and ramp["broke"]:
+        step = next(each for each in ramp["steps"] if each["rate"] == ramp["broke"])
+        at, details = f" at {_rate(ramp['broke'])} a second", step["details"]
+    elif ramp:
+        return f"{said} Next: raise --max-rate, for no rate broke the objective."
+    return f"{said} {_limit(report, step, details, at)}"
 
 
 def conclusions(report: Report) -> list[str]:
@@ -88,6 +121,11 @@ def warnings(report: Report) -> list[str]:
         lines.append(
             f"1 % of requests waited {milliseconds(waited['p99'])} ms or longer for a connection: "
             f"{report['options']['connections']:,} (--connections) were busy, or new ones opened"
+        )
+    if strays := report.get("data", {}).get("strays"):
+        lines.append(
+            "an earlier load test left users; unless it still runs, remove them by "
+            + " and ".join(strays)
         )
     if "ramp" in report:
         steps, allowed = report["ramp"]["steps"], _LATE * report["ramp"]["slo_seconds"]
@@ -121,21 +159,64 @@ def milliseconds(seconds: float | None) -> str:
 # ------------------------------------------------------------------------------ the parts
 
 
+def _limit(report: Report, step: Mapping[str, Any], details: Mapping[str, str], at: str) -> str:
+    """Say which limit of a load failed first, and what to do next; without one, how to find it."""
+    _, refused, failed = _counts(step)
+    workers = report["data"].get("worker_up")
+    now = f", now {workers}" if workers else ""
+    more = f"Next: start Heed with more workers, one for each core (HEED_WORKERS{now})."
+    objective = step if at else report["load"].get("slo", {})
+    slow = step["requests"] * (1 - objective.get("within", 1.0)) - refused - failed
+    if failed > max(refused, slow):
+        why = next(iter(step["errors"]))
+        return (
+            f"The first limit{at}: {_share(failed, step['requests'])} failed, most with {why}. "
+            "Next: look for its request_id in the log of the service."
+        )
+    if refused > slow:
+        body = next(details[key] for key in details if key.split()[-1] in step["refused"])
+        detail = re.search(r'"detail": ?("(?:[^"\\]|\\.)*")', body)
+        status = next(iter(step["refused"]))
+        if "Rate Limited" in body:
+            more = "Next: give the API key a higher --rate, or none."
+        said = f"{status}, “{orjson.loads(detail[1])}”" if detail else status
+        share = _share(refused, step["requests"])
+        return f"The first limit{at}: {share} were refused ({said}). {more}"
+    if at or "ramp" in report or not objective.get("held", True):
+        if at and (step["late"]["p99"] or 0.0) > _LATE * report["ramp"]["slo_seconds"]:
+            more = "Next: give the load test a core of its own and run it again: it sent too late."
+        return f"The first limit{at}: p99 was {milliseconds(step['latency']['p99'])} ms. {more}"
+    return "Next: --ramp finds the highest rate that holds."
+
+
+def _counts(each: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return how many requests were sent, refused and failed."""
+    return each["requests"], sum(each["refused"].values()), sum(each["errors"].values())
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.3g} %" if part else "none"
+
+
 def _latencies(load: Mapping[str, Any]) -> ReportTable:
     late = load["generator"]["late"]
     rows = [
-        [name, f"{each['requests']:,}", f"{sum(each['errors'].values()):,}"]
+        [name, *(f"{count:,}" for count in _counts(each))]
         + [milliseconds(each["latency"][p]) for p in PERCENTILES]
         for name, each in load["kinds"].items()
     ]
     note = (
         f"{load['requests_per_second']:,.1f} requests a second were sent, "
-        f"{load['successes_per_second']:,.1f} succeeded; failures have no latency. The generator "
+        f"{load['successes_per_second']:,.1f} succeeded; the others have no latency. The generator "
         f"sent requests {milliseconds(late['p50'])} ms (p50), {milliseconds(late['p99'])} ms (p99) "
         f"and {milliseconds(late['max'])} ms (max) late, which is part of every latency."
     )
     title = "Latency in ms, from the time at which each request was due to its complete response"
-    return ReportTable(title, ("request", "sent", "failed", *PERCENTILES), rows, note)
+    return ReportTable(title, ("request", "sent", "refused", "failed", *PERCENTILES), rows, note)
 
 
 def _stages(stages: Mapping[str, Any]) -> ReportTable:
@@ -158,21 +239,22 @@ def _stages(stages: Mapping[str, Any]) -> ReportTable:
 
 def _ramp(report: Report) -> ReportTable:
     """Steps of a ramp, in the order in which they were made."""
-    columns = ("requests a second", "held", "sent", "% in time", "p50", "p99", "send delay p99")
+    percentiles = ("p50", "p95", "p99")
+    columns = ("requests a second", "held", "sent", "refused", "failed", "% in time", *percentiles)
     rows = [
         (
             f"{step['rate']:,.1f}",
             "yes" if step["held"] else "no",
-            f"{step['requests']:,}",
+            *(f"{count:,}" for count in _counts(step)),
             f"{100 * step['within']:.2f}",
-            milliseconds(step["latency"]["p50"]),
-            milliseconds(step["latency"]["p99"]),
+            *(milliseconds(step["latency"][p]) for p in percentiles),
             milliseconds(step["late"]["p99"]),
         )
         for step in report["ramp"]["steps"]
     ]
     note = "A step ends as soon as it cannot meet the objective any more."
-    return ReportTable("Steps of the ramp, times in ms", columns, rows, note)
+    headings = (*columns, "send delay p99")
+    return ReportTable("Steps of the ramp, times in ms", headings, rows, note)
 
 
 def _lines(template: str, report: Report) -> list[str]:

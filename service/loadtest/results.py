@@ -22,6 +22,8 @@ _TOTAL = "total"  # of Server-Timing
 _STAGE = re.compile(r"([\w-]+)\s*;\s*dur=(\d+\.?\d*)")  # milliseconds
 _INTERVALS = 200  # of a timeline
 
+REFUSED = (429, 503)  # "not now": the server is well, and asks to be left alone for a while
+
 Ended = Literal["completed", "stopped", "silent", "objective missed"]
 Mask = NDArray[np.bool_]
 
@@ -59,6 +61,10 @@ class Recording:
     def succeeded(self, number: int) -> bool:
         """Whether a request was answered with a status of success."""
         return 200 <= int(self.status[number]) < 300
+
+    def refused(self, number: int) -> bool:
+        """Whether a request was answered with a status of `REFUSED`."""
+        return int(self.status[number]) in REFUSED
 
     def due(self, kind: str = ALL) -> Mask:
         """[N] which requests of a kind came due after the warm-up, before the load ended."""
@@ -122,13 +128,14 @@ def _kind(recording: Recording, name: str) -> dict[str, Any]:
     due, successes = recording.due(name), recording.successes(name)
     finished = np.isfinite(recording.done)
     # A request in flight when the load ended is neither an error nor a success.
-    errors = Counter(
-        recording.failures.get(number) or str(recording.status[number])
-        for number in np.flatnonzero(due & finished & ~successes).tolist()
-    )
+    refused, errors = Counter[str](), Counter[str]()
+    for number in np.flatnonzero(due & finished & ~successes).tolist():
+        why = recording.failures.get(number) or str(recording.status[number])
+        (refused if recording.refused(number) else errors)[why] += 1
     return {
         "requests": int(due.sum()),
         "successes": int(successes.sum()),
+        "refused": dict(refused.most_common()),
         "errors": dict(errors.most_common()),
         "unfinished": int((due & ~finished).sum()),
         "latency": percentiles(recording.latencies(name)),
@@ -165,7 +172,8 @@ def _timeline(recording: Recording, span: float) -> list[dict[str, Any]]:
     """Statistics of equal intervals of about a second or more, by when requests were due."""
     schedule, due, successes = recording.schedule, recording.due(), recording.successes()
     latency = recording.done - schedule.due
-    failed = due & np.isfinite(recording.done) & ~successes
+    refused = due & np.isin(recording.status, REFUSED)
+    failed = due & np.isfinite(recording.done) & ~successes & ~refused
     edges = np.linspace(0.0, span, min(max(round(span), 1), _INTERVALS) + 1)
     ends = np.searchsorted(schedule.due, schedule.warmup + edges)
     ends[-1] = len(due)
@@ -173,6 +181,7 @@ def _timeline(recording: Recording, span: float) -> list[dict[str, Any]]:
         {
             "at": float(at),
             "requests": int(due[first:end].sum()),
+            "refusals": int(refused[first:end].sum()),
             "failures": int(failed[first:end].sum()),
             "latency": percentiles(latency[first:end][successes[first:end]]),
         }

@@ -7,7 +7,7 @@ import os
 import platform
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import httpx
@@ -25,9 +25,18 @@ from service.loadtest.options import Options, Slo, parse_mix
 from service.loadtest.ramp import find_highest_rate
 from service.loadtest.results import ALL, Recording, summarize
 from service.loadtest.schedule import PREPARED, draw_schedule
-from service.loadtest.workload import Requests, ask, delete_all, draw_sample, open_http
+from service.loadtest.workload import (
+    PREFIX,
+    Requests,
+    ask,
+    by_hand,
+    delete_all,
+    draw_sample,
+    open_http,
+)
 
 _READINGS = 60  # of the server's memory
+_SECOND_LOOK = 1.0  # seconds until what was not answered is written or given up
 
 
 def run(console: Console, options: Options) -> dict[str, Any]:
@@ -60,6 +69,7 @@ def run(console: Console, options: Options) -> dict[str, Any]:
             },
             "data": {
                 **{name.removeprefix("heed_"): int(count) for name, count in counts.items()},
+                "strays": _strays(options, sample.strays),
                 "sampled_users": len(sample.users),
                 "sampled_items": len(sample.items),
                 "queries": len(sample.queries),
@@ -69,8 +79,12 @@ def run(console: Console, options: Options) -> dict[str, Any]:
             report["data"]["model"] = _try_each_kind(http, requests, shares, options)
             terminal.print_table(console, reports.setup(report))
             report |= uvloop.run(_load(console, options, requests, http))
-        finally:
-            report["cleaning"] = _clean(console, http, requests, keep=options.keep)
+        except BaseException:
+            for command in _clean(console, http, requests, options)["by_hand"]:
+                console.print(f"left by the load test: {command}", markup=False, soft_wrap=True)
+            raise
+        report["cleaning"] = _clean(console, http, requests, options)
+    report["verdict"] = reports.verdict(report)
     report["warnings"] = reports.warnings(report)
     terminal.show(console, report)
     return report
@@ -89,6 +103,7 @@ def _try_each_kind(
         json = {"content-type": "application/json"}
         answer = ask(http, "POST", path, content=body, headers=json, timeout=options.timeout)
         model = model or answer.get("model_version")
+        requests.acknowledged += kind == "events"
     return model
 
 
@@ -138,6 +153,7 @@ async def _ramp(console: Console, options: Options, requests: Requests) -> dict[
             "within": within,
             "ended": recording.ended,
             "late": summary["generator"]["late"],
+            "details": summary["details"],
             **summary["kinds"][ALL],
         }
         steps.append(step)
@@ -175,26 +191,54 @@ async def _send(
 
             def on_tick() -> None:
                 note = f"{load.in_flight:,} in flight, {load.answered:,} answered"
+                note += f", [yellow]{load.refused:,} refused[/]" if load.refused else ""
                 note += f", [red]{load.failed:,} failed[/]" if load.failed else ""
                 progress(min(load.now, seconds), seconds, note)
 
-            return await load.run(on_tick)
+            recording = await load.run(on_tick)
+            requests.note(recording)
+            return recording
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
 
 
 def _clean(
-    console: Console, http: httpx.Client, requests: Requests, *, keep: bool
+    console: Console, http: httpx.Client, requests: Requests, options: Options
 ) -> dict[str, Any]:
-    """Remove what was written, unless it is to be kept; what is left is named."""
-    left = requests.written_paths()
-    if not keep:
-        left = delete_all(http, track(left, "removing events", console=console, transient=True))
+    """Take back what was written, unless it is to be kept; say what is left, and how to remove it.
+
+    An event that was not answered may be written after the first look, so there is a second one.
+    """
+    paths = requests.written_paths()
+    left, taken = paths if options.keep else [], 0
+    for look in range(0 if options.keep else 1 + bool(requests.unanswered)):
+        if not left:
+            time.sleep(look * _SECOND_LOOK)
+            shown = track(paths, "taking events back", console=console, transient=True)
+            events, left = delete_all(http, shown)
+            taken += events
     return {
         "run": requests.run,
         "events": len(requests.written),
+        "acknowledged": requests.acknowledged,
+        "taken_back": taken,
         "of": "users of the service" if requests.writes_to_users else "users of its own",
-        "kept": keep,
+        "kept": options.keep,
         "left": left,
+        "by_hand": _by_hand(options, left),
     }
+
+
+def _strays(options: Options, runs: Mapping[str, int]) -> list[str]:
+    """Return commands that remove the users of load tests that were killed."""
+    users = (f"/v1/users/{PREFIX}{run}-{n}" for run, count in runs.items() for n in range(count))
+    return _by_hand(options, users)
+
+
+def _by_hand(options: Options, paths: Iterable[str]) -> list[str]:
+    key = any(name.lower() == "authorization" for name, _ in options.headers)
+    return [
+        f'{command} -H "Authorization: Bearer $HEED_API_KEY"' if key else command
+        for command in by_hand(options.url, paths)
+    ]

@@ -52,10 +52,12 @@ def print_table(console: Console, table: reports.ReportTable) -> None:
 def show_step(console: Console, step: Mapping[str, Any], slo: Slo) -> None:
     """Print a line about one step of a ramp."""
     verdict = "[green]holds[/]" if step["held"] else "[red]breaks[/]"
+    refused = "".join(f", {count:,} refused ({why})" for why, count in step["refused"].items())
     errors = "".join(f", {count:,} × {error}" for error, count in step["errors"].items())
     console.print(
         f"{step['rate']:>9,.1f} a second {verdict}: {100 * step['within']:.2f} % within "
-        f"{1e3 * slo.seconds:g} ms, p99 {reports.milliseconds(step['latency']['p99'])} ms{errors}",
+        f"{1e3 * slo.seconds:g} ms, p99 {reports.milliseconds(step['latency']['p99'])} ms"
+        f"{refused}{errors}",
         highlight=False,
     )
 
@@ -64,8 +66,9 @@ def show(console: Console, report: reports.Report) -> None:
     """Print the results."""
     for table in reports.tables(report):
         print_table(console, table)
+    console.print(report["verdict"], style="bold", highlight=False, markup=False, soft_wrap=True)
     for line in reports.conclusions(report):
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     for line in report["warnings"]:
         console.print("[bold yellow]warning:[/]", end=" ")
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import random
+import re
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 import httpx
+import numpy as np
 import orjson
 
 from service.domain.errors import Invalid, NotFound, Unavailable
 from service.loadtest.options import Options
+from service.loadtest.results import REFUSED, Recording
 from service.loadtest.schedule import PREPARED
 
 PREFIX = "loadtest-"  # of the users and events that load tests write
+_OWN = re.compile(rf"{PREFIX}([0-9a-f]{{8}})-(\d+)")  # a user of a load test: its run and number
 _PAGE = 1_000
 _PAGES = 20  # of each list; enough to sample from, and soon read
 _QUERIES = 2_000
@@ -30,6 +36,7 @@ class Sample:
     users: Sequence[str]
     items: Sequence[str]  # visible ones
     queries: Sequence[str]
+    strays: Mapping[str, int]  # by earlier run, how many users it may have left
 
 
 def open_http(options: Options) -> httpx.Client:
@@ -74,14 +81,16 @@ def draw_sample(http: httpx.Client, users: int, seed: int) -> Sample:
         raise NotFound(f"{http.base_url} has no items to ask about; import a catalogue first")
     names = [user["user_id"] for user in _pages(http, "users")]
     # A load test that was killed may have left its own.
+    strays: dict[str, int] = {}
+    for run, number in (found.groups() for name in names if (found := _OWN.fullmatch(name))):
+        strays[run] = max(strays.get(run, 0), 1 + int(number))
     names = [name for name in names if not name.startswith(PREFIX)]
     if not names:
         raise NotFound(f"{http.base_url} has no users to ask for; import events first")
     titles = [words for item in visible if (words := item["title"].split())]
     queries = [_phrase(rng.choice(titles), rng) for _ in range(_QUERIES)] if titles else []
-    return Sample(
-        rng.sample(names, min(users, len(names))), [item["item_id"] for item in visible], queries
-    )
+    asking = rng.sample(names, min(users, len(names)))
+    return Sample(asking, [item["item_id"] for item in visible], queries, strays)
 
 
 class Requests:
@@ -119,6 +128,7 @@ class Requests:
         self._events = drawn.pop("events", [])
         self._bodies = {kind: [orjson.dumps(each) for each in drawn[kind]] for kind in drawn}
         self.written: dict[str, str] = {}  # user by event id
+        self.acknowledged = self.unanswered = 0  # of the events
 
     def encode(self, kind: str, pick: int) -> tuple[str, bytes]:
         """Return path and body of one of the prepared requests of a kind."""
@@ -128,6 +138,14 @@ class Requests:
         event = {"event_id": event_id, **self._events[pick]}
         self.written[event_id] = event["user_id"]
         return "/v1/events", orjson.dumps({"events": [event]})
+
+    def note(self, recording: Recording) -> None:
+        """Count the events of a load that were acknowledged, and those without any answer."""
+        if "events" in recording.schedule.kinds:
+            events = recording.schedule.kind == recording.schedule.kinds.index("events")
+            status = recording.status[events & np.isfinite(recording.sent)]
+            self.acknowledged += int(((status >= 200) & (status < 300)).sum())
+            self.unanswered += int((status == 0).sum())
 
     def written_paths(self) -> list[str]:
         """Return the paths to DELETE: users of the load test's own, or single events of others."""
@@ -139,21 +157,47 @@ class Requests:
         ]
 
 
-def delete_all(http: httpx.Client, paths: Iterable[str]) -> list[str]:
-    """DELETE each path; returns those that are left once a request fails."""
-    left: list[str] = []
+def delete_all(http: httpx.Client, paths: Iterable[str]) -> tuple[int, list[str]]:
+    """DELETE each path, waiting where the service is busy.
+
+    Returns:
+        The number of events that were deleted, and the paths that are left once a request fails.
+    """
+    events, left = 0, list[str]()
     for path in paths:
         try:
-            # An event that was refused is not there.
-            gone = not left and http.delete(path).status_code in (200, 204, 404)
+            deleted = None if left else _delete(http, path)
         except (httpx.HTTPError, KeyboardInterrupt):
-            gone = False
-        if not gone:
+            deleted = None
+        if deleted is None:
             left.append(path)
-    return left
+        else:
+            events += deleted
+    return events, left
+
+
+def by_hand(url: str, paths: Iterable[str]) -> list[str]:
+    """Return commands that DELETE paths which end in a number, as few as curl's ranges allow."""
+    numbers = defaultdict(list)
+    for path in paths:
+        stem, _, number = path.rpartition("-")
+        numbers[stem].append(number)
+    return [f"curl -X DELETE '{url}{stem}-{{{','.join(each)}}}'" for stem, each in numbers.items()]
 
 
 # ------------------------------------------------------------------------------ the parts
+
+
+def _delete(http: httpx.Client, path: str) -> int | None:
+    """DELETE a path, until it is not refused any more; returns how many events that deleted."""
+    until = time.monotonic() + _PATIENCE
+    while (answer := http.delete(path)).status_code in REFUSED and time.monotonic() < until:
+        wait = answer.headers.get("retry-after", "")
+        time.sleep(min(float(wait) if wait.isdigit() else 1.0, _PATIENCE))
+    if answer.status_code == 200:
+        return int(answer.json()["forgotten"])
+    # An event that was refused is not there.
+    return {204: 1, 404: 0}.get(answer.status_code)
 
 
 def _pages(http: httpx.Client, name: str) -> Iterator[Any]:

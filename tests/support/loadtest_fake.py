@@ -39,14 +39,15 @@ class Fake:
         self.asked: Counter[str] = Counter()  # POSTs by kind
         self.bodies: dict[str, list[Any]] = {}
         self.deleted: list[str] = []
+        self.busy = 0  # DELETEs that it refuses
+        self.users = [*USERS, "loadtest-of-another-run"]
         self.url = ""
         self.arrived: list[float] = []  # when each POST came, of time.perf_counter
 
     def listed(self, path: str) -> Any:
         """The answer to a GET; None where there is none."""
         if path == "/v1/users":
-            users = [*USERS, "loadtest-of-another-run"]
-            return {"users": [{"user_id": user} for user in users], "cursor": None}
+            return {"users": [{"user_id": user} for user in self.users], "cursor": None}
         if path == "/v1/items":
             items = [{"item_id": i, "title": f"Title of {i}", "hidden": i == "i0"} for i in ITEMS]
             return {"items": items, "cursor": None}
@@ -65,8 +66,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         with self.fake.lock:
-            self.fake.deleted.append(unquote(self.path))
-        self._answer(200, {})
+            is_busy = self.fake.busy > 0
+            self.fake.busy -= is_busy
+            if not is_busy:
+                self.fake.deleted.append(unquote(self.path))
+        self._answer(429 if is_busy else 200, {"forgotten": 1})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))

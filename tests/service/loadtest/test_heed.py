@@ -91,7 +91,7 @@ def test_a_load_is_reported_and_leaves_nothing(url: str, heed: Heed, tmp_path: P
     assert found["data"]["events"] == sum(len(each["events"]) for each in before.values())
     assert found["cleaning"]["events"] > 0
     assert found["cleaning"]["left"] == []
-    for said in ("Setup", "Latency in ms", "Time by stage", "removed again"):
+    for said in ("Setup", "Latency in ms", "Time by stage", "taken back"):
         assert said in shown
     assert html.read_text().startswith("<!doctype html>")
     memory = found["memory"]
@@ -126,6 +126,39 @@ def test_events_written_for_users_are_taken_out_of_their_histories(
         assert heed(*arguments(url, *given))[0] == 0
         assert held(http) == before
     assert json.loads((tmp_path / "a.json").read_text())["cleaning"]["left"] == []
+
+
+def trending(http: httpx.Client) -> list[str]:
+    """Return the items that trend now."""
+    answer = http.post("/v1/popular", json={"by": "trending", "half_life": "1d", "limit": 50})
+    return [item["item_id"] for item in answer.raise_for_status().json()["items"]]
+
+
+def test_nothing_of_a_load_trends_after_it(
+    world: World, heed: Heed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What trends after a load of which much was refused is what trended before it.
+
+    With --keep it is something else, until the command that the report shows is run.
+    """
+    app = create_app(Settings(data=world.copy(tmp_path / "data"), deadline=60, max_in_flight=1))
+    with serving_app(app) as port:
+        url = f"http://127.0.0.1:{port}"
+        given = arguments(url, "--mix", "score=1,events=4", "--rate", 150, "--users", 5)
+        with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+            before, users = trending(http), held(http)
+            assert heed(*given, "--json", str(tmp_path / "a.json"))[0] == 0
+            assert trending(http) == before
+            assert heed(*given, "--keep", "--json", str(tmp_path / "b.json"))[0] == 0
+            assert trending(http) != before
+            kept = json.loads((tmp_path / "b.json").read_text())["cleaning"]
+            for command in kept["by_hand"]:
+                subprocess.run(["bash", "-c", f"{command} -sf"], check=True, capture_output=True)
+            assert trending(http) == before
+            assert held(http) == users
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert found["load"]["kinds"]["events"]["refused"].keys() == {"429"}
+    assert found["cleaning"]["taken_back"] == found["cleaning"]["acknowledged"] > 0
 
 
 def test_ctrl_c_gives_the_report_and_cleans_up(url: str, tmp_path: Path) -> None:

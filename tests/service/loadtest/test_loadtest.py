@@ -111,14 +111,16 @@ def test_errors_are_counted_by_kind_and_by_what_they_were() -> None:
             for name, count in made.items()
             if name.startswith(kind) and not name.endswith("None")
         }
-        assert kinds[kind]["errors"] == expected
+        assert kinds[kind]["errors"] | kinds[kind]["refused"] == expected
         assert kinds[kind]["successes"] == made[f"{kind} None"]
         assert kinds[kind]["requests"] == sum(expected.values()) + made[f"{kind} None"]
-    assert set(kinds[ALL]["errors"]) == {"503", "hung up", "429", "timeout"}
+    assert set(kinds[ALL]["refused"]) == {"503", "429"}
+    assert set(kinds[ALL]["errors"]) == {"hung up", "timeout"}
     assert found["load"]["details"]["score 503"] == (
         '{"items": [], "model_version": "m-1", "status": 503}'
     )
     assert "Errors" in shown
+    assert "Refused" in shown
 
 
 def test_a_server_that_stops_answering_ends_the_test_with_what_there_was() -> None:
@@ -148,7 +150,7 @@ def test_a_server_that_stops_answering_ends_the_test_with_what_there_was() -> No
     left = found["cleaning"]["left"]
     assert left
     assert all(path.startswith("/v1/users/loadtest-") for path in left)
-    assert "could not be deleted" in shown
+    assert f"curl -X DELETE '{fake.url}/v1/users/loadtest-" in shown
     assert "stopped answering" in render_page(found)
 
 
@@ -202,6 +204,51 @@ def test_events_are_for_users_of_the_tests_own_who_are_then_forgotten() -> None:
         assert found["cleaning"]["kept"]
 
 
+def test_a_busy_server_is_waited_for_when_events_are_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A DELETE that is refused for load is sent again, so that nothing is left."""
+    monkeypatch.setattr("service.loadtest.workload.time.sleep", lambda seconds: None)
+    with faking() as fake:
+        fake.busy = 3
+        found, _ = ran(fake, mix="events=1")
+        assert fake.busy == 0
+        written = {body["events"][0]["user_id"] for body in fake.bodies["events"]}
+    assert set(fake.deleted) == {f"/v1/users/{user}" for user in written}
+    assert found["cleaning"]["left"] == []
+    assert found["cleaning"]["taken_back"] == len(written)  # the fake says one of each user
+
+
+def test_events_without_an_answer_are_looked_for_again() -> None:
+    """What was not answered may be written late: its users are deleted a second time."""
+    with faking(lambda fake, kind, number: None if number == 9 else 200) as fake:
+        found, _ = ran(fake, mix="events=1")
+    users = {body["events"][0]["user_id"] for body in fake.bodies["events"]}
+    assert Counter(fake.deleted) == {f"/v1/users/{user}": 2 for user in users}
+    assert found["cleaning"]["events"] == found["cleaning"]["acknowledged"] + 1
+
+
+def test_what_is_left_by_a_load_that_never_began_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first request that is refused ends the test; what was written before it is not lost."""
+    monkeypatch.setattr("service.loadtest.runner.delete_all", lambda _, paths: (0, list(paths)))
+    shown = io.StringIO()
+    with faking(lambda fake, kind, number: 422 if kind == "score" else 200) as fake:
+        options = replace(BASE, url=fake.url, mix="events=1,score=1")
+        with pytest.raises(Unavailable, match="/v1/score was answered with 422"):
+            run(Console(file=shown, width=200), options)
+    assert f"left by the load test: curl -X DELETE '{fake.url}/v1/users/" in shown.getvalue()
+
+
+def test_users_of_a_load_test_that_was_killed_are_named() -> None:
+    """Users of an earlier run are neither asked for nor deleted; a command says how to."""
+    with faking() as fake:
+        fake.users = ["loadtest-0123abcd-0", "loadtest-0123abcd-2", *USERS]
+        _, shown = ran(fake, mix="score=1")
+        assert fake.deleted == []
+    assert "an earlier load test left users" in shown
+    assert f"curl -X DELETE '{fake.url}/v1/users/loadtest-0123abcd-{{0,1,2}}'" in shown
+
+
 def test_events_of_stored_users_are_written_only_on_request_and_deleted_one_by_one() -> None:
     """With `write_to_users` events go to stored users and are deleted one by one."""
     with faking() as fake:
@@ -240,7 +287,7 @@ def test_ctrl_c_ends_the_removal_and_names_what_is_left(monkeypatch: pytest.Monk
         assert len(fake.deleted) == 1
     written = {body["events"][0]["user_id"] for body in fake.bodies["events"]}
     assert sorted(found["cleaning"]["left"]) == sorted(f"/v1/users/{user}" for user in written)
-    assert "could not be deleted" in shown
+    assert f"curl -X DELETE '{fake.url}/v1/users/loadtest-" in shown
 
 
 # ------------------------------------------------------------------------------ ramp
@@ -267,7 +314,7 @@ def test_ramp_finds_the_capacity_of_a_server() -> None:
     ramp = found["ramp"]
     assert 30 <= ramp["held"] < ramp["broke"] <= 1.05 * ramp["held"] <= 52.5
     assert [step["held"] for step in ramp["steps"][:3]] == [True, True, False]
-    assert all(step["errors"].keys() == {"503"} for step in ramp["steps"] if not step["held"])
+    assert all(step["refused"].keys() == {"503"} for step in ramp["steps"] if not step["held"])
     assert f"held up to {ramp['held']:,.1f} requests a second" in shown
     assert found["load"]["requests_per_second"] == pytest.approx(ramp["held"], rel=0.05)
     assert "Steps of the ramp" in render_page(found)

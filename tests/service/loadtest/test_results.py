@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,9 +17,10 @@ import pytest
 from numpy.typing import NDArray
 
 from service.domain.errors import Invalid
+from service.loadtest.charts import FRAME, draw_charts
 from service.loadtest.options import Options, Slo, parse_headers, parse_mix, parse_url, read_key
 from service.loadtest.ramp import FACTOR, LEAST, NEAR, find_highest_rate
-from service.loadtest.report import render_page, warnings
+from service.loadtest.report import render_page, verdict, warnings
 from service.loadtest.results import (
     ALL,
     OUTSIDE,
@@ -162,7 +164,7 @@ def test_percentiles_are_numpys() -> None:
     rng = np.random.default_rng(3)
     took = rng.lognormal(-4, 1, 5_000)
     kinds = rng.integers(0, 2, 5_000)
-    status = np.where(rng.random(5_000) < 0.1, 503, 200)
+    status = rng.choice([200, 500, 503], 5_000, p=[0.8, 0.1, 0.1])
     seen = record(took, kinds=("a", "b"), kind=kinds.tolist(), status=status.tolist(), warmup=100.0)
     counts = 0.1 * np.arange(5_000) >= 100.0
     found = summarize(seen)["kinds"]
@@ -172,7 +174,8 @@ def test_percentiles_are_numpys() -> None:
         np.testing.assert_allclose(list(found[name]["latency"].values()), expected, rtol=1e-9)
         assert found[name]["requests"] == mask.sum()
         assert found[name]["successes"] == len(well)
-        assert found[name]["errors"] == {"503": (mask & (status == 503)).sum()}
+        assert found[name]["refused"] == {"503": (mask & (status == 503)).sum()}
+        assert found[name]["errors"] == {"500": (mask & (status == 500)).sum()}
 
 
 def test_nothing_has_no_percentiles() -> None:
@@ -210,17 +213,17 @@ def test_time_is_divided_between_stages_and_what_is_left() -> None:
 
 
 def test_timeline_counts_each_request_where_it_was_due() -> None:
-    """Requests, failures and latencies are counted in the interval in which they were due."""
+    """All requests and their outcomes are counted in the interval in which they were due."""
     second = np.arange(60) // 10
-    seen = record(
-        np.where(second == 4, 0.5, 0.1), status=np.where(second == 2, 503, 200).tolist(), warmup=1.0
-    )
+    status = np.select([second == 2, second == 5], [500, 429], 200).tolist()
+    seen = record(np.where(second == 4, 0.5, 0.1), status=status, warmup=1.0)
     found = summarize(seen)["timeline"]
     assert sum(part["requests"] for part in found) == 50
     assert [part["failures"] for part in found] == [0, 10, 0, 0, 0]
     assert found[1]["latency"]["max"] is None
-    slowest = [part["latency"]["max"] for part in found if not part["failures"]]
-    assert slowest == pytest.approx([0.1, 0.1, 0.5, 0.1])
+    assert [part["refusals"] for part in found] == [0, 0, 0, 0, 10]
+    slowest = [part["latency"]["max"] for part in found if part["latency"]["max"]]
+    assert slowest == pytest.approx([0.1, 0.1, 0.5])
     assert [part["at"] for part in found] == pytest.approx([0.0, 0.98, 1.96, 2.94, 3.92])
 
 
@@ -343,6 +346,126 @@ def _report() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _step(rate: float, p99: float, *, held: bool, **more: Any) -> dict[str, Any]:
+    """One step of a ramp, of 100 requests, which were all answered unless `more` says otherwise."""
+    latency = {"p50": p99 / 4, "p95": p99 / 2, "p99": p99}
+    nothing: dict[str, Any] = {"refused": {}, "errors": {}, "details": {}, "late": {"p99": 0.0}}
+    step = {"rate": rate, "held": held, "requests": 100, "successes": 100, "within": 1.0}
+    return {**step, "latency": latency, "ended": "completed", **nothing, **more}
+
+
+def _ramp(*steps: dict[str, Any]) -> dict[str, Any]:
+    held = [step["rate"] for step in steps if step["held"]]
+    broke = [step["rate"] for step in steps if not step["held"]]
+    slo = {"slo": "99 % within 50 ms", "slo_seconds": 0.05, "slo_percentile": 99.0}
+    return {**slo, "held": max(held, default=None), "broke": min(broke, default=None),
+            "steps": list(steps)}  # fmt: skip
+
+
+OVERLOADED = '{"title": "Overloaded", "status": 429, "detail": "64 are in \\"flight\\" (HEED_MAX)"}'
+BUSY = {"refused": {"429": 40}, "successes": 60, "details": {"score 429": OVERLOADED}}
+FLOODED = _step(1200, 0.02, held=False, within=0.6, **BUSY)
+LATE = _step(12, 0.2, held=False, within=0.9, late={"p99": 0.1})
+LIMITED = '{"title":"Rate Limited","detail":"10/s is the rate of shop"}'
+
+
+@pytest.mark.parametrize(
+    ("load", "more", "said"),
+    [
+        (
+            _step(9, 0.031, held=True), {},
+            "Heed answered 44.2 requests a second, p99 31.00 ms, and refused none. Next: --ramp",
+        ),
+        (
+            _step(9, 0.031, held=True, **BUSY), {},
+            '(429, “64 are in "flight" (HEED_MAX)”). Next: start Heed with more workers, one for',
+        ),
+        (
+            _step(9, 0.031, held=True, **{**BUSY, "details": {"a 429": LIMITED}}), {},
+            "“10/s is the rate of shop”). Next: give the API key a higher --rate, or none.",
+        ),
+        (
+            _step(9, 0.031, held=True, errors={"500": 3}), {},
+            "refused none. 3 % failed. The first limit: 3 % failed, most with 500. Next: look",
+        ),
+        (
+            {**_step(9, 0.031, held=True), "successes": 0, "refused": {"429": 100},
+             "latency": {"p99": None}, "details": {"a 429": OVERLOADED}}, {},
+            "Heed answered none of 100 requests, and refused 100 %.",
+        ),
+        (_step(9, 0.031, held=True), {"ended": "silent"}, "Heed stopped answering, after 100 of"),
+        (
+            _step(9, 0.3, held=False, refused={"429": 1}), {"slo": {"held": False, "within": 0.9}},
+            "The first limit: p99 was 300 ms. Next: start Heed with more workers",
+        ),
+        (
+            _step(9, 0.031, held=True),
+            {"ramp": _ramp(_step(9, 0.031, held=True), _step(12, 0.2, held=False, within=0.9))},
+            "The first limit at 12 a second: p99 was 200 ms. Next: start Heed with more workers",
+        ),
+        (
+            _step(9, 0.031, held=True),
+            {"ramp": _ramp(_step(9, 0.031, held=True), FLOODED)},
+            "refused none. The first limit at 1,200 a second: 40 % were refused (429, “64 are in",
+        ),
+        (
+            _step(9, 0.031, held=True),
+            {"ramp": _ramp(_step(12, 0.2, held=False, late={"p99": 0.1}))},
+            "99 % within 50 ms held at no rate. The first limit: p99 was 31.00 ms. Next: start",
+        ),
+        (
+            _step(9, 0.031, held=True),
+            {"ramp": _ramp(_step(9, 0.031, held=True), LATE)},
+            "p99 was 200 ms. Next: give the load test a core of its own and run it again",
+        ),
+        (
+            _step(9, 0.031, held=True), {"ramp": _ramp(_step(9, 0.031, held=True))},
+            "refused none. Next: raise --max-rate, for no rate broke the objective.",
+        ),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_the_first_limit_and_what_to_do(
+    load: dict[str, Any], more: dict[str, Any], said: str
+) -> None:
+    """The verdict says what was answered and refused, what failed first, and the next step."""
+    found = {"kinds": {ALL: load}, "successes_per_second": 44.2, "details": load["details"]}
+    found |= {"slo": more.pop("slo")} if "slo" in more else {}
+    report = {"ended": "completed", "load": found, "data": {"worker_up": 2}, **more}
+    assert said in verdict(report)
+
+
+def test_charts_have_axes_with_units() -> None:
+    """Each chart names the unit of both axes, and marks them from end to end."""
+    report = _report()
+    report["ramp"] = _ramp(_step(20, 0.03, held=True), _step(80, 0.9, held=False))
+    report["memory"] = {"readings": [(0.0, 2**28), (10.0, 2**29)], "start": 1, "third": 1, "end": 1}
+    by_rate, latency, requests, memory = draw_charts(report)
+    assert [(each.x, each.y) for each in (by_rate, latency, requests, memory)] == [
+        ("requests a second", "ms"),
+        ("seconds after the warm-up", "ms"),
+        ("seconds after the warm-up", "requests a second"),
+        ("seconds after the first request", "MiB"),
+    ]
+    for chart in (by_rate, latency, requests, memory):
+        assert [mark.at for mark in chart.x_marks] == sorted(mark.at for mark in chart.x_marks)
+        assert (chart.x_marks[0].at, chart.x_marks[-1].at) == (FRAME.left, FRAME.right)
+        assert (chart.y_marks[0].at, chart.y_marks[-1].at) == (FRAME.bottom, FRAME.top)
+        assert chart.y_marks[0].text == "0"
+    assert [line.name for line in by_rate.lines] == ["p50", "p95", "p99"]
+    assert [mark.text for mark in by_rate.x_marks] == ["20", "40", "60", "80"]
+    # Of 900 ms on an axis to 1,000 ms, nine tenths of the way up; the objective is at 50 ms.
+    height = FRAME.bottom - FRAME.top
+    assert by_rate.lines[2].dots[1][1] == pytest.approx(FRAME.bottom - 0.9 * height, abs=0.1)
+    assert by_rate.limit == pytest.approx(FRAME.bottom - 0.05 * height, abs=0.1)
+    assert [line.name for line in requests.lines] == ["answered", "refused", "failed"]
+    report["verdict"] = "Heed answered."
+    text = re.sub(r"\s+", " ", render_page(report))
+    assert '</h1> <p class="verdict">Heed answered.</p>' in text
+    for chart in (by_rate, latency, requests, memory):
+        assert f">{chart.x}</text>" in text
+        assert f">{chart.y}</text>" in text
+
+
 def test_the_page_needs_no_network_and_escapes_what_it_shows() -> None:
     """The HTML report is well formed, loads nothing and escapes server output."""
     text = render_page(_report())
@@ -351,7 +474,8 @@ def test_the_page_needs_no_network_and_escapes_what_it_shows() -> None:
     outline.close()
     assert outline.open == []
     assert outline.fetched == []
-    assert outline.seen["figure"] == outline.seen["polyline"] == 5
+    assert outline.seen["figure"] == 2
+    assert outline.seen["polyline"] == 6
     assert not {"script", "link", "img", "iframe", "this"} & outline.seen.keys()
     for fetching in ("url(", "@import", "https://"):
         assert fetching not in text
