@@ -22,7 +22,7 @@ from locust import HttpUser, between, events, task
 
 from service.loadtest.options import DEFAULT_MIX, Options, parse_headers, parse_mix
 from service.loadtest.schedule import PREPARED
-from service.loadtest.workload import Requests, delete_all, draw_sample, open_http
+from service.loadtest.workload import Requests, by_hand, delete_all, draw_sample, open_http
 
 SHARES = parse_mix(os.environ.get("HEED_LOADTEST_MIX", DEFAULT_MIX))
 logging.getLogger("httpx").setLevel(logging.WARNING)  # Locust shows what others log
@@ -42,7 +42,9 @@ def prepare(environment: Any, **_: Any) -> None:
 def clean(environment: Any, **_: Any) -> None:
     """Remove the events that were written."""
     with open_http(Options(environment.host, headers=HEADERS)) as http:
-        delete_all(http, environment.heed.written_paths())
+        left = delete_all(http, environment.heed.written_paths())[1]
+    for command in by_hand(environment.host, left):
+        logging.getLogger("heed").warning("left by the load test: %s", command)
 
 
 class Requester(HttpUser):  # type: ignore[misc]
