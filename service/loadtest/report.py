@@ -82,7 +82,7 @@ def verdict(report: Report) -> str:
         else f"Heed answered none of {sent:,} requests, and refused {_share(refused, sent)}."
     )
     if failed:
-        said += f" {_share(failed, sent).capitalize()} failed."
+        said += f" {_share(failed, sent)} failed, most with {next(iter(step['errors']))}."
     at, details = "", load["details"]
     if ramp and ramp["held"] is None:
         said += f" {ramp['slo']} held at no rate."
@@ -168,20 +168,18 @@ def _limit(report: Report, step: Mapping[str, Any], details: Mapping[str, str], 
     objective = step if at else report["load"].get("slo", {})
     slow = step["requests"] * (1 - objective.get("within", 1.0)) - refused - failed
     if failed > max(refused, slow):
-        why = next(iter(step["errors"]))
-        return (
-            f"The first limit{at}: {_share(failed, step['requests'])} failed, most with {why}. "
-            "Next: look for its request_id in the log of the service."
-        )
+        share, why = _share(failed, step["requests"]), next(iter(step["errors"]))
+        said = f"The first limit{at}: {share} failed, most with {why}. " if at else ""
+        return f"{said}Next: look at Errors, and in the log of the service."
     if refused > slow:
         body = next(details[key] for key in details if key.split()[-1] in step["refused"])
         detail = re.search(r'"detail": ?("(?:[^"\\]|\\.)*")', body)
         status = next(iter(step["refused"]))
         if "Rate Limited" in body:
             more = "Next: give the API key a higher --rate, or none."
-        said = f"{status}, “{orjson.loads(detail[1])}”" if detail else status
-        share = _share(refused, step["requests"])
-        return f"The first limit{at}: {share} were refused ({said}). {more}"
+        said = f"{status} “{orjson.loads(detail[1])}”" if detail else status
+        share = f"{_share(refused, step['requests'])} were refused, " if at else ""
+        return f"The first limit{at}: {share}{said}. {more}"
     if at or "ramp" in report or not objective.get("held", True):
         if at and (step["late"]["p99"] or 0.0) > _LATE * report["ramp"]["slo_seconds"]:
             more = "Next: give the load test a core of its own and run it again: it sent too late."

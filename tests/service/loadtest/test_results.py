@@ -378,15 +378,15 @@ LIMITED = '{"title":"Rate Limited","detail":"10/s is the rate of shop"}'
         ),
         (
             _step(9, 0.031, held=True, **BUSY), {},
-            '(429, “64 are in "flight" (HEED_MAX)”). Next: start Heed with more workers, one for',
+            'The first limit: 429 “64 are in "flight" (HEED_MAX)”. Next: start Heed with more',
         ),
         (
             _step(9, 0.031, held=True, **{**BUSY, "details": {"a 429": LIMITED}}), {},
-            "“10/s is the rate of shop”). Next: give the API key a higher --rate, or none.",
+            "“10/s is the rate of shop”. Next: give the API key a higher --rate, or none.",
         ),
         (
             _step(9, 0.031, held=True, errors={"500": 3}), {},
-            "refused none. 3 % failed. The first limit: 3 % failed, most with 500. Next: look",
+            "refused none. 3 % failed, most with 500. Next: look",
         ),
         (
             {**_step(9, 0.031, held=True), "successes": 0, "refused": {"429": 100},
@@ -406,7 +406,7 @@ LIMITED = '{"title":"Rate Limited","detail":"10/s is the rate of shop"}'
         (
             _step(9, 0.031, held=True),
             {"ramp": _ramp(_step(9, 0.031, held=True), FLOODED)},
-            "refused none. The first limit at 1,200 a second: 40 % were refused (429, “64 are in",
+            "refused none. The first limit at 1,200 a second: 40 % were refused, 429 “64 are in",
         ),
         (
             _step(9, 0.031, held=True),
