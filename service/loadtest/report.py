@@ -177,7 +177,7 @@ def _limit(report: Report, step: Mapping[str, Any], details: Mapping[str, str], 
         status = next(iter(step["refused"]))
         if "Rate Limited" in body:
             more = "Next: give the API key a higher --rate, or none."
-        said = f"{status} “{orjson.loads(detail[1])}”" if detail else status
+        said = f"{status} “{orjson.loads(detail[1]).rstrip('.')}”" if detail else status
         share = f"{_share(refused, step['requests'])} were refused, " if at else ""
         return f"The first limit{at}: {share}{said}. {more}"
     if at or "ramp" in report or not objective.get("held", True):
