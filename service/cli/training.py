@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -27,6 +28,8 @@ from service.domain.errors import Conflict, HeedError, Invalid
 from service.domain.timestamps import from_rfc3339
 from service.jobs.training_command import MAX_EPOCHS
 from service.runtime.data_layout import CHECKPOINT_FILE
+
+_log = logging.getLogger(__name__)
 
 Protocol = Literal["newest", "leave-one-out", "hstu", "global-time"]
 Chosen = Annotated[
@@ -161,7 +164,8 @@ def train(
             )
         except HeedError as error:
             if json_progress:
-                progress_bars.print_message({"error": error.detail})
+                _log.error("%s", error)  # which the service's log takes over
+                progress_bars.print_message({"error": error.told})
                 raise typer.Exit(1) from None
             raise
         if job is not None:

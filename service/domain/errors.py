@@ -1,12 +1,19 @@
 """Errors that Heed raises on purpose, free of HTTP: `service.http.problems` assigns statuses.
 
-Every error carries `detail`, one sentence for the caller that names the fault and what is allowed;
-it never contains a secret, a path of the source code or a traceback.
+Every error carries `detail`, one sentence for logs and commands that names the fault and what is
+allowed; it never contains a secret or a traceback. Clients over HTTP read `told`, which names no
+folder, host, role or database.
 """
+
+from typing import ClassVar
 
 
 class HeedError(Exception):
     """Base of all errors that Heed raises on purpose. Subclasses can be copied and pickled."""
+
+    # What clients over HTTP read, since a detail may name files and servers; None in classes whose
+    # details are made for clients.
+    public: ClassVar[str | None] = "The request could not be answered."
 
     def __init__(self, detail: str) -> None:
         # `args` stays as passed to the subclass: copying and pickling call it with `args` again.
@@ -15,12 +22,19 @@ class HeedError(Exception):
     def __str__(self) -> str:
         return self.detail
 
+    @property
+    def told(self) -> str:
+        """The sentence for clients over HTTP."""
+        return self.detail if self.public is None else self.public
+
 
 class Invalid(HeedError, ValueError):
     """The input breaks a rule. `pointer` is a JSON pointer (RFC 6901) to the offending field.
 
     Also a `ValueError`, so that pydantic validators may raise it.
     """
+
+    public = None
 
     def __init__(self, pointer: str, detail: str) -> None:
         super().__init__(detail)
@@ -33,25 +47,47 @@ class Invalid(HeedError, ValueError):
 class NotFound(HeedError):
     """The named resource does not exist."""
 
+    public = None
+
 
 class Conflict(HeedError):
     """The request contradicts the current state; nothing was changed."""
+
+    public = None
 
 
 class TooLarge(HeedError):
     """The request is bigger than the configured limit."""
 
+    public = None
+
 
 class Unavailable(HeedError):
     """Not possible now; the same request may succeed after `retry_after` seconds."""
+
+    public: ClassVar[str | None] = "This is not possible now; send the request again."
 
     def __init__(self, detail: str, retry_after: float = 1.0) -> None:
         super().__init__(detail)
         self.retry_after = retry_after
 
 
+class Busy(Unavailable):
+    """Something else is in the way. The detail says what, and names no folder or server."""
+
+    public = None
+
+
 class Overloaded(Unavailable):
     """Refused at once: a limit on concurrent work is reached."""
+
+    public: ClassVar[str | None] = None
+
+
+class DatabaseOverloaded(Overloaded):
+    """The database server is at its limits."""
+
+    public = "The database is at its limits; send the request again."
 
 
 class Crowded(Overloaded):
@@ -61,34 +97,69 @@ class Crowded(Overloaded):
 class RateLimited(Unavailable):
     """The API key has sent as many requests as its rate allows."""
 
+    public = None
+
 
 class DeadlineExceeded(Unavailable):
     """The work did not finish within the request's deadline."""
+
+    public = None
 
 
 class StoreFull(Unavailable):
     """The disk is full; reads go on, writes succeed again once there is room."""
 
+    public = "The disk is full: reads go on, and writes once there is room."
+
 
 class StoreUnreachable(Unavailable):
     """The database server does not answer; questions go on with what is known of users."""
+
+    public = "The database does not answer; send the request again."
+
+
+class Unconfirmed(Unavailable):
+    """Nobody knows whether a write was committed, or whether it will outlive the server."""
+
+    public = (
+        "The database does not confirm the write, which may have succeeded; send it again, with "
+        "the same event_id."
+    )
 
 
 class QuotaExceeded(HeedError):
     """The store would hold more than it may; nothing was changed. Waiting does not help."""
 
+    public = None
+
 
 class StoreReadOnly(Unavailable):
     """The disk can only be read; reads go on."""
+
+    public = "The store can only be read: writes are refused."
 
 
 class Corrupt(HeedError):
     """Stored bytes fail their integrity check. The detail names the file."""
 
+    public = "Stored data fails its integrity check."
+
 
 class Incompatible(HeedError):
     """Stored data belongs to another program or to a newer version of this one."""
 
+    public = "Stored data is of another version of Heed."
+
 
 class ModelRejected(HeedError):
-    """A model version failed verification or the quality gate; the current one keeps serving."""
+    """A model version failed verification; the current one keeps serving."""
+
+    public: ClassVar[str | None] = (
+        "The model version fails its checks; the current one keeps serving."
+    )
+
+
+class NotTrained(ModelRejected):
+    """The events make no model that is worth publishing; the detail says why."""
+
+    public = None

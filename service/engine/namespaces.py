@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from service.domain.errors import HeedError, NotFound, Unavailable
+from service.domain.errors import Busy, HeedError, NotFound
 from service.domain.names import DEFAULT_NAMESPACE, is_name
 from service.domain.settings import Settings
 from service.engine.engine import Engine
@@ -45,7 +45,7 @@ class _Failure:
 
     token: StoreToken | None
     at: float  # of the monotonic clock
-    detail: str
+    told: str  # to clients
 
 
 class Namespaces:
@@ -151,7 +151,7 @@ class Namespaces:
             if other != DEFAULT_NAMESPACE:
                 others[other] = dict((await engine.ready())[1])
         for other, failure in self._failures.items():
-            others[other] = {"error": failure.detail}
+            others[other] = {"error": failure.told}
         return is_ready, {**checks, "namespaces": others} if others else checks
 
     async def close(self) -> None:
@@ -235,10 +235,10 @@ class Namespaces:
         except NotFound:
             raise
         except Exception as error:
-            detail = error.detail if isinstance(error, HeedError) else f"{error!r}; see the log"
-            self._failures[name] = _Failure(token, time.monotonic(), detail)
+            told = error.told if isinstance(error, HeedError) else "an unexpected error"
+            self._failures[name] = _Failure(token, time.monotonic(), told)
             unexpected = None if isinstance(error, HeedError) else error
-            _log.error("namespace %s is not served: %s", name, detail, exc_info=unexpected)
+            _log.error("namespace %s is not served: %s", name, error, exc_info=unexpected)
             raise _unavailable(name, _RETRY) from error
         self._failures.pop(name, None)
         for prepare in self._on_open:
@@ -336,7 +336,5 @@ def _opened(entry: _Entry) -> Engine | None:
     return task.result()
 
 
-def _unavailable(name: str, seconds: float) -> Unavailable:
-    return Unavailable(
-        f"the namespace {name!r} cannot be served now; the log and /health/ready say why", seconds
-    )
+def _unavailable(name: str, seconds: float) -> Busy:
+    return Busy(f"the namespace {name!r} cannot be served now; the service's log says why", seconds)

@@ -26,7 +26,6 @@ from service.http.clients.disconnects import DISCONNECTED, connection_of
 from service.http.clients.head_requests import METHOD
 from service.http.clients.lingering_close import lingering
 from service.http.telemetry import REQUEST_ID
-from service.runtime.file_paths import without_folders
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 20  # a batch may be wrong in every line; naming twenty of them is enough
@@ -50,6 +49,8 @@ STATUS: Mapping[type[errors.HeedError], int] = {
     errors.Corrupt: 500,
     errors.Incompatible: 500,
 }
+
+_CAUSE = "The service's log has the cause under this request_id."
 
 _PLAINER = {
     "missing": "is required",
@@ -201,11 +202,8 @@ def _domain(scope: Scope, error: errors.HeedError, **extensions: Any) -> Respons
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if isinstance(error, (errors.TooLarge, errors.Crowded)):
         headers["Connection"] = "close"  # the rest of the body is not worth reading
-    detail = error.detail
-    # Pointers and paths of the API in other details look like paths of files.
-    if status >= 500 or isinstance(error, errors.ModelRejected):
-        detail = without_folders(detail)
-    if status >= 500 or detail != error.detail:
+    detail = error.told if error.public is None else f"{error.told} {_CAUSE}"
+    if status >= 500 or error.public is not None:
         _log.warning("request %s: %s: %s", scope.get(REQUEST_ID, ""), kind.__name__, error.detail)
     title = "".join(f" {c}" if c.isupper() else c for c in kind.__name__).strip()
     return problem(scope, status, title, detail, headers=headers, **extensions)

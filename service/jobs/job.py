@@ -120,8 +120,9 @@ class Job:
             )
         if code < 0:
             return f"the training process was ended by signal {-code}"
-        detail = f": {self.stderr[-1]}" if self.stderr else ""
-        return f"the training process ended with exit code {code}{detail}"
+        # Its output may name files and servers: it is for who runs `heed jobs show`.
+        more = f"; heed jobs show {self.id} has the end of its output" if self.stderr else ""
+        return f"the training process ended with exit code {code}{more}"
 
 
 def _message(line: str) -> dict[str, Any] | None:

@@ -132,7 +132,9 @@ class JobRecords:
         """Return the error of a second training: what runs, since when and how to stop it."""
         for job in self.store.latest(3):
             if not job.is_final:
-                who = f"job {job.id}, of {job.started_by or 'the service'}"
+                # On which machine is not for clients; `heed jobs list` says it.
+                by = (job.started_by or "the service").partition(" on ")[0]
+                who = f"job {job.id}, of {by}"
                 return Conflict(
                     f"a training is running since {to_rfc3339(job.created)} ({who}); one runs at "
                     f"a time: wait for it, or stop it with `heed jobs cancel {job.id}` or "

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from service.domain.errors import Conflict, HeedError, Unavailable
+from service.domain.errors import Busy, Conflict, HeedError
 from service.jobs.child_logs import log_child_line
 from service.jobs.job import Job, JobState
 from service.jobs.job_records import CHILD_LOCK, KEPT, JobRecords
@@ -93,7 +93,7 @@ class JobRunner:
             Unavailable: the service is shutting down, or the database does not answer.
         """
         if self._closing:
-            raise Unavailable("the service is shutting down")
+            raise Busy("the service is shutting down")
         argv = list(self._argv(options))
         stack = contextlib.ExitStack()
         try:
@@ -106,7 +106,7 @@ class JobRunner:
             create = self._records.store.create
             job = await asyncio.to_thread(create, options, _now(), who)
             if self._closing:  # since the check above: nothing would stop the new training
-                raise Unavailable("the service is shutting down")
+                raise Busy("the service is shutting down")
         except BaseException:
             await asyncio.shield(asyncio.to_thread(stack.close))
             raise
@@ -208,7 +208,8 @@ class JobRunner:
                 nice=_NICE,
             )
         except (OSError, ValueError) as error:
-            return self._live[job_id].with_error(f"it could not be started: {error}", _now())
+            logger.error("job %s could not be started: %s", job_id, error)
+            return self._live[job_id].with_error("it could not be started; see the log", _now())
         self._child = child
         try:
             self._live[job_id] = dataclasses.replace(
@@ -247,7 +248,8 @@ class JobRunner:
         try:
             await on_success(job)
         except HeedError as error:
-            return job.with_error(f"trained, but not activated: {error}", _now())
+            logger.error("job %s: trained, but not activated: %s", job.id, error)
+            return job.with_error(f"trained, but not activated: {error.told}", _now())
         except Exception:
             logger.exception("job %s: the new version could not be activated", job.id)
             return job.with_error("trained, but not activated; see the log", _now())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from service.domain.errors import NotFound, Unavailable
+from service.domain.errors import Busy, NotFound
 from service.domain.names import next_time, timestamped_name
 from service.jobs.job import Job
 from service.jobs.job_files import check_id, parse_job
@@ -31,7 +31,7 @@ class SharedJobStore(JobStore):
             job = Job(name, "queued", dict(options), created, started_by=started_by)
             if self._shared.add(name, job.to_json(), self._keep):
                 return job
-        raise Unavailable("other machines keep taking the ids of jobs, or the namespace is removed")
+        raise Busy("other machines keep taking the ids of jobs, or the namespace is removed")
 
     def write(self, job: Job) -> None:
         """`JobStore.write`. A job that has ended, or was found interrupted, stays as it is."""

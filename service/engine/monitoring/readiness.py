@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from service.runtime.file_paths import without_folders
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.stores.base import Store
 
@@ -30,7 +29,7 @@ async def check(store: Store, live: LiveSnapshot, data: Path) -> tuple[bool, Map
         disk["error"] = fault
     details: dict[str, Any] = {"disk": disk, "model": _model(live)}
     if problem is not None:
-        details["store"] = {"problem": without_folders(problem)}
+        details["store"] = {"problem": problem}
     checks = {
         "store": problem is None,
         "disk": has_room,
@@ -43,7 +42,7 @@ async def check(store: Store, live: LiveSnapshot, data: Path) -> tuple[bool, Map
 def _model(live: LiveSnapshot) -> dict[str, Any]:
     if live.fault is None:
         return {"degraded": False}
-    return {"degraded": True, "fault": without_folders(live.fault)}
+    return {"degraded": True, "fault": live.fault}
 
 
 def _free_bytes(data: Path) -> tuple[int, str]:

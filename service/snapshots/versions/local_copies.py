@@ -7,7 +7,7 @@ import os
 from contextlib import closing
 from pathlib import Path
 
-from service.domain.errors import Corrupt, Unavailable
+from service.domain.errors import Busy, Corrupt
 from service.runtime import durable_files
 from service.snapshots.versions.manifest import (
     MANIFEST,
@@ -89,7 +89,7 @@ class LocalCopies:
                             os.rename(directory, self._versions / version)
                             durable_files.sync_directory(self._versions)
         except TimeoutError as error:
-            raise Unavailable(f"another process is fetching model {version}") from error
+            raise Busy(f"another process is fetching model {version}") from error
 
     def discard(self, version: str) -> bool:
         """Take a version off this disk; False where it is not there."""

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from service.domain.errors import Unavailable
+from service.domain.errors import Busy
 from service.runtime import durable_files
 
 
@@ -32,7 +32,7 @@ class Staging:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of `root`. Raises Unavailable when another kept it for `timeout`."""
+        """Hold the lock of `root`. Raises Busy when another kept it for `timeout`."""
         with (
             contextlib.ExitStack() as stack,
             durable_files.translate_disk_full("the disk of the model registry is full"),
@@ -40,7 +40,7 @@ class Staging:
             try:
                 stack.enter_context(durable_files.locked(self._lock, self._timeout))
             except TimeoutError as error:
-                raise Unavailable("another process is changing the model registry") from error
+                raise Busy("another process is changing the model registry") from error
             yield
 
     @contextlib.contextmanager

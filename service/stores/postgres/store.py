@@ -499,7 +499,7 @@ class PostgresStore(Store):
         try:
             await self._calls.read(read, self._no, patience=QUICK_TIMEOUT)
         except HeedError as error:
-            return error.detail
+            return error.told
         return None
 
     def measures(self) -> StoreMeasures:

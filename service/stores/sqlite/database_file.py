@@ -266,7 +266,10 @@ def explain(path: Path, error: Exception) -> tuple[HeedError, bool]:
 def _disk_is_full(path: Path) -> bool:
     # Some calls report a full disk as a failed write (growing the log's index, late
     # allocation), which must not stop the writer for good.
-    return shutil.disk_usage(path.parent).free < MIN_FREE_BYTES
+    try:
+        return shutil.disk_usage(path.parent).free < MIN_FREE_BYTES
+    except OSError:  # the folder is gone, with its namespace
+        return False
 
 
 def file_sizes(path: Path) -> tuple[int, int]:

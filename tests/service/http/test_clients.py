@@ -6,14 +6,19 @@ import asyncio
 import http.client
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import apsw
 import httpx
+import psycopg
 import pytest
 
-from service.domain.errors import Corrupt, ModelRejected, Unavailable
+from service.domain import errors
 from service.runtime.file_paths import without_folders
+from service.stores.postgres.database import faults
+from service.stores.sqlite import database_file
 from tests.service.http.test_connection_limits import Open, rest, serve, status
 from tests.support.http_fake import Client, FakeEngine, serving
 
@@ -179,28 +184,77 @@ def test_head_of_what_cannot_be_read_is_refused(client: Client) -> None:
     assert client.request("PUT", "/v1/items").headers["allow"] == "GET, HEAD, POST"
 
 
-# ------------------------------------------------------------------------ paths of files
+# ------------------------------------------------------------------------ what errors reveal
 
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        Corrupt("/srv/shop/data/heed.db: page 7 fails its checksum"),
-        Unavailable("there is no room to write /srv/shop/data/embeddings.bin"),
-        ModelRejected("it reads vectors of /srv/shop/models/mini, not of ./srv/shop/other"),
-        OSError(5, "Input/output error", "/srv/shop/data/heed.db-wal"),
-    ],
+SECRETS = ("db.internal", "10.1.2.3", "5544", "shopkeeper", "ledger", "/srv", "my shop", "heed.db")
+REPLY = (
+    'connection to server at "db.internal" (10.1.2.3), port 5544 failed: FATAL:  role "shopkeeper" '
+    'is not permitted to open database "ledger" in "/srv/my shop/heed.db"'
 )
-def test_errors_name_files_without_their_folders(
-    error: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An error's body names no folder of the server; the log has it under the request's id."""
+PLACE = Path("/srv/my shop/data/heed.db")
+# Errors whose details are written for clients.
+FOR_CLIENTS = {
+    *(errors.Invalid, errors.NotFound, errors.Conflict, errors.TooLarge, errors.QuotaExceeded),
+    *(errors.Busy, errors.Overloaded, errors.RateLimited, errors.DeadlineExceeded),
+    errors.NotTrained,
+}
+
+
+def subclasses(kind: type[Any]) -> set[type[Any]]:
+    """All classes below one."""
+    return {kind} | {each for direct in kind.__subclasses__() for each in subclasses(direct)}
+
+
+def of_postgres(kind: type[psycopg.Error]) -> Exception:
+    """What Heed makes of an error of PostgreSQL."""
+    return faults.explain(kind(REPLY))
+
+
+def of_sqlite(kind: type[Exception]) -> Exception:
+    """What Heed makes of an error of SQLite, or of the disk."""
+    error = kind(5, REPLY, str(PLACE)) if issubclass(kind, OSError) else kind(REPLY)
+    return database_file.explain(PLACE, error)[0]
+
+
+def of_heed(kind: type[errors.HeedError]) -> Exception:
+    """An error of Heed with a detail that names what is nobody's business."""
+    return kind(REPLY)
+
+
+FAILURES: list[tuple[Callable[..., Exception], type[Any]]] = [
+    *((of_postgres, kind) for kind in subclasses(psycopg.Error)),
+    *((of_sqlite, kind) for kind in [*subclasses(apsw.Error), OSError, PermissionError]),
+    *((of_heed, kind) for kind in subclasses(errors.HeedError) if kind not in FOR_CLIENTS),
+]
+
+
+def test_no_error_tells_clients_of_hosts_and_folders(caplog: pytest.LogCaptureFixture) -> None:
+    """Of each failure of a store the body says what to do, and the log has the rest by its id."""
+    revealed, unlogged = [], []
     with serving() as client:
-        client.engine.raises = error
+        for make, kind in FAILURES:
+            caplog.clear()
+            error = client.engine.raises = make(kind)
+            answer = client.post("/v1/score", json={"item_ids": ["a"]})
+            problem = answer.json()
+            assert problem["status"] >= 429 or kind is errors.ModelRejected, kind
+            if any(each in answer.text for each in SECRETS) or not problem["detail"]:
+                revealed.append((kind, answer.text))
+            if problem["request_id"] not in caplog.text or str(error) not in caplog.text:
+                unlogged.append((kind, caplog.text))
+    assert len(FAILURES) > 200
+    assert (revealed, unlogged) == ([], [])
+
+
+def test_an_unexpected_error_of_a_file_is_not_described(caplog: pytest.LogCaptureFixture) -> None:
+    """What nobody has translated is a 500 that says nothing, and a line of the log."""
+    with serving() as client:
+        client.engine.raises = OSError(5, "Input/output error", str(PLACE))
         answer = client.post("/v1/score", json={"item_ids": ["a"]})
-    assert "srv" not in answer.text
+    assert answer.status_code == 500
+    assert not any(each in answer.text for each in SECRETS)
     assert answer.json()["request_id"] in caplog.text
-    assert "/srv/shop" in caplog.text
+    assert str(PLACE) in caplog.text
 
 
 @pytest.mark.parametrize(

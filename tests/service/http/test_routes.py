@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from service.domain.errors import (
     Conflict,
     Corrupt,
+    HeedError,
     ModelRejected,
     StoreFull,
     StoreUnreachable,
@@ -425,16 +426,17 @@ def test_names_that_could_be_paths_never_reach_the_engine(client: Client, versio
     ],
 )
 def test_domain_errors_become_problems(
-    client: Client, error: Exception, status: int, title: str, retry: str | None
+    client: Client, error: HeedError, status: int, title: str, retry: str | None
 ) -> None:
-    """Each domain error becomes a problem with its status, title, detail and Retry-After."""
+    """Each domain error becomes a problem with its status, title, sentence and Retry-After."""
     client.engine.raises = error
     answer = client.post("/v1/events", json={"events": []})
     body = answer.json()
     assert answer.headers["content-type"] == "application/problem+json"
     assert (answer.status_code, body["status"], body["title"]) == (status, status, title)
     assert body["type"] == f"urn:heed:problem:{title.lower().replace(' ', '-')}"
-    assert body["detail"] == str(error)
+    assert body["detail"].startswith(error.told)
+    assert (error.detail in body["detail"]) == (title == "Conflict")
     assert body["request_id"] == answer.headers["x-request-id"]
     assert answer.headers.get("retry-after") == retry
 

@@ -165,7 +165,7 @@ say(result={"version": "v1", "metrics": {"hr": 0.31}})
         ('say(error="worse than v0"); sys.exit(2)', "worse than v0", 2),
         (SUCCEED + '; say(error="then it broke")', "then it broke", 0),
         (SUCCEED + "; sys.exit(3)", "the training process ended with exit code 3", 3),
-        ("sys.exit('out of cheese')", "ended with exit code 1: out of cheese", 1),
+        ("sys.exit('out of cheese')", "ended with exit code 1; heed jobs show", 1),
         ("pass", "ended without a result", 0),
         ('say(result="v1")', "ended without a result", 0),
         ("os.kill(os.getpid(), 9)", "was killed (SIGKILL), most likely because memory ran out", -9),
@@ -263,7 +263,7 @@ say(result={"nice": os.getpriority(os.PRIO_PROCESS, 0), "session": os.getsid(0) 
 
 @pytest.mark.parametrize(
     ("error", "told"),
-    [(ModelRejected("the metric is worse"), "the metric is worse"), (KeyError("x"), "see the log")],
+    [(ModelRejected("/srv/m is damaged"), "fails its checks"), (KeyError("x"), "see the log")],
 )
 def test_a_version_that_cannot_be_loaded_fails_the_job(
     tmp_path: Path, error: Exception, told: str

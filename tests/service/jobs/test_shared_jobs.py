@@ -308,7 +308,7 @@ def test_the_command_takes_the_same_lease(
         assert command.stdout is not None
         assert command.stdout.readline() == "trains\n"
         service = machine("b")
-        with pytest.raises(Conflict, match=f"of heed train, process {command.pid} on "):
+        with pytest.raises(Conflict, match=f"of heed train, process {command.pid}\\)"):
             await service.start({"code": SUCCEED})
         (job,) = await service.latest(9)
         assert job.state == "running"

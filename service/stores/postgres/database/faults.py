@@ -8,8 +8,8 @@ from psycopg import errors
 
 from service.domain.errors import (
     Corrupt,
+    DatabaseOverloaded,
     HeedError,
-    Overloaded,
     StoreFull,
     StoreReadOnly,
     StoreUnreachable,
@@ -36,7 +36,7 @@ def explain(error: psycopg.Error) -> HeedError:
     if isinstance(error, _DAMAGED):
         return Corrupt(f"PostgreSQL has found damage: {reason}")
     if isinstance(error, _BUSY):
-        return Overloaded(f"PostgreSQL is at its limits: {reason}")
+        return DatabaseOverloaded(f"PostgreSQL is at its limits: {reason}")
     if isinstance(error, errors.QueryCanceled):
         return StoreUnreachable("PostgreSQL did not answer in time")
     if is_disconnected(error):

@@ -11,7 +11,7 @@ import psycopg
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.errors import Diagnostic
 
-from service.domain.errors import HeedError, NotFound, Unavailable
+from service.domain.errors import Busy, HeedError, NotFound, Unconfirmed
 from service.stores.postgres.database.connections import LONG_TIMEOUT, Connections
 from service.stores.postgres.database.distributed.workers import NOWHERE
 from service.stores.postgres.database.faults import explain, is_disconnected, is_lost, is_retried
@@ -172,7 +172,7 @@ class Transactions:
             except HeedError as error:
                 if attempt == _ATTEMPTS or not _may_succeed(error, attempt):
                     raise
-        raise Unavailable("other writes kept changing what this one relies on")
+        raise Busy("other writes kept changing what this one relies on")
 
     async def _once(
         self,
@@ -211,14 +211,14 @@ class Transactions:
 def _may_succeed(error: HeedError, attempt: int) -> bool:
     """Report whether another attempt may succeed, after one that has changed nothing."""
     cause = error.__cause__
-    if isinstance(error, _Unknown) or not isinstance(cause, psycopg.Error):
+    if isinstance(error, Unconfirmed) or not isinstance(cause, psycopg.Error):
         return False
     # An idle connection may have been lost; where a new one was, the next attempt fails at once.
     return is_retried(cause) or (attempt == 1 and is_lost(cause))
 
 
 async def _commit(connection: AsyncConnection) -> None:
-    """Commit; raise `_Unknown` unless the server has said that the transaction is safe and visible.
+    """Commit; raise `Unconfirmed` unless the server says that the transaction is safe and visible.
 
     A server warns, and does not fail, where it no longer waits for its standby, or where a worker
     of a distributed database was lost before it has committed what it has prepared.
@@ -234,13 +234,9 @@ async def _commit(connection: AsyncConnection) -> None:
         await connection.execute("COMMIT")
     except psycopg.Error as error:
         if is_disconnected(error):
-            raise _Unknown(f"{explain(error).detail}; the write may have succeeded") from error
+            raise Unconfirmed(f"{explain(error).detail}; the write may have succeeded") from error
         raise
     finally:
         connection.remove_notice_handler(note)
     if unconfirmed:
-        raise _Unknown(f"PostgreSQL does not confirm the write: {unconfirmed[0]}")
-
-
-class _Unknown(Unavailable):
-    """Nobody knows whether a COMMIT succeeded, or whether it will outlive the server."""
+        raise Unconfirmed(f"PostgreSQL does not confirm the write: {unconfirmed[0]}")

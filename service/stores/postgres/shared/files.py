@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 from psycopg import Connection, errors
 
-from service.domain.errors import Conflict, Corrupt, HeedError, NotFound, Unavailable
+from service.domain.errors import Busy, Conflict, Corrupt, HeedError, NotFound
 from service.stores.postgres.database.connections import Connections
 from service.stores.postgres.database.transaction import FILES, Rows
 from service.stores.protocols.shared_files import Activation, FileChunk, FileSet, SharedFiles
@@ -277,7 +277,7 @@ class PostgresFiles(SharedFiles):
     def _check_kept(self, rows: int, name: str) -> None:
         if not rows:
             kind = self._of["kind"]
-            raise Unavailable(f"the upload of {kind} {name} to PostgreSQL stood still for too long")
+            raise Busy(f"the upload of {kind} {name} to PostgreSQL stood still for too long")
 
     def _taken(self, name: str) -> HeedError:
         problem = "is, or once was, in PostgreSQL already; it is never written anew"
