@@ -27,6 +27,11 @@ class HeedError(Exception):
         """The sentence for clients over HTTP."""
         return self.detail if self.public is None else self.public
 
+    @property
+    def state(self) -> str:
+        """The sentence for checks of readiness: it may name files, and no server."""
+        return self.told if isinstance(self, Unavailable) else self.detail
+
 
 class Invalid(HeedError, ValueError):
     """The input breaks a rule. `pointer` is a JSON pointer (RFC 6901) to the offending field.

@@ -57,6 +57,9 @@ class ApiKey:
     expires: int | None = None
     revoked: int | None = None
     rate: Rate | None = None
+    # Of the namespace that the key was made for: another one of its name has another. Empty of
+    # `default`, which is never removed, and of namespaces of earlier versions.
+    namespace_id: str = ""
 
     def matches(self, secret: str) -> bool:
         """Compare a secret with the digest, in a time that does not depend on either."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from service.domain.names import DEFAULT_NAMESPACE, is_name
 from service.domain.settings import Settings
 from service.engine.engine import Engine
 from service.engine.namespace_opening import open_namespace
+from service.runtime.file_paths import without_folders
 from service.runtime.namespace_folders import StoreToken
 from service.stores.namespace_directory import open_directory
 
@@ -45,7 +46,7 @@ class _Failure:
 
     token: StoreToken | None
     at: float  # of the monotonic clock
-    told: str  # to clients
+    state: str
 
 
 class Namespaces:
@@ -66,8 +67,10 @@ class Namespaces:
         self._directory = open_directory(settings.data, settings.store)
         self._entries: dict[str, _Entry] = {}  # least recently used first
         self._failures: dict[str, _Failure] = {}
-        self._known: set[str] = set()  # all that were used, whether or not they are open now
+        # By name the ids of all that were used, whether or not they are open now.
+        self._known: dict[str, str | None] = {}
         self._closing: dict[str, asyncio.Task[None]] = {}
+        self._forgetting: dict[str, asyncio.Task[None]] = {}
         self._is_divided = False  # whether the caches share their bytes
         self._freed = asyncio.Event()  # set when a namespace may have become unused
         self._tasks: list[asyncio.Task[None]] = []
@@ -105,6 +108,11 @@ class Namespaces:
         entry = self._entries.get(name)
         return None if entry is None else _opened(entry)
 
+    def refresh(self, name: str) -> None:
+        """Let go of a namespace that was removed, also where another one has its name by now."""
+        with suppress(NotFound):
+            self._find(name)
+
     async def when_opened(self, name: str) -> Engine | None:
         """Return the engine of a namespace once it is open; None where it is not being opened."""
         entry = self._entries.get(name)
@@ -112,11 +120,28 @@ class Namespaces:
             await asyncio.wait([entry.opening])
         return self.engine(name)
 
+    def is_another(self, name: str, namespace_id: str) -> bool:
+        """Whether the namespace of a name is not the one that had it when it had this id."""
+        if name == DEFAULT_NAMESPACE or not is_name(name):
+            return False
+        return self._directory.namespace_id(name) not in (None, namespace_id)
+
+    def is_gone(self, name: str, namespace_id: str | None) -> bool:
+        """Whether a namespace was removed, the one that had this id if one is given."""
+        if name == DEFAULT_NAMESPACE or not is_name(name):
+            return False
+        found = self._directory.namespace_id(name)
+        return found is None or namespace_id not in (None, found)
+
     @asynccontextmanager
-    async def lease(self, name: str) -> AsyncIterator[Engine]:
+    async def lease(self, name: str, namespace_id: str | None = None) -> AsyncIterator[Engine]:
         """Yield the engine of a namespace, which stays open until the block ends.
 
         Requests for one namespace share its opening, which goes on when they are given up.
+
+        Args:
+            name: of the namespace.
+            namespace_id: of the one that is meant, if another one of this name is not.
 
         Raises:
             NotFound: there is no such namespace, or it was removed.
@@ -125,7 +150,7 @@ class Namespaces:
         if name == DEFAULT_NAMESPACE:
             yield self.default
             return
-        entry = await self._enter(name)
+        entry = await self._enter(name, namespace_id)
         try:
             yield await asyncio.shield(entry.opening)
         finally:
@@ -135,24 +160,24 @@ class Namespaces:
                 self._close(entry)
 
     async def ready(self, name: str = DEFAULT_NAMESPACE) -> tuple[bool, Mapping[str, Any]]:
-        """Whether a namespace answers, and what its parts said.
+        """Whether a namespace answers, and what its parts said."""
+        engine = self.engine(name)
+        if engine is not None:
+            return await engine.ready()
+        return name not in self._failures, {}  # what is closed is opened by the next request
 
-        Of `default` the checks also have `namespaces`: the others in use, where there are any, each
-        with its own checks, or with the `error` for which it cannot be served.
+    async def ready_others(self) -> Mapping[str, Any]:
+        """Return the checks of each namespace in use but `default`.
+
+        One that cannot be served has an `error` instead.
         """
-        if name != DEFAULT_NAMESPACE:
-            engine, failure = self.engine(name), self._failures.get(name)
-            if engine is not None:
-                return await engine.ready()
-            return failure is None, {}  # what is closed is opened by the next request
-        is_ready, checks = await self.default.ready()
         others: dict[str, Any] = {}
         for other, engine in self.engines().items():
             if other != DEFAULT_NAMESPACE:
                 others[other] = dict((await engine.ready())[1])
         for other, failure in self._failures.items():
-            others[other] = {"error": failure.told}
-        return is_ready, {**checks, "namespaces": others} if others else checks
+            others[other] = {"error": without_folders(failure.state, self._settings.data)}
+        return others
 
     async def close(self) -> None:
         """Close all engines."""
@@ -162,16 +187,19 @@ class Namespaces:
             self._retire(entry)
             if entry.users:  # by requests that outlast the time to drain
                 self._close(entry)
-        await asyncio.gather(*self._closing.values(), return_exceptions=True)
+        ending = *self._closing.values(), *self._forgetting.values()
+        await asyncio.gather(*ending, return_exceptions=True)
         await asyncio.to_thread(self._directory.close)
         await self.default.close()
 
     # ------------------------------------------------------------------ opening
 
-    async def _enter(self, name: str) -> _Entry:
+    async def _enter(self, name: str, namespace_id: str | None) -> _Entry:
         """Return the entry of a namespace, counted as used, once there is room for it."""
         while True:
             token = self._find(name)
+            if token is not None and namespace_id not in (None, token[2]):
+                raise NotFound(f"there is no namespace {name!r} that this key is for")
             entry = self._entries.pop(name, None)
             if entry is None:
                 self._check_failure(name)
@@ -182,7 +210,7 @@ class Namespaces:
                 entry = _Entry(name, token, asyncio.create_task(self._open(name, token)))
                 entry.opening.add_done_callback(partial(self._settle, entry))
             self._entries[name] = entry  # the most recently used
-            self._known.add(name)
+            self._known[name] = self._directory.namespace_id(name) if token is None else token[2]
             entry.users += 1
             return entry
 
@@ -199,14 +227,25 @@ class Namespaces:
         failure = self._failures.get(name)
         if failure is not None and failure.token != token:
             del self._failures[name]  # another file may be a good one
-        if token is None and not (is_name(name) and self._directory.exists(name)):
-            if name in self._known:
-                self._known.discard(name)
-                self._directory.forget(name)
-                for forget in self._on_remove:
-                    forget(name)
+        found = self._directory.namespace_id(name) if token is None and is_name(name) else None
+        own_id = found if token is None else token[2]
+        if name in self._known and self._known[name] != own_id:
+            del self._known[name]
+            if own_id is None:
+                self._forgetting[name] = asyncio.create_task(self._forget(name))
+            for forget in self._on_remove:
+                forget(name)
+        if own_id is None:
             raise NotFound(f"there is no namespace {name[:80]!r}")
         return token
+
+    async def _forget(self, name: str) -> None:
+        """Remove what this machine keeps of a namespace that is gone."""
+        try:
+            await asyncio.to_thread(self._directory.forget, name)
+        except (HeedError, OSError) as error:
+            _log.warning("the folder of the removed namespace %s is still here: %s", name, error)
+        del self._forgetting[name]
 
     def _check_failure(self, name: str) -> None:
         """Raise `Unavailable` for a namespace that could not be opened a moment ago."""
@@ -235,8 +274,8 @@ class Namespaces:
         except NotFound:
             raise
         except Exception as error:
-            told = error.told if isinstance(error, HeedError) else "an unexpected error"
-            self._failures[name] = _Failure(token, time.monotonic(), told)
+            state = error.state if isinstance(error, HeedError) else "an unexpected error"
+            self._failures[name] = _Failure(token, time.monotonic(), state)
             unexpected = None if isinstance(error, HeedError) else error
             _log.error("namespace %s is not served: %s", name, error, exc_info=unexpected)
             raise _unavailable(name, _RETRY) from error

@@ -22,6 +22,9 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.domain import errors
+from service.domain.keys import ApiKey
+from service.domain.names import DEFAULT_NAMESPACE
+from service.http.access.access_control import KEY, NAMESPACE
 from service.http.clients.disconnects import DISCONNECTED, connection_of
 from service.http.clients.head_requests import METHOD
 from service.http.clients.lingering_close import lingering
@@ -92,6 +95,9 @@ def problem(
 
 def answer(scope: Scope, error: Exception, **extensions: Any) -> Response:
     """The problem response for any exception; an unexpected one is logged and not described."""
+    if _is_of_removed(scope, error):
+        _log.info("request %s: its namespace was removed: %s", scope.get(REQUEST_ID, ""), error)
+        error = errors.NotFound("the namespace was removed")
     scope["app"].state.metrics.count_error(
         type(error).__name__ if _is_known(error) else "Unexpected"
     )
@@ -106,6 +112,16 @@ def answer(scope: Scope, error: Exception, **extensions: Any) -> Response:
     _log.error("request %s failed", request_id, exc_info=error)
     detail = "An unexpected error; the service's log has it under this request_id."
     return problem(scope, 500, "Internal Server Error", detail, **extensions)
+
+
+def _is_of_removed(scope: Scope, error: Exception) -> bool:
+    """Whether a request failed since its namespace, or its files, are gone meanwhile."""
+    if _is_known(error) and (not isinstance(error, errors.HeedError) or _status(error) < 500):
+        return False
+    key: ApiKey | None = scope.get(KEY)
+    name = scope.get(NAMESPACE, DEFAULT_NAMESPACE)
+    namespaces = scope["app"].state.namespaces
+    return bool(namespaces.is_gone(name, None if key is None else key.namespace_id))
 
 
 def _is_known(error: Exception) -> bool:
@@ -190,9 +206,16 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
 # --------------------------------------------------------------------------- translation
 
 
+def _kind(error: errors.HeedError) -> type[errors.HeedError]:
+    return next(kind for kind in type(error).__mro__ if kind in STATUS)
+
+
+def _status(error: errors.HeedError) -> int:
+    return STATUS[_kind(error)]
+
+
 def _domain(scope: Scope, error: errors.HeedError, **extensions: Any) -> Response:
-    kind = next(kind for kind in type(error).__mro__ if kind in STATUS)
-    status = STATUS[kind]
+    kind, status = _kind(error), _status(error)
     if isinstance(error, errors.Invalid):
         part = "query" if scope["method"] == "GET" else "body"
         field = {"in": part, "pointer": error.pointer, "detail": error.detail}

@@ -19,6 +19,7 @@ QUERY_TABLE_FILE = "queries.safetensors"  # derived; the text encoder encodes qu
 INDEXING_LOCK = "indexing.lock"  # held by the worker that rebuilds the index; may be deleted
 FIRST_KEY_FILE = "admin.key"  # the token of the first API key; may be deleted once it is noted
 NAMESPACES_FOLDER = "namespaces"  # each folder in it is laid out as the data directory
+NAMESPACE_ID_FILE = "namespace.id"  # of a namespace but `default`; earlier versions made none
 NAMESPACES_LOCK = ".lock"  # in the folder of namespaces; held while one is created or removed
 LAST_BACKUP_FILE = "last_backup.json"  # when, and where to; for heed doctor
 UNFINISHED_RESTORE = "restore.unfinished"  # present while a restore fills the directory

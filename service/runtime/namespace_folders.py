@@ -23,6 +23,7 @@ from service.domain.names import DEFAULT_NAMESPACE, NAME_RULE, is_name
 from service.runtime import durable_files
 from service.runtime.data_layout import (
     JOBS_FOLDER,
+    NAMESPACE_ID_FILE,
     NAMESPACES_FOLDER,
     NAMESPACES_LOCK,
     RUNNER_LOCK,
@@ -30,7 +31,10 @@ from service.runtime.data_layout import (
     namespace_folder,
 )
 
-StoreToken = tuple[int, int]  # device and inode of a store's file
+# What tells a store from every other one of its namespace's name: device and inode of its file, or
+# the number of its rows and the time of its creation, and the namespace's id.
+StoreToken = tuple[int, int, str]
+ID_BYTES = 16  # random, of a namespace's id, which is twice as many hexadecimal digits
 
 _NEW, _REMOVED = ".new-", ".removed-"  # no names, since these begin with a letter or a digit
 _TIMEOUT = 10.0  # seconds to wait for another process that creates, opens or removes a namespace
@@ -66,7 +70,19 @@ def store_token(folder: Path) -> StoreToken | None:
         found = (folder / STORE_FILE).stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, namespace_id(folder)
+
+
+def namespace_id(folder: Path) -> str:
+    """Return the id of the namespace of a folder, empty if an earlier version has made it."""
+    try:  # for each request, which `Path.read_text` would take four times as long for
+        descriptor = os.open(f"{folder}/{NAMESPACE_ID_FILE}", os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    try:
+        return os.read(descriptor, 2 * ID_BYTES).decode("ascii")
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -85,8 +101,16 @@ def namespaces_locked(data: Path) -> Iterator[None]:
         raise Unavailable(str(error)) from None
 
 
-def create_namespace(data: Path, name: str, fill: Callable[[Path], None]) -> Path:
+def create_namespace(
+    data: Path, name: str, fill: Callable[[Path], None], own_id: str | None = None
+) -> Path:
     """Create a namespace whose folder `fill` makes the content of; return the folder.
+
+    Args:
+        data: the data directory.
+        name: of the namespace.
+        fill: called with the folder.
+        own_id: of the namespace that it is a copy of; a new one by default.
 
     Raises:
         Invalid: the name is not allowed.
@@ -100,14 +124,21 @@ def create_namespace(data: Path, name: str, fill: Callable[[Path], None]) -> Pat
         new = folder.with_name(_NEW + name)
         new.mkdir()
         fill(new)
+        own_id = secrets.token_hex(ID_BYTES) if own_id is None else own_id
+        durable_files.replace(new / NAMESPACE_ID_FILE, own_id.encode())
         durable_files.sync_directory(new)
         new.rename(folder)
         durable_files.sync_directory(folder.parent)
     return folder
 
 
-def remove_namespace(data: Path, name: str) -> None:
+def remove_namespace(data: Path, name: str, before: Callable[[], None] = lambda: None) -> None:
     """Remove a namespace with all that it has stored. A service that has it open notices.
+
+    Args:
+        data: the data directory.
+        name: of the namespace.
+        before: called once nothing stands in the way, while no namespace is created or opened.
 
     Raises:
         Invalid: the name is not allowed, or it is `default`.
@@ -124,6 +155,7 @@ def remove_namespace(data: Path, name: str) -> None:
             if lock is None:
                 raise Conflict(f"a training runs in the namespace {name!r}: cancel it first")
             held.callback(os.close, lock)
+        before()
         gone = folder.with_name(f"{_REMOVED}{name}-{secrets.token_hex(4)}")
         folder.rename(gone)
         durable_files.sync_directory(gone.parent)

@@ -236,7 +236,7 @@ class LiveSnapshot:
                     _log.info("serving model %s", version)
                 self.fault = None
             except HeedError as error:
-                self.fault = error.told
+                self.fault = error.state
                 _log.error(
                     "what was made current is not served, model %s goes on: %s",
                     self.snapshot.version,
@@ -292,7 +292,7 @@ class LiveSnapshot:
             except HeedError as error:
                 _log.warning("model %s cannot be served either: %s", version.version, error.detail)
                 continue
-            self.fault = fault.told
+            self.fault = fault.state
             _log.error(
                 "the current model is not served, %s is instead, and answers are degraded: %s. "
                 "Train again, or run `heed models activate %s` to keep this one",

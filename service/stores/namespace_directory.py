@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import orjson
 
-from service.domain.errors import Corrupt, Invalid, NotFound
+from service.domain.errors import Conflict, Corrupt, Invalid, NotFound
 from service.domain.names import DEFAULT_NAMESPACE, NAME_RULE, is_name
 from service.runtime import durable_files, namespace_folders
 from service.runtime.data_layout import STORE_FILE, namespace_folder
@@ -26,6 +28,7 @@ from service.stores.postgres.database.installation import open_installation
 from service.stores.postgres.database.shared import open_database
 from service.stores.sqlite.store import SQLiteStore
 
+_TRIES, _PAUSE = 5, 0.1  # seconds, to remove a namespace
 _OWNER_FILE = "namespace.json"  # says which namespace of the database a directory was made for
 
 
@@ -39,9 +42,16 @@ class NamespaceDirectory(Protocol):
         """
         ...
 
+    def namespace_id(self, name: str) -> str | None:
+        """Return the id of a namespace, also where its store is missing; None without one.
+
+        Waits for nothing.
+        """
+        ...
+
     def exists(self, name: str) -> bool:
         """Report whether there is a namespace of this name, also where its store is missing."""
-        ...
+        return self.namespace_id(name) is not None
 
     def names(self) -> list[str]:
         """Return the names of all namespaces, sorted."""
@@ -65,14 +75,14 @@ class NamespaceDirectory(Protocol):
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a namespace with all that it has stored.
+        """Remove a namespace with all that it has stored, and revoke its keys.
 
         Raises `Invalid` for `default`, `NotFound`, and `Conflict` while a training runs in it.
         """
         ...
 
     def forget(self, name: str) -> None:
-        """Remove what this machine keeps of a namespace that another one has removed."""
+        """Remove what this machine keeps of a namespace that another one has removed. Blocks."""
         ...
 
     def close(self) -> None:
@@ -98,8 +108,10 @@ class FolderNamespaces(NamespaceDirectory):
     def token(self, name: str) -> StoreToken | None:
         return store_token(namespace_folder(self._data, name))
 
-    def exists(self, name: str) -> bool:
-        return namespace_folder(self._data, name).is_dir()
+    def namespace_id(self, name: str) -> str | None:
+        folder = namespace_folder(self._data, name)
+        own_id = namespace_folders.namespace_id(folder)
+        return own_id if own_id or folder.is_dir() else None
 
     def names(self) -> list[str]:
         return namespace_folders.namespace_names(self._data)
@@ -125,7 +137,9 @@ class FolderNamespaces(NamespaceDirectory):
         return namespace_folders.find_namespace(self._data, name)
 
     def remove(self, name: str) -> None:
-        namespace_folders.remove_namespace(self._data, name)
+        store = self._data / STORE_FILE
+        revoke = partial(_revoke_keys, store, name) if store.exists() else lambda: None
+        _once_free(partial(namespace_folders.remove_namespace, self._data, name, revoke))
 
     def forget(self, name: str) -> None:  # noqa: ARG002 - its folder was the namespace
         return
@@ -149,10 +163,11 @@ class DatabaseNamespaces(NamespaceDirectory):
 
     def token(self, name: str) -> StoreToken | None:
         found = self._database.notices.namespaces().get(name)
-        return None if found is None else (found.namespace_no, found.created)
+        return None if found is None else (found.namespace_no, found.created, found.namespace_id)
 
-    def exists(self, name: str) -> bool:
-        return self.token(name) is not None
+    def namespace_id(self, name: str) -> str | None:
+        found = self._database.notices.namespaces().get(name)
+        return None if found is None else found.namespace_id
 
     def names(self) -> list[str]:
         found = self._database.notices.namespaces()
@@ -188,12 +203,13 @@ class DatabaseNamespaces(NamespaceDirectory):
             raise Invalid("", f"{name} is the whole installation's, and cannot be removed")
         _check(name)
         with self._database.connections.plain() as connection:
-            namespaces.remove_namespace(connection, name)
+            _once_free(partial(namespaces.remove_namespace, connection, name))
         self.forget(name)
 
     def forget(self, name: str) -> None:
         with namespaces_locked(self._data):
-            shutil.rmtree(namespace_folder(self._data, name), ignore_errors=True)
+            if self._read(name) is None:  # else the folder is of another one, or is emptied for it
+                shutil.rmtree(namespace_folder(self._data, name), ignore_errors=True)
 
     def close(self) -> None:
         self._database.abandon()
@@ -202,19 +218,45 @@ class DatabaseNamespaces(NamespaceDirectory):
         """Read a namespace's identity as it is now."""
         with self._database.connections.plain() as connection:
             row = connection.execute(
-                "SELECT namespace_no, created FROM heed.namespaces WHERE name = %s", (name,)
+                "SELECT namespace_no, created, namespace_id FROM heed.namespaces WHERE name = %s",
+                (name,),
             ).fetchone()
-        return None if row is None else (int(row[0]), int(row[1]))
+        return None if row is None else (int(row[0]), int(row[1]), str(row[2]))
 
     def _own_folder(self, name: str, token: StoreToken) -> Path:
         """Return the folder of a namespace, emptied where it was made for an earlier one."""
         folder = namespace_folder(self._data, name)
-        owner, written = orjson.dumps(token), folder / _OWNER_FILE
+        owner, written = orjson.dumps(token[:2]), folder / _OWNER_FILE
         if not written.exists() or written.read_bytes() != owner:
             shutil.rmtree(folder, ignore_errors=True)
             durable_files.make_directory(folder)
             durable_files.replace(written, owner)
         return folder
+
+
+def _once_free(remove: Callable[[], None]) -> None:
+    """Remove a namespace. Who marks interrupted trainings in it has their lock for a moment."""
+    for _ in range(_TRIES):
+        with suppress(Conflict):
+            remove()
+            return
+        time.sleep(_PAUSE)
+    remove()
+
+
+def _revoke_keys(path: Path, name: str) -> None:
+    """Revoke the keys of a namespace, which are in the store of `default`."""
+
+    async def revoke() -> None:
+        store = SQLiteStore(path)
+        try:
+            for key in await store.keys():
+                if key.namespace == name:
+                    await store.revoke_key(key.key_id)
+        finally:
+            await store.close()
+
+    asyncio.run(revoke())
 
 
 def _check(name: str) -> None:

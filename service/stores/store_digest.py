@@ -116,9 +116,10 @@ def _vector_record(fields: Mapping[str, Any], vector: Vector | None) -> bytes:
 
 def _key(key: ApiKey) -> bytes:
     bound = None if key.rate is None else str(key.rate)
-    return _record(
-        _fields(key) | {"scopes": sorted(key.scopes), "digest": key.digest.hex(), "rate": bound}
-    )
+    fields = _fields(key) | {"scopes": sorted(key.scopes), "rate": bound}
+    if not key.namespace_id:  # as earlier versions have digested it
+        del fields["namespace_id"]
+    return _record(fields | {"digest": key.digest.hex()})
 
 
 async def _pages(

@@ -16,6 +16,7 @@ ADDED = {  # by the migration to a version
     6: "DROP TABLE keys; DROP TABLE forgotten; DROP TABLE unused_names; DROP TABLE popularity;"
     "ALTER TABLE state DROP COLUMN scrub; ALTER TABLE state DROP COLUMN names;"
     "ALTER TABLE state DROP COLUMN last_item; ALTER TABLE state DROP COLUMN last_type",
+    7: "ALTER TABLE keys DROP COLUMN namespace_id",
 }
 
 

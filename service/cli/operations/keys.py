@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from service.cli.console import DATA, Data, JsonFile, err, open_store, out, write_json
+from service.cli.console import (
+    DATA,
+    Data,
+    JsonFile,
+    err,
+    open_directory,
+    open_store,
+    out,
+    write_json,
+)
 from service.domain.errors import Invalid, NotFound
+from service.domain.names import NAME_RULE, is_name
 
 if TYPE_CHECKING:
     from service.domain.keys import ApiKey
@@ -35,7 +46,9 @@ def create(
             "trainings and models; admin: everything. May be repeated."
         ),
     ] = ...,  # type: ignore[assignment]
-    namespace: Annotated[str, typer.Option(help="The one whose data it opens.")] = "default",
+    namespace: Annotated[
+        str, typer.Option(help="The one whose data it opens; the key goes with it.")
+    ] = "default",
     expires: Annotated[
         str | None,
         typer.Option(help="After 12h, 30d or 8w, or at an RFC 3339 time."),
@@ -51,6 +64,8 @@ def create(
     from service.domain.keys import SCOPES, issue_key, parse_expiry, parse_rate
 
     now = time.time_ns() // 1000
+    if not is_name(namespace):
+        raise Invalid("--namespace", f"must be {NAME_RULE}; it is {namespace!r}")
     try:
         known = frozenset(each for each in SCOPES if each in scope)
         if unknown := sorted(set(scope) - known):
@@ -66,8 +81,12 @@ def create(
         )
     except Invalid as error:
         raise Invalid(error.pointer.replace("/", "--"), error.detail) from None
-    with open_store(data) as store:
-        asyncio.run(store.add_key(key))
+    with open_directory(data) as directory:
+        directory.find(namespace)
+        # Bound to this very namespace: one that is created in its place does not open for the key.
+        key = replace(key, namespace_id=directory.namespace_id(namespace) or "")
+        with open_store(data) as store:
+            asyncio.run(store.add_key(key))
     scopes = ", ".join(sorted(key.scopes))
     err.print(
         f"Key {key.key_id} of {name} for the namespace {namespace} may {scopes}. "
@@ -83,8 +102,9 @@ def list_keys(data: Data = DATA, json_file: JsonFile = None) -> None:
     """List all keys, oldest first, without what would open anything."""
     from service.domain.timestamps import to_rfc3339
 
-    with open_store(data) as store:
+    with open_store(data) as store, open_directory(data) as directory:
         found: list[ApiKey] = asyncio.run(store.keys())
+        ids = {key.namespace: directory.namespace_id(key.namespace) for key in found}
     now = time.time_ns() // 1000
     rows = [
         {
@@ -96,7 +116,7 @@ def list_keys(data: Data = DATA, json_file: JsonFile = None) -> None:
             "created": to_rfc3339(key.created),
             "expires": None if key.expires is None else to_rfc3339(key.expires),
             "revoked": None if key.revoked is None else to_rfc3339(key.revoked),
-            "state": _state(key, now),
+            "state": _state(key, now, ids[key.namespace]),
         }
         for key in found
     ]
@@ -134,7 +154,9 @@ def revoke(
     out.print(f"Key {matching[0].key_id} of {matching[0].name} is revoked.", markup=False)
 
 
-def _state(key: ApiKey, now: int) -> str:
+def _state(key: ApiKey, now: int, namespace_id: str | None) -> str:
     if key.revoked is not None:
         return "revoked"
+    if key.namespace_id != namespace_id:
+        return "namespace removed"
     return "expired" if key.is_expired(now) else "active"

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from service.cli.console import JsonFile, Namespace, out, put_requests_first, write_json
-from service.domain.errors import Invalid
+from service.domain.errors import Conflict, Invalid
 from service.domain.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def copy(
     differing: list[str] = []
     for name in names:
         started = time.monotonic()
-        done, tables = asyncio.run(_copy(ours, theirs, name))
+        done, tables = asyncio.run(_copy(ours, theirs, name, with_keys=all_namespaces))
         seconds = time.monotonic() - started
         _describe(name, done, tables, seconds)
         differing += [f"{name}: {table.name}" for table in tables if not table.is_same]
@@ -97,16 +97,21 @@ def copy(
 
 
 async def _copy(
-    ours: StorePlace, theirs: StorePlace, name: str
+    ours: StorePlace, theirs: StorePlace, name: str, *, with_keys: bool
 ) -> tuple[CopiedUsers, list[ComparedTable]]:
     """Copy a namespace, and compare."""
     from service.maintenance.copying.store_comparison import compare_stores
     from service.maintenance.copying.store_copy import copy_store
 
-    origin = ours.identity(name)
+    origin, own_id = ours.identity(name), ours.namespace_id(name)
+    if with_keys and theirs.namespace_id(name) not in (None, own_id):
+        raise Conflict(
+            f"{theirs.name} has a namespace {name} of its own, which the keys of {ours.name} do "
+            "not open: remove it, and the copy creates it, or copy it without --all-namespaces"
+        )
     source = ours.open(name)
     try:
-        target = theirs.open(name)
+        target = theirs.open(name, own_id)
         try:
             if theirs.identity(name) == origin:
                 raise Invalid("", "--from and --to are the same store")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from service.runtime.file_paths import without_folders
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.stores.base import Store
 
@@ -27,9 +28,9 @@ async def check(store: Store, live: LiveSnapshot, data: Path) -> tuple[bool, Map
     disk: dict[str, Any] = {"free_bytes": free, "needed_bytes": MIN_FREE_BYTES}
     if fault:
         disk["error"] = fault
-    details: dict[str, Any] = {"disk": disk, "model": _model(live)}
+    details: dict[str, Any] = {"disk": disk, "model": _model(live, data)}
     if problem is not None:
-        details["store"] = {"problem": problem}
+        details["store"] = {"problem": without_folders(problem, data)}
     checks = {
         "store": problem is None,
         "disk": has_room,
@@ -39,10 +40,10 @@ async def check(store: Store, live: LiveSnapshot, data: Path) -> tuple[bool, Map
     return problem is None and has_room, checks
 
 
-def _model(live: LiveSnapshot) -> dict[str, Any]:
+def _model(live: LiveSnapshot, data: Path) -> dict[str, Any]:
     if live.fault is None:
         return {"degraded": False}
-    return {"degraded": True, "fault": live.fault}
+    return {"degraded": True, "fault": without_folders(live.fault, data)}
 
 
 def _free_bytes(data: Path) -> tuple[int, str]:

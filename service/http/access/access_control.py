@@ -87,8 +87,8 @@ class AccessControl:
         try:
             if self._keys_are_on(store):
                 scope[ANONYMOUS] = True
-                scope[KEY] = await self._authenticate(scope, store)
-                scope[ANONYMOUS] = False
+                key = await self._authenticate(scope, store)
+                scope[KEY], scope[NAMESPACE], scope[ANONYMOUS] = key, key.namespace, False
         except (HTTPException, HeedError):  # liveness does not depend on the store
             return
 
@@ -115,6 +115,9 @@ class AccessControl:
             raise _unauthorized(scope, f"The API key {key.name} is revoked.", "invalid_token")
         if key.is_expired(time.time_ns() // 1000):
             detail = f"The API key {key.name} expired at {to_rfc3339(key.expires or 0)}."
+            raise _unauthorized(scope, detail, "invalid_token")
+        if scope["app"].state.namespaces.is_another(key.namespace, key.namespace_id):
+            detail = f"The namespace that the API key {key.name} was made for is removed."
             raise _unauthorized(scope, detail, "invalid_token")
         return key
 

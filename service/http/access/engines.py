@@ -5,9 +5,10 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.domain.errors import NotFound
+from service.domain.keys import ApiKey
 from service.domain.names import DEFAULT_NAMESPACE
 from service.engine.namespaces import Namespaces
-from service.http.access.access_control import NAMESPACE, is_about_data
+from service.http.access.access_control import KEY, NAMESPACE, is_about_data
 from service.http.telemetry.metrics import SERVED
 
 ENGINE = "heed.engine"  # in the scope of every request under /v1/
@@ -41,7 +42,8 @@ class Engines:
             await self._app(scope, receive, send)
             return
         try:
-            async with namespaces.lease(name) as engine:
+            key: ApiKey | None = scope.get(KEY)
+            async with namespaces.lease(name, None if key is None else key.namespace_id) as engine:
                 scope[SERVED], scope[ENGINE] = name, engine
                 await self._app(scope, receive, send)
         except NotFound:

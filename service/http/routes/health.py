@@ -9,10 +9,12 @@ from fastapi import APIRouter, FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.exposition import gzip_accepted
 from starlette.responses import Response
+from starlette.types import Scope
 
+from service.domain.keys import ApiKey
 from service.domain.names import DEFAULT_NAMESPACE
 from service.engine.namespaces import Namespaces
-from service.http.access.access_control import ANONYMOUS
+from service.http.access.access_control import ANONYMOUS, KEY
 from service.http.access.engines import namespace_of
 from service.http.problems import documented, problem
 from service.http.routes.context import Context, JsonRoute
@@ -38,27 +40,30 @@ async def live() -> Response:
 async def ready(context: Context) -> Response:
     """Answer 200 when the store, the disk and all workers are well, else 503.
 
-    Where keys are on, a key sees `checks`, also those of a 503: `store` is false once nothing is
-    written or the file is gone, `disk` when it is all but full, `workers` when one of them hangs.
-    `checks.namespaces` has the other namespaces in use; a failure of theirs is no 503.
+    Where keys are on, a key sees the `checks` of its namespace, also those of a 503: `store` is
+    false once nothing is written or the file is gone, `disk` when it is all but full, `workers`
+    when one of them hangs. `checks.namespaces` has the other namespaces in use, for a key that may
+    read all metrics; a failure of theirs is no 503.
     """
     peers: WorkerPeers | None = context.app.state.peers
     namespaces: Namespaces = context.app.state.namespaces
     (is_ready, checks), silent = await asyncio.gather(
         namespaces.ready(namespace_of(context.scope)), _silent_workers(peers)
     )
+    if _watches_all(context.scope) and (others := await namespaces.ready_others()):
+        checks = {**checks, "namespaces": others}
     if peers is not None:
         details = {**checks.get("details", {}), "workers": {"silent": silent}}
         checks = {**checks, "workers": not silent, "details": details}
     seen = {} if context.scope[ANONYMOUS] else {"checks": dict(checks)}
     if is_ready and not silent:
         return Json({"ready": True, **seen})
-    failed = [name for name, passes in checks.items() if passes is False]
+    failed = ", ".join(name for name, passes in checks.items() if passes is False)
     return problem(
         context.scope,
         503,
         "Not Ready",
-        f"These checks fail: {', '.join(failed)}.",
+        f"These checks fail: {failed}." if seen else "The service is not ready; a key sees why.",
         headers={"Retry-After": "1"},
         ready=False,
         **seen,
@@ -103,12 +108,22 @@ async def render_metrics(app: FastAPI, namespace: str) -> bytes:
     metrics: Metrics = app.state.metrics
     namespaces: Namespaces = app.state.namespaces
     only = None if namespace == DEFAULT_NAMESPACE else namespace
+    if only is not None:
+        namespaces.refresh(only)
     engines = {
         name: await engine.measure()
         for name, engine in namespaces.engines().items()
         if only in (None, name)
     }
     return metrics.render(engines, only=only)
+
+
+def _watches_all(scope: Scope) -> bool:
+    """Whether a request is the operator's: with a key that reads the metrics of all namespaces."""
+    if scope[ANONYMOUS] or namespace_of(scope) != DEFAULT_NAMESPACE:
+        return False
+    key: ApiKey | None = scope[KEY]
+    return key is None or key.permits(frozenset({"metrics"}))
 
 
 async def _silent_workers(peers: WorkerPeers | None) -> list[int]:

@@ -24,6 +24,7 @@ from service.runtime.data_layout import (
     BACKED_UP_FILES,
     JOBS_FOLDER,
     MODELS_FOLDER,
+    NAMESPACE_ID_FILE,
     STORE_FILE,
     namespace_folder,
 )
@@ -31,7 +32,7 @@ from service.snapshots.versions.manifest import MANIFEST, parse_manifest, seal
 from service.snapshots.versions.shared_registry import KIND
 from service.snapshots.versions.transfer import check_chunks
 from service.stores.base import Store
-from service.stores.postgres.namespaces import namespace_names
+from service.stores.postgres.namespaces import namespace_ids, namespace_names
 from service.stores.postgres.store import PostgresStore
 from service.stores.postgres.upkeep.frozen_database import frozen_database
 from service.stores.protocols.shared_files import FileSet, SharedFiles
@@ -61,12 +62,15 @@ def add_database(url: str, data: Path, writer: BackupWriter) -> dict[str, Namesp
     """
     with frozen_database(url) as database:
         with database.connections.plain() as connection:
-            names = namespace_names(connection)
+            names, ids = namespace_names(connection), namespace_ids(connection)
         found = {}
         for name in names:
             store = PostgresStore(database, namespace=name, create=False)
             try:
                 found[name] = _add_namespace(name, store, data, writer)
+                if own_id := ids[name]:  # which its keys have
+                    place = namespace_folder(Path(), name) / NAMESPACE_ID_FILE
+                    writer.add_bytes(place, own_id.encode())
             finally:
                 asyncio.run(store.close())
         return found

@@ -30,6 +30,7 @@ from service.runtime.data_layout import (
     namespace_folder,
 )
 from service.runtime.durable_files import PRIVATE_FILE, make_directory
+from service.runtime.namespace_folders import namespace_id
 from service.snapshots.registry import Registry
 from service.snapshots.versions.manifest import MANIFEST, read_file, read_manifest
 from service.snapshots.versions.shared_registry import KIND
@@ -42,7 +43,11 @@ from service.stores.postgres.database.installation import (
     unfinished_restore,
 )
 from service.stores.postgres.database.shared import SharedDatabase, open_database
-from service.stores.postgres.namespaces import is_unused, namespace_names
+from service.stores.postgres.namespaces import (
+    find_or_create_namespace,
+    is_unused,
+    namespace_names,
+)
 from service.stores.postgres.store import PostgresStore
 from service.stores.protocols.shared_files import SharedFiles
 from service.stores.protocols.shared_jobs import SharedJobs
@@ -97,6 +102,8 @@ def restore_to_database(
                     )
                 begin_restore(connection, backup)
                 for name in manifest.namespaces:
+                    own_id = namespace_id(namespace_folder(folder, name))
+                    find_or_create_namespace(connection, name, own_id)
                     _restore_namespace(
                         name, namespace_folder(folder, name), database, backup, progress
                     )

@@ -18,6 +18,7 @@ from service.runtime.data_layout import (
     BACKED_UP_FILES,
     JOBS_FOLDER,
     MODELS_FOLDER,
+    NAMESPACE_ID_FILE,
     STORE_FILE,
     namespace_folder,
 )
@@ -112,7 +113,7 @@ class _Directory:
         return schema, digests
 
     def _add_files(self, data: Path, place: Path) -> None:
-        names = [Path(name) for name in BACKED_UP_FILES]
+        names = [Path(name) for name in (*BACKED_UP_FILES, NAMESPACE_ID_FILE)]
         names += sorted(path.relative_to(data) for path in (data / JOBS_FOLDER).glob("*.json"))
         for name in names:
             self._writer.add_file(place / name, data / name)

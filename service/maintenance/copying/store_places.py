@@ -17,7 +17,12 @@ from service.runtime.durable_files import make_directory
 from service.stores.base import Store
 from service.stores.postgres.database.connections import Connections
 from service.stores.postgres.database.faults import explain
-from service.stores.postgres.namespaces import read_namespaces
+from service.stores.postgres.database.installation import open_installation
+from service.stores.postgres.namespaces import (
+    find_or_create_namespace,
+    namespace_ids,
+    read_namespaces,
+)
 from service.stores.postgres.store import PostgresStore
 from service.stores.sqlite.database_file import DatabaseFile
 from service.stores.sqlite.store import SQLiteStore
@@ -40,8 +45,12 @@ class StorePlace(Protocol):
         """
         ...
 
-    def open(self, namespace: str) -> Store:
-        """Open the store of a namespace, which is created where there is none."""
+    def namespace_id(self, namespace: str) -> str | None:
+        """Return the id of a namespace, which its keys have; None where there is none."""
+        ...
+
+    def open(self, namespace: str, own_id: str | None = None) -> Store:
+        """Open the store of a namespace, which is created where there is none, with this id."""
         ...
 
 
@@ -90,7 +99,15 @@ class SQLitePlace(StorePlace):
             raise NotFound(f"there is no store {path}")
         return f"sqlite:{path.resolve()}"
 
-    def open(self, namespace: str) -> Store:
+    def namespace_id(self, namespace: str) -> str | None:
+        """`StorePlace.namespace_id`."""
+        path = self._path(namespace)
+        if not path.exists():
+            return None
+        is_default = namespace == DEFAULT_NAMESPACE
+        return "" if is_default else namespace_folders.namespace_id(path.parent)
+
+    def open(self, namespace: str, own_id: str | None = None) -> Store:
         """`StorePlace.open`."""
         path = self._path(namespace)
         if self._is_file:
@@ -98,7 +115,7 @@ class SQLitePlace(StorePlace):
         check_restored(self._data)
         if namespace != DEFAULT_NAMESPACE and not path.parent.is_dir():
             namespace_folders.create_namespace(
-                self._data, namespace, lambda folder: _make_store(folder / STORE_FILE)
+                self._data, namespace, lambda folder: _make_store(folder / STORE_FILE), own_id
             )
         make_directory(path.parent)
         return SQLiteStore(path)
@@ -137,8 +154,20 @@ class PostgresPlace(StorePlace):
         # To the microsecond, which a database that is moved takes with it.
         return f"the namespace {namespace} of {to_rfc3339(created)} in PostgreSQL"
 
-    def open(self, namespace: str) -> Store:
+    def namespace_id(self, namespace: str) -> str | None:
+        """`StorePlace.namespace_id`."""
+        if _checked(namespace) not in self._read():
+            return None
+        with self._connections.plain() as connection:
+            open_installation(connection)  # an earlier version has no ids
+            return namespace_ids(connection).get(namespace)
+
+    def open(self, namespace: str, own_id: str | None = None) -> Store:
         """`StorePlace.open`."""
+        if own_id is not None:
+            with self._connections.plain() as connection:
+                open_installation(connection)
+                find_or_create_namespace(connection, _checked(namespace), own_id)
         return PostgresStore(self._url, namespace=_checked(namespace))
 
     def _read(self) -> dict[str, int]:

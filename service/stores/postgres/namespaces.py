@@ -7,17 +7,28 @@ removes.
 
 from __future__ import annotations
 
+import secrets
 import time
 
 from psycopg import Connection
 
 from service.domain.errors import Conflict, NotFound
 from service.domain.names import DEFAULT_NAMESPACE
+from service.runtime.namespace_folders import ID_BYTES
 from service.stores.postgres.database.notices import NOTIFY
+from service.stores.postgres.database.ticks.base import TICKS
+from service.stores.postgres.database.transaction import KEYS, NAMES, REMOVED
 from service.stores.postgres.shared.jobs import is_leased
 
 _FIND = "SELECT namespace_no FROM heed.namespaces WHERE name = %s"
-_REMOVED = "removed:"  # no name: a colon is not allowed in one
+# The keys are in the namespace `default`, whose version of them moves as `registers.keys` has it.
+_REVOKE = f"""\
+WITH moved AS (
+  UPDATE heed.namespaces
+     SET keys = greatest(keys + 1, tick_base + {TICKS} * pg_current_xact_id()::text::bigint)
+    FROM heed.installation WHERE name = '{DEFAULT_NAMESPACE}')
+UPDATE heed.keys SET revoked = %s WHERE namespace = %s AND revoked IS NULL"""  # noqa: S608
+_LOCK = "SELECT pg_advisory_xact_lock(%s, %s)"
 # In the order of their sizes, the greatest last: what remains of an interrupted removal is found.
 _TABLES = (
     "copies",
@@ -65,15 +76,25 @@ def find_namespace(connection: Connection, name: str) -> int | None:
     return None if row is None else int(row[0])
 
 
-def create_namespace(connection: Connection, name: str) -> int:
-    """Create a namespace and return its number. Raises `Conflict` where there is one already."""
+def create_namespace(connection: Connection, name: str, namespace_id: str | None = None) -> int:
+    """Create a namespace and return its number. Raises `Conflict` where there is one already.
+
+    Args:
+        connection: with autocommit.
+        name: of the namespace.
+        namespace_id: of the one that it is a copy of; a new one by default.
+    """
+    if name == DEFAULT_NAMESPACE:  # which is never removed
+        namespace_id = ""
+    elif namespace_id is None:
+        namespace_id = secrets.token_hex(ID_BYTES)
     _finish_removals(connection)
     with connection.transaction():
         row = connection.execute(
-            "INSERT INTO heed.namespaces (namespace_no, name, created)"
-            " VALUES (nextval('heed.namespace_numbers'), %s, %s)"
+            "INSERT INTO heed.namespaces (namespace_no, name, created, namespace_id)"
+            " VALUES (nextval('heed.namespace_numbers'), %s, %s, %s)"
             " ON CONFLICT (name) DO NOTHING RETURNING namespace_no",
-            (name, time.time_ns() // 1000),
+            (name, time.time_ns() // 1000, namespace_id),
         ).fetchone()
         if row is None:
             raise Conflict(f"there is a namespace {name!r} already")
@@ -83,14 +104,16 @@ def create_namespace(connection: Connection, name: str) -> int:
         return int(row[0])
 
 
-def find_or_create_namespace(connection: Connection, name: str) -> int:
+def find_or_create_namespace(
+    connection: Connection, name: str, namespace_id: str | None = None
+) -> int:
     """Return the number of a namespace, which is created where there is none of this name."""
     while True:
         found = find_namespace(connection, name)
         if found is not None:
             return found
         try:
-            return create_namespace(connection, name)
+            return create_namespace(connection, name, namespace_id)
         except Conflict:
             continue  # another process was faster
 
@@ -105,9 +128,14 @@ def read_namespaces(connection: Connection) -> dict[str, int]:
     if connection.execute("SELECT to_regclass('heed.namespaces')").fetchone() == (None,):
         return {}
     rows = connection.execute(
-        "SELECT name, created FROM heed.namespaces WHERE NOT starts_with(name, %s)", (_REMOVED,)
+        "SELECT name, created FROM heed.namespaces WHERE NOT starts_with(name, %s)", (REMOVED,)
     )
     return dict(rows.fetchall())
+
+
+def namespace_ids(connection: Connection) -> dict[str, str]:
+    """Return the id of each namespace, by name."""
+    return dict(connection.execute("SELECT name, namespace_id FROM heed.namespaces").fetchall())
 
 
 def is_unused(connection: Connection) -> bool:
@@ -119,7 +147,7 @@ def is_unused(connection: Connection) -> bool:
 
 
 def remove_namespace(connection: Connection, name: str) -> None:
-    """Remove a namespace with all of its rows.
+    """Remove a namespace with all of its rows, and revoke its keys.
 
     Raises:
         NotFound: there is none of this name.
@@ -127,20 +155,25 @@ def remove_namespace(connection: Connection, name: str) -> None:
     """
     with connection.transaction():
         number = find_namespace(connection, name)
-        if number is not None and is_leased(connection, number):
-            raise Conflict(f"a training runs in the namespace {name!r}: cancel it first")
-        removed = connection.execute(
-            "UPDATE heed.namespaces SET name = %s || namespace_no WHERE name = %s", (_REMOVED, name)
-        )
-        if removed.rowcount == 0:
+        if number is None:
             raise NotFound(f"there is no namespace {name!r}")
+        connection.execute(_LOCK, (NAMES, number))  # once no write is in progress
+        connection.execute(_LOCK, (KEYS, find_namespace(connection, DEFAULT_NAMESPACE)))
+        removed = connection.execute(
+            "UPDATE heed.namespaces SET name = %s || namespace_no WHERE name = %s", (REMOVED, name)
+        )
+        if removed.rowcount == 0:  # another process was faster
+            raise NotFound(f"there is no namespace {name!r}")
+        if is_leased(connection, number):
+            raise Conflict(f"a training runs in the namespace {name!r}: cancel it first")
+        connection.execute(_REVOKE.encode(), (time.time_ns() // 1000, name))
         connection.execute(NOTIFY.encode())
     _finish_removals(connection)
 
 
 def _finish_removals(connection: Connection) -> None:
     rows = connection.execute(
-        "SELECT namespace_no FROM heed.namespaces WHERE starts_with(name, %s)", (_REMOVED,)
+        "SELECT namespace_no FROM heed.namespaces WHERE starts_with(name, %s)", (REMOVED,)
     ).fetchall()
     for (number,) in rows:
         connection.execute("SET statement_timeout = 0")

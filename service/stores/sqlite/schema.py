@@ -12,7 +12,7 @@ from service.domain.records import Event
 from service.stores.encoding import vectors_from
 from service.stores.event_identity import content_digest, content_id
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 MIGRATION_TIMEOUT_MS = 3_600_000  # for another process that migrates
 
 IMPORTS = """
@@ -107,6 +107,11 @@ ALTER TABLE state ADD COLUMN last_item INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE state ADD COLUMN last_type INTEGER NOT NULL DEFAULT 0;
 """
 
+# Namespaces that existed before have no id, and the keys that were made for them neither.
+NAMESPACES_OF_KEYS = """
+ALTER TABLE keys ADD COLUMN namespace_id TEXT NOT NULL DEFAULT '';
+"""
+
 POPULARITY = """
 CREATE TABLE popularity ( -- events by item, since counting them would read the whole log
   item_no  INTEGER PRIMARY KEY,
@@ -186,6 +191,7 @@ CREATE TABLE vectors ( -- apart, so that rows without any stay small
 ) STRICT, WITHOUT ROWID;
 """
 SCHEMA += IMPORTS + LOG_CHANGES + SCENARIOS + CLAIMS + KEYS + FORGETTING + POPULARITY
+SCHEMA += NAMESPACES_OF_KEYS
 
 
 def migrate(connection: apsw.Connection, before: Callable[[int], None]) -> int:
@@ -224,6 +230,9 @@ def migrate(connection: apsw.Connection, before: Callable[[int], None]) -> int:
             connection.execute(POPULARITY)
             connection.execute(COUNT_STORED_EVENTS)
             connection.pragma("user_version", 6)
+        if connection.pragma("user_version") == 6:
+            connection.execute(NAMESPACES_OF_KEYS)
+            connection.pragma("user_version", 7)
     except BaseException:
         connection.execute("ROLLBACK")
         raise

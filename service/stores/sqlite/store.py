@@ -404,11 +404,11 @@ class SQLiteStore(Store):
             if self._frozen is not None:
                 self._thaw()
             if self._writer.failure is not None:
-                return self._writer.failure.told
+                return self._writer.failure.detail
             self._guard.check()
             self._read(self._reads.catalogue_version)
         except HeedError as error:
-            return error.told
+            return error.detail
         return None
 
     def measures(self) -> StoreMeasures:

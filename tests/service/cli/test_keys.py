@@ -13,6 +13,7 @@ TOKEN = re.compile(r"heed_([0-9a-f]{12})_[\w-]{43}\n")
 
 def test_a_created_key_is_printed_once_and_stored_nowhere(heed: Heed, tmp_path: Path) -> None:
     """Stdout is the token alone; no file has its secret, and the list tells all but that."""
+    assert heed("namespaces", "create", "acme").code == 0
     said = heed(
         *("keys", "create", "--name", "shop", "--scope", "write", "--scope", "read"),
         *("--namespace", "acme", "--rate", "600/min", "--expires", "30d"),

@@ -13,7 +13,6 @@ from service.stores.event_identity import user_key
 from service.stores.postgres.database import migrations
 from service.stores.postgres.database.migrations import migrate
 from service.stores.postgres.database.ticks.versions import RANGE_BITS
-from service.stores.postgres.namespaces import create_namespace
 from service.stores.postgres.store import PostgresStore
 from tests.support.postgres_server import PostgresDatabases
 
@@ -35,7 +34,7 @@ def test_users_of_schema_5_have_their_versions(
         with monkeypatch.context() as patch:
             patch.setattr(migrations, "_migrations", lambda: {n: known[n] for n in range(1, 6)})
             assert migrate(connection) == 5
-            no = create_namespace(connection, "default")
+            no = _namespace_of_schema_5(connection)
         for number, (user, version) in enumerate(versions.items(), 1):
             values = (user_key(user), number, version, version, no, user)
             connection.execute(_USER, values)
@@ -44,6 +43,12 @@ def test_users_of_schema_5_have_their_versions(
         ranges = connection.execute("SELECT version, version_range FROM heed.users").fetchall()
     assert dict(ranges) == {version: version >> RANGE_BITS for version in versions.values()}
     asyncio.run(_follow(url, versions))
+
+
+def _namespace_of_schema_5(connection: psycopg.Connection) -> int:
+    connection.execute("INSERT INTO heed.namespaces VALUES (1, 'default', 0)")
+    connection.execute("CREATE SEQUENCE heed.user_numbers_1")
+    return 1
 
 
 async def _follow(url: str, versions: dict[str, int]) -> None:

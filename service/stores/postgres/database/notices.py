@@ -22,7 +22,7 @@ NOTIFY = f"SELECT pg_notify('{CHANNEL}', '')"
 _INTERVAL = 0.5  # seconds between two readings, at most
 _RETRY = 0.5  # seconds after a connection was lost
 _PATIENCE = 2.0  # seconds of one reading: then the server hangs, and another may be the primary
-_READ = b"SELECT name, namespace_no, created, catalogue, keys FROM heed.namespaces"
+_READ = b"SELECT name, namespace_no, created, catalogue, keys, namespace_id FROM heed.namespaces"
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class NamespaceNotice(NamedTuple):
     created: int  # microseconds UTC
     catalogue: int  # version
     keys: int  # version
+    namespace_id: str
 
 
 class Notices:

@@ -26,9 +26,12 @@ _PAUSE = 0.01  # seconds by which the time between two attempts grows, from the 
 # Locks in the database, each with the number of a namespace. Writers of events share that of names
 # with one another, and only what deletes names excludes them.
 NAMES, CATALOGUE, QUOTA, KEYS, SCENARIOS, FOLDING, FILES = range(1, 8)
+# Of a namespace that is being removed the name begins so, which no name does.
+REMOVED = "removed:"
+IS_THERE = f"NOT starts_with(name, '{REMOVED}')"
 _BEGIN = f"""\
 SELECT tick_base + {TICKS} * pg_current_xact_id()::text::bigint, names
-  FROM heed.installation, heed.namespaces WHERE namespace_no = %s"""  # noqa: S608
+  FROM heed.installation, heed.namespaces WHERE namespace_no = %s AND {IS_THERE}"""  # noqa: S608
 
 # A commit waits for disks and standbys only where it has written something, and then for all that
 # was committed before. A job that finds its work done already, by an attempt whose commit was not

@@ -12,7 +12,8 @@ from service.domain.keys import ApiKey, Scope, parse_rate
 from service.stores.postgres.database.transaction import NamespaceTransaction
 
 _COLUMNS = """\
-SELECT key_id, name, namespace, scopes, digest, created, expires, revoked, rate FROM heed.keys
+SELECT key_id, name, namespace, scopes, digest, created, expires, revoked, rate,
+ namespace_id FROM heed.keys
  WHERE namespace_no = %s"""
 
 
@@ -28,7 +29,8 @@ async def put(transaction: NamespaceTransaction, keys: Iterable[ApiKey]) -> None
     for key in keys:
         await transaction.execute(
             "INSERT INTO heed.keys (namespace_no, key_id, name, namespace, scopes, digest, created,"
-            " expires, revoked, rate) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+            " expires, revoked, rate, namespace_id)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
             " ON CONFLICT (namespace_no, key_id) DO UPDATE SET revoked = excluded.revoked",
             key.key_id,
             key.name,
@@ -39,6 +41,7 @@ async def put(transaction: NamespaceTransaction, keys: Iterable[ApiKey]) -> None
             key.expires,
             key.revoked,
             None if key.rate is None else str(key.rate),
+            key.namespace_id,
         )
     await _move_version(transaction)
 
@@ -101,7 +104,9 @@ def _key(
     expires: int | None,
     revoked: int | None,
     rate: str | None,
+    namespace_id: str,
 ) -> ApiKey:
     held = frozenset(cast(list[Scope], scopes.split(",")))
     bound = None if rate is None else parse_rate(rate)
-    return ApiKey(key_id, name, namespace, held, digest, created, expires, revoked, bound)
+    own = key_id, name, namespace, held, digest, created, expires, revoked, bound, namespace_id
+    return ApiKey(*own)

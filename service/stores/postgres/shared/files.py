@@ -18,7 +18,7 @@ from psycopg import Connection, errors
 
 from service.domain.errors import Busy, Conflict, Corrupt, HeedError, NotFound
 from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.transaction import FILES, Rows
+from service.stores.postgres.database.transaction import FILES, IS_THERE, Rows
 from service.stores.protocols.shared_files import Activation, FileChunk, FileSet, SharedFiles
 
 _log = logging.getLogger(__name__)
@@ -42,11 +42,11 @@ SELECT FROM heed.file_sets
  WHERE namespace_no = %(no)s AND kind = %(kind)s AND name = %(name)s
    AND state IN ('complete', 'removed')"""
 
-_BEGIN = """\
+_BEGIN = f"""\
 INSERT INTO heed.file_sets (set_no, namespace_no, kind, name, description)
 SELECT nextval('heed.file_set_numbers'), namespace_no, %(kind)s, %(name)s, %(description)b::bytea
-  FROM heed.namespaces WHERE namespace_no = %(no)s
-RETURNING set_no"""
+  FROM heed.namespaces WHERE namespace_no = %(no)s AND {IS_THERE} FOR KEY SHARE
+RETURNING set_no"""  # noqa: S608
 # A writer that stood still for so long that its set was abandoned adds nothing any more.
 _ADD_CHUNK = """\
 WITH kept AS (

@@ -11,7 +11,7 @@ from psycopg import Connection
 
 from service.domain.errors import HeedError
 from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.transaction import Rows
+from service.stores.postgres.database.transaction import IS_THERE, Rows
 from service.stores.protocols.shared_jobs import (
     LEASE_SECONDS,
     JobRow,
@@ -22,11 +22,12 @@ from service.stores.protocols.shared_jobs import (
 
 _log = logging.getLogger(__name__)
 
-_ADD = """\
+# A removal waits for what holds the row of its namespace.
+_ADD = f"""\
 INSERT INTO heed.jobs (namespace_no, job_id, document)
 SELECT namespace_no, %(job)s, %(document)b::bytea FROM heed.namespaces
- WHERE namespace_no = %(no)s
-ON CONFLICT DO NOTHING"""
+ WHERE namespace_no = %(no)s AND {IS_THERE} FOR KEY SHARE
+ON CONFLICT DO NOTHING"""  # noqa: S608
 _FORGET = """\
 DELETE FROM heed.jobs WHERE namespace_no = %(no)s AND job_id IN (
   SELECT job_id FROM heed.jobs WHERE namespace_no = %(no)s ORDER BY job_id DESC OFFSET %(keep)s)"""
@@ -43,14 +44,14 @@ SELECT job_id, document FROM heed.jobs WHERE namespace_no = %(no)s AND NOT has_e
 _CANCEL = """\
 UPDATE heed.jobs SET is_cancelled = true WHERE namespace_no = %(no)s AND job_id = %(job)s"""
 
-_TAKE = """\
+_TAKE = f"""\
 INSERT INTO heed.job_leases AS lease (expires, namespace_no, holder)
 SELECT clock_timestamp() + make_interval(secs => %(seconds)s), namespace_no, %(holder)s
-  FROM heed.namespaces WHERE namespace_no = %(no)s
+  FROM heed.namespaces WHERE namespace_no = %(no)s AND {IS_THERE} FOR KEY SHARE
 ON CONFLICT (namespace_no) DO UPDATE SET expires = excluded.expires, holder = excluded.holder
  WHERE lease.expires < clock_timestamp()
    AND pg_postmaster_start_time() < clock_timestamp() - make_interval(secs => %(seconds)s)
-RETURNING holder"""
+RETURNING holder"""  # noqa: S608
 _RENEW = """\
 UPDATE heed.job_leases SET expires = clock_timestamp() + make_interval(secs => %(seconds)s)
  WHERE namespace_no = %(no)s AND holder = %(holder)s

@@ -12,7 +12,8 @@ from service.domain.keys import ApiKey, Scope, parse_rate
 from service.stores.sqlite.writer import Transaction
 
 _COLUMNS = """\
-SELECT key_id, name, namespace, scopes, digest, created, expires, revoked, rate FROM keys"""
+SELECT key_id, name, namespace, scopes, digest, created, expires, revoked, rate,
+ namespace_id FROM keys"""
 
 
 def add(transaction: Transaction, key: ApiKey) -> None:
@@ -25,7 +26,7 @@ def add(transaction: Transaction, key: ApiKey) -> None:
 def put(transaction: Transaction, keys: Iterable[ApiKey]) -> None:
     """Insert keys, or replace those of the same ids."""
     transaction.connection.executemany(
-        "INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             (
                 key.key_id,
@@ -38,6 +39,7 @@ def put(transaction: Transaction, keys: Iterable[ApiKey]) -> None:
                 key.revoked,
                 None if key.rate is None else str(key.rate),
                 transaction.tick(),
+                key.namespace_id,
             )
             for key in keys
         ),
@@ -83,7 +85,9 @@ def _key(
     expires: int | None,
     revoked: int | None,
     rate: str | None,
+    namespace_id: str,
 ) -> ApiKey:
     held = frozenset(cast(list[Scope], scopes.split(",")))
     bound = None if rate is None else parse_rate(rate)
-    return ApiKey(key_id, name, namespace, held, digest, created, expires, revoked, bound)
+    own = key_id, name, namespace, held, digest, created, expires, revoked, bound, namespace_id
+    return ApiKey(*own)
