@@ -26,6 +26,7 @@ from service.histories.long_work import ErrorObserver
 from service.jobs.job import Job
 from service.jobs.runner import JobRunner
 from service.jobs.training_command import training_command
+from service.runtime.logs import REPEATED
 from service.snapshots.live_snapshot import PreloadedSnapshot
 from service.snapshots.versions.documents import version_document
 
@@ -158,7 +159,7 @@ async def open_engine(
 async def _repeat(
     seconds: float, work: Callable[[], Awaitable[object]], *, rest: float = 100
 ) -> None:
-    """Do work now and then; what goes wrong is logged, and the next time may go well.
+    """Do work now and then; what goes wrong is logged once, and the next time may go well.
 
     Args:
         seconds: to wait before each time, at least.
@@ -166,12 +167,19 @@ async def _repeat(
         rest: multiple of the time that the work took last, to wait at least: what takes long is
             done seldom. 0 for work that takes long only where there is something to do.
     """
-    took = 0.0
-    while True:
-        await asyncio.sleep(max(seconds, rest * took))
-        started = time.monotonic()
-        try:
-            await work()
-        except Exception:  # noqa: BLE001 - what comes late is better than what never comes again
-            _log.exception("%s failed", work.__qualname__)
-        took = time.monotonic() - started
+    took, own = 0.0, object()
+    what = f"{work.__qualname__} failed; what was read before serves, and it is tried again"
+    try:
+        while True:
+            await asyncio.sleep(max(seconds, rest * took))
+            started = time.monotonic()
+            try:
+                await work()
+            except Exception as error:  # noqa: BLE001 - what comes late is better than nothing
+                REPEATED.failed(_log, own, what, error)
+                took = 0.0  # that a server hung says nothing of the next time
+            else:
+                REPEATED.succeeded(_log, own)
+                took = time.monotonic() - started
+    finally:
+        REPEATED.ended(own)

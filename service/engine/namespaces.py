@@ -17,6 +17,7 @@ from service.domain.settings import Settings
 from service.engine.engine import Engine
 from service.engine.namespace_opening import open_namespace
 from service.runtime.file_paths import without_folders
+from service.runtime.logs import REPEATED, log_failure
 from service.runtime.namespace_folders import StoreToken
 from service.stores.namespace_directory import open_directory
 
@@ -338,8 +339,11 @@ class Namespaces:
                     self._find(name)
                 except NotFound:
                     continue
-                except OSError:
-                    _log.exception("namespace %s was not looked for", name)
+                except (HeedError, OSError) as error:
+                    what = "removed namespaces are not looked for; it is tried again"
+                    REPEATED.failed(_log, (self, name), what, error)
+                else:
+                    REPEATED.succeeded(_log, (self, name))
             self._divide_caches()
             self._freed.set()  # a training may have ended
 
@@ -363,8 +367,8 @@ async def _close_opened(entry: _Entry) -> None:
     if engine is not None:
         try:
             await engine.close()
-        except Exception:  # noqa: BLE001 - the other namespaces go on
-            _log.exception("namespace %s was not closed", entry.name)
+        except Exception as error:  # noqa: BLE001 - the other namespaces go on
+            log_failure(_log, f"namespace {entry.name} was not closed", error)
 
 
 def _opened(entry: _Entry) -> Engine | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from service.domain.errors import HeedError
 from service.jobs.job_store import TrainingLease
+from service.runtime.logs import log_failure
 from service.stores.protocols.shared_jobs import LeaseState
 
 _log = logging.getLogger(__name__)
@@ -47,5 +48,6 @@ class LeaseWatch:
             self._is_known = True
         except (HeedError, OSError) as error:
             if self._is_known:
-                _log.warning("whether job %s may go on is not known: %s", self._job_id, error)
+                what = f"the lease of job {self._job_id} was not renewed; the training goes on"
+                log_failure(_log, what, error)
             self._is_known = False

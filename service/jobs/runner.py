@@ -18,6 +18,7 @@ from service.jobs.job_records import CHILD_LOCK, KEPT, JobRecords
 from service.jobs.job_store import TrainingLease
 from service.jobs.lease_watch import LeaseWatch
 from service.runtime import durable_files, tracing
+from service.runtime.logs import log_failure
 from service.runtime.processes.child_process import ChildProcess
 from service.stores.base import Store
 
@@ -166,6 +167,9 @@ class JobRunner:
                 done = await self._train(job_id, argv, watch, child_lock)
                 if done.state == "succeeded" and self._on_success and not self._closing:
                     done = await self._announce(done, self._on_success)
+            except HeedError as error:
+                log_failure(logger, f"job {job_id} failed", error)
+                done = self._live[job_id].with_error(error.told, _now())
             except Exception:
                 logger.exception("job %s", job_id)
                 done = self._live[job_id].with_error("internal error; see the log", _now())

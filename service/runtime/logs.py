@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Literal, TextIO
@@ -78,6 +78,8 @@ def configure(
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # httpx logs the address of each request, which may have a query.
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    # Its callers get the error, and say so.
+    logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
     logging.captureWarnings(True)
     if uncaught:
         sys.excepthook = _log_uncaught
@@ -123,6 +125,50 @@ def _is_of_root(logger: logging.Logger) -> bool:
 def set_process_fields(**fields: Any) -> None:
     """Add these fields to each later log line of this process, such as the worker's number."""
     _process_fields.update(fields)
+
+
+def log_failure(logger: logging.Logger, what: str, error: BaseException) -> None:
+    """Log a failure: what failed, and what follows from it, after a semicolon."""
+    happened, _, then = what.partition("; ")
+    if isinstance(error, (HeedError, OSError)):
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        logger.warning("%s: %s%s", happened, reason, then and f"; {then}")
+    else:
+        logger.error("%s", what, exc_info=error)
+
+
+class RepeatedWork:
+    """Logs failures of all work that a process repeats. For one thread.
+
+    What many watches run into at once, such as a database that is away, is one line for all.
+    """
+
+    def __init__(self) -> None:
+        self._failing: dict[Hashable, type[BaseException]] = {}
+
+    def failed(self, logger: logging.Logger, work: Hashable, what: str, error: Exception) -> None:
+        """Note that work has failed; log it unless other work fails for the same reason."""
+        kind = type(error)
+        is_known = self._failing.get(work) is kind or (
+            isinstance(error, (HeedError, OSError)) and kind in self._failing.values()
+        )
+        self._failing[work] = kind
+        if not is_known:
+            log_failure(logger, what, error)
+
+    def succeeded(self, logger: logging.Logger, work: Hashable) -> None:
+        """Note that work has succeeded; log it for all that has failed for the same reason."""
+        kind = self._failing.get(work)
+        if kind is not None:
+            self._failing = {key: each for key, each in self._failing.items() if each is not kind}
+            logger.info("work in the background succeeds again, after %s", kind.__name__)
+
+    def ended(self, work: Hashable) -> None:
+        """Note that work is repeated no more."""
+        self._failing.pop(work, None)
+
+
+REPEATED = RepeatedWork()  # of this process
 
 
 class _Handler(logging.StreamHandler[TextIO]):

@@ -20,6 +20,7 @@ from service.domain.errors import StoreUnreachable
 from service.domain.item_patch import ItemPatch
 from service.domain.records import Item
 from service.runtime.daemon_thread import run_in_daemon_thread
+from service.runtime.logs import REPEATED, log_failure
 from service.runtime.work_queue import place_left
 from service.snapshots.catalogue.catalogue_cache import CatalogueCache
 from service.snapshots.catalogue.catalogue_updates import CatalogueUpdates
@@ -221,8 +222,11 @@ class CatalogueRefresh:
     async def _catch_up_or_log(self) -> None:
         try:
             await self.catch_up()
-        except Exception:  # noqa: BLE001 - requests that wait for it fail too
-            _log.exception("the catalogue was not refreshed")
+        except Exception as error:  # noqa: BLE001 - requests that wait for it fail too
+            what = "the catalogue was not refreshed; it is tried again"
+            REPEATED.failed(_log, self, what, error)
+        else:
+            REPEATED.succeeded(_log, self)
 
     async def _update(self, update: Callable[[Catalogue], Catalogue]) -> None:
         """Serve a snapshot of the updated catalogue. Call it under the lock."""
@@ -241,8 +245,8 @@ class CatalogueRefresh:
                 await run_in_daemon_thread(self._updates.encode_deferred, "heed-encoding")
                 async with self._served.lock:
                     await self._update(self._updates.apply_encoded)
-        except Exception:  # noqa: BLE001 - the items are found by their words
-            _log.exception("texts of %d items were not encoded", self._updates.deferred)
+        except Exception as error:  # noqa: BLE001 - the items are found by their words
+            log_failure(_log, f"texts of {self._updates.deferred} items were not encoded", error)
         finally:
             self._encoding = None
 

@@ -20,6 +20,7 @@ from models.catalogue.snapshot import Snapshot
 from models.index.faiss_structures import StructureCache
 from service.runtime import durable_files
 from service.runtime.daemon_thread import run_in_daemon_thread
+from service.runtime.logs import log_failure
 
 _log = logging.getLogger(__name__)
 
@@ -129,9 +130,9 @@ class IndexRefresh:
             self.builds += 1
             self.build_seconds += took
             _log.info("indexed %s items anew in %.0f s", f"{len(indexed.catalogue):,}", took)
-        except Exception:  # noqa: BLE001 - the old ones still answer
+        except Exception as error:  # noqa: BLE001 - the old ones still answer
             self.failures += 1
-            _log.exception("the catalogue was not indexed anew")
+            log_failure(_log, "the catalogue was not indexed; the old indexes answer", error)
         finally:
             self._building = None
 

@@ -16,6 +16,7 @@ from models.data.event_log import EventLog, LoggedEvents
 from models.data.vocabulary import Vocabulary
 from service.domain.errors import StoreUnreachable
 from service.domain.records import DISLIKE
+from service.runtime.logs import log_failure
 from service.runtime.processes.shared_arrays import SharedArrays
 from service.stores.base import Store
 from service.stores.protocols.event_log_store import LogChanges
@@ -189,5 +190,5 @@ class LiveEventLog:
 
 
 def _log_failure(task: asyncio.Task[EventLog]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        _log.error("the event log was not read", exc_info=task.exception())
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log_failure(_log, "the event log was not read; the next question reads it", error)

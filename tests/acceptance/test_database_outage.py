@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -189,3 +192,37 @@ def test_an_audience_needs_the_database_for_its_names(site: Site) -> None:
     assert (refused.status_code, "retry-after" in refused.headers) == (503, True)
     until(lambda: http.get("/health/ready").status_code == 200)
     assert http.get(path).json()["users"] == before["users"]
+
+
+@pytest.mark.parametrize("fault", ["stall", "refuse and cut"])
+def test_an_outage_is_a_line_of_the_log_and_tells_strangers_nothing(
+    postgres: PostgresDatabases, tmp_path: Path, fault: str
+) -> None:
+    """What waits in the background says once that it waits, and once that it goes on."""
+    url = postgres.create_database()
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    with (
+        DelayingProxy(port) as proxy,
+        Server(tmp_path / "data", store=proxy.through(url), keys="required") as server,
+        server.client() as http,
+    ):
+        before = len(server.log().splitlines())
+        proxy_port = str(urlsplit(proxy.through(url)).port)
+        breaks(proxy, fault)
+        until(lambda: "it is tried" in server.log())
+        time.sleep(4)  # in which what is tried ten times a second would fill the log
+        stranger = {"authorization": "Bearer heed_0123456789ab_" + "A" * 43}
+        refused = http.get("/v1/items", headers=stranger)
+        proxy.flow()
+        until(lambda: "again, after" in server.log())
+        lines = [json.loads(line) for line in server.log().splitlines()[before:]]
+    assert refused.status_code == 503
+    parts = urlsplit(url)
+    named = (parts.hostname, parts.username, parts.path[1:], proxy_port, "connection")
+    assert not [word for word in named if str(word) in refused.text]
+    assert refused.json()["request_id"] in str(lines)
+    background = [line for line in lines if "request_id" not in line]
+    assert not [line for line in background if "exception" in line]
+    failures = [line["event"] for line in background if line["level"] in ("warning", "error")]
+    assert 1 <= len(failures) <= 4, failures
+    assert all("\n" not in event for event in failures)

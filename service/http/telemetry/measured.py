@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from service.engine.engine import Engine
 from service.runtime import tracing
+from service.runtime.logs import log_failure
 
 _log = logging.getLogger(__name__)
 
@@ -22,9 +23,9 @@ def export_measurements(engine: Engine) -> None:
         measured = asyncio.run_coroutine_threadsafe(engine.measure(), loop)
         try:
             return [tracing.Reading(*each) for each in measured.result(_PATIENCE)]
-        except Exception:  # noqa: BLE001 - the next export may succeed
+        except Exception as error:  # noqa: BLE001 - the next export may succeed
             measured.cancel()
-            _log.warning("an engine was not measured for OpenTelemetry", exc_info=True)
+            log_failure(_log, "an engine was not measured for OpenTelemetry", error)
             return []
 
     # Instruments are named by a first reading, for which the loop must be free.

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from service.runtime.logs import log_failure
 from service.runtime.processes.heartbeats import Heartbeats
 from service.runtime.processes.worker_table import WorkerTable
 
@@ -68,8 +69,8 @@ class WorkerPeers:
                 await writer.drain()
             except ConnectionError:
                 _log.debug("a worker did not wait for its answer", exc_info=True)
-            except Exception:  # noqa: BLE001 - the worker that asks goes on without the answer
-                _log.exception("a request of another worker failed")
+            except Exception as error:  # noqa: BLE001 - the other worker goes on without the answer
+                log_failure(_log, "a request of another worker failed", error)
             finally:
                 writer.close()
 

@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 import psycopg
 
+from service.runtime.logs import log_failure
 from service.stores.postgres.database.connections import Connections
+from service.stores.postgres.database.faults import explain
 from service.stores.postgres.database.patience import cut_after
 
 CHANNEL = "heed"
@@ -95,6 +97,8 @@ class Notices:
                 with self._connections.connect() as connection:
                     with cut_after(_PATIENCE, connection):
                         connection.execute(f"LISTEN {CHANNEL}".encode())
+                    if is_lost:
+                        _log.info("PostgreSQL's notices are followed again")
                     is_lost = False
                     while not self._closing.is_set():
                         self._read(connection)
@@ -102,7 +106,8 @@ class Notices:
                             pass
             except psycopg.Error as error:
                 if not is_lost:
-                    _log.warning("PostgreSQL's notices are not followed: %s", error)
+                    what = "PostgreSQL's notices are not followed; it is tried twice a second"
+                    log_failure(_log, what, explain(error))
                 is_lost = True
                 self._closing.wait(_RETRY)
 

@@ -12,7 +12,7 @@ from typing import Literal
 from psycopg import AsyncConnection
 
 from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.transaction import Changed, NamespaceTransaction
+from service.stores.postgres.database.transaction import IS_THERE, Changed, NamespaceTransaction
 
 Interned = Literal["items", "types"]
 
@@ -38,7 +38,10 @@ class InternedNames:
         sequence = f"heed.{table.removesuffix('s')}_numbers"
         self._add = (
             f"INSERT INTO heed.{table} (namespace_no, {number}, {name})"  # noqa: S608
-            f" SELECT %s, nextval('{sequence}'), name FROM unnest(%s::text[]) AS name"
+            f" SELECT namespace_no, nextval('{sequence}'), new_name"
+            f" FROM heed.namespaces, unnest(%s::text[]) AS new_name"
+            # A removal waits for what holds the row of its namespace.
+            f" WHERE namespace_no = %s AND {IS_THERE} FOR KEY SHARE OF namespaces"
             f" ON CONFLICT (namespace_no, {name}) DO NOTHING"
         ).encode()
         self._numbers: dict[str, int] = {}
@@ -60,7 +63,7 @@ class InternedNames:
             learned = await self._look_up(connection, missing)
             if len(learned) < len(missing):
                 new = [name for name in missing if name not in learned]
-                await connection.execute(self._add, (self._namespace_no, new))
+                await connection.execute(self._add, (new, self._namespace_no))
                 learned |= await self._look_up(connection, new)
         tick = 0 if row is None else int(row[0])
         self._check_epoch()

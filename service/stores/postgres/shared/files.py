@@ -72,7 +72,9 @@ _IS_COMPLETE = """\
 SELECT FROM heed.file_sets
  WHERE namespace_no = %(no)s AND set_no = %(set)s AND state = 'complete'"""
 
-_LOCK = "SELECT pg_advisory_xact_lock(%(lock)s, %(no)s)"
+_LOCK = f"""\
+SELECT pg_advisory_xact_lock(%(lock)s, namespace_no) FROM heed.namespaces
+ WHERE namespace_no = %(no)s AND {IS_THERE} FOR KEY SHARE"""  # noqa: S608
 _ACTIVATE = """\
 INSERT INTO heed.active_sets AS active (number, removals, namespace_no, kind, name)
 VALUES (1, 0, %(no)s, %(kind)s, %(name)s)
@@ -256,7 +258,8 @@ class PostgresFiles(SharedFiles):
 
     def _lock(self, connection: Connection) -> None:
         """Keep sets from being activated and removed until the transaction ends."""
-        connection.execute(_LOCK.encode(), {**self._of, "lock": FILES})
+        if not connection.execute(_LOCK.encode(), {**self._of, "lock": FILES}).rowcount:
+            raise NotFound("the namespace was removed")
 
     def _sweep(self, connection: Connection) -> None:
         """Delete the chunks of sets that are none, or no longer, in short transactions."""
