@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from service.domain.errors import HeedError, Incompatible, StoreFull
+from service.domain.errors import HeedError, Incompatible, NotFound, StoreFull
 from service.domain.names import DEFAULT_NAMESPACE
 from service.maintenance.backups.backup_writer import BackupWriter
 from service.maintenance.backups.manifest import NamespaceContent
@@ -22,7 +22,7 @@ from service.runtime.data_layout import (
     STORE_FILE,
     namespace_folder,
 )
-from service.runtime.namespace_folders import namespace_names
+from service.runtime.namespace_folders import namespace_names, store_token
 from service.snapshots.versions.manifest import MANIFEST, read_file, read_manifest, unseal
 from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.schema import SCHEMA_VERSION
@@ -67,7 +67,12 @@ def add_directory(data: Path, writer: BackupWriter, rest: float) -> dict[str, Na
     """
     _check_room(data, writer.objects)
     directory = _Directory(writer, rest)
-    return {name: directory.add(name, path) for name, path in find_namespaces(data)}
+    found = {}
+    for name, path in find_namespaces(data):
+        content = directory.add_whole(name, path)
+        if content is not None:
+            found[name] = content
+    return found
 
 
 class _Directory:
@@ -77,8 +82,25 @@ class _Directory:
         self._writer = writer
         self._rest = rest
 
-    def add(self, name: str, data: Path) -> NamespaceContent:
-        """Add all files of a namespace."""
+    def add_whole(self, name: str, data: Path) -> NamespaceContent | None:
+        """Add all files of one namespace; None where it is removed meanwhile.
+
+        Another one may have its name by then, whose files must not be mixed with those of this one.
+        """
+        before = dict(self._writer.files)
+        while (token := store_token(data)) is not None:
+            try:
+                content = self._add(name, data)
+            except (FileNotFoundError, NotFound):
+                if store_token(data) == token:
+                    raise
+            else:
+                if store_token(data) == token:
+                    return content
+            self._writer.files = dict(before)
+        return None
+
+    def _add(self, name: str, data: Path) -> NamespaceContent:
         place = namespace_folder(Path(), name)
         # Models first: one that is published meanwhile may be missing, but none is of the future.
         models, current = self._add_models(data / MODELS_FOLDER, place / MODELS_FOLDER)

@@ -109,6 +109,12 @@ def test_all_namespaces_are_copied_under_their_names(
     for name in ("default", "empty", "shop"):
         expected = using(source, full_store.read_all, name)
         assert using(back, full_store.read_all, name) == expected
+        ids = {parse_place(place).namespace_id(name) for place in (source, url, back)}
+        assert len(ids) == 1  # by which the keys open their namespaces
+    heed("namespaces", "remove", "shop", "--data", source, "--yes")
+    heed("namespaces", "create", "shop", "--data", source)
+    refused = heed("copy", "--from", source, "--to", url, "--all-namespaces")
+    assert (refused.code, "has a namespace shop of its own" in refused.err) == (1, True)
 
 
 def test_what_cannot_be_copied_is_said_in_a_line(

@@ -13,6 +13,7 @@ from service.runtime.namespace_folders import (
     create_namespace,
     find_namespace,
     folder_size,
+    namespace_id,
     namespace_names,
     remove_namespace,
     store_token,
@@ -36,9 +37,10 @@ def test_a_namespace_is_a_folder_of_the_data_directory(tmp_path: Path) -> None:
     for name in ("b", "a"):
         folder = create_namespace(tmp_path, name, fill)
         assert folder == find_namespace(tmp_path, name) == tmp_path / "namespaces" / name
-        assert folder_size(folder) == 100
+        assert folder_size(folder) == 100 + len(namespace_id(folder))
     assert namespace_names(tmp_path) == ["a", "b"]
     assert store_token(tmp_path / "namespaces" / "a") != store_token(tmp_path / "namespaces" / "b")
+    assert namespace_id(tmp_path / "namespaces" / "a") != namespace_id(folder.parent / "b")
 
 
 @pytest.mark.parametrize("name", ["", "A", "../a", "a/b", ".new-a", "a\n", "-a", "a" * 65])
@@ -60,7 +62,7 @@ def test_a_name_is_taken_once(tmp_path: Path) -> None:
     for name in ("a", "default"):
         with pytest.raises(Conflict, match="already"):
             create_namespace(tmp_path, name, lambda folder: None)
-    assert folder_size(folder) == 100
+    assert folder_size(folder) == 100 + len(namespace_id(folder))
 
 
 def test_a_removed_namespace_leaves_no_byte(tmp_path: Path) -> None:
@@ -107,4 +109,5 @@ def test_an_interrupted_creation_is_no_namespace(tmp_path: Path) -> None:
     assert namespace_names(tmp_path) == []
     (tmp_path / "namespaces" / ".removed-b-0123").mkdir()  # of a removal that was killed
     create_namespace(tmp_path, "a", fill)
-    assert everything(tmp_path) == {"namespaces", "namespaces/a", "namespaces/a/heed.db"}
+    files = {f"namespaces/a/{name}" for name in ("heed.db", "namespace.id")}
+    assert everything(tmp_path) == {"namespaces", "namespaces/a"} | files

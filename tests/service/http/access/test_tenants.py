@@ -21,9 +21,10 @@ from service.engine.namespaces import Namespaces
 from service.http.app import create_app
 from service.maintenance.backups.backup import back_up
 from service.maintenance.backups.database_restore import restore_to_database
+from service.maintenance.backups.directory_contents import _Directory
 from service.maintenance.backups.restore import restore
 from service.maintenance.copying.store_places import parse_place
-from service.runtime.data_layout import NAMESPACE_ID_FILE
+from service.runtime.data_layout import NAMESPACE_ID_FILE, SEARCH_FILE
 from service.stores.namespace_directory import open_directory
 from service.stores.opening import open_store
 from service.stores.postgres.namespaces import _TABLES
@@ -330,3 +331,35 @@ def test_requests_during_a_removal_find_nothing(site: Site, rounds: int) -> None
                     " (SELECT namespace_no FROM heed.namespaces)".encode()
                 )
                 assert left.fetchone() == (0,), table
+
+
+def test_a_backup_does_not_mix_namespaces_of_one_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A namespace that is removed while it is backed up is not in it, nor in its successor."""
+    data = tmp_path / "data"
+    asyncio.run(open_store(data, "").close())
+    directory = open_directory(data, "")
+    for name in ("acme", "globex"):
+        directory.create(name)
+    add_files = _Directory._add_files
+
+    def remove_meanwhile(self: _Directory, folder: Path, place: Path) -> None:
+        add_files(self, folder, place)
+        if (folder / "models").is_dir():
+            name = folder.name
+            directory.remove(name)
+            if name == "acme":
+                directory.create(name)
+
+    monkeypatch.setattr(_Directory, "_add_files", remove_meanwhile)
+    for name in ("acme", "globex"):  # of the former tenants
+        (data / "namespaces" / name / "models").mkdir(exist_ok=True)
+        (data / "namespaces" / name / SEARCH_FILE).write_text("{}")
+    manifest = back_up(data, tmp_path / "backup", settings={})
+    assert set(manifest.namespaces) == {"default", "acme"}
+    assert [place for place in manifest.files if place.endswith(SEARCH_FILE)] == []
+    restored = tmp_path / "restored"
+    restore(tmp_path / "backup", restored)
+    copy = open_directory(restored, "")
+    assert copy.namespace_id("acme") == directory.namespace_id("acme")
