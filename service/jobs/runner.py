@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from service.domain.errors import Busy, Conflict, HeedError
+from service.domain.errors import Busy, Conflict, HeedError, Unavailable
 from service.jobs.child_logs import log_child_line
 from service.jobs.job import Job, JobState
 from service.jobs.job_records import CHILD_LOCK, KEPT, JobRecords
@@ -60,6 +60,7 @@ class JobRunner:
         keep: int = KEPT,
     ) -> None:
         self._argv = argv
+        self._file = store if store is not None and store.shared is None else None
         self._on_success = on_success
         self._threads = threads
         self._grace = grace
@@ -99,6 +100,9 @@ class JobRunner:
         stack = contextlib.ExitStack()
         try:
             lease = await self._claim(stack)
+            # The folder that was locked may be another namespace's, which has the name by now.
+            if self._file is not None and (problem := await self._file.problem()) is not None:
+                raise Unavailable(problem)
             # A killed orphan takes a moment to end.
             child_lock = await self._claim_child(stack)
             if child_lock is None:

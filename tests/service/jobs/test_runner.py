@@ -21,7 +21,9 @@ from service.jobs.job import LOG_LINES, LOG_WIDTH, Job
 from service.jobs.job_files import FileJobStore
 from service.jobs.runner import JobRunner
 from service.runtime import durable_files
+from service.runtime.data_layout import STORE_FILE
 from service.runtime.processes import child_process
+from service.stores.sqlite.store import SQLiteStore
 
 T = TypeVar("T")
 REPOSITORY = Path(__file__).parents[3]
@@ -263,7 +265,7 @@ say(result={"nice": os.getpriority(os.PRIO_PROCESS, 0), "session": os.getsid(0) 
 
 @pytest.mark.parametrize(
     ("error", "told"),
-    [(ModelRejected("/srv/m is damaged"), "fails its checks"), (KeyError("x"), "see the log")],
+    [(ModelRejected("the metric is worse"), "the metric is worse"), (KeyError("x"), "see the log")],
 )
 def test_a_version_that_cannot_be_loaded_fails_the_job(
     tmp_path: Path, error: Exception, told: str
@@ -600,5 +602,27 @@ def test_a_training_runs_for_some_time_after_the_clock_was_set_back(
         await end_of(jobs, job_id)
         assert 0 < jobs.last_seconds < PATIENCE
         assert jobs.running_for == 0
+
+    asyncio.run(main())
+
+
+def test_no_training_starts_in_the_next_namespace_of_the_name(tmp_path: Path) -> None:
+    """A runner of a removed namespace leaves the folder of its successor alone."""
+
+    async def main() -> None:
+        folder = tmp_path / "acme"
+        store = SQLiteStore(folder / STORE_FILE)
+        runner = JobRunner(folder, argv, store=store)
+        folder.rename(tmp_path / "removed")
+        successor = SQLiteStore(folder / STORE_FILE)
+        JobRunner(folder, argv, store=successor)
+        try:
+            with pytest.raises(Unavailable):
+                await runner.start({"code": SUCCEED})
+            assert await runner.latest(1) == []
+        finally:
+            await runner.close()
+            await store.close()
+            await successor.close()
 
     asyncio.run(main())
