@@ -157,14 +157,6 @@ class Incompatible(HeedError):
 
 
 class ModelRejected(HeedError):
-    """A model version failed verification; the current one keeps serving."""
-
-    public: ClassVar[str | None] = (
-        "The model version fails its checks; the current one keeps serving."
-    )
-
-
-class NotTrained(ModelRejected):
-    """The events make no model that is worth publishing; the detail says why."""
+    """A model version failed verification or the quality gate; the current one keeps serving."""
 
     public = None

@@ -29,6 +29,7 @@ from service.http.clients.disconnects import DISCONNECTED, connection_of
 from service.http.clients.head_requests import METHOD
 from service.http.clients.lingering_close import lingering
 from service.http.telemetry import REQUEST_ID
+from service.runtime.file_paths import without_folders
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 20  # a batch may be wrong in every line; naming twenty of them is enough
@@ -121,7 +122,10 @@ def _is_of_removed(scope: Scope, error: Exception) -> bool:
     key: ApiKey | None = scope.get(KEY)
     name = scope.get(NAMESPACE, DEFAULT_NAMESPACE)
     namespaces = scope["app"].state.namespaces
-    return bool(namespaces.is_gone(name, None if key is None else key.namespace_id))
+    try:
+        return bool(namespaces.is_gone(name, None if key is None else key.namespace_id))
+    except (errors.HeedError, OSError):  # nobody knows
+        return False
 
 
 def _is_known(error: Exception) -> bool:
@@ -226,7 +230,9 @@ def _domain(scope: Scope, error: errors.HeedError, **extensions: Any) -> Respons
     if isinstance(error, (errors.TooLarge, errors.Crowded)):
         headers["Connection"] = "close"  # the rest of the body is not worth reading
     detail = error.told if error.public is None else f"{error.told} {_CAUSE}"
-    if status >= 500 or error.public is not None:
+    if isinstance(error, errors.ModelRejected):  # which names files, and maybe a text encoder's
+        detail = without_folders(detail, scope["app"].state.settings.data)
+    if status >= 500 or detail != error.detail:
         _log.warning("request %s: %s: %s", scope.get(REQUEST_ID, ""), kind.__name__, error.detail)
     title = "".join(f" {c}" if c.isupper() else c for c in kind.__name__).strip()
     return problem(scope, status, title, detail, headers=headers, **extensions)

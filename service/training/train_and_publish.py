@@ -21,7 +21,7 @@ from models.training.fit import fit
 from models.training.log_profile import hold_out
 from models.training.presets import Preset
 from models.training.training_run import TrainingProgress, TrainingResult
-from service.domain.errors import NotTrained
+from service.domain.errors import ModelRejected
 from service.runtime import durable_files
 from service.runtime.malloc_trim import trim
 from service.snapshots.registry import Registry
@@ -78,15 +78,17 @@ def train(
             rank 0.
 
     Raises:
-        NotTrained: there are too few events, or popularity, which is served without a model
+        ModelRejected: there are too few events, or popularity, which is served without a model
             too, ranks as well; nothing is published.
     """
     if corpus.events < MIN_EVENTS:
-        raise NotTrained(f"{corpus.events} events are too few to train on; {MIN_EVENTS} are needed")
+        raise ModelRejected(
+            f"{corpus.events} events are too few to train on; {MIN_EVENTS} are needed"
+        )
     # The newest events are the validation cases: the service has no use for a test set.
     history, cases = hold_out(corpus.log)
     if not corpus.log.shards.any(len(cases) > 0):
-        raise NotTrained("no user has three events: there is no order to learn or to evaluate")
+        raise ModelRejected("no user has three events: there is no order to learn or to evaluate")
     used = preset.as_trained(history, cases)
     if announce is not None:
         announce(used)
@@ -118,7 +120,7 @@ def train(
     if found.popular_is_best:
         _remove_checkpoint(checkpoint)
         asked = found.next
-        raise NotTrained(
+        raise ModelRejected(
             f"the model reaches NDCG@10 {asked.heed.ndcg:.4f} on validation, {asked.best} "
             f"{asked.baselines[asked.best].ndcg:.4f}: it is not published"
         )

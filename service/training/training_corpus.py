@@ -18,7 +18,7 @@ from models.data.vocabulary import Vocabulary
 from models.encoder.event_types import UNKNOWN
 from models.training.training_run import TrainingProgress
 from service.datasets.base import Dataset
-from service.domain.errors import NotTrained
+from service.domain.errors import ModelRejected
 from service.domain.records import Item
 from service.snapshots.item_entries import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
@@ -75,7 +75,7 @@ def read_store(
             of the log, and rank zero the texts.
 
     Raises:
-        NotTrained: the store has no events.
+        ModelRejected: the store has no events.
         Invalid: the processes do not read the same store.
     """
     shards = LogShards(group.rank, group.world_size)
@@ -90,7 +90,7 @@ def read_store(
         if progress is not None:
             progress("reading events", total, 0, None)
     if not shards.any(total > 0):
-        raise NotTrained(
+        raise ModelRejected(
             "there are no events to learn from: import some with `heed import` or POST /v1/events"
         )
     columns: dict[str, Any] = {

@@ -436,7 +436,7 @@ def test_domain_errors_become_problems(
     assert (answer.status_code, body["status"], body["title"]) == (status, status, title)
     assert body["type"] == f"urn:heed:problem:{title.lower().replace(' ', '-')}"
     assert body["detail"].startswith(error.told)
-    assert (error.detail in body["detail"]) == (title == "Conflict")
+    assert (error.detail in body["detail"]) == (status == 409)
     assert body["request_id"] == answer.headers["x-request-id"]
     assert answer.headers.get("retry-after") == retry
 
