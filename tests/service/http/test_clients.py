@@ -238,7 +238,8 @@ def test_no_error_tells_clients_of_hosts_and_folders(caplog: pytest.LogCaptureFi
             answer = client.post("/v1/score", json={"item_ids": ["a"]})
             problem = answer.json()
             assert problem["status"] >= 429, kind
-            if any(each in answer.text for each in SECRETS) or not problem["detail"]:
+            said = answer.text.replace(problem["request_id"], "")  # which has any digits
+            if any(each in said for each in SECRETS) or not problem["detail"]:
                 revealed.append((kind, answer.text))
             if problem["request_id"] not in caplog.text or str(error) not in caplog.text:
                 unlogged.append((kind, caplog.text))
