@@ -39,9 +39,14 @@ def open_encoder(setting: str) -> TextEncoder:
         raise Invalid("", f"{PREFIX}ENCODER is {setting}: {error}") from error
 
 
+def is_folder(setting: str) -> bool:
+    """Report whether a setting names the folder of a model, rather than a package."""
+    return os.sep in setting or setting in {".", ".."}
+
+
 def _folder(setting: str) -> Path:
     """Return the model's folder. Raises ValueError where there is none."""
-    if os.sep in setting or setting in {".", ".."}:
+    if is_folder(setting):
         return Path(setting).expanduser().absolute()
     try:
         files = metadata.files(setting) or []

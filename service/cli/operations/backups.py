@@ -195,7 +195,11 @@ class _Forgetting:
 def _describe(manifest: BackupManifest) -> None:
     from service.domain.timestamps import to_rfc3339
 
-    out.print(f"Content as of {to_rfc3339(manifest.created)}, by Heed {manifest.heed}")
+    out.print(
+        f"Content as of {to_rfc3339(manifest.created)}, by Heed {manifest.heed}",
+        markup=False,
+        soft_wrap=True,
+    )
     for name, content in manifest.namespaces.items():
         tables = (content.digests or {}).items()
         counts = ", ".join(f"{each.records:,} {table}" for table, each in tables)

@@ -14,7 +14,7 @@ from pathlib import Path
 from service.domain.errors import Conflict, Corrupt
 from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.timestamps import to_rfc3339
-from service.jobs.job import Job
+from service.jobs.job_files import parse_job
 from service.jobs.job_records import KEPT
 from service.maintenance.backups.backup_writer import BackupProgress
 from service.maintenance.backups.manifest import BackupManifest
@@ -171,7 +171,7 @@ def _restore_jobs(folder: Path, shared: SharedJobs) -> None:
         document = path.read_bytes()
         shared.add(path.stem, document, KEPT)
         # One that ran when the backup was made is marked as interrupted by the next training.
-        shared.write(path.stem, document, has_ended=Job.from_json(document).is_final)
+        shared.write(path.stem, document, has_ended=parse_job(path.stem, document).is_final)
 
 
 def _restore_files(manifest: BackupManifest, folder: Path, url: str, data: Path) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from service.domain.errors import HeedError, Incompatible, NotFound, StoreFull
-from service.domain.names import DEFAULT_NAMESPACE
+from service.domain.names import DEFAULT_NAMESPACE, is_name
 from service.maintenance.backups.backup_writer import BackupWriter
 from service.maintenance.backups.manifest import NamespaceContent
 from service.maintenance.backups.objects import ObjectFolder
@@ -136,7 +136,8 @@ class _Directory:
 
     def _add_files(self, data: Path, place: Path) -> None:
         names = [Path(name) for name in (*BACKED_UP_FILES, NAMESPACE_ID_FILE)]
-        names += sorted(path.relative_to(data) for path in (data / JOBS_FOLDER).glob("*.json"))
+        jobs = sorted((data / JOBS_FOLDER).glob("*.json"))
+        names += [path.relative_to(data) for path in jobs if is_name(path.stem)]
         for name in names:
             self._writer.add_file(place / name, data / name)
 
@@ -156,7 +157,8 @@ class _Directory:
 
     def _add_versions(self, folder: Path, place: Path) -> list[str]:
         added = []
-        versions = sorted(folder.iterdir()) if folder.is_dir() else []
+        found = sorted(folder.iterdir()) if folder.is_dir() else []
+        versions = [directory for directory in found if is_name(directory.name)]
         for at, directory in enumerate(versions):
             self._writer.progress("adding the models", at, len(versions))
             try:

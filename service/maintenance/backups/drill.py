@@ -8,15 +8,16 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from service.domain.errors import Corrupt
+from service.domain.errors import Corrupt, Invalid
 from service.domain.queries import RecommendQuery, Requester
-from service.domain.settings import Settings
+from service.domain.settings import PREFIX, Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import open_engine
 from service.maintenance.backups.backup_writer import BackupProgress
 from service.maintenance.backups.manifest import BackupManifest
 from service.maintenance.backups.restore import restore
 from service.runtime.data_layout import namespace_folder
+from service.snapshots.text_encoders import is_folder
 
 
 class DrillResult(NamedTuple):
@@ -45,12 +46,19 @@ def drill(
     Raises:
         NotFound, Incompatible, Corrupt, StoreFull: as `restore`; Corrupt also where the service
             does not serve the model that the manifest names.
+        Invalid: the manifest names a folder for the text encoder, and the settings another.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="heed-drill-", dir=work) as temporary:
         data = Path(temporary, "data")
         manifest = restore(source, data, progress=progress)
         encoder = manifest.settings.get("encoder", settings.encoder)
+        if is_folder(encoder) and encoder != settings.encoder:  # a forged one may name any folder
+            raise Invalid(
+                "",
+                f"the backup was served with the text encoder in the folder {encoder}: set "
+                f"{PREFIX}ENCODER to it, if it is yours, and run the drill again",
+            )
         answers = {}
         for name, content in manifest.namespaces.items():
             progress(f"{name}: answering a question", 0, 0)

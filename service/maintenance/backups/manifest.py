@@ -5,40 +5,93 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationError
 
 from service.domain.errors import Corrupt, Incompatible, NotFound
+from service.domain.names import DEFAULT_NAMESPACE, NAME_PATTERN, NAME_RULE, is_name
+from service.domain.timestamps import MAX_TIMESTAMP
 from service.runtime import durable_files
-from service.snapshots.versions.manifest import read_file, seal, unseal
+from service.runtime.data_layout import (
+    BACKED_UP_FILES,
+    JOBS_FOLDER,
+    MODELS_FOLDER,
+    NAMESPACES_FOLDER,
+    STORE_FILE,
+)
+from service.snapshots.versions.manifest import FILE_NAME, read_file, seal, unseal
 from service.stores.store_digest import TableDigest
 
 BACKUP_FILE = "backup.json"
 FORMAT = 1
 
+_TEXT_LIMIT = 1_000  # characters of what is printed
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_PLACE = re.compile(
+    rf"(?:{NAMESPACES_FOLDER}/(?P<namespace>{NAME_PATTERN.pattern})/)?"
+    rf"(?:{'|'.join(map(re.escape, (STORE_FILE, *BACKED_UP_FILES)))}"
+    rf"|{JOBS_FOLDER}/{NAME_PATTERN.pattern}\.json"
+    rf"|(?P<pointer>{MODELS_FOLDER}/current)"
+    rf"|{MODELS_FOLDER}/versions/(?P<version>{NAME_PATTERN.pattern})/{FILE_NAME.pattern})",
+    re.ASCII,
+)
+
+
+def _check_name(text: str) -> str:
+    if not is_name(text):
+        raise ValueError(f"{text[:80]!a} is no name: {NAME_RULE}")
+    return text
+
+
+def _check_text(text: str) -> str:
+    """Refuse what a terminal would interpret."""
+    if not text.isprintable() or len(text) > _TEXT_LIMIT:
+        raise ValueError(f"must be at most {_TEXT_LIMIT} printable characters")
+    return text
+
+
+def _check_settings(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "encoder" in settings:
+        if not isinstance(settings["encoder"], str):
+            raise ValueError("encoder must be a text")
+        _check_text(settings["encoder"])
+    return settings
+
+
+def _file(entry: Any) -> tuple[int, str]:
+    match entry:
+        case {"size": int(size), "sha256": str(digest)} if size >= 0 and _SHA256.fullmatch(digest):
+            return size, digest
+    raise ValueError("must have a size in bytes and a SHA-256 in hex")
+
+
+_Name = Annotated[str, AfterValidator(_check_name)]
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceContent:
     """Content of the store of one namespace."""
 
-    schema: int  # version of the store's schema
-    model: str | None  # the version in use
-    models: tuple[str, ...]
+    schema: Annotated[int, Field(ge=1)]  # version of the store's schema
+    model: _Name | None  # the version in use
+    models: tuple[_Name, ...]
     # By table; None where the schema was older than the Heed that made the backup.
-    digests: Mapping[str, TableDigest] | None
+    digests: Mapping[_Name, TableDigest] | None
 
 
 @dataclass(frozen=True, slots=True)
 class BackupManifest:
     """Description of a backup. `files` maps paths in the data directory to (bytes, SHA-256)."""
 
-    created: int  # microseconds UTC; the content is that of a moment after it
-    heed: str  # version of the Heed that made it
-    files: Mapping[str, tuple[int, str]]
-    namespaces: Mapping[str, NamespaceContent]
-    settings: Mapping[str, Any]  # by which the data were made: `encoder`, `embedding_dim`, …
+    # Microseconds UTC; the content is that of a moment after it.
+    created: Annotated[int, Field(ge=0, le=MAX_TIMESTAMP)]
+    heed: Annotated[str, AfterValidator(_check_text)]  # version of the Heed that made it
+    files: Mapping[str, Annotated[tuple[int, str], PlainValidator(_file)]]
+    namespaces: Mapping[_Name, NamespaceContent]
+    # By which the data were made: `encoder`, `embedding_dim`, …
+    settings: Annotated[Mapping[str, Any], AfterValidator(_check_settings)]
     left_out: tuple[str, ...] = ()  # model versions that were damaged already, with the reason
 
     @property
@@ -74,55 +127,75 @@ class BackupManifest:
 
 
 def read_backup_manifest(folder: Path) -> BackupManifest:
-    """Read the manifest of the backup in a folder; its files are not looked at.
+    """Read the manifest of the backup in a folder, and check every field of it.
+
+    A manifest is sealed against damage, not against a forger: names and places are checked here,
+    once for all who use them. The backup's files are not looked at.
 
     Raises:
         NotFound: the folder is missing, or has no complete backup.
-        Corrupt: the manifest is damaged.
+        Corrupt: the manifest is damaged or forged.
         Incompatible: another version of Heed wrote it in a format that this one cannot read.
     """
-    if not (folder / BACKUP_FILE).exists():
+    path = folder / BACKUP_FILE
+    if not path.exists():
         raise NotFound(
             f"{folder} holds no complete backup: there is no {BACKUP_FILE}, which is written last"
         )
-    body = unseal(read_file(folder, BACKUP_FILE), str(folder / BACKUP_FILE))
+    data = read_file(folder, BACKUP_FILE)
+    body = unseal(data, str(path))
     if body.get("format") != FORMAT:
         raise Incompatible(
-            f"{folder / BACKUP_FILE} has format {body.get('format')!r}, and this Heed reads "
-            f"{FORMAT}. Restore it with the version of Heed that wrote it: {body.get('heed')}"
+            f"{path} has format {_shown(body.get('format'))}, and this Heed reads {FORMAT}. "
+            f"Restore it with the version of Heed that wrote it: {_shown(body.get('heed'))}"
         )
     try:
-        return BackupManifest(
-            created=int(body["created"]),
-            heed=str(body["heed"]),
-            files={_path(name): _file(entry) for name, entry in body["files"].items()},
-            namespaces={
-                name: NamespaceContent(
-                    int(each["schema"]),
-                    each["model"],
-                    tuple(each["models"]),
-                    None
-                    if each["digests"] is None
-                    else {table: TableDigest(**it) for table, it in each["digests"].items()},
-                )
-                for name, each in body["namespaces"].items()
-            },
-            settings=dict(body["settings"]),
-            left_out=tuple(body["left_out"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise Corrupt(f"{folder / BACKUP_FILE} is sealed, but is no manifest") from None
+        manifest = _MANIFEST.validate_json(bytes(data), strict=True)
+        _check_places(manifest)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = "/".join(str(part) for part in first["loc"])
+        raise Corrupt(_refusal(path, f"{_shown(place)}: {first['msg']}")) from None
+    except ValueError as error:
+        raise Corrupt(_refusal(path, str(error))) from None
+    return manifest
 
 
-def _path(name: str) -> str:
-    """Return a relative path that stays inside the directory it is joined to."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-        raise ValueError(f"{name!r} leads out of the data directory")
-    return str(path)
+_MANIFEST = TypeAdapter(BackupManifest)
 
 
-def _file(entry: Mapping[str, Any]) -> tuple[int, str]:
-    if not _SHA256.fullmatch(entry["sha256"]):
-        raise ValueError("no SHA-256")
-    return int(entry["size"]), entry["sha256"]
+def _check_places(manifest: BackupManifest) -> None:
+    """Check that the files are those of the namespaces. Raises ValueError."""
+    if DEFAULT_NAMESPACE not in manifest.namespaces:
+        raise ValueError(f"namespaces: {DEFAULT_NAMESPACE} is missing")
+    stores, pointers = set(), set()
+    versions: dict[str, set[str]] = {name: set() for name in manifest.namespaces}
+    for place in manifest.files:
+        match = _PLACE.fullmatch(place)
+        name = match and (match["namespace"] or DEFAULT_NAMESPACE)
+        if not match or match["namespace"] == DEFAULT_NAMESPACE or name not in versions:
+            raise ValueError(
+                f"files: {_shown(place)} is no place of a file that a backup has of its namespaces"
+            )
+        if place.endswith(STORE_FILE):
+            stores.add(name)
+        if match["pointer"]:
+            pointers.add(name)
+        if match["version"]:
+            versions[name].add(match["version"])
+    for name, content in manifest.namespaces.items():
+        if name not in stores:
+            raise ValueError(f"files: the store of the namespace {name} is missing")
+        if versions[name] != {*content.models}:
+            raise ValueError(f"files: the models of the namespace {name} are not those it names")
+        is_known = content.model in (None, *content.models)
+        if not is_known or (content.model is not None) != (name in pointers):
+            raise ValueError(f"namespaces/{name}: the model in use is none of its models")
+
+
+def _shown(value: object) -> str:
+    return ascii(value)[:120]
+
+
+def _refusal(path: Path, problem: str) -> str:
+    return f"{path} is sealed, but it is no manifest that Heed writes: {problem}. Use another one"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -24,10 +26,17 @@ class ObjectFolder:
         self.incoming = folder / "incoming"
 
     def prepare(self) -> None:
-        """Create the folders, and remove what an interrupted backup left."""
+        """Create the folders, and remove what an interrupted backup left. Raises `Corrupt`."""
+        self.check()
         shutil.rmtree(self.incoming, ignore_errors=True)
         durable_files.make_directory(self._objects)
         durable_files.make_directory(self.incoming)
+
+    def check(self) -> None:
+        """Refuse folders that lead elsewhere. Raises `Corrupt`."""
+        for folder in (self._objects, self.incoming):
+            if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+                raise Corrupt(f"{folder} must be a folder, and no link: Heed makes no such backup")
 
     def path(self, digest: str) -> Path:
         """Return the path of an object."""
@@ -36,9 +45,10 @@ class ObjectFolder:
     def has(self, digest: str, size: int) -> bool:
         """Whether an object of this size is there. Its content is not read."""
         try:
-            return self.path(digest).stat().st_size == size
+            status = self.path(digest).lstat()
         except FileNotFoundError:
             return False
+        return stat.S_ISREG(status.st_mode) and status.st_size == size
 
     def add(self, file: Path) -> tuple[int, str]:
         """Copy a file durably; return its size and SHA-256.
@@ -133,7 +143,17 @@ def hash_file(path: Path) -> tuple[int, str]:
 
 
 def _open(path: Path) -> BinaryIO:
-    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+    """Open a regular file: a link may lead elsewhere, and a device has no end."""
+    try:
+        file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+    except OSError as error:
+        if error.errno in {errno.ELOOP, errno.ENXIO, errno.EISDIR}:
+            raise Corrupt(f"{path} must be a regular file") from None
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise Corrupt(f"{path} must be a regular file")
+    return file
 
 
 def _chunks(file: BinaryIO) -> Iterator[bytes]:

@@ -7,10 +7,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from service.domain.errors import Corrupt, Incompatible, Invalid, StoreFull
+from service.domain.errors import Corrupt, Incompatible, Invalid, NotFound, StoreFull
 from service.maintenance.backups.backup_writer import BackupProgress
 from service.maintenance.backups.directory_contents import digest_file
-from service.maintenance.backups.manifest import BackupManifest, read_backup_manifest
+from service.maintenance.backups.manifest import (
+    BackupManifest,
+    NamespaceContent,
+    read_backup_manifest,
+)
 from service.maintenance.backups.objects import ObjectFolder, copy_file, hash_file
 from service.runtime import durable_files
 from service.runtime.data_layout import (
@@ -19,22 +23,32 @@ from service.runtime.data_layout import (
     UNFINISHED_RESTORE,
     namespace_folder,
 )
+from service.snapshots.versions.manifest import MANIFEST, parse_manifest, read_file, unseal
 from service.stores.sqlite.schema import SCHEMA_VERSION
+from service.stores.sqlite_files.inspection import read_store_file
 
+# Nothing that Heed makes in a store.
+_FOREIGN = (
+    "SELECT name FROM sqlite_schema WHERE type NOT IN ('table', 'index')"
+    " OR sql LIKE 'CREATE VIRTUAL%' LIMIT 1"
+)
 _IGNORED = {"lost+found"}  # of an empty directory that is the root of a file system
 
 
 def verify(
     source: Path, *, progress: BackupProgress = lambda _stage, _done, _total: None
 ) -> BackupManifest:
-    """Read a backup to the last byte, and return its manifest.
+    """Read a backup to the last byte, and return its manifest. Nothing is written.
 
     Raises:
-        NotFound, Incompatible: as `read_backup_manifest`.
-        Corrupt: naming a file that is missing or damaged.
+        NotFound: as `read_backup_manifest`.
+        Incompatible: as there; also for a store of a newer version of Heed.
+        Corrupt: naming a file that is missing, damaged, or not what the manifest says.
     """
     manifest = read_backup_manifest(source)
+    _check_schemas(source, manifest)
     objects, done = ObjectFolder(source), 0
+    objects.check()
     paths = {digest: path for path, (_, digest) in manifest.files.items()}
     for size, digest in sorted(set(manifest.files.values())):
         try:
@@ -48,6 +62,11 @@ def verify(
             )
         done += size
         progress("verifying the backup", done, manifest.size)
+    for name, content in manifest.namespaces.items():
+        try:
+            _check_content(manifest, objects, name, content)
+        except (Corrupt, NotFound) as error:
+            raise Corrupt(f"{source}: {name}: {error.detail}") from error
     return manifest
 
 
@@ -81,7 +100,6 @@ def restore(
     if data.exists() and (not data.is_dir() or _entries(data)):
         raise Invalid("", f"{data} must be empty or missing: a backup is never restored over data")
     manifest = verify(source, progress=progress)
-    _check_schemas(source, manifest)
     durable_files.make_directory(data)
     need = sum(size for size, _ in manifest.files.values())
     if (free := shutil.disk_usage(data).free) < need:
@@ -140,6 +158,46 @@ def _check_schemas(source: Path, manifest: BackupManifest) -> None:
                 f"{source}: the store of {name} has schema version {content.schema}, and this "
                 f"Heed reads up to {SCHEMA_VERSION}. Restore it with Heed {manifest.heed} or newer"
             )
+
+
+def _check_content(
+    manifest: BackupManifest, objects: ObjectFolder, name: str, content: NamespaceContent
+) -> None:
+    """Check that the files of a namespace are those that its content says.
+
+    Raises:
+        Corrupt: they are not.
+        Incompatible: its store is no file of Heed's, or a model of another version.
+    """
+    place = namespace_folder(Path(), name)
+
+    def path(*parts: str) -> Path:
+        file = str(place.joinpath(*parts))
+        if file not in manifest.files:
+            raise Corrupt(f"{file} is missing in its manifest")
+        return objects.path(manifest.files[file][1])
+
+    with read_store_file(path(STORE_FILE), immutable=True) as store:
+        if store.schema != content.schema:
+            raise Corrupt(f"its store has schema version {store.schema}, not {content.schema}")
+        # They would run, or compute without end, in the middle of reads and writes of Heed.
+        found: str | None = store.connection.execute(_FOREIGN).get
+        if found is not None:
+            raise Corrupt(f"its store has {found[:80]!a}, which is no table or index of Heed's")
+    if content.model is not None:
+        pointer = path(MODELS_FOLDER, "current")
+        if unseal(read_file(pointer.parent, pointer.name), "current") != {"version": content.model}:
+            raise Corrupt(f"its model in use is not {content.model}")
+    for version in content.models:
+        folder = place / MODELS_FOLDER / "versions" / version
+        sealed = path(MODELS_FOLDER, "versions", version, MANIFEST)
+        described = parse_manifest(read_file(sealed.parent, sealed.name), version).files
+        stored = {
+            Path(at).name: it for at, it in manifest.files.items() if Path(at).parent == folder
+        }
+        del stored[MANIFEST]
+        if stored != described:
+            raise Corrupt(f"the files of its model {version} are not those that it describes")
 
 
 def _entries(data: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from service.domain.errors import Corrupt, Incompatible, Invalid
+from service.domain.timestamps import to_rfc3339
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -146,8 +147,10 @@ def parse_manifest(data: bytes | bytearray, version: str) -> Manifest:
         files = {
             key: (int(file["size"]), str(file["sha256"])) for key, file in body["files"].items()
         }
+        check_files(files)
         manifest = Manifest(body["version"], int(body["created"]), files, dict(body["metadata"]))
-    except (KeyError, TypeError, ValueError, AttributeError):
+        to_rfc3339(manifest.created)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise Corrupt(f"{name}: it is sealed, but it is not a manifest") from None
     if manifest.version != version:
         raise Corrupt(f"{name}: it describes the version {manifest.version!r}")

@@ -9,9 +9,9 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from service.domain.errors import Corrupt, Invalid
+from service.domain.errors import Corrupt
 from service.runtime import durable_files
-from service.snapshots.versions.manifest import WRITE_ONCE, Manifest, check_files
+from service.snapshots.versions.manifest import WRITE_ONCE, Manifest
 from service.stores.protocols.shared_files import CHUNK_BYTES, FileChunk
 
 
@@ -44,10 +44,6 @@ def receive_files(directory: Path, manifest: Manifest, chunks: Iterable[FileChun
     Raises:
         Corrupt: naming the file whose bytes are not those of the manifest.
     """
-    try:
-        check_files(manifest.files)
-    except Invalid as error:
-        raise Corrupt(f"{manifest.version}: {error.detail}") from error
     for name, parts in groupby(check_chunks(manifest, chunks), key=itemgetter(0)):
         with durable_files.create(directory / name, mode=WRITE_ONCE) as file:
             for _, data in parts:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 import apsw
 
@@ -22,10 +23,11 @@ class StoreFile(NamedTuple):
 
 
 @contextmanager
-def read_store_file(path: Path) -> Iterator[StoreFile]:
+def read_store_file(path: Path, *, immutable: bool = False) -> Iterator[StoreFile]:
     """Open the file of a store for reading, whatever the version of its schema.
 
-    A write-ahead log that a killed process left stays as it is.
+    A write-ahead log that a killed process left stays as it is. With `immutable`, nobody writes to
+    the file, and no file is made beside it.
 
     Raises:
         NotFound: there is no such file.
@@ -38,8 +40,11 @@ def read_store_file(path: Path) -> Iterator[StoreFile]:
     log = Path(f"{path}-wal")
     is_logged = log.exists() and log.stat().st_size > 0
     try:
-        flags = apsw.SQLITE_OPEN_READWRITE  # without CREATE; WAL needs the file of its index
-        with closing(apsw.Connection(str(path), flags=flags, vfs=checksum_vfs())) as connection:
+        name, flags = str(path), apsw.SQLITE_OPEN_READWRITE  # WAL needs the file of its index
+        if immutable:
+            name = f"file:{quote(str(path.absolute()))}?immutable=1"
+            flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        with closing(apsw.Connection(name, flags=flags, vfs=checksum_vfs())) as connection:
             connection.set_busy_timeout(READ_TIMEOUT_MS)
             connection.pragma("query_only", True)
             connection.pragma("mmap_size", 0)
