@@ -315,16 +315,18 @@ class BulkContract(_Contract):
     ) -> None:
         """Every process reads the position of the last write, until the copy is finished."""
         other = another()
-        assert await other.bulk().copy_record() == CopyRecord("there", "", True)
+        assert await other.bulk().copy_record() == CopyRecord("there", "", True, False)
         for position in ("b", IDS[-1]):
             await bulk.put_users([user("a", "1")], [], position)
-            assert await other.bulk().copy_record() == CopyRecord("there", position, True)
+            assert await other.bulk().copy_record() == CopyRecord("there", position, True, False)
         await bulk.put_registers(NONE)
         await bulk.add_item_names(["i"])
         record = await other.bulk().copy_record()
-        assert record == CopyRecord("there", IDS[-1], True)
+        assert record == CopyRecord("there", IDS[-1], True, False)
         await bulk.finish_copy()
-        assert await other.bulk().copy_record() == CopyRecord("there", "", True)
+        assert await other.bulk().copy_record() == CopyRecord("there", "", True, False)
+        await bulk.mark_copy(is_whole=True)
+        assert await other.bulk().copy_record() == CopyRecord("there", "", True, True)
 
     async def test_no_copy_was_begun(self, store: Store) -> None:
         """A store that is no target of a copy is not written to."""
@@ -337,6 +339,7 @@ class BulkContract(_Contract):
             bulk.discard_item_names(["i"]),
             bulk.put_items([]),
             bulk.finish_copy(),
+            bulk.mark_copy(is_whole=True),
         ):
             with pytest.raises(Conflict):
                 await write
@@ -368,6 +371,7 @@ class BulkContract(_Contract):
             bulk.put_users([user("d", "4")], ["a"], "d"),
             bulk.add_item_names(["j"]),
             bulk.finish_copy(),
+            bulk.mark_copy(is_whole=True),
         ):
             with pytest.raises(Conflict, match="changed by something else"):
                 await write
@@ -378,7 +382,7 @@ class BulkContract(_Contract):
     ) -> None:
         """Of two processes that copy to one store, the one whose record is older is refused."""
         other = another().bulk()
-        assert await other.copy_record() == CopyRecord("there", "", True)
+        assert await other.copy_record() == CopyRecord("there", "", True, False)
         await other.put_users([user("a", "1")], [], "a")
         with pytest.raises(Conflict, match="changed by something else"):
             await bulk.put_users([user("b", "2")], [], "b")

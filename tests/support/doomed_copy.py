@@ -87,7 +87,7 @@ def _die_after(bulk: Any, doom: _Doom) -> None:
 async def _copy(source: Sequence[str], target: Sequence[str]) -> None:
     ours, theirs = parse_place(source[0]), parse_place(target[0])
     origin = ours.identity(source[1])
-    first, second = ours.open(source[1]), theirs.open(target[1])
+    first, second = ours.open(source[1]), theirs.open(target[1], is_target=True)
     await copy_store(first, second, origin)
     await second.close()
     await first.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -41,8 +42,8 @@ def check(
         bool,
         typer.Option(
             "--accept-loss",
-            help="Accept a store that lacks acknowledged changes, or begin an empty one in place "
-            "of a lost one.",
+            help="Accept a store that lacks acknowledged changes or whose copy has not finished, "
+            "or begin an empty one in place of a lost one.",
         ),
     ] = False,
 ) -> None:
@@ -76,6 +77,7 @@ def check(
         return
     if accept_loss:
         DatabaseFile(path, accept_loss=True)
+        asyncio.run(_accept_copy(path))
         out.print(f"{path} is accepted as it is.", markup=False, soft_wrap=True)
     _conclude(
         check_store(path, full=full),
@@ -84,6 +86,19 @@ def check(
         check_modes(data),
         todo="Restore a backup, or copy what is readable with `heed check --salvage FILE`.",
     )
+
+
+async def _accept_copy(path: Path) -> None:
+    """Take a store whose copy has not finished as it is."""
+    from service.stores.sqlite.store import SQLiteStore
+
+    store = SQLiteStore(path, is_target=True)
+    try:
+        record = await (bulk := store.bulk()).copy_record()
+        if record is not None and not record.is_whole:
+            await bulk.mark_copy(is_whole=True)
+    finally:
+        await store.close()
 
 
 def _conclude(*checks: Iterable[CheckResult], todo: str) -> None:
@@ -129,6 +144,16 @@ def _check_models(data: Path) -> Iterable[CheckResult]:
 
 def _check_shared_models(data: Path) -> Iterable[CheckResult]:
     """Check the versions in the database; damaged copies of this machine are fetched again."""
+    from service.domain.errors import HeedError
+    from service.stores.check_result import CheckResult
+
+    try:
+        yield from _check_shared_versions(data)
+    except HeedError as error:
+        yield CheckResult("problem", f"the models were not checked: {error.detail}")
+
+
+def _check_shared_versions(data: Path) -> Iterable[CheckResult]:
     from contextlib import closing
 
     from service.domain.errors import Corrupt

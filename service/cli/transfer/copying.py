@@ -16,10 +16,8 @@ from service.domain.errors import Conflict, Invalid
 from service.domain.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
-    from service.maintenance.copying.store_comparison import ComparedTable
-    from service.maintenance.copying.store_copy import CopyProgress
+    from service.maintenance.copying.store_copy import CopyProgress, StoreCopy
     from service.maintenance.copying.store_places import StorePlace
-    from service.maintenance.copying.user_copy import CopiedUsers
 
 _LEFT_OUT = (
     "Not copied, since they are in the data directory and not in the store: models, fitted search "
@@ -69,18 +67,21 @@ def copy(
         raise Invalid("", f"--from: there is no store in {ours.name}")
     report: dict[str, Any] = {}
     differing: list[str] = []
-    for name in names:
+    for name in names:  # so that none is missed where the first of several are whole
+        asyncio.run(_begin(ours, theirs, name, with_keys=all_namespaces))
+    # A service opens `default` first, which is whole only when all are.
+    for name in sorted(names, key=lambda name: name == DEFAULT_NAMESPACE):
         started = time.monotonic()
-        done, tables = asyncio.run(_copy(ours, theirs, name, with_keys=all_namespaces))
+        done = asyncio.run(_copy(ours, theirs, name))
         seconds = time.monotonic() - started
-        _describe(name, done, tables, seconds)
-        differing += [f"{name}: {table.name}" for table in tables if not table.is_same]
+        _describe(name, done, seconds)
+        differing += [f"{name}: {table}" for table in done.differing]
         report[name] = {
             "seconds": round(seconds, 1),
-            "copied": done._asdict(),
+            "copied": done.users._asdict(),
             "tables": {
                 each.name: {"source": each.source._asdict(), "target": each.target._asdict()}
-                for each in tables
+                for each in done.tables
             },
         }
     write_json(json_file, {"namespaces": report, "differing": differing})
@@ -96,12 +97,9 @@ def copy(
     out.print(_LEFT_OUT, soft_wrap=True)
 
 
-async def _copy(
-    ours: StorePlace, theirs: StorePlace, name: str, *, with_keys: bool
-) -> tuple[CopiedUsers, list[ComparedTable]]:
-    """Copy a namespace, and compare."""
-    from service.maintenance.copying.store_comparison import compare_stores
-    from service.maintenance.copying.store_copy import copy_store
+async def _begin(ours: StorePlace, theirs: StorePlace, name: str, *, with_keys: bool) -> None:
+    """Mark the target of a namespace as a copy that has not finished."""
+    from service.maintenance.copying.store_copy import begin_copy
 
     origin, own_id = ours.identity(name), ours.namespace_id(name)
     if with_keys and theirs.namespace_id(name) not in (None, own_id):
@@ -109,30 +107,40 @@ async def _copy(
             f"{theirs.name} has a namespace {name} of its own, which the keys of {ours.name} do "
             "not open: remove it, and the copy creates it, or copy it without --all-namespaces"
         )
+    await ours.open(name).close()  # it can be opened, before the target is created
+    target = theirs.open(name, own_id, is_target=True)
+    try:
+        if theirs.identity(name) == origin:
+            raise Invalid("", "--from and --to are the same store")
+        await begin_copy(target, origin)
+    finally:
+        await target.close()
+
+
+async def _copy(ours: StorePlace, theirs: StorePlace, name: str) -> StoreCopy:
+    """Copy a namespace, and compare."""
+    from service.maintenance.copying.store_copy import copy_store
+
     source = ours.open(name)
     try:
-        target = theirs.open(name, own_id)
+        target = theirs.open(name, is_target=True)
         try:
-            if theirs.identity(name) == origin:
-                raise Invalid("", "--from and --to are the same store")
             with _bar(name) as progress:
-                done = await copy_store(source, target, origin, progress=progress)
-                progress("comparing", 0, 0)
-                return done, await compare_stores(source, target)
+                return await copy_store(source, target, ours.identity(name), progress=progress)
         finally:
             await target.close()
     finally:
         await source.close()
 
 
-def _describe(name: str, done: CopiedUsers, tables: list[ComparedTable], seconds: float) -> None:
+def _describe(name: str, done: StoreCopy, seconds: float) -> None:
     table = Table(title=f"namespace {name}", title_justify="left")
     for column in ("table", "digest"):
         table.add_column(column, no_wrap=True)
     for column in ("source", "target"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("")
-    for each in tables:
+    for each in done.tables:
         table.add_row(
             each.name.replace("_", " "),
             each.source.digest,
@@ -142,8 +150,8 @@ def _describe(name: str, done: CopiedUsers, tables: list[ComparedTable], seconds
         )
     out.print(table)
     out.print(
-        f"{done.events:,} events of {done.users:,} users copied in {seconds:,.1f} s; "
-        f"{done.same:,} users were there already, and {done.dropped:,} dropped."
+        f"{done.users.events:,} events of {done.users.users:,} users copied in {seconds:,.1f} s; "
+        f"{done.users.same:,} users were there already, and {done.users.dropped:,} dropped."
     )
 
 

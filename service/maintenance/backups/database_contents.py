@@ -17,7 +17,6 @@ from service.domain.errors import Corrupt
 from service.jobs.job_records import KEPT
 from service.maintenance.backups.backup_writer import BackupWriter
 from service.maintenance.backups.manifest import NamespaceContent
-from service.maintenance.copying.store_comparison import compare_stores
 from service.maintenance.copying.store_copy import copy_store
 from service.runtime import durable_files
 from service.runtime.data_layout import (
@@ -96,24 +95,22 @@ def _add_store(
     copy = writer.objects.incoming / STORE_FILE
 
     async def run() -> Mapping[str, TableDigest]:
-        target = SQLiteStore(copy)
+        target = SQLiteStore(copy, is_target=True)
         try:
-            await copy_store(
+            copied = await copy_store(
                 store,
                 target,
                 f"the namespace {name} of a backup",
                 progress=lambda stage, done, of: writer.progress(f"{name}: {stage}", done, of),
             )
-            writer.progress(f"{name}: comparing the copy with the database", 0, 0)
-            tables = await compare_stores(store, target)
         finally:
             await target.close()
-        if differing := [table.name for table in tables if not table.is_same]:
+        if copied.differing:
             raise Corrupt(
                 f"the copy of the namespace {name} differs from the database in "
-                f"{', '.join(differing)}: run heed check"
+                f"{', '.join(copied.differing)}: run heed check"
             )
-        return {table.name: table.source for table in tables}
+        return {table.name: table.source for table in copied.tables}
 
     with durable_files.translate_disk_full(f"there is no room to copy the namespace {name}"):
         digests = asyncio.run(run())

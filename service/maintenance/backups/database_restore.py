@@ -20,7 +20,6 @@ from service.maintenance.backups.backup_writer import BackupProgress
 from service.maintenance.backups.manifest import BackupManifest
 from service.maintenance.backups.objects import copy_file
 from service.maintenance.backups.restore import restore
-from service.maintenance.copying.store_comparison import compare_stores
 from service.maintenance.copying.store_copy import copy_store
 from service.runtime.data_layout import (
     BACKED_UP_FILES,
@@ -122,24 +121,22 @@ def restore_to_database(
 def _restore_namespace(
     name: str, folder: Path, database: SharedDatabase, backup: str, progress: BackupProgress
 ) -> None:
-    target = PostgresStore(database, namespace=name)
+    target = PostgresStore(database, namespace=name, is_target=True)
 
     async def run() -> None:
         source = SQLiteStore(folder / STORE_FILE)
         try:
             for _ in range(_PASSES):
-                await copy_store(
+                copied = await copy_store(
                     source,
                     target,
                     f"the namespace {name} of the {backup}",
                     progress=lambda stage, done, of: progress(f"{name}: {stage}", done, of),
                 )
-                progress(f"{name}: comparing the database with the backup", 0, 0)
-                tables = await compare_stores(source, target)
-                differing = [table.name for table in tables if not table.is_same]
-                if not differing:
+                if not copied.differing:
                     return
-            raise Corrupt(f"{name}: the database differs from the backup in {', '.join(differing)}")
+            differing = ", ".join(copied.differing)
+            raise Corrupt(f"{name}: the database differs from the backup in {differing}")
         finally:
             await source.close()
 

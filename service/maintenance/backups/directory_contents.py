@@ -24,6 +24,8 @@ from service.runtime.data_layout import (
 )
 from service.runtime.namespace_folders import namespace_names, store_token
 from service.snapshots.versions.manifest import MANIFEST, read_file, read_manifest, unseal
+from service.stores.protocols.bulk_access import copy_unfinished
+from service.stores.sqlite.bulk import copy_record
 from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite.store import SQLiteStore
@@ -123,6 +125,8 @@ class _Directory:
                     f"{path} has schema version {schema}, and this Heed reads up to "
                     f"{SCHEMA_VERSION}. Back it up with the version of Heed that wrote it"
                 )
+            if (origin := copy_record.unfinished(store.connection)) is not None:
+                raise copy_unfinished(str(path), origin)
             copied = partial(progress, f"{name}: copying the store")
             copy_pages(store.connection, copy, checksum_vfs(), rest=self._rest, progress=copied)
         # An older schema would be migrated by opening it; the backup keeps the store as it is.

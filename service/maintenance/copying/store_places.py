@@ -49,8 +49,14 @@ class StorePlace(Protocol):
         """Return the id of a namespace, which its keys have; None where there is none."""
         ...
 
-    def open(self, namespace: str, own_id: str | None = None) -> Store:
-        """Open the store of a namespace, which is created where there is none, with this id."""
+    def open(
+        self, namespace: str, own_id: str | None = None, *, is_target: bool = False
+    ) -> Store:
+        """Open the store of a namespace, which is created where there is none, with this id.
+
+        Raises:
+            Corrupt: a copy to it has not finished, and it is not opened as the target of one.
+        """
         ...
 
 
@@ -107,18 +113,20 @@ class SQLitePlace(StorePlace):
         is_default = namespace == DEFAULT_NAMESPACE
         return "" if is_default else namespace_folders.namespace_id(path.parent)
 
-    def open(self, namespace: str, own_id: str | None = None) -> Store:
+    def open(
+        self, namespace: str, own_id: str | None = None, *, is_target: bool = False
+    ) -> Store:
         """`StorePlace.open`."""
         path = self._path(namespace)
         if self._is_file:
-            return SQLiteStore(path)
+            return SQLiteStore(path, is_target=is_target)
         check_restored(self._data)
         if namespace != DEFAULT_NAMESPACE and not path.parent.is_dir():
             namespace_folders.create_namespace(
                 self._data, namespace, lambda folder: _make_store(folder / STORE_FILE), own_id
             )
         make_directory(path.parent)
-        return SQLiteStore(path)
+        return SQLiteStore(path, is_target=is_target)
 
     def _path(self, namespace: str) -> Path:
         if self._is_file:
@@ -162,13 +170,15 @@ class PostgresPlace(StorePlace):
             open_installation(connection)  # an earlier version has no ids
             return namespace_ids(connection).get(namespace)
 
-    def open(self, namespace: str, own_id: str | None = None) -> Store:
+    def open(
+        self, namespace: str, own_id: str | None = None, *, is_target: bool = False
+    ) -> Store:
         """`StorePlace.open`."""
         if own_id is not None:
             with self._connections.plain() as connection:
                 open_installation(connection)
                 find_or_create_namespace(connection, _checked(namespace), own_id)
-        return PostgresStore(self._url, namespace=_checked(namespace))
+        return PostgresStore(self._url, namespace=_checked(namespace), is_target=is_target)
 
     def _read(self) -> dict[str, int]:
         try:

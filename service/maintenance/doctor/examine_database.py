@@ -21,11 +21,12 @@ from service.maintenance.doctor.load_checks import LOAD_CHECKS
 from service.maintenance.doctor.log_checks import LOG_CHECKS
 from service.maintenance.doctor.model_checks import MODEL_CHECKS, damaged_model
 from service.maintenance.doctor.server_checks import SERVER_CHECKS
-from service.maintenance.doctor.store_checks import STORE_CHECKS, interrupted_job
+from service.maintenance.doctor.store_checks import STORE_CHECKS, interrupted_job, unfinished_copy
 from service.runtime.data_layout import namespace_folder
 from service.snapshots.versions.manifest import Manifest, parse_manifest
 from service.snapshots.versions.shared_registry import KIND
 from service.snapshots.versions.transfer import check_chunks
+from service.stores.postgres.bulk import copy_record
 from service.stores.postgres.database.connections import Connections
 from service.stores.postgres.namespaces import find_namespace, namespace_names
 from service.stores.postgres.shared.jobs import is_leased
@@ -97,6 +98,9 @@ def _read_namespace(
     with connections.snapshot() as connection:
         log = summarise_database(connection, number, installation.now + DAY)
         is_training = is_leased(connection, number)
+        origin = copy_record.unfinished(connection, number)
+    if origin is not None:
+        found.append(unfinished_copy(f"the namespace {name} of {connections.name}", origin))
     shared = PostgresSharedParts(connections, number)
     found += [interrupted_job(row.job_id) for row in shared.jobs.unfinished() if not is_training]
     model = _read_models(shared, found)

@@ -19,6 +19,7 @@ from service.runtime.data_layout import (
     UNFINISHED_RESTORE,
 )
 from service.runtime.durable_files import try_lock
+from service.stores.sqlite.bulk import copy_record
 from service.stores.sqlite.integrity.wal import check_wal
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite_files.inspection import read_store_file
@@ -35,6 +36,8 @@ def check_store_file(namespace: NamespaceData, *, full: bool) -> Iterator[Findin
     try:
         with read_store_file(path) as store:
             yield from _check_schema(path, store.schema)
+            if (origin := copy_record.unfinished(store.connection)) is not None:
+                yield unfinished_copy(str(path), origin)
             if full or path.stat().st_size <= MAX_FULL_CHECK_BYTES:
                 problem = store.connection.execute("PRAGMA quick_check(1)").get
                 if problem != "ok":
@@ -65,6 +68,17 @@ def check_store_file(namespace: NamespaceData, *, full: bool) -> Iterator[Findin
             "Stop the service, keep a copy of the directory, and restore a backup (heed restore) "
             "into another one. Check the disk.",
         )
+
+
+def unfinished_copy(place: str, origin: str) -> Finding:
+    """Return the finding of a store to which a copy has not finished."""
+    return Finding(
+        "unfinished-copy",
+        "error",
+        f"The copy of {origin} to {place} has not finished.",
+        "Users and events may be missing, and no command will use the store.",
+        "Run the same heed copy --from SOURCE --to TARGET again, which goes on where it stopped.",
+    )
 
 
 def check_counts(_: Installation, namespace: NamespaceData) -> Iterator[Finding]:

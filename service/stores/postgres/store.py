@@ -34,6 +34,7 @@ from service.stores.base import AppendResult, History, Store
 from service.stores.encoding import check_limit, user_document
 from service.stores.event_identity import event_key
 from service.stores.postgres import catalogue, forgetting, users
+from service.stores.postgres.bulk import copy_record
 from service.stores.postgres.bulk.postgres_bulk import PostgresBulk
 from service.stores.postgres.calls import QUICK_TIMEOUT, Calls
 from service.stores.postgres.database.installation import open_installation
@@ -55,7 +56,7 @@ from service.stores.postgres.namespaces import find_namespace, find_or_create_na
 from service.stores.postgres.registers import keys, scenarios
 from service.stores.postgres.registers.rate_windows import PostgresRateWindows
 from service.stores.postgres.shared.parts import PostgresSharedParts
-from service.stores.protocols.bulk_access import BulkAccess
+from service.stores.protocols.bulk_access import BulkAccess, copy_unfinished
 from service.stores.protocols.catalogue_store import (
     CatalogueChanges,
     CatalogueDigest,
@@ -81,12 +82,13 @@ class PostgresStore(Store):
         create: create the namespace where there is none of this name.
         quota: bounds what this client may add to the namespace.
         patience: seconds that what a request waits for may take, before `StoreUnreachable`.
+        is_target: open also a namespace to which a copy has not finished, so that it goes on.
 
     Raises:
         NotFound: there is no such namespace.
         Invalid: the URL is none of PostgreSQL, or the database is not encoded in UTF8.
         Incompatible: a newer Heed has migrated the database.
-        Corrupt: it holds part of a backup.
+        Corrupt: it holds part of a backup, or the namespace part of a copy.
         Unavailable: the database does not answer.
     """
 
@@ -98,6 +100,7 @@ class PostgresStore(Store):
         create: bool = True,
         quota: StoreQuota | None = None,
         patience: float = QUICK_TIMEOUT,
+        is_target: bool = False,
     ) -> None:
         is_new = isinstance(database, str)
         self._database = open_database(database) if isinstance(database, str) else database.join()
@@ -114,6 +117,10 @@ class PostgresStore(Store):
                 if found is None:
                     raise NotFound(f"there is no namespace {namespace!r}")
                 self._no = found
+                origin = None if is_target else copy_record.unfinished(connection, found)
+                if origin is not None:
+                    place = f"the namespace {namespace} of {self._connections.name}"
+                    raise copy_unfinished(place, origin)
                 self._database_bytes = _database_size(connection)
         except BaseException:
             self._database.abandon()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from service.domain.errors import Corrupt
 from service.domain.keys import ApiKey
 from service.domain.scenarios import Scenario
 from service.stores.protocols.forgetting_ledger import ForgottenUser
@@ -96,6 +97,15 @@ class CopyRecord(NamedTuple):
     origin: str  # names the source
     position: str  # id of the last user who is compared and copied; "" = none, or all
     is_untouched: bool  # nothing but the copy has changed the store since it was begun
+    is_whole: bool  # the last pass has ended, and source and target were the same then
+
+
+def copy_unfinished(place: str, origin: str) -> Corrupt:
+    """Return the error of a store whose copy has not finished."""
+    return Corrupt(
+        f"{place} holds part of a copy of {origin}: run the same heed copy --from SOURCE --to "
+        "TARGET again, which goes on where it stopped, or copy to an empty place"
+    )
 
 
 class BulkAccess(Protocol):
@@ -177,6 +187,10 @@ class BulkAccess(Protocol):
 
     async def finish_copy(self) -> None:
         """Record that all users are compared and copied; tidy up after so many writes."""
+        ...
+
+    async def mark_copy(self, *, is_whole: bool) -> None:
+        """Record whether the copy is the same as its source: else the store is not opened."""
         ...
 
 

@@ -45,7 +45,7 @@ from service.domain.records import (
 from service.domain.scenarios import Scenario
 from service.stores.base import AppendResult, History, Store
 from service.stores.encoding import check_limit, user_document
-from service.stores.protocols.bulk_access import BulkAccess
+from service.stores.protocols.bulk_access import BulkAccess, copy_unfinished
 from service.stores.protocols.catalogue_store import (
     CatalogueChanges,
     CatalogueDigest,
@@ -58,6 +58,7 @@ from service.stores.protocols.import_store import ImportRecord, UndoneImport
 from service.stores.protocols.measures import StoreMeasures
 from service.stores.quota import StoreQuota
 from service.stores.sqlite import forgetting
+from service.stores.sqlite.bulk import copy_record
 from service.stores.sqlite.bulk.sqlite_bulk import SQLiteBulk
 from service.stores.sqlite.database_file import (
     WRITE_TIMEOUT_MS,
@@ -92,13 +93,18 @@ class SQLiteStore(Store):
 
     The file and its directory are created if they are not there. `quota` bounds what this client
     of the file may add to it. `vfs` names another SQLite VFS to go through; tests inject faults
-    with it.
+    with it. `is_target` opens a store to which a copy has not finished, so that it goes on.
 
     Raises `Incompatible`, `Corrupt` or `Unavailable` if the file is not, or no longer, a store.
     """
 
     def __init__(
-        self, path: Path | str, *, quota: StoreQuota | None = None, vfs: str | None = None
+        self,
+        path: Path | str,
+        *,
+        quota: StoreQuota | None = None,
+        vfs: str | None = None,
+        is_target: bool = False,
     ) -> None:
         self._quota = quota if quota and any(quota) else None
         self._path, self._vfs = Path(path).absolute(), vfs
@@ -121,6 +127,10 @@ class SQLiteStore(Store):
             self._open()
         except (StoreFull, StoreReadOnly) as error:
             self._frozen = FrozenFile(self._path, vfs or checksum_vfs(), error)
+        origin = None if is_target else self._read(copy_record.unfinished)
+        if origin is not None:
+            self._shut()
+            raise copy_unfinished(str(self._path), origin)
 
     # ------------------------------------------------------------------ histories
 

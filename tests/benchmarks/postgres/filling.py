@@ -97,6 +97,7 @@ async def load(
             stored += sum(len(user.events) for user in users)
             progress(int(stored), events)
         await bulk.finish_copy()
+        await bulk.mark_copy(is_whole=True)
         worked = server.cpu_seconds() - before
     finally:
         await store.close()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from service.domain.records import Event
-from service.maintenance.copying import store_copy
+from service.maintenance.copying import store_copy, user_copy
 from service.maintenance.copying.store_places import parse_place
 from service.stores.base import Store
 from tests.support import full_store
@@ -72,20 +72,23 @@ def test_a_difference_is_named_and_the_next_run_removes_it(
     heed: Heed, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was written during the copy makes tables differ: exit code 1, and then 0."""
-    copied = store_copy.copy_store
+    copied = user_copy.copy_users
 
-    async def beside_a_writer(first: Store, *args: Any, **options: Any) -> Any:
-        done = await copied(first, *args, **options)
-        await first.append([Event("user 0001", "i", "written meanwhile")])
+    async def beside_a_writer(*args: Any) -> Any:
+        done = await copied(*args)
+        await parse_place(source).open("default").append([Event("user 0001", "i", "meanwhile")])
         return done
 
     target = tmp_path / "target"
     with monkeypatch.context() as patch:
-        patch.setattr(store_copy, "copy_store", beside_a_writer)
+        patch.setattr(store_copy, "copy_users", beside_a_writer)
         said = heed("copy", "--from", source, "--to", target)
     assert said.code == 1
     assert f"{source} and {target} differ in default: events." in said.out
     assert said.out.count("differs") == 1
+    refused = heed("export", "users", tmp_path / "users.jsonl", "--data", target)
+    assert refused.code == 1
+    assert "run the same heed copy" in refused.err
     said = heed("copy", "--from", source, "--to", target)
     assert said.code == 0, said.out
     assert "of 1 users copied" in said.out
@@ -115,6 +118,80 @@ def test_all_namespaces_are_copied_under_their_names(
     heed("namespaces", "create", "shop", "--data", source)
     refused = heed("copy", "--from", source, "--to", url, "--all-namespaces")
     assert (refused.code, "has a namespace shop of its own" in refused.err) == (1, True)
+
+
+@pytest.mark.parametrize("kind", ["directory", "database"])
+def test_an_unfinished_copy_is_not_served(
+    heed: Heed,
+    source: str,
+    postgres: PostgresDatabases,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    """Every command but the same copy refuses it, and says which goes on; so do doctor and check.
+
+    The copy is interrupted when one of two namespaces is whole.
+    """
+    data = tmp_path / "data"
+    target = postgres.create_database() if kind == "database" else str(data)
+    assert heed("namespaces", "create", "shop", "--data", source).code == 0
+    copied = user_copy.copy_users
+    calls: list[int] = []
+
+    async def interrupted(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError("the cable was pulled")
+        return await copied(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_copy, "copy_users", interrupted)
+        assert heed("copy", "--from", source, "--to", target, "--all-namespaces").code == 1
+    using(target, lambda store: store.counts(), "shop")
+    if kind == "database":
+        monkeypatch.setenv("HEED_STORE", target)
+    for command in (
+        ("serve", "--port", "8231"),
+        ("export", "users", tmp_path / "users.jsonl"),
+        ("keys", "list"),
+        ("backup", tmp_path / "backup"),
+        ("train",),
+    ):
+        said = heed(*command, "--data", data)
+        assert said.code == 1, command
+        assert "holds part of a copy of sqlite:" in said.err
+        assert "run the same heed copy --from SOURCE --to TARGET again" in said.err
+    said = heed("check", "--data", data)
+    assert said.code == 1
+    assert "problem" in said.out.split("holds part of a copy")[0]
+    said = heed("doctor", "--data", data, "--json")
+    assert said.code == 1
+    assert '"unfinished-copy"' in said.out
+    monkeypatch.delenv("HEED_STORE", raising=False)
+    refused = heed("copy", "--from", target, "--to", tmp_path / "third")
+    assert refused.code == 1
+    assert "holds part of a copy" in refused.err
+    assert not (tmp_path / "third").exists()
+    assert heed("copy", "--from", source, "--to", target, "--all-namespaces").code == 0
+    assert using(target, full_store.read_all) == using(source, full_store.read_all)
+
+
+def test_an_unfinished_copy_can_be_accepted(
+    heed: Heed, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that cannot be read to its end is served as far as it was copied, if one says so."""
+
+    async def fails(*_: Any) -> Any:
+        raise OSError("a damaged page")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_copy, "copy_users", fails)
+        assert heed("copy", "--from", source, "--to", tmp_path / "target").code == 1
+    assert heed("check", "--data", tmp_path / "target").code == 1
+    said = heed("check", "--data", tmp_path / "target", "--accept-loss")
+    assert said.code == 0, said.err
+    using(str(tmp_path / "target"), lambda store: store.counts())
 
 
 def test_what_cannot_be_copied_is_said_in_a_line(

@@ -25,7 +25,7 @@ class TestSQLiteBulk(BulkContract):
 
     @pytest.fixture
     def connect(self, tmp_path: Path) -> Connect:
-        return lambda: SQLiteStore(tmp_path / "data" / "heed.db")
+        return lambda: SQLiteStore(tmp_path / "data" / "heed.db", is_target=True)
 
 
 class TestPostgresBulk(BulkContract):
@@ -37,4 +37,4 @@ class TestPostgresBulk(BulkContract):
 
     @pytest.fixture
     def connect(self, url: str, namespace: str) -> Connect:
-        return lambda: PostgresStore(url, namespace=namespace)
+        return lambda: PostgresStore(url, namespace=namespace, is_target=True)

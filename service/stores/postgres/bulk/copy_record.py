@@ -19,7 +19,8 @@ greatest(({LAST_VERSION}),
          (SELECT max(change) FROM heed.gone_users WHERE namespace_no = %(no)s),
          (SELECT greatest(catalogue, keys, names) FROM heed.namespaces
            WHERE namespace_no = %(no)s))"""  # noqa: S608
-_READ = "SELECT origin, position, written FROM heed.copies WHERE namespace_no = %s"
+_READ = "SELECT origin, position, written, is_whole FROM heed.copies WHERE namespace_no = %s"
+_NOT_WHOLE = "SELECT FROM heed.copies WHERE namespace_no = %s AND is_whole IS DISTINCT FROM true"
 _LOCK = "SELECT written FROM heed.copies WHERE namespace_no = %s FOR UPDATE"
 
 
@@ -30,19 +31,39 @@ def read(connection: Connection, namespace_no: int) -> tuple[CopyRecord, int] | 
     changed = connection.execute(f"SELECT {_LAST_CHANGE}".encode(), values).fetchone()
     if found is None or changed is None:
         return None
-    origin, position, written = found
-    return CopyRecord(origin, position, changed[0] <= written), written
+    origin, position, written, is_whole = found
+    is_untouched = changed[0] <= written
+    if is_whole is None:  # of an earlier Heed
+        is_whole = not (position and is_untouched)
+    return CopyRecord(origin, position, is_untouched, is_whole), written
+
+
+def unfinished(connection: Connection, namespace_no: int) -> str | None:
+    """Return the origin of a copy that has not finished; None without one."""
+    if connection.execute(_NOT_WHOLE.encode(), (namespace_no,)).fetchone() is None:
+        return None  # without a look at all changes
+    found = read(connection, namespace_no)
+    return None if found is None or found[0].is_whole else found[0].origin
 
 
 async def begin(transaction: NamespaceTransaction, origin: str) -> int:
     """`BulkAccess.begin_copy`; return the last number of the transaction."""
     written = transaction.tick + TICKS - 1
     await transaction.execute(
-        "INSERT INTO heed.copies (namespace_no, origin, position, written) VALUES (%s, %s, '', %s)",
+        "INSERT INTO heed.copies (namespace_no, origin, position, written, is_whole)"
+        " VALUES (%s, %s, '', %s, false)",
         origin,
         written,
     )
     return written
+
+
+async def mark(transaction: NamespaceTransaction, *, is_whole: bool) -> None:
+    """Record whether the copy is whole."""
+    await transaction.connection.execute(
+        b"UPDATE heed.copies SET is_whole = %s WHERE namespace_no = %s",
+        (is_whole, transaction.namespace_no),
+    )
 
 
 async def check(transaction: NamespaceTransaction, written: int) -> None:

@@ -144,6 +144,9 @@ class PostgresBulk(BulkAccess):
 
         await self._change(job, alone=(FOLDING,), position="")
 
+    async def mark_copy(self, *, is_whole: bool) -> None:
+        await self._change(lambda each: copy_record.mark(each, is_whole=is_whole))
+
     # ------------------------------------------------------------------ inside
 
     async def _read(

@@ -19,30 +19,52 @@ CREATE TABLE IF NOT EXISTS copies (
   only     INTEGER PRIMARY KEY CHECK (only = 1),
   origin   TEXT NOT NULL,
   position TEXT NOT NULL,
-  written  INTEGER NOT NULL -- the tick of the copy's last change
+  written  INTEGER NOT NULL, -- the tick of the copy's last change
+  is_whole INTEGER -- 1: compared with its source and the same; NULL: of an earlier Heed
 ) STRICT
 """
-_READ = "SELECT origin, position, written, clock FROM copies, state"
+_COLUMNS = "SELECT group_concat(name) FROM pragma_table_info('copies')"
 
 
 def read(connection: apsw.Connection) -> tuple[CopyRecord, int] | None:
     """Return the record and the tick of the copy's last change; None without a record."""
     with read_transaction(connection):
-        if not connection.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'copies'").get:
+        columns: str | None = connection.execute(_COLUMNS).get
+        if columns is None:
             return None
-        row = connection.execute(_READ).fetchone()
+        whole = "is_whole" if "is_whole" in columns else "NULL"
+        row = connection.execute(
+            f"SELECT origin, position, written, clock, {whole} FROM copies, state"  # noqa: S608
+        ).fetchone()
     if row is None:
         return None
-    origin, position, written, clock = row
-    return CopyRecord(origin, position, written == clock), written
+    origin, position, written, clock, is_whole = row
+    is_untouched = written == clock
+    if is_whole is None:
+        is_whole = not (position and is_untouched)
+    return CopyRecord(origin, position, is_untouched, bool(is_whole)), written
+
+
+def unfinished(connection: apsw.Connection) -> str | None:
+    """Return the origin of a copy that has not finished; None without one."""
+    found = read(connection)
+    return None if found is None or found[0].is_whole else found[0].origin
 
 
 def begin(transaction: Transaction, origin: str) -> int:
     """`BulkAccess.begin_copy`; return the tick."""
     connection, tick = transaction.connection, transaction.tick()
     connection.execute(_CREATE)
-    connection.execute("INSERT INTO copies VALUES (1, ?, '', ?)", (origin, tick))
+    connection.execute("INSERT INTO copies VALUES (1, ?, '', ?, 0)", (origin, tick))
     return tick
+
+
+def mark(transaction: Transaction, *, is_whole: bool) -> None:
+    """Record whether the copy is whole."""
+    connection = transaction.connection
+    if "is_whole" not in connection.execute(_COLUMNS).get:
+        connection.execute("ALTER TABLE copies ADD COLUMN is_whole INTEGER")
+    connection.execute("UPDATE copies SET is_whole = ?", (is_whole,))
 
 
 def check(transaction: Transaction, written: int) -> None:

@@ -123,6 +123,9 @@ class SQLiteBulk(BulkAccess):
     async def finish_copy(self) -> None:
         await self._change(lambda _: None, 1, "")
 
+    async def mark_copy(self, *, is_whole: bool) -> None:
+        await self._change(lambda transaction: copy_record.mark(transaction, is_whole=is_whole), 1)
+
     # ------------------------------------------------------------------ inside
 
     async def _change(

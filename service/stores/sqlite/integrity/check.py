@@ -11,6 +11,8 @@ import apsw
 
 from service.domain.errors import HeedError
 from service.stores.check_result import CheckResult
+from service.stores.protocols.bulk_access import copy_unfinished
+from service.stores.sqlite.bulk import copy_record
 from service.stores.sqlite.database_file import DatabaseFile
 from service.stores.sqlite.integrity.high_water_mark import mark_path, read_mark
 from service.stores.sqlite.integrity.store_guard import StoreGuard
@@ -71,6 +73,8 @@ def _check(file: DatabaseFile, connection: apsw.Connection, full: bool) -> Itera
         return
     pages = connection.pragma("page_count")
     yield CheckResult("ok", f"{file.path}: {pages:,} pages are intact")
+    if (origin := copy_record.unfinished(connection)) is not None:
+        yield CheckResult("problem", copy_unfinished(str(file.path), origin).detail)
     connection.execute("BEGIN")  # counts belong together
     for what, find in _COUNTS.items():
         counted: Any = connection.execute(find).get
