@@ -20,6 +20,7 @@ from service.runtime.data_layout import (
 )
 from service.runtime.durable_files import try_lock
 from service.stores.sqlite.bulk import copy_record
+from service.stores.sqlite.integrity.high_water_mark import check_mark
 from service.stores.sqlite.integrity.wal import check_wal
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite_files.inspection import read_store_file
@@ -51,6 +52,7 @@ def check_store_file(namespace: NamespaceData, *, full: bool) -> Iterator[Findin
                     "Run heed doctor --full when there is time.",
                 )
             _check_log(store.connection, Path(f"{path}-wal"))
+            check_mark(path, store.connection.execute("SELECT clock FROM state").get)
     except NotFound:
         yield Finding(
             "no-store",

@@ -30,7 +30,7 @@ from service.domain.errors import (
 )
 from service.runtime.data_layout import MODELS_FOLDER
 from service.runtime.durable_files import PRIVATE_FILE, make_directory
-from service.stores.sqlite.integrity.high_water_mark import mark_path, read_mark
+from service.stores.sqlite.integrity.high_water_mark import check_mark, mark_path, read_mark
 from service.stores.sqlite.integrity.scrubbing_vfs import scrubbing_vfs
 from service.stores.sqlite.integrity.store_guard import CHECK, StoreGuard
 from service.stores.sqlite.integrity.wal import check_wal
@@ -154,19 +154,16 @@ class DatabaseFile:
 
     def _check_clock(self, connection: apsw.Connection) -> None:
         """Raise `Corrupt` if the store lacks changes that were acknowledged."""
-        mark = read_mark(self.path)
         tick: int = connection.execute("SELECT clock FROM state").get
-        if mark is None or mark.tick <= tick:
-            return
-        if self._accept_loss:
-            mark_path(self.path).unlink()
-            return
-        raise Corrupt(
-            f"{self.path} lacks {mark.tick - tick} of the {mark.tick} changes that were "
-            f"acknowledged: its log {self.path}-wal was shortened or lost, or an older copy was "
-            "put in its place. Put the files or a newer backup back, or serve what is left with "
-            "`heed check --accept-loss`"
-        )
+        mark = mark_path(self.path)
+        if not tick and mark.exists() and not mark.stat().st_size:
+            mark.unlink()  # an earlier Heed left it empty until the first change
+        try:
+            check_mark(self.path, tick)
+        except Corrupt:
+            if not self._accept_loss:
+                raise
+            mark.unlink()
 
     def _create(self, connection: apsw.Connection) -> None:
         # Before the first page is written: the space for checksums cannot be made later.

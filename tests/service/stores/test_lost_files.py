@@ -6,7 +6,9 @@ import os
 import random
 import shutil
 import stat
+import struct
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from service.domain.errors import Corrupt
 from service.domain.records import Event
 from service.stores.sqlite.database_file import DatabaseFile, checksum_vfs
+from service.stores.sqlite.integrity.check import check_store
 from service.stores.sqlite.integrity.store_guard import StoreGuard
 from service.stores.sqlite.store import SQLiteStore
 
@@ -250,3 +253,103 @@ async def test_files_are_the_owners_alone(path: Path) -> None:
     suffixes = ("", "-wal", "-shm", "-mark")
     assert modes == {f"heed.db{suffix}": 0o600 for suffix in suffixes}
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+MAGIC = b"HeedMark"
+
+
+def sealed(tick: int, is_damaged: int = 0, magic: bytes = MAGIC) -> bytes:
+    """A mark with a checksum that fits it."""
+    body = struct.pack("<8sqq", magic, tick, is_damaged)
+    return body + blake2b(body, digest_size=8).digest()
+
+
+GARBLED = {
+    "empty": b"",
+    "a byte": b"H",
+    "cut": sealed(2)[:-1],
+    "longer": sealed(2) + b"\0",
+    "zeros": bytes(32),
+    "ones": b"\xff" * 32,
+    "text": b"two changes were acknowledged...",
+    "another digest": sealed(2)[:-8] + bytes(8),
+    "another magic": sealed(2, magic=b"HeedDark"),
+    "negative": sealed(-1),
+    "no flag": sealed(2, is_damaged=2),
+    "very large": sealed(2) * 100_000,
+    **{
+        f"bit {bit}": bytes(
+            byte ^ (1 << bit % 8 if at == bit // 8 else 0) for at, byte in enumerate(sealed(2))
+        )
+        for bit in range(0, 256, 13)
+    },
+}
+
+
+@pytest.mark.parametrize("content", GARBLED.values(), ids=GARBLED)
+@pytest.mark.parametrize("missing", [False, True])
+async def test_a_garbled_mark_is_refused(path: Path, content: bytes, missing: bool) -> None:
+    """It is no mark of a store without changes: nothing is served until somebody accepts that."""
+    store = SQLiteStore(path)
+    for item in ("i", "j"):
+        await store.append([Event("u", item)])
+    await store.close()
+    mark = path.with_name("heed.db-mark")
+    assert mark.read_bytes() == sealed(2)
+    mark.write_bytes(content)
+    if missing:
+        path.unlink()
+    for _ in range(2):
+        with pytest.raises(Corrupt, match=r"heed\.db-mark is damaged.*heed check --accept-loss"):
+            SQLiteStore(path)
+        assert mark.read_bytes() == content
+    assert path.exists() is not missing
+    assert [each.level for each in check_store(path)] == ["problem"]
+    DatabaseFile(path, accept_loss=True)
+    store = SQLiteStore(path)
+    assert await store.append([Event("u", "k")]) == (1, 0)
+    await store.close()
+    assert mark.read_bytes() == sealed(1 if missing else 3)
+
+
+@pytest.mark.parametrize("tick", [3, 1 << 40, (1 << 63) - 1])
+async def test_a_mark_ahead_of_its_store_is_refused(path: Path, tick: int) -> None:
+    """Changes are missing by it, however many."""
+    store = SQLiteStore(path)
+    for item in ("i", "j"):
+        await store.append([Event("u", item)])
+    await store.close()
+    path.with_name("heed.db-mark").write_bytes(sealed(tick))
+    with pytest.raises(Corrupt, match=f"lacks {tick - 2} of the {tick} changes"):
+        SQLiteStore(path)
+
+
+@pytest.mark.parametrize("content", [b"", bytes(32), sealed(-1)])
+async def test_nothing_is_acknowledged_beside_a_mark_that_was_garbled(
+    path: Path, content: bytes
+) -> None:
+    """A process that serves finds it at the next write, and leaves it as it is."""
+    store = SQLiteStore(path)
+    await store.append([Event("u", "i")])
+    mark = path.with_name("heed.db-mark")
+    with mark.open("r+b") as file:
+        file.truncate(0)
+        file.write(content)
+    with pytest.raises(Corrupt, match="is damaged"):
+        await store.append([Event("u", "j")])
+    assert "is damaged" in (await store.problem() or "")
+    assert [*(await store.history("u")).item_ids][:1] == ["i"]
+    await store.close()
+    assert mark.read_bytes() == content
+    with pytest.raises(Corrupt, match="is damaged"):
+        SQLiteStore(path)
+
+
+async def test_a_store_without_changes_may_have_an_empty_mark(path: Path) -> None:
+    """An earlier Heed wrote the mark with the first change; a new one is whole at once."""
+    await SQLiteStore(path).close()
+    mark = path.with_name("heed.db-mark")
+    assert mark.read_bytes() == sealed(0)
+    mark.write_bytes(b"")
+    await SQLiteStore(path).close()
+    assert mark.read_bytes() == sealed(0)

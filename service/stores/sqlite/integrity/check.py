@@ -14,7 +14,7 @@ from service.stores.check_result import CheckResult
 from service.stores.protocols.bulk_access import copy_unfinished
 from service.stores.sqlite.bulk import copy_record
 from service.stores.sqlite.database_file import DatabaseFile
-from service.stores.sqlite.integrity.high_water_mark import mark_path, read_mark
+from service.stores.sqlite.integrity.high_water_mark import read_mark
 from service.stores.sqlite.integrity.store_guard import StoreGuard
 
 _MOST_PROBLEMS = 100  # of the structure, that are reported
@@ -94,10 +94,6 @@ def _check(file: DatabaseFile, connection: apsw.Connection, full: bool) -> Itera
 
 
 def _check_mark(path: Path, *, intact: bool) -> Iterator[CheckResult]:
-    mark = mark_path(path)
-    if mark.exists() and mark.stat().st_size and read_mark(path) is None:
-        yield CheckResult("problem", f"{mark} fails its checksum; the next start writes a new one")
-        return
     state = read_mark(path)
     if state is None or not state.is_damaged:
         return

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import apsw
 
 from service.domain.errors import Unavailable
-from service.stores.sqlite.integrity.high_water_mark import read_mark
+from service.stores.sqlite.integrity.high_water_mark import check_mark
 from service.stores.sqlite.schema import SCHEMA_VERSION
 
 _Signature = tuple[int, int, int, int]
@@ -21,8 +21,8 @@ _Signature = tuple[int, int, int, int]
 class FrozenFile:
     """The store in the file `path`, which cannot be opened for writing because of `reason`.
 
-    Raises `reason` where it cannot be read either: there is none, its log has changes, it is of an
-    earlier version, or it lacks changes.
+    Raises `reason` where it cannot be read either: there is none, its log has changes, or it is of
+    an earlier version; `Corrupt` where it lacks changes.
     """
 
     def __init__(self, path: Path, vfs: str, reason: Unavailable) -> None:
@@ -38,10 +38,10 @@ class FrozenFile:
                 tick: int = connection.execute("SELECT clock FROM state").get
             finally:
                 connection.close()
-            mark = read_mark(path)
+            check_mark(path, tick)
         except (apsw.Error, OSError) as error:
             raise reason from error
-        if version != SCHEMA_VERSION or (mark is not None and mark.tick > tick):
+        if version != SCHEMA_VERSION:
             raise reason
 
     def reader(self) -> apsw.Connection:

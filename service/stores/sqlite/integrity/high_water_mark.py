@@ -4,22 +4,29 @@ SQLite takes a shortened log for a crash, and starts with the transactions that 
 tells the difference. It is written after a commit is durable and before it is acknowledged, without
 a sync of its own: after a power failure it may be too low, and is never too high.
 
+A damaged mark is refused, and never taken for that of a store without changes.
+
 The mark also carries whether any process has found the store damaged, so that all of them stop
 acknowledging writes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import secrets
 import struct
+import time
 from pathlib import Path
 from typing import NamedTuple
 
-from service.runtime.durable_files import PRIVATE_FILE, sync_directory
+from service.domain.errors import Corrupt
+from service.runtime import durable_files
 
 _RECORD = struct.Struct("<8sqq8s")  # magic, tick, whether damaged, digest: 32 bytes of one sector
 _MAGIC = b"HeedMark"
+_ATTEMPTS, _PAUSE = 20, 0.001  # to read it while another process writes; seconds
 
 
 class MarkState(NamedTuple):
@@ -36,20 +43,19 @@ class HighWaterMark:
     """
 
     def __init__(self, store: Path) -> None:
-        path = mark_path(store)
+        self._store = store
         self._is_closed = False
-        is_new = not path.exists()
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_FILE)
-        if is_new:
-            sync_directory(path.parent)
+        if not mark_path(store).exists():
+            _create(store)
+        self._file = _open(store, os.O_RDWR)
 
-    def read(self) -> MarkState | None:
-        """Return the content; None if nothing was written, or it fails its checksum."""
-        return _decode(os.pread(self._file, _RECORD.size, 0))
+    def read(self) -> MarkState:
+        """Return the content. Raises `Corrupt` if it fails its checksum."""
+        return _read(self._file, self._store)
 
     def advance(self, tick: int) -> MarkState:
-        """Record that changes up to `tick` are durable; return the content."""
-        state = self.read() or MarkState(0, False)
+        """Record that changes up to `tick` are durable; return the content. Raises as `read`."""
+        state = self.read()
         if tick > state.tick:
             state = MarkState(tick, state.is_damaged)
             self.write(state)
@@ -76,11 +82,65 @@ def mark_path(store: Path) -> Path:
 
 
 def read_mark(store: Path) -> MarkState | None:
-    """Return the content of the mark of a store; None without a mark, or if it is damaged."""
+    """Return the content of the mark of a store; None without a mark.
+
+    Raises:
+        Corrupt: it fails its checksum.
+    """
     try:
-        return _decode(mark_path(store).read_bytes())
+        file = _open(store, os.O_RDONLY)
     except FileNotFoundError:
         return None
+    try:
+        return _read(file, store)
+    finally:
+        os.close(file)
+
+
+def check_mark(store: Path, tick: int) -> None:
+    """Compare the mark of a store, if there is one, with the clock of the store.
+
+    Raises:
+        Corrupt: the store lacks changes that were acknowledged, or the mark is damaged.
+    """
+    mark = read_mark(store)
+    if mark is not None and mark.tick > tick:
+        raise Corrupt(
+            f"{store} lacks {mark.tick - tick} of the {mark.tick} changes that were "
+            f"acknowledged: its log {store}-wal was shortened or lost, or an older copy was "
+            "put in its place. Put the files or a newer backup back, or serve what is left with "
+            "`heed check --accept-loss`"
+        )
+
+
+def _create(store: Path) -> None:
+    """Create the mark whole: an empty one is a damaged one."""
+    path = mark_path(store)
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    try:
+        durable_files.write(temporary, _encode(MarkState(0, False)))
+        with contextlib.suppress(FileExistsError):  # another process was faster
+            os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    durable_files.sync_directory(path.parent)
+
+
+def _open(store: Path, flags: int) -> int:
+    return os.open(mark_path(store), flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _read(file: int, store: Path) -> MarkState:
+    for attempt in range(_ATTEMPTS):
+        state = _decode(os.pread(file, _RECORD.size + 1, 0))
+        if state is not None:
+            return state
+        time.sleep(_PAUSE if attempt + 1 < _ATTEMPTS else 0)
+    raise Corrupt(
+        f"{mark_path(store)} is damaged, so that acknowledged changes that {store} lacks would not "
+        "be noticed. Put the file or a backup back, or serve what is there with "
+        "`heed check --accept-loss`"
+    )
 
 
 def _encode(state: MarkState) -> bytes:
@@ -92,7 +152,7 @@ def _decode(data: bytes) -> MarkState | None:
     if len(data) != _RECORD.size:
         return None
     magic, tick, is_damaged, digest = _RECORD.unpack(data)
-    if magic != _MAGIC or digest != _digest(data[:-8]):
+    if magic != _MAGIC or digest != _digest(data[:-8]) or tick < 0 or is_damaged not in {0, 1}:
         return None
     return MarkState(tick, bool(is_damaged))
 

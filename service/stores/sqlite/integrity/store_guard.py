@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import apsw
@@ -95,19 +96,17 @@ class StoreGuard:
         self._size = status.st_size
 
     def is_damaged(self) -> bool:
-        """Whether any process has found the store damaged."""
-        state = self._mark.read()
-        return state is not None and state.is_damaged
+        """Whether any process has found the store damaged. Raises `Corrupt` for a damaged mark."""
+        return self._mark.read().is_damaged
 
     def record_damage(self) -> None:
         """Record that the store is damaged, until `heed check` finds it intact."""
-        state = self._mark.read() or MarkState(0, False)
-        self._mark.write(MarkState(state.tick, True))
+        with suppress(Corrupt):  # a mark that is refused keeps the store from being opened too
+            self._mark.write(MarkState(self._mark.read().tick, True))
 
     def clear_damage(self) -> None:
         """Record that the store is intact."""
-        state = self._mark.read() or MarkState(0, False)
-        self._mark.write(MarkState(state.tick, False))
+        self._mark.write(MarkState(self._mark.read().tick, False))
 
     def close(self) -> None:
         """Close the mark."""
