@@ -61,11 +61,13 @@ def postgres() -> Iterator[PostgresDatabases]:
 @pytest.fixture
 def heed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Heed:
+) -> Iterator[Heed]:
     """The console script, as a shell would call it, on a data directory of this test's own."""
     monkeypatch.setenv("HEED_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which commands set, and which is put back
     monkeypatch.setattr(os, "setpriority", lambda *_: None)  # which could not be put back
+    before = os.umask(0o077)  # which commands set
+    os.umask(before)
 
     def run(*arguments: object) -> Said:
         monkeypatch.setattr(sys, "argv", ["heed", *map(str, arguments)])
@@ -76,7 +78,8 @@ def heed(
         assert "Traceback" not in out + err
         return Said(int(ended.value.code or 0), out, err)
 
-    return run
+    yield run
+    os.umask(before)
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

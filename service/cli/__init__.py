@@ -8,13 +8,23 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from service.cli.benchmark import benchmark
-from service.cli.console import DATA, Data, err, in_namespace, open_store, out, set_threads
+from service.cli.console import (
+    DATA,
+    Data,
+    describe_error,
+    err,
+    in_namespace,
+    open_store,
+    out,
+    set_threads,
+)
 from service.cli.jobs import jobs
 from service.cli.loadtest import loadtest
 from service.cli.operations.backups import backup, restore
@@ -33,6 +43,7 @@ from service.cli.transfer.export import export
 from service.cli.transfer.imports import import_dataset, imports, open_movielens
 from service.cli.versions import versions
 from service.domain.errors import HeedError
+from service.runtime.durable_files import PRIVATE_DIRECTORY
 
 app = typer.Typer(
     name="heed",
@@ -141,12 +152,14 @@ def serve(
 
 def main() -> None:
     """Run the console script; errors of the domain and of files are printed in one line."""
+    # Once for all files of this process, of SQLite too, and of the processes that it starts.
+    os.umask(0o777 & ~PRIVATE_DIRECTORY)
     try:
         app()
     except (HeedError, OSError) as error:
         # In two parts, since brackets in the message would be parsed as markup.
         err.print("[bold red]error:[/]", end=" ")
-        err.print(str(error), markup=False, soft_wrap=True)
+        err.print(describe_error(error), markup=False, soft_wrap=True)
         raise SystemExit(1) from None
 
 
@@ -172,5 +185,5 @@ def _serve(
     except (HeedError, OSError) as error:
         if not logs.is_json():
             raise
-        logging.getLogger("heed").critical("%s", error)
+        logging.getLogger("heed").critical("%s", describe_error(error))
         raise SystemExit(1) from None

@@ -128,6 +128,15 @@ def write_json(path: Path | None, report: Any) -> None:
         path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
+def describe_error(error: Exception) -> str:
+    """Return the sentence for an error of the domain or of files."""
+    from service.runtime.file_paths import denied
+
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return denied(Path(os.fsdecode(error.filename)))
+    return str(error)
+
+
 def use_all_cores() -> None:
     """Let numerical libraries use all cores, unless OMP_NUM_THREADS is set."""
     # Spinning threads starve each other as soon as another process runs.

@@ -26,8 +26,9 @@ _POLL = 0.2
 @contextmanager
 def _runner(data: Path) -> Iterator[Any]:
     from service.jobs.runner import JobRunner
+    from service.runtime.durable_files import make_directory
 
-    data.mkdir(parents=True, exist_ok=True)
+    make_directory(data)
     with open_shared_store(data) as store:
         yield JobRunner(data, lambda _: (), store=store)
 

@@ -84,11 +84,10 @@ def replace(path: Path, data: bytes, *, modified: int | None = None) -> None:
 
 
 @contextlib.contextmanager
-def open_replacement(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+def open_replacement(path: Path) -> Iterator[BinaryIO]:
     """Yield a file that replaces `path`, complete and durable, when the block ends.
 
-    If the block raises, `path` stays as it was. One writer per path at a time. The umask restricts
-    `mode`.
+    If the block raises, `path` stays as it was. One writer per path at a time.
 
     Raises:
         StoreFull: the disk is full.
@@ -97,7 +96,7 @@ def open_replacement(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     try:
         with (
             translate_disk_full(f"there is no room to write {path}"),
-            open(temporary, "wb", opener=partial(os.open, mode=mode)) as file,
+            open(temporary, "wb", opener=partial(os.open, mode=PRIVATE_FILE)) as file,
         ):
             yield file
             file.flush()

@@ -20,7 +20,7 @@ def save_query_table(path: Path, table: QueryTable, encoder: str) -> None:
     Raises:
         StoreFull: the disk is full.
     """
-    with durable_files.open_replacement(path, mode=durable_files.PRIVATE_FILE) as file:
+    with durable_files.open_replacement(path) as file:
         file.write(save({"rows": table.rows}, {"encoder": encoder, "name": table.name}))
 
 

@@ -82,7 +82,7 @@ def save_search_parameters(
         }
         for name, each in {**kept, encoder: fitted}.items()
     }
-    with durable_files.open_replacement(path, mode=durable_files.PRIVATE_FILE) as file:
+    with durable_files.open_replacement(path) as file:
         file.write(orjson.dumps(every, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 

@@ -55,7 +55,7 @@ class HeedProcess:
         environment: Mapping[str, str] | None = None,
         folder: Path = ROOT,
         fresh: bool = False,
-        prepare: Callable[[], None] | None = None,
+        prepare: Callable[[], object] | None = None,
     ) -> None:
         self._log, self._out = log, log.with_suffix(".out")
         self._out.write_text("")
@@ -103,7 +103,7 @@ def _run(
     out: Path,
     log: Path,
     folder: Path,
-    prepare: Callable[[], None] | None,
+    prepare: Callable[[], object] | None,
 ) -> None:
     for path, number in ((out, 1), (log, 2)):
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -8,7 +8,6 @@ import logging
 import os
 import shutil
 import signal
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ import apsw
 import pytest
 
 from models.recommender.artifact import TrainedModel
-from service.domain.errors import Incompatible, StoreFull
+from service.domain.errors import Incompatible, StoreFull, Unavailable
+from service.domain.records import Event
 from service.domain.settings import Settings
 from service.engine.engine import open_engine
 from service.maintenance.backups.directory_contents import digest_file
@@ -25,7 +25,7 @@ from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.snapshots.versions.manifest import MANIFEST, seal, unseal
 from service.stores.sqlite import schema
-from service.stores.sqlite.database_file import checksum_vfs
+from service.stores.sqlite.database_file import DatabaseFile, checksum_vfs
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.sqlite_files import kept_copies
@@ -45,8 +45,8 @@ def copy(fixture: str, data: Path) -> Path:
 
 
 def rows(path: Path) -> tuple[int, list[Any]]:
-    """Version and events of a store, as another SQLite reads them."""
-    connection = sqlite3.connect(path)
+    """Version and events of a store. Without the checksums, SQLite would spoil a log in closing."""
+    connection: Any = apsw.Connection(str(path), vfs=checksum_vfs())
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         query = "SELECT user_no, timestamp, seq, item_no, event_id FROM events ORDER BY 1, 2, 3"
@@ -187,6 +187,83 @@ def test_the_kept_store_goes_with_the_first_clean_stop(tmp_path: Path) -> None:
         assert kept.exists()
     assert not kept.exists()
     assert rows(data / STORE_FILE)[0] == SCHEMA_VERSION
+
+
+def test_a_process_beside_which_a_newer_heed_migrates_writes_no_more(tmp_path: Path) -> None:
+    """It would leave out what the newer schema has; nothing is stored, and the answer says why."""
+    path = tmp_path / "data" / STORE_FILE
+
+    async def run() -> None:
+        store = SQLiteStore(path)
+        await store.append([Event("u", "i")])
+        newer = apsw.Connection(str(path), vfs=checksum_vfs())
+        newer.pragma("user_version", SCHEMA_VERSION + 1)
+        newer.close()
+        with pytest.raises(Unavailable, match=f"to schema version {SCHEMA_VERSION + 1}.*stop it"):
+            await store.append([Event("u", "j")])
+        assert "a newer Heed has migrated" in (await store.problem() or "")
+        assert (await store.history("u")).item_ids == ["i"]
+        await store.close()
+
+    asyncio.run(run())
+    assert len(rows(path)[1]) == 1
+
+
+@pytest.mark.parametrize("version", [1, 5])
+def test_a_migration_is_killed_at_each_statement(tmp_path: Path, version: int) -> None:
+    """After each, the store is the earlier one or the migrated one, whole, and opens."""
+    original = copy("v5", tmp_path / "original")
+    to_version(original / STORE_FILE, version)
+    before = rows(original / STORE_FILE)
+    expected = asyncio.run(digest_file(copied(original, tmp_path / "sound") / STORE_FILE))
+    statements, seen = 0, set()
+    while True:
+        statements += 1
+        data = copied(original, tmp_path / "data")
+        path = data / STORE_FILE
+        child = os.fork()
+        if not child:
+            try:
+                _kill_at(statements)
+                SQLiteStore(path)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitpid(child, 0)[1]
+        found = rows(path)
+        seen.add(found[0])
+        assert found == before or found[0] == SCHEMA_VERSION, statements
+        assert asyncio.run(digest_file(path)) == expected, statements
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+    assert statements > 30
+    assert seen == {version, SCHEMA_VERSION}
+
+
+def copied(original: Path, data: Path) -> Path:
+    """A new copy of a directory, in the place of an earlier one."""
+    shutil.rmtree(data, ignore_errors=True)
+    return Path(shutil.copytree(original, data))
+
+
+def _kill_at(statement: int) -> None:
+    """Have this process killed at a statement of SQLite, counted over all connections."""
+    connect, left = DatabaseFile._connect, [statement]
+
+    def trace(*_: Any) -> bool:
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return True
+
+    def traced(file: DatabaseFile, *args: Any) -> apsw.Connection:
+        connection = connect(file, *args)
+        connection.exec_trace = trace
+        return connection
+
+    DatabaseFile._connect = traced  # type: ignore[method-assign,assignment]
 
 
 def _open_killed(path: Path, kill: Callable[..., None], module: Any, name: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.console import DATA, Data, err, open_store, out
+from service.cli.console import DATA, Data, describe_error, err, open_store, out
 from service.domain.errors import Invalid
 
 _NOT_OF_A_DATABASE = (
@@ -112,9 +112,13 @@ def _conclude(*checks: Iterable[CheckResult], todo: str) -> None:
 def _print(findings: Iterable[CheckResult]) -> int:
     """Print findings; return the number of problems."""
     problems = 0
-    for finding in findings:
-        problems += finding.level == "problem"
-        out.print(f"{finding.level:<8}{finding.sentence}", markup=False, soft_wrap=True)
+    try:
+        for finding in findings:
+            problems += finding.level == "problem"
+            out.print(f"{finding.level:<8}{finding.sentence}", markup=False, soft_wrap=True)
+    except PermissionError as error:  # the other checks go on
+        problems += 1
+        out.print(f"{'problem':<8}{describe_error(error)}", markup=False, soft_wrap=True)
     return problems
 
 

@@ -64,7 +64,7 @@ def back_up(
         raise NotFound(f"there is no store to back up: {data / STORE_FILE} does not exist")
     _check_target(data, target)
     # Histories are personal: the folder is its owner's alone.
-    target.mkdir(mode=0o700, parents=True, exist_ok=True)
+    durable_files.make_directory(target)
     try:
         with durable_files.locked(target / _LOCK, 0):
             writer = BackupWriter(target, progress)

@@ -28,7 +28,7 @@ from service.runtime.data_layout import (
     STORE_FILE,
     namespace_folder,
 )
-from service.runtime.durable_files import PRIVATE_FILE, make_directory
+from service.runtime.durable_files import make_directory
 from service.runtime.namespace_folders import namespace_id
 from service.snapshots.registry import Registry
 from service.snapshots.versions.manifest import MANIFEST, read_file, read_manifest
@@ -180,6 +180,6 @@ def _restore_files(manifest: BackupManifest, folder: Path, url: str, data: Path)
             make_directory(target)
             for file in BACKED_UP_FILES:
                 if (source / file).exists() and not (target / file).exists():
-                    copy_file(source / file, target / file, mode=PRIVATE_FILE)
+                    copy_file(source / file, target / file)
     finally:
         directory.close()

@@ -114,7 +114,9 @@ class ObjectFolder:
             self.incoming.rmdir()
 
 
-def copy_file(source: Path, target: Path, *, mode: int = 0o644) -> tuple[int, str]:
+def copy_file(
+    source: Path, target: Path, *, mode: int = durable_files.PRIVATE_FILE
+) -> tuple[int, str]:
     """Copy a file to a new one and fsync it; return the size and the SHA-256 of what was copied."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
     with (

@@ -23,7 +23,13 @@ from service.runtime.data_layout import (
     UNFINISHED_RESTORE,
     namespace_folder,
 )
-from service.snapshots.versions.manifest import MANIFEST, parse_manifest, read_file, unseal
+from service.snapshots.versions.manifest import (
+    MANIFEST,
+    WRITE_ONCE,
+    parse_manifest,
+    read_file,
+    unseal,
+)
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite_files.inspection import read_store_file
 
@@ -142,7 +148,7 @@ def _copy(source: Path, data: Path, manifest: BackupManifest, progress: BackupPr
         folders.add(path.parent)
         # Versions of models are never written again.
         is_version = MODELS_FOLDER in path.parts[:-2] and path.name != "current"
-        mode = 0o444 if is_version else 0o600
+        mode = WRITE_ONCE if is_version else durable_files.PRIVATE_FILE
         if copy_file(objects.path(expected[1]), path, mode=mode) != expected:
             raise Corrupt(f"{source}: {place} changed while it was restored")
         done += expected[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -14,8 +15,9 @@ from service.maintenance.doctor.examine_database import examine_database
 from service.maintenance.doctor.examine_directory import examine_directory
 from service.maintenance.doctor.findings import SEVERITIES, Finding
 from service.maintenance.doctor.host_checks import HOST_CHECKS
-from service.maintenance.doctor.installation import Disk, Installation
+from service.maintenance.doctor.installation import Disk, Installation, NamespaceData
 from service.maintenance.doctor.running_service import KeyRefused, read_metrics
+from service.runtime.file_paths import denied
 from service.snapshots.text_encoders import open_encoder
 from service.stores.opening import is_shared
 
@@ -109,11 +111,24 @@ def diagnose(
         encoder,
         backup_days,
     )
-    if is_shared(settings.store):
-        installation, namespaces, found = examine_database(installation, namespace)
-    else:
-        namespaces, found = examine_directory(installation, full=full)
-    findings += found
+    namespaces: list[NamespaceData] = []
+    try:
+        if is_shared(settings.store):
+            installation, namespaces, found = examine_database(installation, namespace)
+        else:
+            namespaces, found = examine_directory(installation, full=full)
+        findings += found
+    except PermissionError as error:
+        sentence = denied(Path(os.fsdecode(error.filename)))
+        findings.append(
+            Finding(
+                "no-permission",
+                "error",
+                f"{sentence[0].upper()}{sentence[1:]}.",
+                "What is stored was not examined; the service does not start as this user.",
+                "Run heed as the user who owns the data directory.",
+            )
+        )
     for host_check in HOST_CHECKS:
         findings += host_check(installation, namespaces)
     return sorted(findings, key=lambda each: SEVERITIES.index(each.severity))

@@ -30,6 +30,7 @@ from service.domain.errors import (
 )
 from service.runtime.data_layout import MODELS_FOLDER
 from service.runtime.durable_files import PRIVATE_FILE, make_directory
+from service.runtime.file_paths import denied, is_denied
 from service.stores.sqlite.integrity.high_water_mark import check_mark, mark_path, read_mark
 from service.stores.sqlite.integrity.scrubbing_vfs import scrubbing_vfs
 from service.stores.sqlite.integrity.store_guard import CHECK, StoreGuard
@@ -250,9 +251,13 @@ def explain(path: Path, error: Exception) -> tuple[HeedError, bool]:
     if (
         isinstance(error, (apsw.CantOpenError, apsw.ReadOnlyError, OSError))
         and path.parent.is_dir()
-        and not os.access(path.parent, os.W_OK)
+        and not os.access(path.parent, os.W_OK, effective_ids=True)
     ):
-        return StoreReadOnly(f"the disk that holds {path} can only be read", 30.0), True
+        is_disk = os.statvfs(path.parent).f_flag & os.ST_RDONLY
+        reason = f"the disk that holds {path} can only be read" if is_disk else denied(path)
+        return StoreReadOnly(reason, 30.0), True
+    if isinstance(error, (apsw.CantOpenError, apsw.ReadOnlyError)) and is_denied(path):
+        return Unavailable(denied(path), 30.0), True
     if isinstance(error, (apsw.Error, OSError)):
         # After a failed write or sync the content of the disk is unknown (the kernel may drop
         # the pages and report success next time): further writes could acknowledge a loss.

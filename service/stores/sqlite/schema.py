@@ -8,6 +8,7 @@ from typing import Any
 
 import apsw
 
+from service.domain.errors import Unavailable
 from service.domain.records import Event
 from service.stores.encoding import vectors_from
 from service.stores.event_identity import content_digest, content_id
@@ -192,6 +193,22 @@ CREATE TABLE vectors ( -- apart, so that rows without any stay small
 """
 SCHEMA += IMPORTS + LOG_CHANGES + SCENARIOS + CLAIMS + KEYS + FORGETTING + POPULARITY
 SCHEMA += NAMESPACES_OF_KEYS
+
+
+def check_schema(version: int) -> None:
+    """Refuse the schema of a store that is open, and that a newer Heed has migrated meanwhile.
+
+    What this version of Heed writes would lack what the newer schema has.
+
+    Raises:
+        Unavailable: another version of the schema is there.
+    """
+    if version != SCHEMA_VERSION:
+        raise Unavailable(
+            f"a newer Heed has migrated the store to schema version {version}, and this process "
+            f"writes {SCHEMA_VERSION}: stop it, and start the newer Heed",
+            30.0,
+        )
 
 
 def migrate(connection: apsw.Connection, before: Callable[[int], None]) -> int:

@@ -75,6 +75,7 @@ from service.stores.sqlite.log_changes import log_changes
 from service.stores.sqlite.reads import Reads, read_transaction, usage
 from service.stores.sqlite.registers import keys, scenarios
 from service.stores.sqlite.scan import scan, scan_events, scan_items, scan_user_ids, scan_users
+from service.stores.sqlite.schema import check_schema
 from service.stores.sqlite.writer import Transaction, Writer
 from service.stores.sqlite.writes import Names, Writes
 
@@ -416,7 +417,7 @@ class SQLiteStore(Store):
             if self._writer.failure is not None:
                 return self._writer.failure.detail
             self._guard.check()
-            self._read(self._reads.catalogue_version)
+            check_schema(self._read(lambda connection: connection.pragma("user_version")))
         except HeedError as error:
             return error.detail
         return None

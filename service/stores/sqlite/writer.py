@@ -23,6 +23,7 @@ import apsw
 
 from service.domain.errors import HeedError, Overloaded, Unavailable
 from service.stores.sqlite.integrity.store_guard import StoreGuard
+from service.stores.sqlite.schema import check_schema
 
 T = TypeVar("T")
 
@@ -44,14 +45,19 @@ _FAULTS_OF_A_STATEMENT = (
 )
 
 
+_STATE = "SELECT clock, names, scrub, user_version FROM state, pragma_user_version"
+
+
 class Transaction:
     """Transaction of a group of jobs: its connection, its tick, and hooks to call after commit."""
 
     def __init__(self, connection: apsw.Connection) -> None:
         self.connection = connection
         self.hooks: list[Callable[[], None]] = []
-        row: tuple[int, int, int] = connection.execute("SELECT clock, names, scrub FROM state").get
-        self.clock, self.names, self.scrubs = row  # names: the tick of their last deletion
+        row: tuple[int, int, int, int] = connection.execute(_STATE).get
+        # names: the tick of their last deletion
+        self.clock, self.names, self.scrubs, schema = row
+        check_schema(schema)
         self.has_ticked = False
         self._tick = self.clock + 1
 

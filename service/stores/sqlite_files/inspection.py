@@ -11,6 +11,7 @@ from urllib.parse import quote
 import apsw
 
 from service.domain.errors import Corrupt, HeedError, Incompatible, NotFound, Unavailable
+from service.runtime.file_paths import denied, is_denied
 from service.stores.sqlite.database_file import APPLICATION_ID, READ_TIMEOUT_MS, checksum_vfs
 
 
@@ -61,4 +62,6 @@ def _explain(path: Path, error: apsw.Error) -> HeedError:
     damaged = isinstance(error, (apsw.CorruptError, apsw.NotADBError))
     if damaged or getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA:
         return Corrupt(f"{path} is damaged: {error}")
+    if is_denied(path) or is_denied(path.parent):
+        return Unavailable(denied(path))
     return Unavailable(f"{path} cannot be read: {type(error).__name__}: {error}")

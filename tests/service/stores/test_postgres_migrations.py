@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from typing import Any
 
 import numpy as np
 import psycopg
 import pytest
 
+from service.domain.errors import Incompatible
 from service.domain.records import Event
 from service.stores.event_identity import user_key
 from service.stores.postgres.database import migrations
-from service.stores.postgres.database.migrations import migrate
+from service.stores.postgres.database.migrations import applied_version, migrate
 from service.stores.postgres.database.ticks.versions import RANGE_BITS
 from service.stores.postgres.store import PostgresStore
 from tests.support.postgres_server import PostgresDatabases
@@ -62,6 +66,56 @@ async def _follow(url: str, versions: dict[str, int]) -> None:
         assert sorted(changes.events.users) == [1, 5]
     finally:
         await store.close()
+
+
+def test_a_migration_is_killed_at_each_statement(postgres: PostgresDatabases) -> None:
+    """A client that is gone leaves the earlier schema or the new one, and the next goes on."""
+    latest = max(migrations._migrations())
+    url = postgres.create_database()
+    statements, seen = 0, set()
+    while True:
+        statements += 1
+        child = os.fork()
+        if not child:
+            try:
+                _migrate_and_die(url, statements)
+            finally:
+                os._exit(1)
+        status = os.waitpid(child, 0)[1]
+        with psycopg.connect(url, autocommit=True) as connection:
+            seen.add(applied_version(connection))
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+    assert statements > 2 * latest
+    assert seen == {0, latest}
+    asyncio.run(PostgresStore(url).close())
+
+
+def _migrate_and_die(url: str, statement: int) -> None:
+    execute, left = psycopg.Connection.execute, [statement]
+
+    def counted(*args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return execute(*args, **options)
+
+    psycopg.Connection.execute = counted  # type: ignore[method-assign]
+    with psycopg.connect(url, autocommit=True) as connection:
+        migrate(connection)
+    os._exit(0)
+
+
+def test_an_older_heed_refuses_a_newer_database(postgres: PostgresDatabases) -> None:
+    """It says both versions and what to run, and changes nothing."""
+    url = postgres.create_database()
+    with psycopg.connect(url, autocommit=True) as connection:
+        latest = migrate(connection)
+        connection.execute("INSERT INTO heed.migrations VALUES (%s)", (latest + 1,))
+    with pytest.raises(Incompatible, match=f"version {latest + 1} of Heed's schema.*newer Heed"):
+        PostgresStore(url)
 
 
 def test_an_append_changes_no_index_of_users(postgres: PostgresDatabases) -> None:
