@@ -80,7 +80,7 @@ def namespace_id(folder: Path) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return ""
     try:
-        return os.read(descriptor, 2 * ID_BYTES).decode("ascii")
+        return os.read(descriptor, 2 * ID_BYTES).decode("ascii", "replace")
     finally:
         os.close(descriptor)
 

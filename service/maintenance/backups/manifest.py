@@ -18,6 +18,7 @@ from service.runtime.data_layout import (
     BACKED_UP_FILES,
     JOBS_FOLDER,
     MODELS_FOLDER,
+    NAMESPACE_ID_FILE,
     NAMESPACES_FOLDER,
     STORE_FILE,
 )
@@ -31,7 +32,7 @@ _TEXT_LIMIT = 1_000  # characters of what is printed
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _PLACE = re.compile(
     rf"(?:{NAMESPACES_FOLDER}/(?P<namespace>{NAME_PATTERN.pattern})/)?"
-    rf"(?:{'|'.join(map(re.escape, (STORE_FILE, *BACKED_UP_FILES)))}"
+    rf"(?:{'|'.join(map(re.escape, (STORE_FILE, NAMESPACE_ID_FILE, *BACKED_UP_FILES)))}"
     rf"|{JOBS_FOLDER}/{NAME_PATTERN.pattern}\.json"
     rf"|(?P<pointer>{MODELS_FOLDER}/current)"
     rf"|{MODELS_FOLDER}/versions/(?P<version>{NAME_PATTERN.pattern})/{FILE_NAME.pattern})",

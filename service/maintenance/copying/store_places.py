@@ -49,9 +49,7 @@ class StorePlace(Protocol):
         """Return the id of a namespace, which its keys have; None where there is none."""
         ...
 
-    def open(
-        self, namespace: str, own_id: str | None = None, *, is_target: bool = False
-    ) -> Store:
+    def open(self, namespace: str, own_id: str | None = None, *, is_target: bool = False) -> Store:
         """Open the store of a namespace, which is created where there is none, with this id.
 
         Raises:
@@ -113,9 +111,7 @@ class SQLitePlace(StorePlace):
         is_default = namespace == DEFAULT_NAMESPACE
         return "" if is_default else namespace_folders.namespace_id(path.parent)
 
-    def open(
-        self, namespace: str, own_id: str | None = None, *, is_target: bool = False
-    ) -> Store:
+    def open(self, namespace: str, own_id: str | None = None, *, is_target: bool = False) -> Store:
         """`StorePlace.open`."""
         path = self._path(namespace)
         if self._is_file:
@@ -170,9 +166,7 @@ class PostgresPlace(StorePlace):
             open_installation(connection)  # an earlier version has no ids
             return namespace_ids(connection).get(namespace)
 
-    def open(
-        self, namespace: str, own_id: str | None = None, *, is_target: bool = False
-    ) -> Store:
+    def open(self, namespace: str, own_id: str | None = None, *, is_target: bool = False) -> Store:
         """`StorePlace.open`."""
         if own_id is not None:
             with self._connections.plain() as connection:
