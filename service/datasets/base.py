@@ -21,6 +21,7 @@ T = TypeVar("T")
 DECOMPRESS: Mapping[str, Callable[[BinaryIO], AbstractContextManager[Any]]]
 DECOMPRESS = {"": nullcontext, ".gz": gzip.open, ".xz": lzma.open}
 DECOMPRESSION_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+MAX_BATCH = 8 << 20  # bytes of rows whose records are stored at once
 
 
 class JudgedQuery(NamedTuple):
@@ -35,11 +36,13 @@ class ReadProgress:
     """Bytes on disk that the current stream has consumed, `done`, of `total`.
 
     Both count compressed bytes where a file is compressed, so that the fraction is known before the
-    number of rows is. A progress bar may poll it between batches, or from another thread.
+    number of rows is. A progress bar may poll it between batches, or from another thread. `read` is
+    the size of the rows that were read from a file, decompressed.
     """
 
     done: int = 0
     total: int = 0
+    read: int = 0
 
 
 class _CountedFile(io.FileIO):
@@ -48,7 +51,7 @@ class _CountedFile(io.FileIO):
     def __init__(self, path: Path, progress: ReadProgress) -> None:
         super().__init__(path)
         self._progress = progress
-        progress.done, progress.total = 0, path.stat().st_size
+        progress.done, progress.total, progress.read = 0, path.stat().st_size, 0
 
     def readinto(self, buffer: Any, /) -> int | None:
         count = super().readinto(buffer)
@@ -97,13 +100,24 @@ class Dataset:
         raise Invalid("", f"{self.name} has no judgments: give your own, --judgments")
 
 
-def batches(stream: Iterable[T], n: int) -> Iterator[list[T]]:
+def batches(stream: Iterable[T], n: int, progress: ReadProgress | None = None) -> Iterator[list[T]]:
     """Split a stream into lists of `n`; the last may be shorter.
 
-    An error of the stream is raised in place of the batch that would contain it.
+    An error of the stream is raised in place of the batch that would contain it. With the
+    `progress` of the stream's file, a batch ends after rows of `MAX_BATCH` bytes.
     """
     iterator = iter(stream)
-    return iter(lambda: list(islice(iterator, n)), [])
+    if progress is None:
+        progress = ReadProgress()
+
+    def some() -> Iterator[T]:
+        end = progress.read + MAX_BATCH
+        for record in islice(iterator, n):
+            yield record
+            if progress.read > end:
+                return
+
+    return iter(lambda: list(some()), [])
 
 
 def format_and_compression(path: Path) -> tuple[str, str]:

@@ -10,8 +10,8 @@ from itertools import chain
 from typing import TypeVar
 
 from service.datasets.base import Dataset, batches
-from service.domain.item_patch import ItemPatch
-from service.domain.records import Event, Item, User
+from service.datasets.files.record_files import ItemsFile, UsersFile
+from service.domain.records import Event, Item
 from service.stores.base import AppendResult, Store
 
 T = TypeVar("T")
@@ -63,13 +63,13 @@ async def import_dataset(
     """
     started = time.monotonic()
     items = stored = duplicates = 0
-    for batch in batches(items_through(source.items()), 1_000):
+    for batch in batches(items_through(source.items()), 1_000, source.progress):
         items += await store.put_items(batch, import_id=import_id)
         progress("items", items)
         await asyncio.sleep(_GAP)
     # While the writer's thread stores one batch, the next is read.
     storing: asyncio.Task[AppendResult] | None = None
-    for events in chain(batches(events_through(source.events()), _BATCH), [None]):
+    for events in chain(batches(events_through(source.events()), _BATCH, source.progress), [None]):
         if storing is not None:
             appended = await storing
             stored, duplicates = stored + appended.stored, duplicates + appended.duplicates
@@ -81,22 +81,20 @@ async def import_dataset(
     return ImportResult(items, stored, duplicates, time.monotonic() - started)
 
 
-async def import_patches(
-    store: Store, patches: Iterable[ItemPatch], *, import_id: int | None = None
-) -> int:
-    """Apply changes of items, and return the number of rows."""
+async def import_patches(store: Store, source: ItemsFile, *, import_id: int | None = None) -> int:
+    """Apply the rows of a file as changes of items, and return the number of rows."""
     count = 0
-    for batch in batches(patches, _PATCHES):
+    for batch in batches(source.patches(), _PATCHES, source.progress):
         await store.patch_items(batch, import_id=import_id)
         count += len(batch)
         await asyncio.sleep(_GAP)
     return count
 
 
-async def import_users(store: Store, users: Iterable[User], *, import_id: int | None = None) -> int:
+async def import_users(store: Store, source: UsersFile, *, import_id: int | None = None) -> int:
     """Store all profiles and return their number. Of one user the last one wins."""
     count = 0
-    for batch in batches(users, _USERS):
+    for batch in batches(source.records(), _USERS, source.progress):
         # Concurrently, since writes that wait together share a commit; the writer keeps the order.
         await asyncio.gather(*(store.put_user(user, import_id=import_id) for user in batch))
         count += len(batch)

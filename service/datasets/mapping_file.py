@@ -16,6 +16,8 @@ Kind = Literal["items", "events", "users"]
 Options = Mapping[str, Any]
 """Values by the names of options, with underscores; `map` and `constant` are tables."""
 
+MAX_MAPPING = 256 << 10  # bytes of a file
+MAX_DOTS = 100  # of a line: tomllib takes memory by the square of a key's parts
 TABLES = ("map", "constant")
 TEXTS = ("delimiter", "encoding", "decimal", "list_separator", "time_format", "timezone")
 EVENT_TEXTS = ("weight_from", "negative")
@@ -32,9 +34,21 @@ def read_mapping(path: Path, kind: Kind) -> dict[str, Any]:
 
 def _sections(path: Path) -> dict[str, Any]:
     try:
-        sections = tomllib.loads(path.read_text("utf-8"))
+        with path.open("rb") as file:
+            content = file.read(MAX_MAPPING + 1)
+        if len(content) > MAX_MAPPING:
+            raise Invalid(
+                "", f"{path} is larger than {MAX_MAPPING:,} bytes, the most that is allowed"
+            )
+        for number, line in enumerate(content.split(b"\n"), 1):
+            if (dots := line.count(b".")) > MAX_DOTS:
+                detail = f"has {dots:,} dots; at most {MAX_DOTS} are allowed"
+                raise Invalid("", f"{path}, line {number}: {detail}")
+        sections = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Invalid("", f"{path} must be TOML: {error}") from None
+    except RecursionError:
+        raise Invalid("", f"{path} must be TOML: it is nested too deep") from None
     except OSError as error:
         raise Invalid("", f"{path} cannot be read: {error.strerror}") from None
     for name, section in sections.items():

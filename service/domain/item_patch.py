@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from service.domain.records import Item
+from service.domain.errors import Invalid
+from service.domain.records import Item, check_attributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +22,24 @@ class ItemPatch:
     changes: Mapping[str, Any]  # by field of `Item`, of the field's type or None
 
     def apply(self, item: Item | None) -> Item:
-        """Return the changed item; without one, a new item of defaults is changed."""
+        """Return the changed item; without one, a new item of defaults is changed.
+
+        Raises `Invalid` if the attributes break a rule once they are merged.
+        """
         item = Item(self.item_id) if item is None else item
         changes = dict(self.changes)
         for field in fields(Item):
             if field.name in changes and changes[field.name] is None:
                 changes[field.name] = getattr(_DEFAULTS, field.name)
         if self.changes.get("attributes") is not None:
-            changes["attributes"] = merge_patch(item.attributes, self.changes["attributes"])
+            merged = merge_patch(item.attributes, self.changes["attributes"])
+            if item.attributes:  # a patch may be within the bounds that both together break
+                try:
+                    check_attributes(merged, "/attributes")
+                except Invalid as error:
+                    detail = f"of item {self.item_id!r}, once changed: {error.detail}"
+                    raise Invalid(error.pointer, detail) from None
+            changes["attributes"] = merged
         return replace(item, **changes)
 
 

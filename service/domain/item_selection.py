@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 Operator = Literal["eq", "in", "gt", "gte", "lt", "lte", "exists", "contains", "within_km"]
 
 ATTRIBUTES = "attributes."  # the prefix of an attribute's field name
+MAX_FIELD_NAME = 1_000  # characters
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,18 @@ enter a store, and raise `Invalid` with a JSON pointer to the field.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from service.domain.errors import Invalid
+from service.domain.item_selection import MAX_FIELD_NAME
 from service.domain.timestamps import MAX_TIMESTAMP, MIN_TIMESTAMP
 
 T = TypeVar("T")
@@ -25,6 +28,8 @@ Vector = NDArray[np.float32]
 DISLIKE = "dislike"  # the type of negative events, as in `models.data.interactions`
 MAX_ID_BYTES = 256
 MAX_ATTRIBUTE_DEPTH = 32  # deeper documents are an attack, not data
+MAX_ATTRIBUTES = 1_000  # distinct names in one document, nested ones too; each is a column
+MAX_LABELS = 1_000  # of each of an item's lists, and interests of a user
 # A weight enters a score as its logarithm, and float32 has no smaller normal number than this.
 MIN_WEIGHT = 1.2e-38
 MAX_WEIGHT = float(np.finfo(np.float32).max)
@@ -192,39 +197,102 @@ def check_attributes(value: Mapping[str, Any], pointer: str = "") -> Mapping[str
     """Return `value` if it is a JSON object that round-trips exactly.
 
     Allowed inside: None, booleans, strings of valid UTF-8, finite floats, integers of 64 bits,
-    lists and objects of these, at most 32 deep. Raises `Invalid` at the offending member.
+    lists and objects of these, at most 32 deep. At most 1,000 distinct names are allowed, and 1,000
+    characters in the names that lead to a value. Raises `Invalid` at the offending member.
     """
     if not isinstance(value, Mapping):
         raise Invalid(pointer, f"must be an object, not {type(value).__name__}")
-    _check_json(value, pointer, MAX_ATTRIBUTE_DEPTH)
+    _JsonCheck(pointer).check(value, pointer, "attributes", MAX_ATTRIBUTE_DEPTH)
     return value
 
 
-def _check_json(value: Any, pointer: str, depth: int) -> None:
-    if value is None or isinstance(value, bool):
-        return
-    if isinstance(value, str):
-        _utf8_size(value, pointer)
-    elif isinstance(value, int):
-        if not -(2**63) <= value < 2**63:
-            raise Invalid(pointer, "integers must fit in 64 bits")
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise Invalid(pointer, "numbers must be finite")
-    elif depth == 0:
-        raise Invalid(pointer, f"must not be nested more than {MAX_ATTRIBUTE_DEPTH} deep")
-    elif isinstance(value, Mapping):
-        for name, member in value.items():
-            if not isinstance(name, str):
-                raise Invalid(pointer, f"names must be strings, not {type(name).__name__}")
-            _utf8_size(name, pointer)
-            escaped = name.replace("~", "~0").replace("/", "~1")  # RFC 6901, section 3
-            _check_json(member, f"{pointer}/{escaped}", depth - 1)
-    elif isinstance(value, (list, tuple)):
-        for index, member in enumerate(value):
-            _check_json(member, f"{pointer}/{index}", depth - 1)
-    else:
-        raise Invalid(pointer, f"JSON has no {type(value).__name__}")
+def parse_json(data: bytes | str) -> Any:
+    """Parse strict JSON: no NaN, no number beyond floats, no surrogates.
+
+    Integers are exact whatever their size, so that the check of a field can refuse them: orjson
+    rounds those beyond 64 bits to floats.
+
+    Raises:
+        orjson.JSONDecodeError: a `json.JSONDecodeError`.
+    """
+    value = orjson.loads(data)
+    if _has_long_integer(data.encode() if isinstance(data, str) else data):
+        try:
+            return json.loads(data)
+        except RecursionError:
+            text = data if isinstance(data, str) else data.decode()
+            raise orjson.JSONDecodeError("it is nested too deep", text, 0) from None
+    return value
+
+
+_DIGITS = bytes(ord("0") if chr(byte).isdigit() else byte for byte in range(128)) + bytes(128)
+_LONG = b"0" * 19  # integers beyond 64 bits have at least as many digits
+
+
+def _has_long_integer(data: bytes) -> bool:
+    """Whether JSON may have an integer beyond 64 bits; a regular expression is far slower."""
+    digits = data.translate(_DIGITS)
+    at = digits.find(_LONG)
+    while at > 0 and digits[at - 1] == ord("."):
+        at = digits.find(_LONG, at + len(_LONG))
+    return at >= 0
+
+
+class _JsonCheck:
+    """Check of one document, which knows the names that it has met."""
+
+    def __init__(self, pointer: str) -> None:
+        self._pointer = pointer
+        self._fields: set[str] = set()
+
+    def check(self, value: Any, pointer: str, field: str, depth: int) -> None:
+        """Raise `Invalid` unless a value is allowed at a pointer, where it has values of a field.
+
+        `depth` is the number of levels that it may have.
+        """
+        if value is None or isinstance(value, bool):
+            return
+        if isinstance(value, str):
+            _utf8_size(value, pointer)
+        elif isinstance(value, int):
+            if not -(2**63) <= value < 2**63:
+                raise Invalid(pointer, "integers must fit in 64 bits; write a larger one as a text")
+        elif isinstance(value, float):
+            if not math.isfinite(value):
+                raise Invalid(pointer, "numbers must be finite")
+        elif depth == 0:
+            raise Invalid(pointer, f"must not be nested more than {MAX_ATTRIBUTE_DEPTH} deep")
+        elif isinstance(value, Mapping):
+            for name, member in value.items():
+                if not isinstance(name, str):
+                    raise Invalid(pointer, f"names must be strings, not {type(name).__name__}")
+                _utf8_size(name, pointer)
+                inner = self._met(name, pointer, field)
+                escaped = name.replace("~", "~0").replace("/", "~1")  # RFC 6901, section 3
+                self.check(member, f"{pointer}/{escaped}", inner, depth - 1)
+        elif isinstance(value, (list, tuple)):
+            for index, member in enumerate(value):
+                self.check(member, f"{pointer}/{index}", field, depth - 1)
+        else:
+            raise Invalid(pointer, f"JSON has no {type(value).__name__}")
+
+    def _met(self, name: str, pointer: str, field: str) -> str:
+        """Return the field of a member, which is counted among the document's."""
+        if len(field) + 1 + len(name) > MAX_FIELD_NAME:
+            raise Invalid(
+                pointer,
+                f"has a name of {len(name):,} characters; at most {MAX_FIELD_NAME:,} are allowed "
+                "in all names that lead to a value",
+            )
+        inner = f"{field}.{name}"
+        self._fields.add(inner)
+        if len(self._fields) > MAX_ATTRIBUTES:
+            raise Invalid(
+                self._pointer,
+                f"has more than {MAX_ATTRIBUTES:,} names, those in objects counted; at most "
+                f"{MAX_ATTRIBUTES:,} are allowed",
+            )
+        return inner
 
 
 def check_event(event: Event) -> None:
@@ -278,5 +346,7 @@ def check_each(records: Iterable[T], check: Callable[[T], None], pointer: str) -
 def _check_names(values: Sequence[str], pointer: str) -> None:
     if not isinstance(values, tuple):
         raise Invalid(pointer, f"must be a tuple of strings, not {type(values).__name__}")
+    if len(values) > MAX_LABELS:
+        raise Invalid(pointer, f"has {len(values):,} entries; at most {MAX_LABELS:,} are allowed")
     for index, value in enumerate(values):
         check_id(value, f"{pointer}/{index}")

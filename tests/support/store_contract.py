@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from service.domain.errors import Conflict, Invalid, NotFound, QuotaExceeded, Unavailable
 from service.domain.item_patch import ItemPatch
 from service.domain.keys import Rate, Scope, issue_key
-from service.domain.records import Event, Item, User, Vector
+from service.domain.records import MAX_ATTRIBUTES, Event, Item, User, Vector
 from service.stores.base import History, Store
 from service.stores.protocols.event_log_store import LogColumns, Shard
 from service.stores.quota import StoreQuota
@@ -1062,6 +1062,29 @@ class CatalogueContract(_Contract):
         with pytest.raises(Invalid) as refused:
             await store.patch_items([ItemPatch("a", {}), ItemPatch("b", {"tags": ("",)})])
         assert refused.value.pointer == "/items/1/tags/0"
+
+    async def test_merged_attributes_are_bounded(self, store: Store) -> None:
+        """Patches of few names each make no item of many; the one that would changes nothing."""
+        half = {str(n): n for n in range(MAX_ATTRIBUTES)}
+        await store.put_items([Item("a", attributes=half)])
+        more = [ItemPatch("b", {"title": "B"}), ItemPatch("a", {"attributes": {"more": 1}})]
+        with pytest.raises(Invalid, match=r"'a', once changed: has more than 1,000 names"):
+            await store.patch_items(more)
+        assert await store.get_items(["a", "b"]) == [Item("a", attributes=half), None]
+        await store.patch_items([ItemPatch("a", {"attributes": {"0": None, "more": 1}})])
+
+    async def test_integers_of_64_bits_are_exact(self, store: Store) -> None:
+        """They and floats of their size come back as they were, in items and in profiles."""
+        numbers = [2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63), 1e300, 2.0**63, 0.1, True]
+        attributes = {"a": numbers, **{str(n): {"n": number} for n, number in enumerate(numbers)}}
+        await store.put_items([Item("a", attributes=attributes)])
+        await store.put_user(User("u", attributes))
+        (item,) = await store.get_items(["a"])
+        assert item is not None
+        user = await store.get_user("u")
+        assert user is not None
+        for found in (item.attributes, user.attributes):
+            assert repr(found) == repr(attributes)
 
     async def test_a_patch_meets_no_other_write(self, store: Store, connect: Connect) -> None:
         """Patches of several clients at once are all there in the end."""

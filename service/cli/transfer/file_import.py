@@ -94,13 +94,15 @@ class FileImport:
         return source
 
     def _describe(self, source: Any) -> None:
+        from service.datasets.files.field_mapping import listed_names
+
         found = source.survey
         if text := found.describe():
             out.print(f"{source.name}: {text}", markup=False, soft_wrap=True)
         if unread := found.mapping.unread:
             err.print(
-                f"warning: {source.name}: not read: {', '.join(unread)}. --map FIELD=COLUMN reads "
-                "one, --map attributes.NAME=COLUMN keeps it as an attribute",
+                f"warning: {source.name}: not read: {listed_names(unread)}. --map FIELD=COLUMN "
+                "reads one, --map attributes.NAME=COLUMN keeps it as an attribute",
                 markup=False,
                 soft_wrap=True,
             )
@@ -168,16 +170,12 @@ class FileImport:
         for source in sources:
             if self._kind == "users":
                 with out.status(f"reading {source.name}"):
-                    users = import_into_store.import_users(
-                        store, source.records(), import_id=import_id
-                    )
+                    users = import_into_store.import_users(store, source, import_id=import_id)
                     count = asyncio.run(users)
                 text = f"{count:,} profiles stored"
             elif self._update:
                 with out.status(f"reading {source.name}"):
-                    patches = import_into_store.import_patches(
-                        store, source.patches(), import_id=import_id
-                    )
+                    patches = import_into_store.import_patches(store, source, import_id=import_id)
                     count = asyncio.run(patches)
                 text = f"{count:,} items updated"
             else:

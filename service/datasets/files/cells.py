@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import orjson
 
+from service.domain.records import parse_json
+
 # What exports write in place of a number, a time or a flag that is missing.
 ABSENT = frozenset({"", "-", "null", "none", "na", "n/a", "nan", r"\n"})
 _TRUE = frozenset({"true", "yes", "y", "1", "t"})
@@ -19,6 +21,7 @@ _NUMBERS: Mapping[Decimal, re.Pattern[str]] = {
     ".": re.compile(r"[-+]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?([eE][-+]?\d+)?", re.ASCII),
     ",": re.compile(r"[-+]?(\d{1,3}([. ]\d{3})+|\d+)?(,\d+)?([eE][-+]?\d+)?", re.ASCII),
 }
+MAX_NUMBER = 100  # characters
 _LEADING_ZERO = re.compile(r"0\d")
 
 
@@ -44,7 +47,8 @@ def number_cell(cell: str, form: CellFormat) -> float | None:
     if text.lower() in ABSENT:
         return None
     if not _is_number(text, form.decimal):
-        raise ValueError("must be a number")
+        size = f" of at most {MAX_NUMBER} characters" if len(text) > MAX_NUMBER else ""
+        raise ValueError(f"must be a number{size}")
     groups, mark = (",", ".") if form.decimal == "." else (".", ",")
     number = text.replace(groups, "").replace(" ", "").replace(mark, ".")
     return float(number) if "." in number or "e" in number.lower() else int(number)
@@ -64,6 +68,8 @@ def _without_currency(cell: str) -> str:
 
 
 def _is_number(text: str, decimal: Decimal) -> bool:
+    if len(text) > MAX_NUMBER:
+        return False
     return bool(_NUMBERS[decimal].fullmatch(text)) and any(map(str.isdigit, text))
 
 
@@ -93,7 +99,7 @@ def json_cell(cell: str, _: CellFormat) -> Any:
     if not cell.strip():
         return None
     try:
-        return orjson.loads(cell)
+        return parse_json(cell)
     except orjson.JSONDecodeError as error:
         raise ValueError(f"must be JSON: {error}") from None
 
@@ -118,9 +124,10 @@ def shortened(value: object) -> str:
 
 
 def attribute_type(cells: Sequence[str], form: CellFormat) -> AttributeType:
-    """Return "number" if nine of ten cells are numbers, none of them a code such as 007; or "text".
+    """Return "number" if nine of ten cells are numbers, none of them a code; or "text".
 
-    Absent cells do not count.
+    Absent cells do not count. A code begins with a zero, as 007, or has too many digits for an
+    integer of 64 bits.
     """
     present = [text for cell in cells if (text := cell.strip()).lower() not in ABSENT]
     numbers = 0
@@ -128,7 +135,10 @@ def attribute_type(cells: Sequence[str], form: CellFormat) -> AttributeType:
         if _LEADING_ZERO.match(text):
             return "text"
         try:
-            numbers += number_cell(text, form) is not None
+            number = number_cell(text, form)
         except ValueError:
             continue
+        if isinstance(number, int) and not -(2**63) <= number < 2**63:
+            return "text"
+        numbers += number is not None
     return "number" if present and 10 * numbers >= 9 * len(present) else "text"

@@ -14,7 +14,7 @@ import charset_normalizer
 
 from service.datasets.base import ReadProgress, open_compressed
 from service.datasets.files.cells import Decimal, decimal_mark
-from service.datasets.files.csv_records import csv_records
+from service.datasets.files.csv_records import MAX_ROW, csv_records
 from service.domain.errors import Invalid
 
 DELIMITERS = (",", ";", "\t", "|")
@@ -60,8 +60,12 @@ def detect_encoding(path: Path) -> str:
         for mark, name in _BOMS:
             if first.startswith(mark):
                 return name
-        block = first
+        block, endless = first, 0
         while block and (valid or len(foreign) < _FOREIGN):
+            # What follows a line that is too long is never read.
+            endless = 0 if b"\n" in block or b"\r" in block else endless + len(block)
+            if endless > 4 * MAX_ROW:
+                break
             if not block.isascii() or decoder.getstate()[0]:
                 if len(foreign) < _FOREIGN:
                     lines = block.split(b"\n")

@@ -5,20 +5,33 @@ from __future__ import annotations
 import csv
 from collections import deque
 from collections.abc import Iterator
+from typing import TextIO
 
 from service.domain.errors import Invalid
 
-MAX_FIELD = 16 << 20  # characters; a file without newlines must not fill the memory
+MAX_ROW = 4 << 20  # characters, or bytes of JSON and Parquet; an endless row must not fill memory
+MAX_COLUMNS = 16_384  # as many as a spreadsheet has
 MAX_LINES = 1_000  # of one record; more are taken for a quote that was never closed
+
+
+class EndlessRow(Invalid):
+    """A line is longer than a row may be, so that the next one cannot be found."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            "", f"line {number}: is longer than {MAX_ROW:,} bytes, which a row may have at most"
+        )
 
 
 class _Lines:
     """Lines of a text, which the reader of a record takes and may have to give back."""
 
-    def __init__(self, text: Iterator[str]) -> None:
+    def __init__(self, text: TextIO) -> None:
         self._text = text
         self._returned: deque[str] = deque()
         self.taken: list[str] = []  # by the current record
+        self.size = 0  # of these
+        self.number = 1  # of the first of these
 
     def __iter__(self) -> _Lines:
         return self
@@ -26,36 +39,57 @@ class _Lines:
     def __next__(self) -> str:
         if len(self.taken) == MAX_LINES:
             raise csv.Error(f"a cell has more than {MAX_LINES:,} lines: is a quote not closed?")
-        line = self._returned.popleft() if self._returned else next(self._text)
+        line = self._returned.popleft() if self._returned else self._text.readline(MAX_ROW + 1)
+        if not line:
+            raise StopIteration
+        if len(line) > MAX_ROW:
+            raise EndlessRow(self.number + len(self.taken))
         self.taken.append(line)
+        self.size += len(line)
+        if self.size > MAX_ROW:
+            raise csv.Error(
+                f"a row has more than {MAX_ROW:,} characters, the most that is allowed: is a quote "
+                "not closed?"
+            )
         return line
+
+    def next_record(self) -> None:
+        """Forget the lines of the current record."""
+        self.number += len(self.taken)
+        self.size = 0
+        self.taken.clear()
 
     def give_back_all_but_first(self) -> None:
         self._returned.extendleft(reversed(self.taken[1:]))
         del self.taken[1:]
 
 
-def csv_records(
-    text: Iterator[str], delimiter: str
-) -> Iterator[tuple[int, str, list[str] | Invalid]]:
+def csv_records(text: TextIO, delimiter: str) -> Iterator[tuple[int, str, list[str] | Invalid]]:
     """Read records by RFC 4180: the number of their first line, from 1, their text, their cells.
 
     The first record is the header, and every other one must have as many cells. Empty lines are
     skipped. Where a record of several lines is broken, its first line alone is bad: a quote that is
     not closed would take the records after it along.
+
+    Raises:
+        EndlessRow: a line is longer than `MAX_ROW`.
     """
-    csv.field_size_limit(MAX_FIELD)  # process-wide; the default of 128 KiB refuses long texts
+    csv.field_size_limit(MAX_ROW)  # process-wide; the default of 128 KiB refuses long texts
     lines = _Lines(text)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    number, width = 1, None
+    width = None
     while True:
         cells: list[str] | Invalid | None
         try:
             cells = next(reader, None)
             if cells is None:
                 return
+            if cells and len(cells) > MAX_COLUMNS:
+                raise Invalid("", f"has {len(cells):,} cells; at most {MAX_COLUMNS:,} are allowed")
             if cells and width is not None and len(cells) != width:
                 raise Invalid("", f"has {len(cells)} cells, must have {width}")
+        except EndlessRow:
+            raise
         except csv.Error as error:
             cells = Invalid("", f"must be CSV: {error}")
         except Invalid as error:
@@ -63,7 +97,6 @@ def csv_records(
         if isinstance(cells, Invalid):
             lines.give_back_all_but_first()
         if cells:
-            yield number, "".join(lines.taken), cells
+            yield lines.number, "".join(lines.taken), cells
             width = len(cells) if width is None and not isinstance(cells, Invalid) else width
-        number += len(lines.taken)
-        lines.taken.clear()
+        lines.next_record()

@@ -24,6 +24,10 @@ Texts = Literal["all", "typed", "mapped"]
 such fields where the caller maps them, as in JSON."""
 
 
+_LISTED, _LONGEST = 50, 100  # names, and characters of each, in a message
+_COMPARED = 1_000  # names among which a similar one is looked for
+
+
 @dataclass(frozen=True, slots=True)
 class FieldMapping:
     """Columns and constants of the fields of a record.
@@ -108,14 +112,14 @@ class FieldMapping:
             raise Invalid("", "weight has both a column and --weight-from")
         missing = [name for name in required if name not in (*columns, *self.constants)]
         if missing:
-            listed = ", ".join(names) or "none"
+            listed = listed_names(names) or "none"
             options = " ".join(f"--map {target}=COLUMN" for target in missing)
             raise Invalid(
                 f"/{missing[0]}", f"is required; there are {listed}. Name it with {options}"
             )
-        read = [name for bound in columns.values() for name in bound]
-        read += [] if weight is None else [weight.column]
-        for name in set(read):
+        read = {name for bound in columns.values() for name in bound}
+        read |= set() if weight is None else {weight.column}
+        for name in read:
             if list(names).count(name) > 1:
                 raise Invalid(f"/{name}", "must not occur twice")
         unread = [name for name in names if name not in read]
@@ -208,10 +212,19 @@ def _find(column: str, names: Sequence[str], option: str) -> str:
         return alike[0]
     if "." in column and column.partition(".")[0] in names:
         return column
-    close = difflib.get_close_matches(column, names, 1)
+    close = difflib.get_close_matches(column, names[:_COMPARED], 1)
     hint = f" Did you mean {close[0]}?" if close else ""
-    listed = ", ".join(names)
+    listed = listed_names(names)
     raise Invalid("", f"{option}: there is no column {column!r}; there are {listed}.{hint}")
+
+
+def listed_names(names: Sequence[str]) -> str:
+    """Join the names of columns for a message, which says how many it leaves out."""
+    shown = ", ".join(
+        name if len(name) <= _LONGEST else name[:_LONGEST] + "…" for name in names[:_LISTED]
+    )
+    more = len(names) - _LISTED
+    return shown if more <= 0 else f"{shown} and {more:,} more"
 
 
 def plain_name(name: str) -> str:

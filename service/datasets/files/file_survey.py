@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
@@ -18,6 +18,7 @@ from service.datasets.files.csv_dialect import (
     detect_delimiter,
     detect_encoding,
 )
+from service.datasets.files.csv_records import MAX_ROW
 from service.datasets.files.field_mapping import (
     BoundMapping,
     FieldMapping,
@@ -27,11 +28,12 @@ from service.datasets.files.field_mapping import (
 from service.datasets.files.formats import Row, Rows, csv_rows, json_rows, parquet_rows
 from service.datasets.files.row_reader import RowReader, column_value
 from service.datasets.files.rows import NUMBER, RATING, TIME, RecordSchema
-from service.datasets.files.time_formats import TimeFormat, chosen_format, detect_format
+from service.datasets.files.time_formats import MAX_TIME, TimeFormat, chosen_format, detect_format
 from service.domain.errors import Invalid
 from service.domain.item_selection import ATTRIBUTES
 
 _SAMPLE = 10_000  # rows
+_SAMPLE_SIZE = 2 * MAX_ROW  # of fewer rows, if they are long
 
 Format = Literal["jsonl", "csv", "parquet"]
 
@@ -99,12 +101,16 @@ def open_rows(path: Path, form: Format, dialect: Dialect, progress: ReadProgress
 def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[Any]) -> Survey:
     """Look at a file: at all of its bytes for the encoding, at its first rows for the rest.
 
+    Those are 10,000, or fewer of 8 MiB together.
+
     Raises:
         Invalid: a required column is missing, a mapped one is not there, or something cannot be
             found out; the message names the option that says it.
     """
     dialect = _dialect(path, options) if form == "csv" else Dialect()
-    sample = list(islice(open_rows(path, form, dialect, ReadProgress()), _SAMPLE))
+    read = ReadProgress()
+    rows = islice(open_rows(path, form, dialect, read), _SAMPLE)
+    sample = list(takewhile(lambda _: read.read <= _SAMPLE_SIZE, rows))
     mapping = _bind(path, options.mapping, form, sample, schema)
     good = [row.values for row in sample if not isinstance(row.values, Invalid)]
     decimal = options.decimal
@@ -202,5 +208,7 @@ def _times(path: Path, form: Format, dialect: Dialect, columns: list[str]) -> It
         if not isinstance(row.values, Invalid):
             for name in columns:
                 value = column_value(row.values, name)
+                if isinstance(value, str) and len(value) > MAX_TIME:
+                    continue  # no time, as its row will say
                 if value is not None and str(value).strip().lower() not in ABSENT:
                     yield value

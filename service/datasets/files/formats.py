@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import resource
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +15,13 @@ import orjson
 
 from service.datasets.base import ReadProgress, open_compressed
 from service.datasets.files.csv_dialect import Dialect
-from service.datasets.files.csv_records import csv_records
+from service.datasets.files.csv_records import MAX_COLUMNS, MAX_ROW, EndlessRow, csv_records
 from service.domain.errors import Invalid, Unavailable
+from service.domain.records import parse_json
 
-MAX_LINE = 16 << 20  # bytes; a file without newlines must not fill the memory
+MAX_PARQUET_MEMORY = 1 << 30  # bytes for decoding a batch of rows; a page may decompress to more
+_PARQUET_ROWS = 1_000  # decoded at once
+_STATUS = Path("/proc/self/status")  # of Linux; elsewhere decoding is not bounded
 
 
 class Row(NamedTuple):
@@ -33,21 +39,26 @@ def json_rows(path: Path, progress: ReadProgress) -> Rows:
     """Read JSON lines. Empty lines are skipped.
 
     Raises:
-        Invalid: a line is longer than `MAX_LINE`, so that the next one cannot be found.
+        Invalid: a line is longer than `MAX_ROW`, so that the next one cannot be found.
     """
     with open_compressed(path, progress) as file:
         number = 0
-        while line := file.readline(MAX_LINE):
+        while line := file.readline(MAX_ROW + 1):
             number += 1
-            if len(line) == MAX_LINE and not line.endswith(b"\n"):
-                raise Invalid("", f"{path}, line {number}: must be shorter than {MAX_LINE} bytes")
+            if len(line) > MAX_ROW:
+                raise Invalid("", f"{path}, {EndlessRow(number).detail}")
+            progress.read += len(line)
             if number == 1:
                 line = line.removeprefix(b"\xef\xbb\xbf")  # byte order mark
             if not line.strip():
                 continue
             try:
-                row = orjson.loads(line)
-                if not isinstance(row, dict):
+                row = parse_json(line)
+                if isinstance(row, dict) and len(row) > MAX_COLUMNS:
+                    row = Invalid(
+                        "", f"has {len(row):,} members; at most {MAX_COLUMNS:,} are allowed"
+                    )
+                elif not isinstance(row, dict):
                     row = Invalid("", f"must be a JSON object, not {type(row).__name__}")
             except orjson.JSONDecodeError as error:
                 place = f"at character {error.pos + 1}"
@@ -68,7 +79,8 @@ def csv_rows(path: Path, progress: ReadProgress, dialect: Dialect) -> Rows:
         # by row.
         text = io.TextIOWrapper(file, dialect.encoding, errors="surrogateescape", newline="")
         header: list[str] | None = None
-        for number, line, cells in csv_records(text, dialect.delimiter):
+        for number, line, cells in _records(path, text, dialect.delimiter):
+            progress.read += len(line)
             if header is not None:
                 row = cells if isinstance(cells, Invalid) else dict(zip(header, cells, strict=True))
                 yield Row(number, line, row)
@@ -80,6 +92,15 @@ def csv_rows(path: Path, progress: ReadProgress, dialect: Dialect) -> Rows:
                 yield Row(number, line, dict.fromkeys(header))
 
 
+def _records(
+    path: Path, text: io.TextIOWrapper, delimiter: str
+) -> Iterator[tuple[int, str, list[str] | Invalid]]:
+    try:
+        yield from csv_records(text, delimiter)
+    except EndlessRow as error:
+        raise Invalid("", f"{path}, {error.detail}") from None
+
+
 def parquet_rows(path: Path, progress: ReadProgress) -> Rows:
     """Read Parquet: a row with None for each column, then the rows.
 
@@ -87,25 +108,48 @@ def parquet_rows(path: Path, progress: ReadProgress) -> Rows:
 
     Raises:
         Unavailable: pyarrow is not installed; the message says how to install it.
-        Invalid: the file is not Parquet, or damaged, or a column occurs twice.
+        Invalid: the file is not Parquet, or damaged, or a column occurs twice, or decoding takes
+            more than `MAX_PARQUET_MEMORY`.
     """
-    progress.done, progress.total = 0, path.stat().st_size
+    progress.done, progress.total, progress.read = 0, path.stat().st_size, 0
     number = 0
     parquet = pyarrow_parquet(path, "reading")
     try:
-        opened = parquet.ParquetFile(path)
+        opened = parquet.ParquetFile(path, buffer_size=1 << 20)
     except (ValueError, OSError) as error:  # pyarrow's own errors are ValueErrors
         raise Invalid("", f"{path} cannot be read as Parquet: {error}") from error
     with opened as file:
         names = file.schema_arrow.names
         _check_distinct(path, names)
         yield Row(0, "", dict.fromkeys(names))
-        for batch in file.iter_batches(batch_size=10_000):
-            columns = [_values(column) for column in batch.columns]
-            for cells in zip(*columns, strict=True):
-                number += 1
-                row = dict(zip(names, map(_json_value, cells), strict=True))
-                yield Row(number, "", row)
+        batches = file.iter_batches(batch_size=_PARQUET_ROWS)
+        while True:
+            try:
+                with _bounded_memory():
+                    batch = next(batches, None)
+                    if batch is None:
+                        return
+                    columns = [_decoded(column) for column in batch.columns]
+            except MemoryError:
+                raise Invalid(
+                    "",
+                    f"{path}, row {number + 1}: takes more than {MAX_PARQUET_MEMORY:,} bytes to "
+                    f"decode {_PARQUET_ROWS:,} rows from here; write the file with shorter values "
+                    "or smaller pages",
+                ) from None
+            for start, count, size in _slices(columns, len(batch)):
+                if size > count * MAX_ROW:
+                    number += 1
+                    problem = f"has {size:,} bytes; a row may have at most {MAX_ROW:,}"
+                    yield Row(number, "", Invalid("", problem))
+                    continue
+                values = [column.slice(start, count).to_pylist(maps_as_pydicts="strict")
+                          for column in columns]  # fmt: skip
+                for cells in zip(*values, strict=True):
+                    number += 1
+                    progress.read += size // count
+                    row = dict(zip(names, map(_json_value, cells), strict=True))
+                    yield Row(number, "", row)
             progress.done = progress.total * number // file.metadata.num_rows
 
 
@@ -116,14 +160,67 @@ def row_text(row: Row) -> str:
     return orjson.dumps(row.values, default=str, option=orjson.OPT_APPEND_NEWLINE).decode()
 
 
-def _values(column: Any) -> list[Any]:
+@contextmanager
+def _bounded_memory() -> Iterator[None]:
+    """Raise `MemoryError` in the block where this process takes `MAX_PARQUET_MEMORY` more.
+
+    A file says nothing reliable of what its pages decompress to.
+    """
+    if not _STATUS.exists():
+        yield
+        return
+    (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith("VmData"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = 1024 * int(line.split()[1]) + MAX_PARQUET_MEMORY
+    if resource.RLIM_INFINITY not in (soft, hard):
+        limit = min(limit, soft)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _decoded(column: Any) -> Any:
+    """Return a column as values of its own, whose times Python has."""
     arrow = import_module("pyarrow")
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     if arrow.types.is_timestamp(column.type):
         # Python has no nanoseconds, and names of zones need a database: keep the instant alone.
         zone = "UTC" if column.type.tz else None
         column = column.cast(arrow.timestamp("us", zone), safe=False)
-    values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
-    return values
+    return column
+
+
+def _slices(columns: list[Any], count: int) -> Iterator[tuple[int, int, int]]:
+    """Yield slices of rows that are small, or one row: its start, its rows, its size."""
+    waiting = [(0, count)] if count else []
+    while waiting:
+        start, count = waiting.pop()
+        size = sum(_size(column.slice(start, count)) for column in columns)
+        if size > MAX_ROW and count > 1:
+            half = count // 2
+            waiting += [(start + half, count - half), (start, half)]
+        else:
+            yield start, count, size
+
+
+def _size(column: Any) -> int:
+    """Return the bytes of a column, and those that its nested values take as Python objects."""
+    arrow = import_module("pyarrow")
+    types, parts = arrow.types, list[Any]()
+    if types.is_struct(column.type):
+        parts = column.flatten()
+    elif types.is_map(column.type):
+        offsets = column.offsets
+        parts = [
+            arrow.ListArray.from_arrays(offsets, inner).flatten()
+            for inner in (column.keys, column.items)
+        ]
+    elif types.is_nested(column.type):  # a list
+        parts = [column.flatten()]
+    return int(column.nbytes) + sum(8 * len(part) + _size(part) for part in parts)
 
 
 def _json_value(cell: Any) -> Any:
@@ -140,6 +237,9 @@ def pyarrow_parquet(path: Path, doing: str) -> Any:
         Unavailable: pyarrow is not installed; the message says how to install it.
     """
     try:
+        arrow = import_module("pyarrow")
+        # The default one reserves a GiB beyond what it uses.
+        arrow.set_memory_pool(arrow.system_memory_pool())
         return import_module("pyarrow.parquet")
     except ImportError:
         raise Unavailable(
@@ -148,6 +248,10 @@ def pyarrow_parquet(path: Path, doing: str) -> Any:
 
 
 def _check_distinct(path: Path, names: list[str]) -> None:
-    for name in names:
-        if name and names.count(name) > 1:
+    if len(names) > MAX_COLUMNS:
+        raise Invalid(
+            "", f"{path}: has {len(names):,} columns; at most {MAX_COLUMNS:,} are allowed"
+        )
+    for name, count in Counter(names).items():
+        if name and count > 1:
             raise Invalid("", f"{path}, column {name}: must not occur twice")

@@ -23,6 +23,7 @@ DATES = (
     "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d %Y", "%B %d %Y", "%b %d, %Y",
     "%B %d, %Y", "%a, %d %b %Y",
 )  # fmt: skip
+MAX_TIME = 100  # characters; caches hold many of them
 _CHUNK = 10_000  # values that are looked at before the format is decided, if it can be
 _CACHED = 1 << 16
 
@@ -79,6 +80,8 @@ class TimeFormat:
             ValueError: the value is not of this format; the message says what is.
         """
         if isinstance(value, str):
+            if len(value) > MAX_TIME:
+                raise ValueError(f"must be a time of at most {MAX_TIME} characters")
             return self._counted(value, *_micros(value.strip(), self.pattern, self.zone))
         if isinstance(value, date):  # from Parquet; a datetime is a date too
             if isinstance(value, datetime):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-import orjson
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -15,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
+from service.domain.records import parse_json
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
@@ -72,7 +72,7 @@ class Context(Request):
         if self._parsed is not None:
             return self._parsed
         with self.stages("parse"):
-            return orjson.loads(self.scope[BODY])
+            return parse_json(self.scope[BODY])
 
     async def parse(self, schema: Callable[[Any], Any]) -> None:
         """Validate a large body beside the event loop. Raises RequestValidationError."""

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from service.domain.errors import Crowded, HeedError, Invalid
-from service.domain.records import Item
+from service.domain.records import Item, parse_json
 from service.domain.settings import Settings
 from service.http.problems import answer, located, sentence
 from service.http.routes.context import Context
@@ -69,7 +69,7 @@ class _Import:
             self.fail(number, f"is longer than {self.settings.max_ndjson_line_bytes} bytes")
             return
         try:
-            item = ItemIn.model_validate(orjson.loads(line))
+            item = ItemIn.model_validate(parse_json(line))
             self.batch.append((number, item.to_item(self.settings.embedding_dim)))
         except orjson.JSONDecodeError as error:
             self.fail(number, f"is not JSON: {error}")

@@ -89,7 +89,10 @@ PathName = Annotated[
 Attributes = Annotated[
     dict[str, Any],
     AfterValidator(check_attributes),
-    Field(description="Any JSON object, at most 32 deep.", examples=[{"language": "en"}]),
+    Field(
+        description="Any JSON object of at most 1,000 names, at most 32 deep.",
+        examples=[{"language": "en"}],
+    ),
 ]
 
 _PLAIN: dict[str, Any] = {"type": ["string", "number", "boolean", "null"]}

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from service.domain.item_patch import ItemPatch
-from service.domain.records import Event, Item, User
+from service.domain.records import MAX_LABELS, Event, Item, User
 from service.http.schemas.base import Body, Labels, Weight, example
 from service.http.schemas.scalars import (
     Attributes,
@@ -21,7 +21,6 @@ from service.http.schemas.scalars import (
 
 MAX_ITEMS = 1000  # of one JSON body; NDJSON takes any number
 MAX_EVENTS = 10_000
-MAX_INTERESTS = 1000  # each is a row of the user's memory, and a text to encode
 
 
 class ItemDetails(Body):
@@ -29,8 +28,8 @@ class ItemDetails(Body):
 
     title: str | None = Field("", examples=["Asyncio from the ground up"])
     description: str | None = ""
-    tags: Labels | None = Field([], examples=[["python", "async"]])
-    categories: Labels | None = Field([], examples=[["talk"]])
+    tags: Labels | None = Field([], max_length=MAX_LABELS, examples=[["python", "async"]])
+    categories: Labels | None = Field([], max_length=MAX_LABELS, examples=[["talk"]])
     attributes: Attributes | None = Field({})
     embedding: Vector | None = Field(
         None, description="Replaces the embedding of the text; HEED_EMBEDDING_DIM numbers."
@@ -144,7 +143,7 @@ class UserIn(Body):
     model_config = example(attributes={"country": "NL"}, interests=["talk", "talk-7"])
 
     attributes: Attributes = Field({})
-    interests: Labels = Field([], max_length=MAX_INTERESTS, examples=[["talk", "item-1"]])
+    interests: Labels = Field([], max_length=MAX_LABELS, examples=[["talk", "item-1"]])
 
     def to_user(self, user_id: str) -> User:
         """Return the record."""

@@ -47,3 +47,21 @@ def test_wrong_files_are_refused(tmp_path: Path, text: str, problem: str) -> Non
         read_mapping(path, "events")
     with pytest.raises(Invalid, match=r"nowhere\.toml cannot be read"):
         read_mapping(tmp_path / "nowhere.toml", "events")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("#" * (300 << 10), "is larger than 262,144 bytes, the most that is allowed"),
+        ("a." * 100_000 + "b = 1", "line 1: has 100,000 dots; at most 100 are allowed"),
+        ("a = " + "[" * 100_000, "must be TOML: it is nested too deep"),
+    ],
+)
+def test_files_that_would_take_memory_or_time_are_refused(
+    tmp_path: Path, content: str, problem: str
+) -> None:
+    """The parser takes gigabytes for a key of very many parts."""
+    path = tmp_path / "mapping.toml"
+    path.write_text(content)
+    with pytest.raises(Invalid, match=problem):
+        read_mapping(path, "items")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -298,6 +299,63 @@ def test_attributes_are_bounded(client: Client) -> None:
     answer = client.post("/v1/items", json=item(attributes=deep))
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"].startswith("/items/0/attributes/a/a/a")
+
+
+JSON = {"content-type": "application/json"}
+WIDE = {f"n{n}": {"lat": 1, "lon": n} for n in range(20_000)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer", "detail"),
+    [
+        ({"attributes": WIDE}, "/attributes", "more than 1,000 names"),
+        ({"attributes": {"a": [WIDE]}}, "/attributes", "more than 1,000 names"),
+        ({"attributes": {"a": {"b" * 2_000: 1}}}, "/attributes/a", "name of 2,000 characters"),
+        ({"tags": ["a"] * 1_001}, "/tags", "at most 1000 items"),
+        ({"categories": ["a"] * 1_001}, "/categories", "at most 1000 items"),
+        ({"interests": ["a"] * 1_001}, "/interests", "at most 1000 items"),
+    ],
+)
+def test_wide_records_are_refused(
+    client: Client, fields: dict[str, Any], pointer: str, detail: str
+) -> None:
+    """Each name of attributes is a column of the catalogue; a list in them may be long."""
+    is_user = fields.keys() & {"attributes", "interests"}
+    answers = [client.put("/v1/users/u", json=fields)] if is_user else []
+    if "interests" not in fields:
+        answers.append(client.patch("/v1/items/i", json=fields))
+        answer = client.post("/v1/items", json=item(**fields))
+        assert answer.json()["errors"][0]["pointer"] == f"/items/0{pointer}"
+        answers.append(answer)
+    for answer in answers:
+        (error,) = answer.json()["errors"]
+        assert answer.status_code == 422
+        assert error["pointer"].endswith(pointer)
+        assert detail in error["detail"]
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64, 10**30, -(2**63) - 1, -(2**70)])
+def test_integers_beyond_64_bits_are_refused(client: Client, number: int) -> None:
+    """They are named, and never rounded; floats of their size are allowed."""
+    attributes = {"a": [{"b": number}]}
+    where = {"field": "attributes.a", "eq": number}
+    for path, body, pointer in (
+        ("/v1/items", item(attributes=attributes), "/items/0/attributes/a/0/b"),
+        ("/v1/search", {"query": "a", "filter": where}, "/filter/eq"),
+        (
+            "/v1/search",
+            {"query": "a", "filter": {**where, "eq": 1, "in": [number]}},
+            "/filter/in/0",
+        ),
+        ("/v1/search", {"query": "a", "filter": {"attributes": {"a": number}}}, "/filter/attri"),
+        ("/v1/items", {"items": [{"item_id": number}]}, "/items/0/item_id"),
+        ("/v1/models/train", {"options": {"seed": number}}, "/options/seed"),
+    ):
+        answer = client.post(path, content=json.dumps(body), headers=JSON)
+        assert answer.status_code == 422
+        (error,) = answer.json()["errors"]
+        assert error["pointer"].startswith(pointer)
+        assert "64 bits" in error["detail"] or pointer.endswith("item_id")
 
 
 def test_many_validation_errors_are_truncated(client: Client) -> None:

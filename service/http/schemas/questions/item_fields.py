@@ -10,10 +10,8 @@ from pydantic import AfterValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from service.domain.errors import Invalid
-from service.domain.item_selection import ATTRIBUTES
+from service.domain.item_selection import ATTRIBUTES, MAX_FIELD_NAME
 from service.domain.records import check_attributes
-
-MAX_NAME = 1_000  # characters of a field's name
 
 
 def _named(*names: str, example: str) -> Any:
@@ -24,11 +22,11 @@ def _named(*names: str, example: str) -> Any:
     def check(name: str) -> str:
         if re.fullmatch(pattern[1:-1], name) is None:
             raise PydanticCustomError("field", allowed)
-        if len(name) > MAX_NAME:
-            raise PydanticCustomError("field", f"must have at most {MAX_NAME} characters")
+        if len(name) > MAX_FIELD_NAME:
+            raise PydanticCustomError("field", f"must have at most {MAX_FIELD_NAME} characters")
         return name
 
-    schema = {"type": "string", "pattern": pattern, "maxLength": MAX_NAME, "example": example}
+    schema = {"type": "string", "pattern": pattern, "maxLength": MAX_FIELD_NAME, "example": example}
     return Annotated[str, AfterValidator(check), WithJsonSchema(schema)]
 
 

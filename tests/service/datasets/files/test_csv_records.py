@@ -30,7 +30,7 @@ def test_whole_records_are_those_of_the_csv_module(rows: list[list[str]]) -> Non
 
 def broken(text: str) -> list[tuple[int, str | None]]:
     """Line number of each record after the header, with its first cell, or None if it is bad."""
-    records = list(csv_records(iter(io.StringIO(text, newline="")), ";"))
+    records = list(csv_records(io.StringIO(text, newline=""), ";"))
     return [
         (number, None if isinstance(cells, Invalid) else cells[0])
         for number, _, cells in records[1:]
@@ -56,4 +56,4 @@ def test_a_cell_of_very_many_lines_is_taken_for_an_open_quote() -> None:
 @pytest.mark.parametrize("text", ["", "\n\n"])
 def test_empty_text_has_no_records(text: str) -> None:
     """Not even a header."""
-    assert list(csv_records(iter(io.StringIO(text)), ",")) == []
+    assert list(csv_records(io.StringIO(text), ",")) == []

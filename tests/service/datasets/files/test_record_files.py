@@ -489,15 +489,6 @@ def test_packed_files_that_end_early_are_an_error(put: Put) -> None:
             list(EventsFile(path, ReadOptions(skip_bad=True)).events())
 
 
-def test_a_line_without_end_does_not_fill_the_memory(
-    put: Put, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A line beyond the limit stops the reading, even a lenient one."""
-    monkeypatch.setattr("service.datasets.files.formats.MAX_LINE", 64)
-    with pytest.raises(Invalid, match=r"l\.jsonl, line 1: must be shorter than 64 bytes"):
-        list(EventsFile(put("l.jsonl", "x" * 65), ReadOptions(skip_bad=True)).events())
-
-
 def test_full_disk_raises_store_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An export for which there is no room is a `StoreFull`, and leaves nothing."""
 
