@@ -26,7 +26,7 @@ Bytes = NDArray[np.uint8]
 # one takes no second copy of the whole.
 KEYS, CONTENT, COLUMNS = "keys", "content", "columns"
 PARTS = (KEYS, CONTENT, COLUMNS)
-FORMAT = 1  # of the parts; another one for any change of what they hold or how it is computed
+FORMAT = 2  # of the parts; another one for any change of what they hold or how it is computed
 
 _BY_ITEM = ("has_content", "is_named", "present", "deleted", "visible", "published")
 _MISSING = {"keywords": 0, "numbers": NO_NUMBER, "points": NO_POINT}
@@ -111,7 +111,8 @@ def _column_to_arrays(column: Any, name: str, arrays: dict[str, NDArray[Any]]) -
         arrays[f"{name}.dense{at}"] = _real(dense.array)
     arrays[f"{name}.extra_rows"] = column.extra_rows.array
     arrays[f"{name}.extra_values"] = _real(column.extra_values.array)
-    return rest | {"dense": len(column.dense), "dead": column.dead}
+    is_complex = column.dtype == np.complex128
+    return rest | {"dense": len(column.dense), "dead": column.dead, "complex": is_complex}
 
 
 def _columns(kinds: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> FieldColumns:
@@ -120,7 +121,7 @@ def _columns(kinds: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Fi
         name = rest["name"]
         found = {key: arrays[f"{name}.{key}"] for key in ("extra_rows", "extra_values")}
         found |= {str(at): arrays[f"{name}.dense{at}"] for at in range(rest["dense"])}
-        if kind == "points":
+        if rest["complex"]:
             found = {
                 key: array if key == "extra_rows" else array.view(np.complex128)
                 for key, array in found.items()

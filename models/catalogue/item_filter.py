@@ -8,7 +8,7 @@ of the condition; so an item without a value meets none. Values compare within t
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from models.catalogue.fields.field_columns import FieldColumns
 from models.catalogue.fields.geodesy import within
 from models.catalogue.fields.item_fields import ItemFields
-from models.catalogue.fields.item_values import is_number, split_types
+from models.catalogue.fields.item_values import exact_number, is_number, split_types
 from models.catalogue.fields.keyword_column import KeywordColumn
+from models.catalogue.fields.value_column import ValueColumn
 from models.compute.checkpoint import checkpoint
 
 _BOUNDS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -162,7 +163,7 @@ def _compared(
     masks = list[NDArray[np.bool_]]()
     if columns.keywords is not None and (tests := _keyword_tests(columns.keywords, comparisons)):
         masks.append(columns.keywords.codes.mask(_all(tests), size, rows))
-    if columns.numbers is not None and (tests := _number_tests(comparisons)):
+    if columns.numbers is not None and (tests := _number_tests(columns.numbers, comparisons)):
         # Of no number at all, `lt` would hold where it is written as the smallest integer.
         if not (columns.numbers.has_nan or _is_above(columns.numbers.missing, comparisons)):
             tests = [columns.numbers.filled, *tests]
@@ -200,18 +201,23 @@ def _keyword_tests(column: KeywordColumn, comparisons: Mapping[str, Any]) -> lis
     return tests
 
 
-def _number_tests(comparisons: Mapping[str, Any]) -> list[_Test]:
+def _number_tests(column: ValueColumn[Any], comparisons: Mapping[str, Any]) -> list[_Test]:
     """Return the tests of numbers; none where no number can meet them."""
     tests = list[_Test]()
+    exact = exact_number if column.has_nan else _same  # integers of 64 bits are exact
     for name, value in comparisons.items():
         if name in {"eq", "in"}:
             numbers = [one for one in (value if name == "in" else [value]) if is_number(one)]
-            tests.append(_is_any(numbers))
+            tests.append(_is_any([exact(one) for one in numbers]))
         elif name in _BOUNDS and is_number(value):
-            tests.append(_compare(name, value))
+            tests.append(_compare(name, exact(value)))
         else:
             return []
     return tests
+
+
+def _same(number: float) -> float:
+    return number
 
 
 def _ids_meeting(
@@ -249,20 +255,21 @@ def _bounded(name: str, bound: str) -> Callable[[str], bool]:
     return lambda text: bool(compare(text, bound))
 
 
-def _compare(name: str, bound: float) -> _Test:
+def _compare(name: str, bound: float | complex) -> _Test:
     compare = _BOUNDS[name]
 
     def holds(values: NDArray[Any]) -> NDArray[np.bool_]:
-        met: NDArray[np.bool_] = compare(values, bound)
+        with np.errstate(invalid="ignore"):  # of complex numbers, numpy warns of NaN
+            met: NDArray[np.bool_] = compare(values, bound)
         return met
 
     return holds
 
 
-def _is_any(numbers: list[float]) -> _Test:
+def _is_any(numbers: Sequence[float | complex]) -> _Test:
     def holds(values: NDArray[Any]) -> NDArray[np.bool_]:
         if len(numbers) > _COMPARED:
-            return np.isin(values, np.array(numbers, values.dtype))
+            return np.isin(values, np.array(numbers))
         found = np.zeros(len(values), np.bool_)
         for number in numbers:
             found |= values == number

@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.fields.item_fields import ItemFields
-from models.catalogue.fields.item_values import Special, keyword_of
+from models.catalogue.fields.item_values import (
+    Special,
+    exact_number,
+    keyword_of,
+    plain_number,
+)
+from models.catalogue.fields.value_column import ValueColumn
 
 _Keys = NDArray[np.float64]
 _STEP = 64  # one in so many keys is in a sample
@@ -95,17 +101,7 @@ def _orders(fields: ItemFields, key: SortKey) -> list[_Order]:
     if key.field == "item_id":
         return [_order_of_ids(fields, sign)]
     columns, orders = fields.columns_of(key.field), list[_Order]()
-    if (numbers := columns.numbers) is not None:
-
-        def of_numbers(values: NDArray[Any]) -> _Keys:
-            keys = sign * values.astype(np.float64)
-            keys[~numbers.filled(values)] = np.inf
-            return keys
-
-        def number_place(value: SortedValue) -> float:
-            return np.inf if value.number is None else sign * value.number
-
-        orders.append(_Order(lambda rows: numbers.smallest(rows, of_numbers, size), number_place))
+    by_number = [] if columns.numbers is None else _orders_of_numbers(columns.numbers, size, sign)
     if (keywords := columns.keywords) is not None:
         keys = keywords.sort_keys()
         table = np.where(np.isfinite(keys.of_codes), sign * keys.of_codes, np.inf)
@@ -117,7 +113,29 @@ def _orders(fields: ItemFields, key: SortKey) -> list[_Order]:
         orders.append(
             _Order(lambda rows: keywords.codes.smallest(rows, table.take, size), keyword_place)
         )
-    return orders[::-1] if key.descending else orders
+    return [*orders, *by_number] if key.descending else [*by_number, *orders]
+
+
+def _orders_of_numbers(numbers: ValueColumn[Any], size: int, sign: float) -> list[_Order]:
+    """Return the order of numbers; of those that are no floats, then of what the floats lack."""
+    is_exact = numbers.dtype == np.complex128
+
+    def keys_of(values: NDArray[Any]) -> NDArray[Any]:
+        keys = values.astype(np.complex128 if is_exact else np.float64)
+        keys = np.negative(keys) if sign < 0 else keys
+        keys[~numbers.filled(values)] = np.inf
+        return keys
+
+    def place(value: SortedValue) -> complex:
+        return np.inf if value.number is None else sign * exact_number(value.number)
+
+    def smallest(rows: NDArray[np.int64]) -> NDArray[Any]:
+        return numbers.smallest(rows, keys_of, size)
+
+    orders = [_Order(lambda rows: smallest(rows).real, lambda value: place(value).real)]
+    if is_exact:
+        orders.append(_Order(lambda rows: smallest(rows).imag, lambda value: place(value).imag))
+    return orders
 
 
 def _order_of_ids(fields: ItemFields, sign: float = 1.0) -> _Order:
@@ -136,7 +154,7 @@ def _value(fields: ItemFields, row: int, key: SortKey) -> SortedValue:
     number = keyword = None
     if columns.numbers is not None:
         numbers = columns.numbers.values_of(at, columns.numbers.extras_of(at)).tolist()
-        number = choose(map(float, numbers), default=None)
+        number = choose(map(plain_number, numbers), default=None)
     if columns.keywords is not None:
         codes = columns.keywords.codes
         own = codes.values_of(at, codes.extras_of(at)).tolist()

@@ -52,8 +52,11 @@ def recommend_all(
     """Write the answers of [bold]/v1/recommend[/] for every user, for example for a mailing.
 
     The columns are user_id, rank (from 1), item_id and score, ordered by
-    user_id and rank. Parquet needs the extra [bold]parquet[/], and has the version of
-    the model and the time in its metadata, heed.model_version and heed.at.
+    user_id and rank. In CSV and TSV, an apostrophe goes before ids that begin
+    with = + - @, a tab or a carriage return, which spreadsheets would compute;
+    [bold]heed import[/] takes it away again. Parquet needs the extra
+    [bold]parquet[/], and has the version of the model and the time in its
+    metadata, heed.model_version and heed.at.
 
     Users are all users in the store, with events or a profile; users with
     neither events nor interests get the popular items. All requests have one

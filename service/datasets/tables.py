@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import orjson
 
 from service.datasets.base import compressed
+from service.datasets.files.cells import escaped
 from service.datasets.files.formats import pyarrow_parquet
 from service.datasets.files.record_files import check_format
 from service.domain.errors import Invalid
@@ -67,9 +69,11 @@ def open_table(
         if form in (".csv", ".tsv"):
             text = codecs.getwriter("utf-8")(file)  # leaves the closing of the file to its owner
             delimiter = "," if form == ".csv" else "\t"
-            lines = csv.writer(text, delimiter=delimiter, lineterminator="\n")
+            # Of line ends, the writer quotes those of its own: a carriage return must be, too.
+            ends = SimpleNamespace(write=lambda line: text.write(line.removesuffix("\r\n") + "\n"))
+            lines = csv.writer(ends, delimiter=delimiter, lineterminator="\r\n")
             lines.writerow(kinds)
-            yield lines.writerows
+            yield lambda rows: lines.writerows(map(_cells, rows))
         else:
             yield lambda rows: file.writelines(_lines(kinds, rows))
 
@@ -91,6 +95,10 @@ def _parquet(
             writer.write_table(arrow.table(dict(zip(kinds, columns, strict=True)), schema=schema))
 
         yield write
+
+
+def _cells(row: Sequence[Any]) -> list[Any]:
+    return [escaped(cell) if isinstance(cell, str) else cell for cell in row]
 
 
 def _lines(names: Iterable[str], rows: TableRows) -> Iterator[bytes]:

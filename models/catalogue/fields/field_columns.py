@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.fields.item_values import FieldValues
+from models.catalogue.fields.item_values import FieldValues, exact_number
 from models.catalogue.fields.keyword_column import KeywordColumn
 from models.catalogue.fields.value_column import ValueColumn, distinct_pairs
 
@@ -21,7 +21,9 @@ class FieldColumns:
     """The values of one field by type; None where no item ever had one of that type."""
 
     keywords: KeywordColumn | None = None
-    numbers: ValueColumn[Any] | None = None  # float64; of `published_at` int64
+    # float64, or complex128 if there was an integer that is no float: see `exact_number`. Of
+    # `published_at` int64.
+    numbers: ValueColumn[Any] | None = None
     points: ValueColumn[np.complex128] | None = None
 
     def updated(self, rows: NDArray[np.int64], new: FieldValues, size: int) -> FieldColumns:
@@ -32,7 +34,9 @@ class FieldColumns:
             keywords = keywords.updated(rows, new.keyword_rows, new.keywords, size)
         if numbers is not None or new.numbers:
             numbers = numbers or ValueColumn.empty(np.float64, NO_NUMBER)
-            owners, values = np.array(new.number_rows, np.int64), np.array(new.numbers, np.float64)
+            owners, values = np.array(new.number_rows, np.int64), _numbers(new.numbers)
+            numbers = numbers.holding(np.result_type(numbers.dtype, values.dtype).type)
+            values = values.astype(numbers.dtype, copy=False)
             numbers = numbers.updated(rows, *distinct_pairs(owners, values), size)
         if points is not None or new.points:
             points = points or ValueColumn.empty(np.complex128, NO_POINT)
@@ -48,6 +52,14 @@ class FieldColumns:
         if self.numbers is not None:
             inside |= self.numbers.mask(self.numbers.filled, size, rows)
         return inside  # a point is also an object, which is a keyword
+
+
+def _numbers(numbers: list[float]) -> NDArray[Any]:
+    values = np.array(numbers, np.float64)
+    # Floats below 2^53 are all integers there.
+    if (np.abs(values) >= 2.0**53).any():
+        return np.array([exact_number(number) for number in numbers])
+    return values
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -122,6 +122,28 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def exact_number(number: float) -> float | complex:
+    """Return a number as a float, and one that no float is as float + rest·i.
+
+    The float is the nearest one. Such numbers compare as their pairs do, which is how numpy
+    compares complex numbers, with each other and with floats.
+    """
+    nearest = float(number)
+    if isinstance(number, float) or int(nearest) == number:
+        return nearest
+    return complex(nearest, number - int(nearest))
+
+
+def plain_number(number: float | complex) -> float | int:
+    """Return the number of an `exact_number`, as JSON would write it by hand: 3, not 3.0."""
+    if isinstance(number, complex):
+        if number.imag:
+            return int(number.real) + int(number.imag)
+        number = number.real
+    # JSON has no larger integers, and no answer could be written of them.
+    return int(number) if number % 1 == 0 and -(2**63) <= number < 2**63 else number
+
+
 def split_types(values: Iterable[Any]) -> tuple[list[Keyword], list[float]]:
     """Return the keywords and the finite numbers among JSON scalars."""
     values = list(values)

@@ -209,13 +209,13 @@ class ValueColumn(Generic[T]):
             yield np.where(marked, values, np.asarray(self.missing, values.dtype))
 
     def smallest(
-        self, rows: NDArray[np.int64], key: Callable[[NDArray[T]], NDArray[np.float64]], size: int
-    ) -> NDArray[np.float64]:
+        self, rows: NDArray[np.int64], key: Callable[[NDArray[T]], NDArray[Any]], size: int
+    ) -> NDArray[Any]:
         """Return the smallest key of the values of each of some rows [n]; infinity without a value.
 
-        `key` maps values [m] to float64 [m], and `missing` to infinity.
+        `key` maps values [m] to float64 or complex128 [m], and `missing` to infinity.
         """
-        keys = np.full(len(rows), np.inf)
+        keys = np.full(len(rows), np.inf, key(self.extra_values.array[:0]).dtype)
         for own in self.dense:
             for begin in range(0, len(rows) if len(own) else 0, _BLOCK):
                 block = rows[begin : begin + _BLOCK]

@@ -22,6 +22,7 @@ _NUMBERS: Mapping[Decimal, re.Pattern[str]] = {
     ",": re.compile(r"[-+]?(\d{1,3}([. ]\d{3})+|\d+)?(,\d+)?([eE][-+]?\d+)?", re.ASCII),
 }
 MAX_NUMBER = 100  # characters
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
 _LEADING_ZERO = re.compile(r"0\d")
 
 
@@ -31,11 +32,25 @@ class CellFormat:
 
     decimal: Decimal = "."
     list_separator: str = "|"
+    is_escaped: bool = False  # see `escaped`
 
 
-def text_cell(cell: str, _: CellFormat) -> str | None:
+def text_cell(cell: str, form: CellFormat) -> str | None:
     """Return the text without the space around it; None if nothing is left."""
+    if form.is_escaped and cell.startswith("'") and _FORMULA.match(cell):
+        return cell[1:]
     return cell.strip() or None
+
+
+def escaped(cell: str) -> str:
+    """Return a cell that no spreadsheet takes for a formula; `text_cell` restores the text.
+
+    An apostrophe goes before a text that begins as a formula does, after apostrophes or not, unless
+    it is a number.
+    """
+    if _FORMULA.match(cell) and not (_is_number(cell, ".") or _is_number(cell, ",")):
+        return "'" + cell
+    return cell
 
 
 def number_cell(cell: str, form: CellFormat) -> float | None:

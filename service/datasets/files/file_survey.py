@@ -116,7 +116,7 @@ def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[
     decimal = options.decimal
     if decimal is None:
         decimal = "." if form != "csv" else _decimal(good, mapping, schema, dialect.delimiter)
-    cells = CellFormat(decimal, options.list_separator)
+    cells = CellFormat(decimal, options.list_separator, is_escaped=form == "csv")
     mapping.types = {
         target: options.mapping.types.get(target) or attribute_type(_texts(good, names), cells)
         for target, names in mapping.columns.items()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from models.catalogue import cow_array, item_filter
 from models.catalogue.catalogue import Catalogue
+from models.catalogue.catalogue_state import catalogue_from_parts, catalogue_to_parts
 from models.catalogue.facets import CountedItems, count_values
 from models.catalogue.fields import keyword_column, value_column
 from models.catalogue.item_entry import ItemEntry
@@ -23,7 +24,11 @@ from tests.support.small import DIMENSION, encode
 
 IDS = [f"i{n}" for n in range(12)]
 WORDS = ["", "a", "ab", "B", "é", "Straße"]
-scalars = st.sampled_from([*WORDS, 0, 1, 1.0, -2.5, 2.25, 7, True, False, None])
+# Integers that no float is, beside their neighbours, and floats of their size.
+LARGE = [2**53, 2**53 + 1, -(2**53) - 1, 2**60, 2**60 + 1, 2**63 - 1, -(2**63), 2.0**60, 1e300]
+scalars = st.one_of(
+    st.sampled_from([*WORDS, 0, 1, 1.0, -2.5, 2.25, 7, True, False, None]), st.sampled_from(LARGE)
+)
 places = st.fixed_dictionaries(
     {
         "lat": st.sampled_from([52.5, 52.6, -89.5, 91, "x"]),
@@ -51,7 +56,7 @@ changes = st.lists(
 ATTRIBUTES = ["attributes.a", "attributes.b", "attributes.b.c", "attributes.p", "attributes.p.lat"]
 FIELDS = ["item_id", "title", "categories", "tags", "published_at", "attributes.none", *ATTRIBUTES]
 bounds = st.dictionaries(
-    st.sampled_from(["gt", "gte", "lt", "lte"]), st.sampled_from([*WORDS, -1, 0, 1, 2.25]),
+    st.sampled_from(["gt", "gte", "lt", "lte"]), st.sampled_from([*WORDS, -1, 0, 1, 2.25, *LARGE]),
     min_size=1, max_size=2,
 )  # fmt: skip
 circles = [(52.5, 13.4, 5), (52.5, 13.4, 20), (-90, 0, 60), (0, 180, 15_000), (90, 10, 0)]
@@ -219,3 +224,44 @@ def test_numbers_of_many_items_are_counted_exactly(step: float) -> None:
     mask = made.allowed()
     found = count_values(made.fields, "attributes.price", CountedItems(mask), 50)
     assert dict(found.values) == {price: prices.count(price) for price in prices}
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_integers_that_no_float_is_are_told_apart(is_read: bool) -> None:
+    """By filters, facets, sorting and positions, beside fractions and large floats.
+
+    The same holds of a catalogue that was read from its parts.
+    """
+    numbers = [2**53 + 1, 2**53, 0.5, 2**63 - 1, -(2**63), 2**63 - 2, 1e300, -(2**53) - 1, 2.0**63]
+    catalogue = Catalogue.empty(DIMENSION).updated(
+        [ItemEntry(f"i{n}", attributes={"a": each}) for n, each in enumerate(numbers)], [], encode
+    )
+    if is_read:
+        catalogue = catalogue_from_parts(Catalogue.empty(DIMENSION), catalogue_to_parts(catalogue))
+
+    def met(operator: str, operand: Any) -> list[float]:
+        condition = Condition("attributes.a", {operator: operand})
+        return [numbers[row] for row in np.flatnonzero(catalogue.allowed(condition))]
+
+    for operand in [*numbers, 2**53 + 2, 2**62 + 1, -(2**53)]:
+        assert met("eq", operand) == [each for each in numbers if each == operand]
+        assert met("gt", operand) == [each for each in numbers if each > operand]
+        assert met("gte", operand) == [each for each in numbers if each >= operand]
+        assert met("lt", operand) == [each for each in numbers if each < operand]
+        assert met("lte", operand) == [each for each in numbers if each <= operand]
+    assert met("in", [2**53 + 2, 2**63 - 1]) == [2**63 - 1]
+    assert met("in", [*range(2**53 + 1, 2**53 + 20)]) == [2**53 + 1]
+    counts = count_values(
+        catalogue.fields, "attributes.a", CountedItems(catalogue.allowed()), len(numbers)
+    )
+    assert counts.values == tuple((each, 1) for each in sorted(numbers))
+    assert list(map(type, dict(counts.values))) == list(map(type, sorted(numbers)))
+    for descending in (False, True):
+        key = SortKey("attributes.a", descending)
+        wanted = sorted(range(len(numbers)), key=numbers.__getitem__, reverse=descending)
+        rows = np.arange(len(numbers))
+        assert sorted_rows(catalogue.fields, rows, [key], limit=9).tolist() == wanted
+        for place, row in enumerate(wanted):
+            after = position(catalogue.fields, row, [key])
+            page = sorted_rows(catalogue.fields, rows, [key], limit=9, after=after)
+            assert page.tolist() == wanted[place + 1 :]

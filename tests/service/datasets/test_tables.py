@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from service.datasets.files.record_files import EventsFile
 from service.datasets.tables import open_table
 from service.domain.errors import Invalid, StoreFull, Unavailable
 
@@ -134,3 +135,22 @@ def test_parquet_without_pyarrow_says_how_to_install_it(
         write(tmp_path / "x.parquet", ROWS)
     assert list(tmp_path.iterdir()) == []
     write(tmp_path / "x.csv", ROWS)
+
+
+@pytest.mark.parametrize("form", [".csv", ".tsv"])
+def test_no_cell_is_a_formula_and_an_import_reads_the_same_texts(tmp_path: Path, form: str) -> None:
+    """Spreadsheets compute what begins with = + - @, a tab or a carriage return."""
+    begins = ["=", "+", "-", "@", "\t", "\r", "'=", "''-", "'", "a=", "\t=", "\r@"]
+    ids = [f"{begin}cmd|' /C calc'!A0" for begin in begins] + ["-5", "+1.5e3", "'-5", "007", "=1"]
+    path = tmp_path / f"x{form}"
+    kinds = {"user_id": str, "item_id": str, "weight": float}
+    with open_table(path, kinds, {}) as rows:
+        rows([(user, item, 0.5) for user, item in zip(ids, reversed(ids), strict=True)])
+        rows([("a", "b", 1e-7)])
+    with path.open(newline="") as file:
+        _, *cells = csv.reader(file, delimiter="," if form == ".csv" else "\t", strict=True)
+    texts = [cell for row in cells for cell in row]
+    assert {text for text in texts if text[0] in "=+-@\t\r"} == {"-5", "+1.5e3"}
+    events = list(EventsFile(path).events())
+    assert [(e.user_id, e.item_id) for e in events[:-1]] == [*zip(ids, reversed(ids), strict=True)]
+    assert events[-1].weight == 1e-7
