@@ -51,8 +51,13 @@ class StaticEncoder:
     def encode(self, texts: Sequence[str]) -> Vectors:
         """Return unit vectors [n, 256], float32; all zero for a text without any token."""
         out = np.zeros((len(texts), self.dimension), dtype=np.float32)
-        for start in range(0, len(texts), _BATCH):
-            batch = [text.casefold() for text in texts[start : start + _BATCH]]
+        end = 0
+        while (start := end) < len(texts):
+            size = 0
+            while end < min(start + _BATCH, len(texts)) and (size < _SIZE or end == start):
+                size += len(texts[end])
+                end += 1
+            batch = [text.casefold() for text in texts[start:end]]
             tokens = [
                 encoding.ids
                 for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
@@ -69,7 +74,9 @@ class StaticEncoder:
         return out
 
 
-_BATCH = 1_024  # texts at a time: bounds the memory that a long list of long texts takes
+# At a time, which bounds the memory that a long list of long texts takes:
+_BATCH = 1_024  # texts
+_SIZE = 1 << 20  # characters, but for the last text
 
 
 @cache

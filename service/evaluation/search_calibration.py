@@ -26,6 +26,7 @@ WEIGHTS = (0.0, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)  # of meaning tha
 MIN_QUERIES = 100  # with fewer of which nothing is calibrated
 _QUERIES = 250  # of each kind, at most
 _MAX_ITEMS = 10_000  # that are searched: a sample of larger catalogues
+_LONGEST = 1_000  # characters of a query; nobody types a longer one, and it takes seconds
 _MIN_WORDS = 20  # that a sentence leaves of its description: fewer share none with it by chance
 _DEPTH = 100  # rank from which on an item counts as not found
 _TELL = 20  # queries between two calls of progress
@@ -228,7 +229,9 @@ def _gains(rankings: Sequence[Sequence[str]], item_id: str) -> NDArray[np.float6
 
 
 def _is_new(text: str, others: str) -> bool:
-    """Whether a text has words, and other texts do not repeat it."""
+    """Whether a text has words, is as short as a query, and other texts do not repeat it."""
+    if len(text) > _LONGEST:
+        return False
     words = " ".join(re.findall(r"\w+", text.casefold()))
     return bool(words) and words not in " ".join(re.findall(r"\w+", others.casefold()))
 

@@ -103,3 +103,23 @@ def test_loading_leaves_logging_and_the_network_alone() -> None:
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
     assert done.returncode == 0, done.stderr
+
+
+def test_long_texts_are_encoded_a_few_at_a_time(
+    encoder: StaticEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their tokens are not in memory together, and their vectors are those of each text."""
+    texts = ["a", "long " * 30, "b c", "words " * 40, "", "d"]
+    alone = np.concatenate([encoder.encode([text]) for text in texts])
+    monkeypatch.setattr(models.text.static_encoder, "_SIZE", 100)
+    sizes: list[int] = []
+
+    class Tokenizer:
+        def encode_batch_fast(self, batch: list[str], **options: bool) -> object:
+            sizes.append(sum(map(len, batch)))
+            return tokenizer.encode_batch_fast(batch, **options)
+
+    tokenizer = encoder._tokenizer
+    monkeypatch.setattr(encoder, "_tokenizer", Tokenizer())
+    assert np.array_equal(encoder.encode(texts), alone)
+    assert sizes == [151, 243, 1]

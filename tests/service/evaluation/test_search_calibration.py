@@ -114,9 +114,10 @@ def test_titles_are_held_out_of_all_items() -> None:
         Item("b", title="Blues, an evening", description="This is a BLUES an evening."),
         Item("c", title="Opera"),
         Item("d", title="...", description="A title without words."),
+        Item("e", title="word " * 50_000, description="A title that is no query."),
     ]
     held = hold_out_titles(items, np.random.default_rng(0))
-    assert [(item.item_id, item.title) for item in held.items] == [(i, "") for i in "abcd"]
+    assert [(item.item_id, item.title) for item in held.items] == [(i, "") for i in "abcde"]
     assert [(text.split(), of) for text, of in held.queries] == [(["Jazz", "piano"], "a")]
 
 
