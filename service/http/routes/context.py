@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from json import JSONDecodeError
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -82,8 +83,8 @@ class Context(Request):
         try:
             with self.stages("parse"):
                 body, executor = self.scope[BODY], self.engine.parts.executor
-                self._parsed = await turn.run(executor, lambda: schema(orjson.loads(body)))
-        except orjson.JSONDecodeError:
+                self._parsed = await turn.run(executor, lambda: schema(parse_json(body)))
+        except JSONDecodeError:
             return
         except ValidationError as error:
             raise body_errors(error) from None
