@@ -51,6 +51,7 @@ class Engine:
         self.ready_answers = ReadyAnswers(parts)
         self.scenarios = LiveScenarios(parts.store)
         self.parts = parts
+        self.executor = parts.executor  # where requests are computed, beside the event loop
         self.live = parts.live
         # Has other processes `LiveSnapshot.follow_registry`, before an activation is answered.
         self.announce: Callable[[], Awaitable[object]] | None = None

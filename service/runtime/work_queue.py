@@ -86,7 +86,7 @@ class Turn:
             if self.is_over:
                 self.give_way()
 
-    async def run(self, executor: Executor, work: Callable[[], T]) -> T:
+    async def run(self, executor: Executor | None, work: Callable[[], T]) -> T:
         """Compute on a thread. Work that is cancelled ends at its next checkpoint."""
 
         def compute() -> T:

@@ -78,6 +78,8 @@ class FakeEngine:
         self.api_keys: dict[str, ApiKey] = {}
         self.changes_of_keys = 0
 
+    executor = None  # the event loop's own
+
     @property
     def store(self) -> FakeEngine:
         return self

@@ -82,7 +82,7 @@ class Context(Request):
             return  # FastAPI validates it
         try:
             with self.stages("parse"):
-                body, executor = self.scope[BODY], self.engine.parts.executor
+                body, executor = self.scope[BODY], self.engine.executor
                 self._parsed = await turn.run(executor, lambda: schema(parse_json(body)))
         except JSONDecodeError:
             return
@@ -95,7 +95,7 @@ class Context(Request):
         with self.stages("render"):
             if turn is None or not turn.is_long:
                 return Json(out(answer))
-            return await turn.run(self.engine.parts.executor, lambda: Json(out(answer)))
+            return await turn.run(self.engine.executor, lambda: Json(out(answer)))
 
 
 def body_errors(error: ValidationError) -> RequestValidationError:

@@ -439,3 +439,19 @@ def test_wrong_paths_and_methods_are_problems(
     assert (answer.status_code, answer.json()["status"]) == (status, status)
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers.get("allow") == allow
+
+
+@pytest.mark.parametrize(
+    ("end", "detail"),
+    [(', "no": 1}', "/no"), (', "limit": 1', "JSON"), (f', "limit": {2**64}}}', "/limit")],
+)
+def test_large_bodies_are_checked_as_small_ones(client: Client, end: str, detail: str) -> None:
+    """A body that is validated beside the event loop has the same errors as any other."""
+    ids = ",".join(f'"item {number}"' for number in range(9_000))
+    kind = {"Content-Type": "application/json"}
+    good = client.post("/v1/recommend", content=f'{{"exclude": [{ids}]}}', headers=kind)
+    bad = client.post("/v1/recommend", content=f'{{"exclude": [{ids}]{end}', headers=kind)
+    assert (good.status_code, bad.status_code) == (200, 422)
+    (error,) = bad.json()["errors"]
+    assert error["in"] == "body"
+    assert detail in (error["pointer"] or error["detail"])
