@@ -448,10 +448,8 @@ def test_wrong_paths_and_methods_are_problems(
 def test_large_bodies_are_checked_as_small_ones(client: Client, end: str, detail: str) -> None:
     """A body that is validated beside the event loop has the same errors as any other."""
     ids = ",".join(f'"item {number}"' for number in range(9_000))
-    kind = {"Content-Type": "application/json"}
-    good = client.post("/v1/recommend", content=f'{{"exclude": [{ids}]}}', headers=kind)
-    bad = client.post("/v1/recommend", content=f'{{"exclude": [{ids}]{end}', headers=kind)
-    assert (good.status_code, bad.status_code) == (200, 422)
+    bad = client.raw("/v1/recommend", f'{{"exclude": [{ids}]{end}')
+    assert bad.status_code == 422
     (error,) = bad.json()["errors"]
     assert error["in"] == "body"
     assert detail in (error["pointer"] or error["detail"])
