@@ -94,10 +94,12 @@ class RequestSteps:
         """
         turn = current_turn.get()
         with stages(stage):
+            on_loop, executor = size <= _ON_LOOP, self._parts.executor
             if turn is None:  # outside of a request
-                return await asyncio.get_running_loop().run_in_executor(self._parts.executor, work)
-            if size > _ON_LOOP or turn.is_long:
-                return await turn.run(self._parts.executor, partial(watched, turn.look, work))
+                run = asyncio.get_running_loop().run_in_executor
+                return work() if on_loop else await run(executor, work)
+            if turn.is_long or not on_loop:
+                return await turn.run(executor, partial(watched, turn.look, work))
             with turn.computing():
                 return work()
 

@@ -28,6 +28,7 @@ from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
 from service.domain.settings import Settings
+from service.http.arrivals import Arrivals
 from service.http.schemas.answers import AnswerOut
 from service.http.schemas.base import Body
 from service.http.schemas.questions.ask import RecommendIn, ScoreIn, SearchIn
@@ -35,6 +36,7 @@ from service.http.schemas.rendering import Json
 from service.http.schemas.stored import AppendedOut
 from service.http.schemas.write import EventsIn
 from service.http.serving.uvicorn_config import configure
+from service.http.telemetry import Metrics
 
 NONE: Mapping[str, Sequence[Callable[[], object]]] = {}
 BODIES: dict[str, tuple[type[Body], type[BaseModel]]] = {
@@ -99,7 +101,9 @@ def main(path: Path, data: Path | None = None) -> None:
     app = load_app(path, data)
     gc.collect()
     gc.freeze()  # as Heed does
-    config = configure(app, Settings(port=0))
+    settings = Settings(port=0)
+    app.state.arrivals = Arrivals(settings, Metrics())
+    config = configure(app, settings)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_Server(config).serve())
 

@@ -224,7 +224,11 @@ def of_heed(kind: type[errors.HeedError]) -> Exception:
 FAILURES: list[tuple[Callable[..., Exception], type[Any]]] = [
     *((of_postgres, kind) for kind in subclasses(psycopg.Error)),
     *((of_sqlite, kind) for kind in [*subclasses(apsw.Error), OSError, PermissionError]),
-    *((of_heed, kind) for kind in subclasses(errors.HeedError) if kind not in FOR_CLIENTS),
+    *(
+        (of_heed, kind)
+        for kind in subclasses(errors.HeedError)
+        if not issubclass(kind, tuple(FOR_CLIENTS))
+    ),
 ]
 
 
