@@ -155,7 +155,7 @@ def _counted(
     Whole numbers and those of two decimals are counted by their place in an array, which takes a
     tenth of the time of sorting them.
     """
-    # Beyond 2^53 not every integer is a float, and only the numbers as they are tell them apart.
+    # Floats do not distinguish all integers beyond 2^53; the numbers as stored do.
     is_small = not isinstance(low, complex) and max(abs(low), abs(high)) < 2**53
     for step in (1, 100) if is_small else ():
         if (high - low) * step >= _MAX_SPAN:

@@ -259,7 +259,7 @@ def _compare(name: str, bound: float | complex) -> _Test:
     compare = _BOUNDS[name]
 
     def holds(values: NDArray[Any]) -> NDArray[np.bool_]:
-        with np.errstate(invalid="ignore"):  # of complex numbers, numpy warns of NaN
+        with np.errstate(invalid="ignore"):  # numpy warns of NaN in complex numbers
             met: NDArray[np.bool_] = compare(values, bound)
         return met
 

@@ -18,7 +18,7 @@ from models.recommender.target_attention import ItemTables
 MakeTables = Callable[[NDArray[np.int64]], ItemTables]  # item rows -> their tables
 
 _BLOCK = 32_768  # items whose tables are made at once: making takes several times their memory
-_STEPS = count_from(1)  # of all tables of this process
+_STEPS = count_from(1)  # shared by all tables of this process
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class CowItemTables:
     # [N, 3·H·d or 4·H·d] queries, outputs, keys, and values unless tied
     _attended_rows: CowArray[np.float32]
     prior: Tensor  # [N]
-    step: int  # of the last change; every change has a larger one than those before it
+    step: int  # number of the last change; they ascend
     written: NDArray[np.int64]  # [N] the step that wrote each row
 
     @classmethod

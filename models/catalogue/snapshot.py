@@ -234,9 +234,9 @@ class Snapshot:
         return self.model.item_tables(torch.full((len(vectors),), -1), vectors)
 
     def last_written(self, rows: NDArray[np.integer]) -> int:
-        """Return the last step of the tables that wrote one of some rows [n]; 0 without any.
+        """Return the last step of the tables that wrote any of the rows [n]; 0 without rows.
 
-        Snapshots of one model that give the same have the same tables of these rows.
+        Snapshots of one model with the same step have equal tables for these rows.
         """
         written = self.cow_tables.written
         known = rows[(rows >= 0) & (rows < len(written))]
@@ -289,7 +289,7 @@ def _trained_rows(item_rows: NDArray[np.int64], size: int) -> Tensor:
 
 
 def _other_content(before: Catalogue, now: Catalogue, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Mark the rows [n] that are new or have other content, bool [n]: a price changes no vector."""
+    """Mark the rows [n] that are new or whose vectors changed, bool [n]: a price changes none."""
     other = rows >= len(before)
     old = rows[~other]
     other[~other] = (now.content[old] != before.content[old]).any(1) | (

@@ -117,7 +117,7 @@ def _orders(fields: ItemFields, key: SortKey) -> list[_Order]:
 
 
 def _orders_of_numbers(numbers: ValueColumn[Any], size: int, sign: float) -> list[_Order]:
-    """Return the order of numbers; of those that are no floats, then of what the floats lack."""
+    """Return the orders of the numbers as floats and, for inexact ones, of their remainders."""
     is_exact = numbers.dtype == np.complex128
 
     def keys_of(values: NDArray[Any]) -> NDArray[Any]:

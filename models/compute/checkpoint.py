@@ -15,7 +15,7 @@ _thread = threading.local()
 
 
 Look = Callable[[bool], None]
-"""Called at a checkpoint; true = the work waits for other work, and does not compute."""
+"""Called at a checkpoint; true if the work waits for other work instead of computing."""
 
 
 def checkpoint(*, waits: bool = False) -> None:

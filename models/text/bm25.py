@@ -207,7 +207,7 @@ class BM25Index:
         return self._keywords.find(parsed.keywords)
 
     def match_spans(self, parsed: ParsedQuery) -> Callable[[str], list[tuple[int, int]]]:
-        """Return a function that finds words of a query in a text.
+        """Return a function that finds the words of a query in a text.
 
         It returns their places, (start, end) in characters, ascending.
         """

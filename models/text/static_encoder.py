@@ -74,9 +74,9 @@ class StaticEncoder:
         return out
 
 
-# At a time, which bounds the memory that a long list of long texts takes:
+# Encoded at once; both bound the memory of a long list of long texts:
 _BATCH = 1_024  # texts
-_SIZE = 1 << 20  # characters, but for the last text
+_SIZE = 1 << 20  # characters, without the last text
 
 
 @cache

@@ -152,7 +152,7 @@ def serve(
 
 def main() -> None:
     """Run the console script; errors of the domain and of files are printed in one line."""
-    # Once for all files of this process, of SQLite too, and of the processes that it starts.
+    # For all files of this process, SQLite's included, and of the processes that it starts.
     os.umask(0o777 & ~PRIVATE_DIRECTORY)
     try:
         app()

@@ -21,7 +21,7 @@ T = TypeVar("T")
 DECOMPRESS: Mapping[str, Callable[[BinaryIO], AbstractContextManager[Any]]]
 DECOMPRESS = {"": nullcontext, ".gz": gzip.open, ".xz": lzma.open}
 DECOMPRESSION_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
-MAX_BATCH = 8 << 20  # bytes of rows whose records are stored at once
+MAX_BATCH = 8 << 20  # bytes of rows whose records are stored in one transaction
 
 
 class JudgedQuery(NamedTuple):

@@ -17,7 +17,7 @@ Options = Mapping[str, Any]
 """Values by the names of options, with underscores; `map` and `constant` are tables."""
 
 MAX_MAPPING = 256 << 10  # bytes of a file
-MAX_DOTS = 100  # of a line: tomllib takes memory by the square of a key's parts
+MAX_DOTS = 100  # in a line: tomllib's memory grows with the square of a key's parts
 TABLES = ("map", "constant")
 TEXTS = ("delimiter", "encoding", "decimal", "list_separator", "time_format", "timezone")
 EVENT_TEXTS = ("weight_from", "negative")

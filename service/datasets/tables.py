@@ -69,7 +69,7 @@ def open_table(
         if form in (".csv", ".tsv"):
             text = codecs.getwriter("utf-8")(file)  # leaves the closing of the file to its owner
             delimiter = "," if form == ".csv" else "\t"
-            # Of line ends, the writer quotes those of its own: a carriage return must be, too.
+            # The writer quotes only its own line ends; a carriage return must be quoted too.
             ends = SimpleNamespace(write=lambda line: text.write(line.removesuffix("\r\n") + "\n"))
             lines = csv.writer(ends, delimiter=delimiter, lineterminator="\r\n")
             lines.writerow(kinds)

@@ -11,8 +11,8 @@ from typing import ClassVar
 class HeedError(Exception):
     """Base of all errors that Heed raises on purpose. Subclasses can be copied and pickled."""
 
-    # What clients over HTTP read, since a detail may name files and servers; None in classes whose
-    # details are made for clients.
+    # Sentence for clients over HTTP, since a detail may name files and servers; None if the detail
+    # is written for clients.
     public: ClassVar[str | None] = "The request could not be answered."
 
     def __init__(self, detail: str) -> None:
@@ -78,7 +78,7 @@ class Unavailable(HeedError):
 
 
 class Busy(Unavailable):
-    """Something else is in the way. The detail says what, and names no folder or server."""
+    """Something else is in progress. The detail says what, and names no folder or server."""
 
     public = None
 
@@ -96,7 +96,7 @@ class DatabaseOverloaded(Overloaded):
 
 
 class Crowded(Overloaded):
-    """Refused while it arrives, and its connection closed: its sender holds too many places."""
+    """The sender holds too many places: the arriving request is refused, its connection closed."""
 
 
 class RateLimited(Unavailable):
@@ -124,7 +124,7 @@ class StoreUnreachable(Unavailable):
 
 
 class Unconfirmed(Unavailable):
-    """Nobody knows whether a write was committed, or whether it will outlive the server."""
+    """A write may have been committed or not, or may be lost with the server."""
 
     public = (
         "The database does not confirm the write, which may have succeeded; send it again, with "

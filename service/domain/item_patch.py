@@ -22,9 +22,9 @@ class ItemPatch:
     changes: Mapping[str, Any]  # by field of `Item`, of the field's type or None
 
     def apply(self, item: Item | None) -> Item:
-        """Return the changed item; without one, a new item of defaults is changed.
+        """Apply the patch to an item, or to a new item of defaults.
 
-        Raises `Invalid` if the attributes break a rule once they are merged.
+        Raises `Invalid` if the merged attributes break a rule.
         """
         item = Item(self.item_id) if item is None else item
         changes = dict(self.changes)
@@ -33,7 +33,7 @@ class ItemPatch:
                 changes[field.name] = getattr(_DEFAULTS, field.name)
         if self.changes.get("attributes") is not None:
             merged = merge_patch(item.attributes, self.changes["attributes"])
-            if item.attributes:  # a patch may be within the bounds that both together break
+            if item.attributes:  # the merged attributes may exceed bounds that the patch meets
                 try:
                     check_attributes(merged, "/attributes")
                 except Invalid as error:

@@ -40,12 +40,12 @@ class FilterGroup:
 Filter: TypeAlias = FieldCondition | FilterGroup
 
 NO_FILTER = FilterGroup("all")  # holds for every item
-_SLOW = 20  # comparisons of numbers that one of strings or distances takes as long as
-_LISTED = 50  # values of `in` that count as one comparison more
+_SLOW = 20  # cost of comparing strings or distances, in comparisons of numbers
+_LISTED = 50  # values of `in` that cost one more comparison
 
 
 def comparisons(wanted: Filter) -> float:
-    """Return how many comparisons with each item a filter makes, by the time they take."""
+    """Return the cost of a filter for each item, in comparisons of numbers."""
     if isinstance(wanted, FilterGroup):
         return sum(map(comparisons, wanted.members))
     total = 0.0

@@ -57,8 +57,8 @@ class ApiKey:
     expires: int | None = None
     revoked: int | None = None
     rate: Rate | None = None
-    # Of the namespace that the key was made for: another one of its name has another. Empty of
-    # `default`, which is never removed, and of namespaces of earlier versions.
+    # Id of the namespace that the key was made for; a later one of the same name has another id.
+    # Empty for `default`, which is never removed, and for namespaces of earlier versions.
     namespace_id: str = ""
 
     def matches(self, secret: str) -> bool:

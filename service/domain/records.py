@@ -29,7 +29,7 @@ DISLIKE = "dislike"  # the type of negative events, as in `models.data.interacti
 MAX_ID_BYTES = 256
 MAX_ATTRIBUTE_DEPTH = 32  # deeper documents are an attack, not data
 MAX_ATTRIBUTES = 1_000  # distinct names in one document, nested ones too; each is a column
-MAX_LABELS = 1_000  # of each of an item's lists, and interests of a user
+MAX_LABELS = 1_000  # in each list of an item, and interests of a user
 # A weight enters a score as its logarithm, and float32 has no smaller normal number than this.
 MIN_WEIGHT = 1.2e-38
 MAX_WEIGHT = float(np.finfo(np.float32).max)
@@ -239,14 +239,14 @@ def _has_long_integer(data: bytes) -> bool:
 
 
 class _JsonCheck:
-    """Check of one document, which knows the names that it has met."""
+    """Check of one document, which counts its distinct names."""
 
     def __init__(self, pointer: str) -> None:
         self._pointer = pointer
         self._fields: set[str] = set()
 
     def check(self, value: Any, pointer: str, field: str, depth: int) -> None:
-        """Raise `Invalid` unless a value is allowed at a pointer, where it has values of a field.
+        """Raise `Invalid` unless a value of a field is allowed at a pointer.
 
         `depth` is the number of levels that it may have.
         """
@@ -277,7 +277,7 @@ class _JsonCheck:
             raise Invalid(pointer, f"JSON has no {type(value).__name__}")
 
     def _met(self, name: str, pointer: str, field: str) -> str:
-        """Return the field of a member, which is counted among the document's."""
+        """Return the field of a member, and count it."""
         if len(field) + 1 + len(name) > MAX_FIELD_NAME:
             raise Invalid(
                 pointer,
@@ -289,7 +289,7 @@ class _JsonCheck:
         if len(self._fields) > MAX_ATTRIBUTES:
             raise Invalid(
                 self._pointer,
-                f"has more than {MAX_ATTRIBUTES:,} names, those in objects counted; at most "
+                f"has more than {MAX_ATTRIBUTES:,} names, nested ones counted; at most "
                 f"{MAX_ATTRIBUTES:,} are allowed",
             )
         return inner

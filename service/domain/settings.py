@@ -219,8 +219,8 @@ class Settings(BaseSettings):
     body_timeout: float = Field(
         15.0,
         gt=0,
-        description="Seconds for a request's body to arrive; for a stream, its next chunk, and a "
-        "KiB for each of them. Also for a client to read on, where an answer waits for it.",
+        description="Seconds for a request's body, or the next chunk of a stream, to arrive; a "
+        "stream must send 1 KiB for each of them. An answer waits as long for its client to read.",
     )
     drain_timeout: float = Field(
         10.0,

@@ -41,7 +41,7 @@ class Steering:
     at_most: tuple[AtMost, ...] = ()
     explore: float = 0.0  # share of the places for items with few events
     seed: int | None = None  # of the draws of `explore`; None = drawn for each answer
-    shown: tuple[str, ...] = ()  # items that stand before this answer, and count for `at_most`
+    shown: tuple[str, ...] = ()  # items before this answer that count for `at_most`
 
 
 NO_STEERING = Steering()

@@ -133,10 +133,10 @@ def compute_threads(settings: Settings) -> int:
 
 
 def compute_executor(settings: Settings, threads: int | None = None) -> ThreadPoolExecutor:
-    """Return an executor of so many threads; by default more than compute at once.
+    """Return an executor; by default with more threads than compute at once.
 
-    Long requests wait in their threads for short ones, so that the queue of work says how many
-    compute, and not the number of threads.
+    Long requests wait in their threads for short ones: the work queue, not the number of threads,
+    bounds how many compute.
     """
     return ThreadPoolExecutor(
         threads or compute_threads(settings) + 4 * MOST_LONG,

@@ -160,7 +160,7 @@ async def open_engine(
 async def _repeat(
     seconds: float, work: Callable[[], Awaitable[object]], *, rest: float = 100
 ) -> None:
-    """Do work now and then; what goes wrong is logged once, and the next time may go well.
+    """Repeat work; log a failure once, and try again.
 
     Args:
         seconds: to wait before each time, at least.
@@ -169,16 +169,16 @@ async def _repeat(
             done seldom. 0 for work that takes long only where there is something to do.
     """
     took, own = 0.0, object()
-    what = f"{work.__qualname__} failed; what was read before serves, and it is tried again"
+    what = f"{work.__qualname__} failed; earlier data serve, and it is tried again"
     try:
         while True:
             await asyncio.sleep(max(seconds, rest * took))
             started = time.monotonic()
             try:
                 await work()
-            except Exception as error:  # noqa: BLE001 - what comes late is better than nothing
+            except Exception as error:  # noqa: BLE001 - the next try may succeed
                 REPEATED.failed(_log, own, what, error)
-                took = 0.0  # that a server hung says nothing of the next time
+                took = 0.0  # a hung server does not delay the next try
             else:
                 REPEATED.succeeded(_log, own)
                 took = time.monotonic() - started

@@ -68,7 +68,7 @@ class Namespaces:
         self._directory = open_directory(settings.data, settings.store)
         self._entries: dict[str, _Entry] = {}  # least recently used first
         self._failures: dict[str, _Failure] = {}
-        # By name the ids of all that were used, whether or not they are open now.
+        # Ids by name of all namespaces that were used, open or closed.
         self._known: dict[str, str | None] = {}
         self._closing: dict[str, asyncio.Task[None]] = {}
         self._forgetting: dict[str, asyncio.Task[None]] = {}
@@ -99,7 +99,7 @@ class Namespaces:
         return {DEFAULT_NAMESPACE: self.default, **others}
 
     def has_served(self, name: str) -> bool:
-        """Return True for a namespace that was used here and, as far as is known, exists."""
+        """Return True for a namespace that was used here and is not known to be removed."""
         return name == DEFAULT_NAMESPACE or name in self._known
 
     def engine(self, name: str) -> Engine | None:
@@ -110,7 +110,7 @@ class Namespaces:
         return None if entry is None else _opened(entry)
 
     def refresh(self, name: str) -> None:
-        """Let go of a namespace that was removed, also where another one has its name by now."""
+        """Close a namespace that was removed, even if a later one has its name."""
         with suppress(NotFound):
             self._find(name)
 
@@ -122,13 +122,13 @@ class Namespaces:
         return self.engine(name)
 
     def is_another(self, name: str, namespace_id: str) -> bool:
-        """Whether the namespace of a name is not the one that had it when it had this id."""
+        """Whether the namespace of a name has another id than this."""
         if name == DEFAULT_NAMESPACE or not is_name(name):
             return False
         return self._directory.namespace_id(name) not in (None, namespace_id)
 
     def is_gone(self, name: str, namespace_id: str | None) -> bool:
-        """Whether a namespace was removed, the one that had this id if one is given."""
+        """Whether a namespace was removed; with an id, whether the one with that id was."""
         if name == DEFAULT_NAMESPACE or not is_name(name):
             return False
         found = self._directory.namespace_id(name)
@@ -142,7 +142,7 @@ class Namespaces:
 
         Args:
             name: of the namespace.
-            namespace_id: of the one that is meant, if another one of this name is not.
+            namespace_id: refuse a namespace of this name with another id.
 
         Raises:
             NotFound: there is no such namespace, or it was removed.
@@ -161,11 +161,11 @@ class Namespaces:
                 self._close(entry)
 
     async def ready(self, name: str = DEFAULT_NAMESPACE) -> tuple[bool, Mapping[str, Any]]:
-        """Whether a namespace answers, and what its parts said."""
+        """Whether a namespace answers, and the checks of its parts."""
         engine = self.engine(name)
         if engine is not None:
             return await engine.ready()
-        return name not in self._failures, {}  # what is closed is opened by the next request
+        return name not in self._failures, {}  # the next request opens it
 
     async def ready_others(self) -> Mapping[str, Any]:
         """Return the checks of each namespace in use but `default`.

@@ -204,7 +204,7 @@ class ReadyAnswers:
         users, servable = [], snapshot.catalogue.servable
         with stages("explain"):
             for each in scored:
-                await asyncio.sleep(0)  # others want to run too
+                await asyncio.sleep(0)  # let other tasks run
                 named = await name_reasons(self._parts.store, snapshot, each.events, [each.reasons])
                 is_degraded = is_degraded or named.is_degraded
                 reasons = named.of_items[0] if query.explain else None
@@ -265,7 +265,7 @@ class ReadyAnswers:
 
 
 def _until(at: int | None) -> int:
-    """Return the time until which events count: all do without one, for clocks may be ahead."""
+    """Return the time until which events count; without one all do, since clocks may be ahead."""
     return MAX_TIMESTAMP if at is None else at
 
 

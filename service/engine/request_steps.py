@@ -29,7 +29,7 @@ T = TypeVar("T")
 # Targets times rows that are attended on the event loop, in a millisecond or two: less than going
 # to a thread and back takes on a busy machine.
 _ON_LOOP = 120_000
-_STORED = 20  # of these, that one field of an item takes as long as
+_STORED = 20  # cost of reading one field of an item, in comparisons
 
 
 class OpenRequest(NamedTuple):
@@ -106,7 +106,7 @@ class RequestSteps:
     async def filter(
         self, snapshot: Snapshot, work: Callable[[], T], stages: StageClock, compared: float
     ) -> T:
-        """Do work that makes so many comparisons with each item; without any at once, untimed."""
+        """Do work that makes `comparisons` with each item; without any, at once and untimed."""
         if not compared:
             return work()
         return await self.compute(stages, work, compared * len(snapshot.catalogue), stage="filter")
@@ -127,9 +127,9 @@ class RequestSteps:
         *,
         stage: str,
     ) -> Answer:
-        """Add to an answer what is stored of its items; `size` is that of the work for each.
+        """Add stored data of its items to an answer; `size` is the work for each item.
 
-        Returns the answer, degraded and without it where the store cannot be reached.
+        If the store cannot be reached, the answer stays without them, and is degraded.
         """
         with stages("store"):
             try:

@@ -91,7 +91,7 @@ class MemoryProvider:
         return events if len(events) or events.interests else EMPTY
 
     async def seen(self, requester: Requester) -> Sequence[str]:
-        """Return the items of a requester's events, of those that `load` gives."""
+        """Return the items of the events that `load` gives for a requester."""
         at = time.time_ns() // 1_000 if requester.at is None else requester.at
         events = await self.load(requester, at)
         return self._vocabulary.ids_of(events.items.tolist())

@@ -32,8 +32,8 @@ class DerivedState:
     """
 
     events: EventColumns
-    step: int  # of the item tables
-    written: int  # `last_written` of the items of the events and of the profile
+    step: int  # last step of the item tables
+    written: int  # `last_written` for the items of the events and the profile
     history: UserHistory
     encoded: EncodedHistory | None
     collapsed: CollapsedHistory | None = None
@@ -67,14 +67,14 @@ class DerivedState:
         collapsed: CollapsedHistory | None = None,
         is_plain: bool = True,
     ) -> DerivedState:
-        """Return the state that holds a memory, which a snapshot made of a user's events."""
+        """Return the state that holds a memory made from a user's events by a snapshot."""
         step, written = snapshot.cow_tables.step, _last_written(snapshot, events)
         return cls(events, step, written, history, user.encoded, collapsed, user, is_plain)
 
     def serves(self, events: EventColumns, snapshot: Snapshot) -> bool:
-        """Whether this was derived from these very events, and from the same tables of their items.
+        """Whether this was derived from the same events and the same tables of their items.
 
-        `snapshot` is of the model that derived it.
+        `snapshot` is of the same model.
         """
         if (self.events.version, self.events.epoch) != (events.version, events.epoch):
             return False
@@ -218,5 +218,5 @@ class UserCache:
 
 def _last_written(snapshot: Snapshot, events: EventColumns) -> int:
     """Return the last step that wrote an item of a user's events or profile."""
-    profile = snapshot.catalogue.rows(events.interests)  # a text may have become an item since
+    profile = snapshot.catalogue.rows(events.interests)  # an interest may name an item by now
     return snapshot.last_written(np.concatenate([events.rows, profile]))

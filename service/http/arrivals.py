@@ -1,8 +1,7 @@
 """Places for requests that are arriving, of which one sender holds at most a share.
 
-A sender is an API key, or the client's address where the request has none. A body that arrives
-within `GRACE` takes no place, so that fast requests are not limited here, however many a proxy
-sends under one key.
+A sender is an API key, or the address of a client without one. A body that arrives within `GRACE`
+takes no place, so that a proxy may send any number of fast requests under one key.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Places:
         self.taken += amount
 
     def give_back(self, sender: str, amount: int = 1) -> None:
-        """Give back what was taken."""
+        """Free places of a sender."""
         self.taken -= amount
         self._held[sender] -= amount
         if not self._held[sender]:
@@ -91,9 +90,9 @@ class Arrivals:
 
 
 class SlowPlace:
-    """A place among the slow requests, taken for a request that is still arriving after `GRACE`.
+    """Takes a place among the slow requests if a request is still arriving after `GRACE`.
 
-    Without a free one, `refuse` is called with the reason.
+    Calls `refuse` with the reason if none is free.
     """
 
     def __init__(self, places: Places, sender: str, refuse: Callable[[str], None]) -> None:
@@ -112,7 +111,7 @@ class SlowPlace:
             self._is_taken = True
 
     def release(self) -> None:
-        """End the wait, or give the place back."""
+        """Stop the timer, and free the place if it was taken."""
         self._timer.cancel()
         if self._is_taken:
             self._is_taken = False

@@ -22,7 +22,7 @@ from service.http.arrivals import Arrivals, SlowPlace, sender_of
 from service.http.clients.disconnects import ClientConnection, connection_of
 
 BODY = "heed.body"  # in the scope of every request but streams
-CROWDED = "heed.crowded"  # in the scope where all connections are in work: the refusal
+CROWDED = "heed.crowded"  # in the scope once all connections are in work: why it is refused
 MIN_STREAM_RATE = 1024  # bytes a second, far below what any link carries
 ITEMS_PATH = "/v1/items"
 STREAM_TYPE = "application/x-ndjson"
@@ -130,7 +130,7 @@ class Bodies:
             place.release()
 
     def _paced(self, receive: Receive, connection: ClientConnection) -> Receive:
-        """Wrap the `receive` of a stream; only the wait for its client counts against its rate."""
+        """Wrap the `receive` of a stream; only waits for its client lower its rate."""
         waited, size = 0.0, 0
 
         async def paced() -> Message:
@@ -156,7 +156,7 @@ class Bodies:
         return paced
 
     def _ended(self, connection: ClientConnection) -> Exception:
-        """Say why a wait for the client has ended: it was refused, or took too long."""
+        """Say why a wait for the client ended: refused, or timed out."""
         if connection.refusal:
             return Crowded(connection.refusal)
         detail = f"The body took longer than {self._timeout:g} s to arrive (HEED_BODY_TIMEOUT)."

@@ -116,7 +116,7 @@ def answer(scope: Scope, error: Exception, **extensions: Any) -> Response:
 
 
 def _is_of_removed(scope: Scope, error: Exception) -> bool:
-    """Whether a request failed since its namespace, or its files, are gone meanwhile."""
+    """Whether a request failed because its namespace was removed."""
     if _is_known(error) and (not isinstance(error, errors.HeedError) or _status(error) < 500):
         return False
     key: ApiKey | None = scope.get(KEY)
@@ -124,7 +124,7 @@ def _is_of_removed(scope: Scope, error: Exception) -> bool:
     namespaces = scope["app"].state.namespaces
     try:
         return bool(namespaces.is_gone(name, None if key is None else key.namespace_id))
-    except (errors.HeedError, OSError):  # nobody knows
+    except (errors.HeedError, OSError):  # cannot tell
         return False
 
 
@@ -230,7 +230,7 @@ def _domain(scope: Scope, error: errors.HeedError, **extensions: Any) -> Respons
     if isinstance(error, (errors.TooLarge, errors.Crowded)):
         headers["Connection"] = "close"  # the rest of the body is not worth reading
     detail = error.told if error.public is None else f"{error.told} {_CAUSE}"
-    if isinstance(error, errors.ModelRejected):  # which names files, and maybe a text encoder's
+    if isinstance(error, errors.ModelRejected):  # may name files
         detail = without_folders(detail, scope["app"].state.settings.data)
     if status >= 500 or detail != error.detail:
         _log.warning("request %s: %s: %s", scope.get(REQUEST_ID, ""), kind.__name__, error.detail)

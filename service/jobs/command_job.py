@@ -66,7 +66,7 @@ class CommandJob:
         elif self.stopped_for is not None or isinstance(error, KeyboardInterrupt):
             self._job = self._job.with_exit(-signal.SIGINT, now, "cancelled")
         else:
-            name = type(error).__name__  # its message may name files and servers
+            name = type(error).__name__  # the message may name files and servers
             detail = error.told if isinstance(error, HeedError) else f"{name}: see its output"
             self._job = self._job.with_error(detail, now)
         self._write()

@@ -120,7 +120,7 @@ class Job:
             )
         if code < 0:
             return f"the training process was ended by signal {-code}"
-        # Its output may name files and servers: it is for who runs `heed jobs show`.
+        # The output may name files and servers: only `heed jobs show` has it.
         more = f"; heed jobs show {self.id} has the end of its output" if self.stderr else ""
         return f"the training process ended with exit code {code}{more}"
 

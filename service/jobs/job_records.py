@@ -132,7 +132,7 @@ class JobRecords:
         """Return the error of a second training: what runs, since when and how to stop it."""
         for job in self.store.latest(3):
             if not job.is_final:
-                # On which machine is not for clients; `heed jobs list` says it.
+                # Clients do not see the machine; `heed jobs list` does.
                 by = (job.started_by or "the service").partition(" on ")[0]
                 who = f"job {job.id}, of {by}"
                 return Conflict(

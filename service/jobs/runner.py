@@ -100,7 +100,7 @@ class JobRunner:
         stack = contextlib.ExitStack()
         try:
             lease = await self._claim(stack)
-            # The folder that was locked may be another namespace's, which has the name by now.
+            # The locked folder may belong to a later namespace of the same name.
             if self._file is not None and (problem := await self._file.problem()) is not None:
                 raise Unavailable(problem)
             # A killed orphan takes a moment to end.

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-_TICKS = 5  # of an axis, about
+_TICKS = 5  # on an axis, about
 _FEW = 40  # points that are also drawn one by one
 
-_OUTCOMES = ("requests", "refusals", "failures")  # of an interval of a timeline
+_OUTCOMES = ("requests", "refusals", "failures")  # counted in each interval of a timeline
 
 Values = Sequence[float | None]
 
@@ -36,7 +36,7 @@ class Mark(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line with its name in the legend; `dots` has its points where they are few."""
+    """A line with its name in the legend; `dots` has its points if they are few."""
 
     name: str
     points: str
@@ -56,7 +56,7 @@ class Chart(NamedTuple):
 
 
 def draw_charts(report: Mapping[str, Any]) -> list[Chart]:
-    """Draw latency by rate, of a ramp, and latency, requests and memory over time, where known."""
+    """Draw latency by rate for a ramp, and latency, requests and memory over time if known."""
     found = []
     if steps := sorted(report.get("ramp", {}).get("steps", ()), key=lambda step: step["rate"]):
         title = f"Latency by rate; the dashed line is the objective, {report['ramp']['slo']}"
@@ -125,7 +125,7 @@ def _chart(
 
 
 def _axis(low: float, high: float) -> tuple[float, float, float]:
-    """Return a step of 1, 2 or 5 times a power of ten, and the bounds in whole steps of it."""
+    """Return a step, 1, 2 or 5 times a power of ten, and the bounds as whole steps."""
     span = (high - low) or 1.0
     power = 10.0 ** math.floor(math.log10(span / _TICKS))
     step = power * next(factor for factor in (1, 2, 5, 10) if power * factor >= span / _TICKS)

@@ -160,7 +160,7 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def _limit(report: Report, step: Mapping[str, Any], details: Mapping[str, str], at: str) -> str:
-    """Say which limit of a load failed first, and what to do next; without one, how to find it."""
+    """Say which limit of a load failed first, or how to find it, and what to do next."""
     _, refused, failed = _counts(step)
     workers = report["data"].get("worker_up")
     now = f", now {workers}" if workers else ""

@@ -22,7 +22,7 @@ _TOTAL = "total"  # of Server-Timing
 _STAGE = re.compile(r"([\w-]+)\s*;\s*dur=(\d+\.?\d*)")  # milliseconds
 _INTERVALS = 200  # of a timeline
 
-REFUSED = (429, 503)  # "not now": the server is well, and asks to be left alone for a while
+REFUSED = (429, 503)  # the server is well, and asks clients to come later
 
 Ended = Literal["completed", "stopped", "silent", "objective missed"]
 Mask = NDArray[np.bool_]

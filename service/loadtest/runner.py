@@ -36,7 +36,7 @@ from service.loadtest.workload import (
 )
 
 _READINGS = 60  # of the server's memory
-_SECOND_LOOK = 1.0  # seconds until what was not answered is written or given up
+_SECOND_LOOK = 1.0  # seconds until unanswered events are written or given up
 
 
 def run(console: Console, options: Options) -> dict[str, Any]:
@@ -206,9 +206,9 @@ async def _send(
 def _clean(
     console: Console, http: httpx.Client, requests: Requests, options: Options
 ) -> dict[str, Any]:
-    """Take back what was written, unless it is to be kept; say what is left, and how to remove it.
+    """Delete what was written unless it is kept; say what is left, and how to remove it.
 
-    An event that was not answered may be written after the first look, so there is a second one.
+    Unanswered events may be written after the first look, so that a second one follows.
     """
     paths = requests.written_paths()
     left, taken = paths if options.keep else [], 0

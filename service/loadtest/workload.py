@@ -140,7 +140,7 @@ class Requests:
         return "/v1/events", orjson.dumps({"events": [event]})
 
     def note(self, recording: Recording) -> None:
-        """Count the events of a load that were acknowledged, and those without any answer."""
+        """Count the acknowledged and the unanswered events of a load."""
         if "events" in recording.schedule.kinds:
             events = recording.schedule.kind == recording.schedule.kinds.index("events")
             status = recording.status[events & np.isfinite(recording.sent)]
@@ -177,7 +177,7 @@ def delete_all(http: httpx.Client, paths: Iterable[str]) -> tuple[int, list[str]
 
 
 def by_hand(url: str, paths: Iterable[str]) -> list[str]:
-    """Return commands that DELETE paths which end in a number, as few as curl's ranges allow."""
+    """Return commands that DELETE paths with a final number, as few as curl's lists allow."""
     numbers = defaultdict(list)
     for path in paths:
         stem, _, number = path.rpartition("-")
@@ -189,7 +189,7 @@ def by_hand(url: str, paths: Iterable[str]) -> list[str]:
 
 
 def _delete(http: httpx.Client, path: str) -> int | None:
-    """DELETE a path, until it is not refused any more; returns how many events that deleted."""
+    """DELETE a path until it is not refused; return the number of deleted events."""
     until = time.monotonic() + _PATIENCE
     while (answer := http.delete(path)).status_code in REFUSED and time.monotonic() < until:
         wait = answer.headers.get("retry-after", "")

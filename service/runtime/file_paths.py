@@ -16,7 +16,7 @@ _FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.{1,2})?/(?:[^\s/:;,'\"()]+/)*(?=[^\s/
 def without_folders(text: str, data: Path | None = None) -> str:
     """Return a message with the folders of its paths left out: `/data/heed.db` becomes `heed.db`.
 
-    With `data`, a directory, its name may be any, with spaces too.
+    `data` is a directory whose name may also have spaces.
 
     Names of files say enough to act on; where they lie is nobody's business but the operator's,
     whose log has the whole path.
@@ -32,7 +32,7 @@ def is_denied(path: Path) -> bool:
 
 
 def denied(path: Path) -> str:
-    """Return what to do about a file that the permissions keep from this process."""
+    """Return what to do about a file that this process has no permission for."""
     for place in (path, *path.absolute().parents):
         with suppress(OSError):
             owner = _user(place.stat().st_uid)

@@ -78,7 +78,7 @@ def configure(
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # httpx logs the address of each request, which may have a query.
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    # Its callers get the error, and say so.
+    # Callers get the error and report it.
     logging.getLogger("psycopg.pool").setLevel(logging.ERROR)
     logging.captureWarnings(True)
     if uncaught:
@@ -140,14 +140,14 @@ def log_failure(logger: logging.Logger, what: str, error: BaseException) -> None
 class RepeatedWork:
     """Logs failures of all work that a process repeats. For one thread.
 
-    What many watches run into at once, such as a database that is away, is one line for all.
+    A fault that several watches meet at once, such as a database that is away, is logged once.
     """
 
     def __init__(self) -> None:
         self._failing: dict[Hashable, type[BaseException]] = {}
 
     def failed(self, logger: logging.Logger, work: Hashable, what: str, error: Exception) -> None:
-        """Note that work has failed; log it unless other work fails for the same reason."""
+        """Note that work has failed; log it unless other work already fails for the same reason."""
         kind = type(error)
         is_known = self._failing.get(work) is kind or (
             isinstance(error, (HeedError, OSError)) and kind in self._failing.values()
@@ -164,7 +164,7 @@ class RepeatedWork:
             logger.info("work in the background succeeds again, after %s", kind.__name__)
 
     def ended(self, work: Hashable) -> None:
-        """Note that work is repeated no more."""
+        """Forget work that is no longer repeated."""
         self._failing.pop(work, None)
 
 

@@ -31,10 +31,10 @@ from service.runtime.data_layout import (
     namespace_folder,
 )
 
-# What tells a store from every other one of its namespace's name: device and inode of its file, or
-# the number of its rows and the time of its creation, and the namespace's id.
+# Identity of a store among all that ever had its namespace's name: device and inode of its file, or
+# number and creation time of the namespace in a database; and the namespace's id.
 StoreToken = tuple[int, int, str]
-ID_BYTES = 16  # random, of a namespace's id, which is twice as many hexadecimal digits
+ID_BYTES = 16  # random bytes of a namespace's id, written as hexadecimal digits
 
 _NEW, _REMOVED = ".new-", ".removed-"  # no names, since these begin with a letter or a digit
 _TIMEOUT = 10.0  # seconds to wait for another process that creates, opens or removes a namespace
@@ -74,8 +74,8 @@ def store_token(folder: Path) -> StoreToken | None:
 
 
 def namespace_id(folder: Path) -> str:
-    """Return the id of the namespace of a folder, empty if an earlier version has made it."""
-    try:  # for each request, which `Path.read_text` would take four times as long for
+    """Return the id of the namespace in a folder, empty if an earlier version made it."""
+    try:  # each request calls this: `Path.read_text` takes four times as long
         descriptor = os.open(f"{folder}/{NAMESPACE_ID_FILE}", os.O_RDONLY)
     except (FileNotFoundError, NotADirectoryError):
         return ""
@@ -110,7 +110,7 @@ def create_namespace(
         data: the data directory.
         name: of the namespace.
         fill: called with the folder.
-        own_id: of the namespace that it is a copy of; a new one by default.
+        own_id: id of the namespace that it copies; a new one by default.
 
     Raises:
         Invalid: the name is not allowed.
@@ -138,7 +138,7 @@ def remove_namespace(data: Path, name: str, before: Callable[[], None] = lambda:
     Args:
         data: the data directory.
         name: of the namespace.
-        before: called once nothing stands in the way, while no namespace is created or opened.
+        before: called once the removal is certain, while no namespace is created or opened.
 
     Raises:
         Invalid: the name is not allowed, or it is `default`.

@@ -1,9 +1,8 @@
 """Queue of work that computes: a few requests at once, API keys in turns, long requests aside.
 
-There is no estimate of what a request will cost. Each begins as any other; one that has computed
-for `QUANTUM` is long from then on. A long request leaves its place to the next and computes beside
-no other long one of its key, in the order in which they became long. At each of its checkpoints it
-waits for short ones.
+The cost of a request is not estimated. All begin alike; one that has computed for `QUANTUM` is long
+from then on. A long request leaves its place to the next. The long requests of a key compute one at
+a time, in the order in which they became long, and wait for short requests at their checkpoints.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from service.domain.errors import DeadlineExceeded, Overloaded
 
 T = TypeVar("T")
 
-QUANTUM = 0.05  # seconds of a processor, after which a request is long
-MOST_LONG = 4  # long requests of one key that leave their places to others
-_BESIDE = 4.0  # times as long as it has computed, a long request waits for short ones at most
+QUANTUM = 0.05  # seconds of processor time after which a request is long
+MOST_LONG = 4  # long requests of one key that leave their places
+_BESIDE = 4.0  # longest wait of a long request for short ones, in times of what it has computed
 _LOOK = 0.001  # seconds between two looks of a long request that waits
-_WEIGHT = 0.05  # of a new measurement in the mean
-_MAX_JUMP = 4.0  # times the mean that one measurement counts at most
-_OVERLOAD = 1.0  # seconds after a refusal, in which less of a deadline may pass in the queue
-_PATIENCE = 0.8  # of the deadline, then: so that what is accepted is done in time
+_WEIGHT = 0.05  # weight of a new measurement in the mean
+_MAX_JUMP = 4.0  # most that one measurement counts, in times of the mean
+_OVERLOAD = 1.0  # seconds after a refusal in which `_PATIENCE` applies
+_PATIENCE = 0.8  # share of a deadline that may pass in the queue, so that answers are in time
 
 # The turn of the request that this task works for.
 current_turn: ContextVar[Turn | None] = ContextVar("current_turn", default=None)
@@ -38,11 +37,11 @@ current_turn: ContextVar[Turn | None] = ContextVar("current_turn", default=None)
 
 @dataclass(slots=True, eq=False)
 class _Key:
-    """The requests of one key: those that wait, and how many have places or are set aside.
+    """The requests of one key: those that wait, and the numbers of places and of those set aside.
 
     Attributes:
-        interval: seconds from one end to the next while others of the key waited, a mean.
-        ended: when its last one left a place, if others have waited since.
+        interval: mean seconds from one end to the next while others of the key waited.
+        ended: when its last request left a place, if others have waited since.
     """
 
     name: str
@@ -51,7 +50,7 @@ class _Key:
     waiting: deque[Turn] = field(default_factory=deque)
     places: int = 0
     aside: int = 0
-    long: list[Turn] = field(default_factory=list)  # of which the first computes
+    long: list[Turn] = field(default_factory=list)  # the first one computes
 
 
 class Turn:
@@ -59,7 +58,7 @@ class Turn:
 
     Attributes:
         key: whose request it is; keys take turns.
-        deadline: seconds of the queue's clock at which its work ends; inf = never.
+        deadline: time by the queue's clock at which its work ends; inf = never.
         is_long: it has computed for `QUANTUM`.
         is_aside: it is long and has no place.
         is_over: nobody waits for its work.
@@ -68,10 +67,10 @@ class Turn:
     def __init__(self, queue: WorkQueue, key: _Key, deadline: float) -> None:
         self.key, self.deadline = key, deadline
         self.is_long = self.is_aside = self.is_over = False
-        self.ready: asyncio.Future[None] | None = None  # of one that waits
+        self.ready: asyncio.Future[None] | None = None  # done when the wait ends
         self.queue, self._loop = queue, asyncio.get_running_loop()
-        self._seconds = 0.0  # of a processor, that it has computed
-        self._began = 0.0  # by the processor's clock of the thread that computes
+        self._seconds = 0.0  # processor time that it has used
+        self._began = 0.0  # by the clock of the computing thread
         self._resumed = 0.0
 
     @contextmanager
@@ -100,7 +99,7 @@ class Turn:
             raise
 
     def look(self, waits: bool = False) -> None:
-        """End the work that nobody waits for, and make long work wait. The thread calls it.
+        """End work that nobody waits for, and make long work wait. The computing thread calls it.
 
         Args:
             waits: the work waits for a lock, which another long request of its key may hold.
@@ -145,8 +144,8 @@ class WorkQueue:
 
     Args:
         places: requests that compute at once, those set aside not counted.
-        of_one_key: of these, the most that are of one key.
-        after: a queue that comes first: while a request waits in it, none starts here.
+        of_one_key: most places of one key.
+        after: queue with priority: while a request waits in it, none starts here.
         clock: seconds, monotonic.
     """
 
@@ -161,9 +160,9 @@ class WorkQueue:
         self.clock = clock
         self._places, self._of_one_key, self._after = places, of_one_key, after
         self._keys: dict[str, _Key] = {}
-        self.waiting: dict[str, _Key] = {}  # keys of which requests wait; the next one first
+        self.waiting: dict[str, _Key] = {}  # keys with waiting requests, the next one first
         self._running: set[Turn] = set()
-        self._interval = 0.0  # that of a key was last; 0 before anything is measured
+        self._interval = 0.0  # last interval of any key; 0 before the first measurement
         self._refused = -math.inf
         self.followers: list[WorkQueue] = []
         if after is not None:
@@ -185,8 +184,8 @@ class WorkQueue:
         """Wait for a place for a request of a key, and hold it until the block ends.
 
         Raises:
-            Overloaded: at once, if the deadline is expected to pass before the request is done; and
-                when its turn comes, if it is then.
+            Overloaded: at once, or when its turn comes, if the request is then expected to miss its
+                deadline.
         """
         now = self.clock()
         patience = _PATIENCE if now < self._refused + _OVERLOAD else 1.0
@@ -245,7 +244,7 @@ class WorkQueue:
             self.leave(turn)
 
     def fill(self) -> None:
-        """Start those that wait, while there are places."""
+        """Start waiting requests while there are places."""
         while (key := next(filter(self._has_place, self.waiting.values()), None)) is not None:
             turn = key.waiting.popleft()
             del self.waiting[key.name]
@@ -262,10 +261,10 @@ class WorkQueue:
                 follower.fill()
 
     def _refuse_last(self, key: _Key) -> None:
-        """Refuse those that came last, where by now they are expected to be done too late."""
+        """Refuse the requests that came last while they are expected to miss their deadlines."""
         while key.waiting:
             turn = key.waiting[-1]
-            # The first of them takes the place that is free.
+            # The first of them takes the free place.
             wait = key.interval * (len(key.waiting) + key.places)
             if turn.ready is not None and not (turn.ready.done() or self._is_late(turn, wait)):
                 return
@@ -298,7 +297,7 @@ class WorkQueue:
         except asyncio.CancelledError:
             if turn in turn.key.waiting:
                 self._remove(turn)
-                self.fill()  # those that yielded to it
+                self.fill()  # requests that waited behind it
             raise
 
 

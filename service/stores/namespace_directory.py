@@ -28,7 +28,7 @@ from service.stores.postgres.database.installation import open_installation
 from service.stores.postgres.database.shared import open_database
 from service.stores.sqlite.store import SQLiteStore
 
-_TRIES, _PAUSE = 5, 0.1  # seconds, to remove a namespace
+_TRIES, _PAUSE = 5, 0.1  # of a removal; seconds between them
 _OWNER_FILE = "namespace.json"  # says which namespace of the database a directory was made for
 
 
@@ -43,7 +43,7 @@ class NamespaceDirectory(Protocol):
         ...
 
     def namespace_id(self, name: str) -> str | None:
-        """Return the id of a namespace, also where its store is missing; None without one.
+        """Return the id of a namespace, even if its store is missing; None without the namespace.
 
         Waits for nothing.
         """
@@ -61,7 +61,7 @@ class NamespaceDirectory(Protocol):
         """Keep a namespace from being removed on this machine, and yield its data directory.
 
         Raises:
-            NotFound: it was removed, or created anew since it had this token.
+            NotFound: it was removed, or created again since it had this token.
             Corrupt: its store is missing.
         """
         ...
@@ -82,7 +82,7 @@ class NamespaceDirectory(Protocol):
         ...
 
     def forget(self, name: str) -> None:
-        """Remove what this machine keeps of a namespace that another one has removed. Blocks."""
+        """Remove this machine's files of a namespace that another machine removed. Blocks."""
         ...
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ class DatabaseNamespaces(NamespaceDirectory):
 
     def forget(self, name: str) -> None:
         with namespaces_locked(self._data):
-            if self._read(name) is None:  # else the folder is of another one, or is emptied for it
+            if self._read(name) is None:  # else a later namespace has the folder, or empties it
                 shutil.rmtree(namespace_folder(self._data, name), ignore_errors=True)
 
     def close(self) -> None:
@@ -235,7 +235,7 @@ class DatabaseNamespaces(NamespaceDirectory):
 
 
 def _once_free(remove: Callable[[], None]) -> None:
-    """Remove a namespace. Who marks interrupted trainings in it has their lock for a moment."""
+    """Remove a namespace; try again while marking its interrupted trainings holds their lock."""
     for _ in range(_TRIES):
         with suppress(Conflict):
             remove()

@@ -117,7 +117,7 @@ def _vector_record(fields: Mapping[str, Any], vector: Vector | None) -> bytes:
 def _key(key: ApiKey) -> bytes:
     bound = None if key.rate is None else str(key.rate)
     fields = _fields(key) | {"scopes": sorted(key.scopes), "rate": bound}
-    if not key.namespace_id:  # as earlier versions have digested it
+    if not key.namespace_id:  # as in digests of earlier versions
         del fields["namespace_id"]
     return _record(fields | {"digest": key.digest.hex()})
 

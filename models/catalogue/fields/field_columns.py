@@ -21,8 +21,8 @@ class FieldColumns:
     """The values of one field by type; None where no item ever had one of that type."""
 
     keywords: KeywordColumn | None = None
-    # float64, or complex128 if there was an integer that is no float: see `exact_number`. Of
-    # `published_at` int64.
+    # float64; complex128 once an integer is not exact as a float (see `exact_number`); int64 for
+    # `published_at`.
     numbers: ValueColumn[Any] | None = None
     points: ValueColumn[np.complex128] | None = None
 
@@ -56,7 +56,7 @@ class FieldColumns:
 
 def _numbers(numbers: list[float]) -> NDArray[Any]:
     values = np.array(numbers, np.float64)
-    # Floats below 2^53 are all integers there.
+    # All integers below 2^53 are exact floats.
     if (np.abs(values) >= 2.0**53).any():
         return np.array([exact_number(number) for number in numbers])
     return values

@@ -15,7 +15,7 @@ _BLOCK = 4_096  # strings that are searched in one call, in some tenths of a mil
 
 
 class FoldedStrings:
-    """Strings without letter case. They are folded when a search first needs them, and kept."""
+    """Case-folded strings, folded when a search first needs them and kept."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -31,7 +31,7 @@ class FoldedStrings:
             while at >= 0:
                 place = bisect_right(starts, at) - 1
                 end = starts[place + 1] - 1 if place + 1 < len(starts) else len(text)
-                if at + len(part) <= end:  # it is not of two strings
+                if at + len(part) <= end:  # not across two strings
                     found[first + place] = True
                     at = end
                 at = text.find(part, at + 1)

@@ -123,10 +123,10 @@ def is_number(value: object) -> bool:
 
 
 def exact_number(number: float) -> float | complex:
-    """Return a number as a float, and one that no float is as float + rest·i.
+    """Return a number as a float, or as nearest float + rest·i if no float equals it.
 
-    The float is the nearest one. Such numbers compare as their pairs do, which is how numpy
-    compares complex numbers, with each other and with floats.
+    numpy compares complex numbers by their parts, so that these numbers are ordered exactly, among
+    floats too.
     """
     nearest = float(number)
     if isinstance(number, float) or int(nearest) == number:
@@ -135,12 +135,12 @@ def exact_number(number: float) -> float | complex:
 
 
 def plain_number(number: float | complex) -> float | int:
-    """Return the number of an `exact_number`, as JSON would write it by hand: 3, not 3.0."""
+    """Return the number of an `exact_number`, an integer as 3, not 3.0."""
     if isinstance(number, complex):
         if number.imag:
             return int(number.real) + int(number.imag)
         number = number.real
-    # JSON has no larger integers, and no answer could be written of them.
+    # Larger integers are refused on input, and answers cannot contain them.
     return int(number) if number % 1 == 0 and -(2**63) <= number < 2**63 else number
 
 

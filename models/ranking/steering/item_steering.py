@@ -23,7 +23,7 @@ class Quota(NamedTuple):
 
     field: str  # of `ItemFields`, but not `item_id`
     most: int
-    shown: tuple[int, ...] = ()  # rows of items that count too, and stand before the answer
+    shown: tuple[int, ...] = ()  # rows of items before the answer, which count too
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -45,9 +45,9 @@ class QuotaCounts:
     def over(
         cls, fields: ItemFields, quotas: Sequence[Quota], rows: NDArray[np.int64]
     ) -> QuotaCounts:
-        """Return the counts of a pool of distinct item rows [P], none of which is taken yet.
+        """Return the counts of a pool of distinct item rows [P], none of them taken yet.
 
-        The items that quotas name as shown are not in it.
+        The pool has no items that a quota names as shown.
         """
         owners, groups, begins = (list[NDArray[np.int64]]() for _ in range(3))
         left, columns, pairs = list[int](), list[_Column](), 0

@@ -89,7 +89,7 @@ def check(
 
 
 async def _accept_copy(path: Path) -> None:
-    """Take a store whose copy has not finished as it is."""
+    """Accept an unfinished copy as a store."""
     from service.stores.sqlite.store import SQLiteStore
 
     store = SQLiteStore(path, is_target=True)

@@ -47,7 +47,7 @@ def create(
         ),
     ] = ...,  # type: ignore[assignment]
     namespace: Annotated[
-        str, typer.Option(help="The one whose data it opens; the key goes with it.")
+        str, typer.Option(help="Namespace that the key opens; its removal revokes the key.")
     ] = "default",
     expires: Annotated[
         str | None,
@@ -83,7 +83,7 @@ def create(
         raise Invalid(error.pointer.replace("/", "--"), error.detail) from None
     with open_directory(data) as directory:
         directory.find(namespace)
-        # Bound to this very namespace: one that is created in its place does not open for the key.
+        # The id binds the key to this namespace: it does not open a later one of the same name.
         key = replace(key, namespace_id=directory.namespace_id(namespace) or "")
         with open_store(data) as store:
             asyncio.run(store.add_key(key))

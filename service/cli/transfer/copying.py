@@ -50,7 +50,7 @@ def copy(
     Everything is copied that a store holds: events with their ids and order, items with
     embeddings, profiles, all versions of scenarios, API keys, the ledger of forgotten users, and
     imports, which can be undone at TARGET too. Models and what else is in the data directory are
-    not: take these with you.
+    not copied: move them yourself.
 
     A command that was interrupted goes on where it stopped when it is run again. SOURCE may be
     served meanwhile; of what is written to it then, some may be missing. To move: copy while
@@ -67,7 +67,7 @@ def copy(
         raise Invalid("", f"--from: there is no store in {ours.name}")
     report: dict[str, Any] = {}
     differing: list[str] = []
-    for name in names:  # so that none is missed where the first of several are whole
+    for name in names:  # all, before the first is copied
         asyncio.run(_begin(ours, theirs, name, with_keys=all_namespaces))
     # A service opens `default` first, which is whole only when all are.
     for name in sorted(names, key=lambda name: name == DEFAULT_NAMESPACE):
@@ -98,16 +98,16 @@ def copy(
 
 
 async def _begin(ours: StorePlace, theirs: StorePlace, name: str, *, with_keys: bool) -> None:
-    """Mark the target of a namespace as a copy that has not finished."""
+    """Mark the target of a namespace as an unfinished copy."""
     from service.maintenance.copying.store_copy import begin_copy
 
     origin, own_id = ours.identity(name), ours.namespace_id(name)
     if with_keys and theirs.namespace_id(name) not in (None, own_id):
         raise Conflict(
-            f"{theirs.name} has a namespace {name} of its own, which the keys of {ours.name} do "
-            "not open: remove it, and the copy creates it, or copy it without --all-namespaces"
+            f"{theirs.name} has a namespace {name} of its own, which keys of {ours.name} do not "
+            "open: remove it there, so that the copy creates it, or copy without --all-namespaces"
         )
-    await ours.open(name).close()  # it can be opened, before the target is created
+    await ours.open(name).close()  # fails before the target is created
     target = theirs.open(name, own_id, is_target=True)
     try:
         if theirs.identity(name) == origin:

@@ -45,8 +45,8 @@ def text_cell(cell: str, form: CellFormat) -> str | None:
 def escaped(cell: str) -> str:
     """Return a cell that no spreadsheet takes for a formula; `text_cell` restores the text.
 
-    An apostrophe goes before a text that begins as a formula does, after apostrophes or not, unless
-    it is a number.
+    A text that begins as a formula, or with apostrophes before one, gets an apostrophe in front
+    unless it is a number.
     """
     if _FORMULA.match(cell) and not (_is_number(cell, ".") or _is_number(cell, ",")):
         return "'" + cell
@@ -141,7 +141,7 @@ def shortened(value: object) -> str:
 def attribute_type(cells: Sequence[str], form: CellFormat) -> AttributeType:
     """Return "number" if nine of ten cells are numbers, none of them a code; or "text".
 
-    Absent cells do not count. A code begins with a zero, as 007, or has too many digits for an
+    Absent cells do not count. A code begins with a zero, such as 007, or has too many digits for an
     integer of 64 bits.
     """
     present = [text for cell in cells if (text := cell.strip()).lower() not in ABSENT]

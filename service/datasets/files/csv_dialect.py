@@ -62,7 +62,7 @@ def detect_encoding(path: Path) -> str:
                 return name
         block, endless = first, 0
         while block and (valid or len(foreign) < _FOREIGN):
-            # What follows a line that is too long is never read.
+            # Reading ends at a line that is too long.
             endless = 0 if b"\n" in block or b"\r" in block else endless + len(block)
             if endless > 4 * MAX_ROW:
                 break

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from service.domain.errors import Invalid
 
-MAX_ROW = 4 << 20  # characters, or bytes of JSON and Parquet; an endless row must not fill memory
+MAX_ROW = 4 << 20  # characters in CSV, bytes in JSON and Parquet: bounds memory
 MAX_COLUMNS = 16_384  # as many as a spreadsheet has
 MAX_LINES = 1_000  # of one record; more are taken for a quote that was never closed
 
@@ -30,8 +30,8 @@ class _Lines:
         self._text = text
         self._returned: deque[str] = deque()
         self.taken: list[str] = []  # by the current record
-        self.size = 0  # of these
-        self.number = 1  # of the first of these
+        self.size = 0  # their characters
+        self.number = 1  # line number of the first
 
     def __iter__(self) -> _Lines:
         return self

@@ -25,7 +25,7 @@ such fields where the caller maps them, as in JSON."""
 
 
 _LISTED, _LONGEST = 50, 100  # names, and characters of each, in a message
-_COMPARED = 1_000  # names among which a similar one is looked for
+_COMPARED = 1_000  # names that are searched for a similar one
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +219,7 @@ def _find(column: str, names: Sequence[str], option: str) -> str:
 
 
 def listed_names(names: Sequence[str]) -> str:
-    """Join the names of columns for a message, which says how many it leaves out."""
+    """Join names of columns for a message, and say how many are left out."""
     shown = ", ".join(
         name if len(name) <= _LONGEST else name[:_LONGEST] + "…" for name in names[:_LISTED]
     )

@@ -162,9 +162,9 @@ def row_text(row: Row) -> str:
 
 @contextmanager
 def _bounded_memory() -> Iterator[None]:
-    """Raise `MemoryError` in the block where this process takes `MAX_PARQUET_MEMORY` more.
+    """Raise `MemoryError` in the block once this process takes `MAX_PARQUET_MEMORY` more.
 
-    A file says nothing reliable of what its pages decompress to.
+    The sizes that a file states for its decompressed pages may be wrong.
     """
     if not _STATUS.exists():
         yield
@@ -182,7 +182,7 @@ def _bounded_memory() -> Iterator[None]:
 
 
 def _decoded(column: Any) -> Any:
-    """Return a column as values of its own, whose times Python has."""
+    """Return a column with its dictionary decoded, and times that Python can represent."""
     arrow = import_module("pyarrow")
     if arrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
@@ -194,7 +194,7 @@ def _decoded(column: Any) -> Any:
 
 
 def _slices(columns: list[Any], count: int) -> Iterator[tuple[int, int, int]]:
-    """Yield slices of rows that are small, or one row: its start, its rows, its size."""
+    """Yield slices of few bytes or of one row: start, rows, size."""
     waiting = [(0, count)] if count else []
     while waiting:
         start, count = waiting.pop()
@@ -207,7 +207,7 @@ def _slices(columns: list[Any], count: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _size(column: Any) -> int:
-    """Return the bytes of a column, and those that its nested values take as Python objects."""
+    """Return the bytes of a column, its nested values counted as Python objects."""
     arrow = import_module("pyarrow")
     types, parts = arrow.types, list[Any]()
     if types.is_struct(column.type):
@@ -238,7 +238,7 @@ def pyarrow_parquet(path: Path, doing: str) -> Any:
     """
     try:
         arrow = import_module("pyarrow")
-        # The default one reserves a GiB beyond what it uses.
+        # The default allocator reserves a GiB beyond what it uses.
         arrow.set_memory_pool(arrow.system_memory_pool())
         return import_module("pyarrow.parquet")
     except ImportError:

@@ -135,9 +135,9 @@ def _counted(
 ) -> LoggedEvents:
     """Return the events that count, none of them later than the request.
 
-    Where the query names no time, the clock of another machine may be ahead of this one's: an event
-    of then counts as one of now. Where ages count, one that is later than any clock waits for its
-    time, so that it is not new until then.
+    Without a time in the query, all events count, since the clock of a client or another machine
+    may be ahead; one ahead of the clock counts as one of now. If ages count, an event more than
+    `AHEAD` ahead waits for its time.
     """
     until: int | None = at
     if query.requester.at is None and log.span is not None and log.span[1] > at:

@@ -17,7 +17,7 @@ _ABSENT = object()
 def add_fields(
     items: Sequence[AnswerItem], stored: Sequence[Item | None], names: Sequence[str]
 ) -> None:
-    """Add these fields to each item of an answer, as they are stored, where the item has them."""
+    """Add those of the fields that an item has to each item of an answer."""
     for item, record in zip(items, stored, strict=True):
         checkpoint()
         found = {} if record is None else {name: _field(record, name) for name in names}

@@ -137,7 +137,7 @@ def is_about_data(scope: Scope) -> bool:
 
 
 def _note_namespace(scope: Scope) -> None:
-    """Let a request count for its namespace from here on, also if it is refused further inside."""
+    """Count a request for its namespace from here on, even if it is refused later."""
     name = scope[NAMESPACE]
     if is_about_data(scope) and scope["app"].state.namespaces.has_served(name):
         scope[SERVED] = name

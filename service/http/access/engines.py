@@ -47,7 +47,7 @@ class Engines:
                 scope[SERVED], scope[ENGINE] = name, engine
                 await self._app(scope, receive, send)
         except NotFound:
-            if ENGINE not in scope:  # there is no such namespace, and no series of it
+            if ENGINE not in scope:  # an unknown namespace has no series
                 scope.pop(SERVED, None)
             raise
         except BaseException:

@@ -103,7 +103,7 @@ class RouteScopes:
         return None if route is None else ROUTES[method, route.path]
 
     def nearest(self, method: str, path: str) -> Route | None:
-        """Return the route of a request; if its method is not allowed, one that has its path."""
+        """Return the route of a request; for a method that is not allowed, a route of its path."""
         others = (self._first(other, path) for other in self._patterns)
         return self._find(method, path) or next(filter(None, others), None)
 

@@ -26,9 +26,9 @@ _EXEMPT = frozenset({"/health/live", "/health/ready", "/metrics"})
 class Admission:
     """Computes a few requests at once, lets the others wait their turn, ends all at the deadline.
 
-    A request that would be done too late is refused at once (429 with `Retry-After`), and so is one
-    beyond `max_in_flight`, of which one key has three quarters. One key may have all places but
-    one, so that there is always one for another key. Bulk imports wait for questions.
+    A request that would miss its deadline is refused at once (429 with `Retry-After`), as is one
+    beyond `max_in_flight`; one key may have three quarters of these. One key may have all places
+    but one, so that another key always finds a place. Bulk imports wait for questions.
 
     Streams have no deadline: they last as long as there is input, in places of `Arrivals`, and each
     of their batches is bulk work. What `is_exempt` picks (health, metrics) always gets in.
@@ -39,7 +39,7 @@ class Admission:
         self._settings = settings
         self._metrics = metrics
         threads = compute_threads(settings)
-        # One more than can compute, so that none of them waits for a request to be read.
+        # More places than threads, so that no thread waits for a request to be read.
         questions = WorkQueue(threads + 2, threads + 1)
         bulk = WorkQueue(3, 2, after=questions)
         imports = WorkQueue(3, 2, after=questions)
@@ -82,7 +82,7 @@ class Admission:
             if turn is None:  # refused by the queue
                 self._metrics.count_refusal("requests")
             raise
-        except (TimeoutError, DeadlineExceeded) as error:  # the latter of a thread that computes
+        except (TimeoutError, DeadlineExceeded) as error:  # the latter from a computing thread
             if isinstance(error, TimeoutError) and not timer.expired():  # inside the app
                 raise
             self._metrics.count_refusal("deadline")

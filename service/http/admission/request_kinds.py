@@ -12,7 +12,7 @@ MAX_SMALL_WRITE = 50  # events or items of a request that is no bulk import
 
 
 class Kind(Enum):
-    """What becomes of a request: the queue that it waits in, and whether it has a deadline."""
+    """Decides which queue a request waits in, and whether it has a deadline."""
 
     QUESTION = "question"  # computes an answer that someone waits for
     LIGHT = "light"  # reads or writes single rows; waits for the disk more than it computes
@@ -22,7 +22,7 @@ class Kind(Enum):
 
     @property
     def is_urgent(self) -> bool:
-        """True for what is of no use after the deadline.
+        """True if an answer after the deadline is useless.
 
         An activation reads every byte of a model, and answers before it serves. Writes of items
         answer once the items are served: a bulk import waits, so that searches do not.

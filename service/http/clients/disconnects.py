@@ -19,8 +19,8 @@ DISCONNECTED = "heed.disconnected"  # in the scope of a request whose client has
 class ClientConnection:
     """One client's connection, as the requests that arrive over it see it.
 
-    `sender` is who sent the last of them, or the client's address before the first. `since` is the
-    time at which it began to wait for the client.
+    `sender` sent the last request; before the first, it is the client's address. The wait for the
+    client began at `since`.
     """
 
     __slots__ = ("_task", "_wait", "is_lost", "refusal", "sender", "since")
@@ -41,7 +41,7 @@ class ClientConnection:
 
     @contextmanager
     def waits(self, timer: asyncio.Timeout) -> Iterator[None]:
-        """Let `refuse` end the block, which waits for the client's bytes, by its timeout."""
+        """Let `refuse` end the block, a wait for the client's bytes, as its timeout would."""
         self._wait, self.refusal, self.since = timer, "", time.monotonic()
         try:
             yield
@@ -50,7 +50,7 @@ class ClientConnection:
 
     @property
     def is_waiting(self) -> bool:
-        """True while a request can do nothing but wait for the client's bytes."""
+        """True while a request waits only for the client's bytes."""
         return self._wait is not None
 
     def refuse(self, reason: str) -> None:

@@ -20,7 +20,7 @@ _MAX_SECONDS = 5.0
 def lingering(receive: Receive, send: Send, connection: ClientConnection) -> Send:
     """Return a `send` that discards the rest of the request's body before it ends the answer.
 
-    `connection` ends that early if its place is needed.
+    `connection` ends this early if its place is needed.
     """
 
     async def send_then_discard(message: Message) -> None:

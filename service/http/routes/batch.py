@@ -65,7 +65,7 @@ async def batch(body: BatchIn, context: Context) -> Response:
     responses = []
     for each in body.requests:
         responses.append(await _respond(each, context))
-        await asyncio.sleep(0)  # others want to run too
+        await asyncio.sleep(0)  # let other tasks run
     with context.stages("render"):
         return Json({"responses": responses})
 

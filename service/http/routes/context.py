@@ -30,7 +30,7 @@ from service.runtime.work_queue import current_turn
 
 T = TypeVar("T")
 
-_LARGE = 32_768  # bytes of a body that is validated beside the event loop
+_LARGE = 32_768  # bytes of a body that is validated on a thread
 _QUESTIONS = frozenset({"ask", "attend", "scenarios"})  # tags whose POST only reads
 
 
@@ -76,7 +76,7 @@ class Context(Request):
             return parse_json(self.scope[BODY])
 
     async def parse(self, schema: Callable[[Any], Any]) -> None:
-        """Validate a large body beside the event loop. Raises RequestValidationError."""
+        """Validate a large body on a thread. Raises RequestValidationError."""
         turn = current_turn.get()
         if turn is None or len(self.scope[BODY]) <= _LARGE:
             return  # FastAPI validates it
@@ -90,7 +90,7 @@ class Context(Request):
             raise body_errors(error) from None
 
     async def render(self, out: Callable[[T], Any], answer: T) -> Response:
-        """Return an answer as JSON, made beside the event loop after long work."""
+        """Return an answer as JSON, serialised on a thread after long work."""
         turn = current_turn.get()
         with self.stages("render"):
             if turn is None or not turn.is_long:

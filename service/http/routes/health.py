@@ -119,7 +119,7 @@ async def render_metrics(app: FastAPI, namespace: str) -> bytes:
 
 
 def _watches_all(scope: Scope) -> bool:
-    """Whether a request is the operator's: with a key that reads the metrics of all namespaces."""
+    """Whether a request is the operator's: its key may read the metrics of all namespaces."""
     if scope[ANONYMOUS] or namespace_of(scope) != DEFAULT_NAMESPACE:
         return False
     key: ApiKey | None = scope[KEY]

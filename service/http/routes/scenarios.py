@@ -126,17 +126,17 @@ async def ask_scenario(name: PathName, body: ScenarioQuestion, context: Context)
 
 
 async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    """Answer a scenario, filled up by its fallback, and that by its own. Raises what it raises.
+    """Answer a scenario, filled up by its chain of fallbacks.
 
-    What the request narrows holds for the whole answer, and so does the `at_most` of each question
-    for what fills its answer up.
+    The narrowed fields of the request hold for the whole answer, and the `at_most` of each question
+    for whatever fills its answer up.
     """
     with context.stages("store"):
         scenario, is_stale = await context.engine.scenarios.current(name)
     question = QUESTIONS[scenario.question]
     body, about, given = _narrowed(question, scenario.fields, fields)
     asked_first, seen = body, frozenset[str]()
-    hides_seen = given.get("exclude_seen") is True  # for the request, and so from pins too
+    hides_seen = given.get("exclude_seen") is True  # by the request: pins are left out too
     saves_unseen = scenario.fields.get("exclude_seen") is True
     if hides_seen and body.pin:
         seen = await _seen(body, context)
@@ -148,11 +148,11 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
     head, fillers, asked = answer.get("items", []), list[dict[str, Any]](), {name}
     pins, last, end = getattr(body, "pin", []), scenario, getattr(body, "limit", 0)
     degraded = is_stale or answer.get("degraded", False)
-    # A list that goes on after a page is no short answer.
+    # A later page of a list is not filled up.
     is_page = bool(getattr(body, "offset", 0) or getattr(body, "cursor", None))
     excluded = frozenset[str]()
     while last.fallback is not None and len(head) + len(fillers) < end and not is_page:
-        if not missing:  # pins stand in the answer by now, or are warned of
+        if not missing:  # the answer has the pins by now, or a warning of them
             given.pop("pin", None)
         if getattr(body, "at", None) is not None:
             given["at"] = body.at
@@ -163,7 +163,7 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
             with context.stages("store"):
                 last, was_stale = await context.engine.scenarios.current(last.fallback)
             degraded = degraded or was_stale
-            # The store refuses it, but versions of different times may be remembered.
+            # The store refuses it, but cached versions of different times may form a loop.
             if last.name in asked:
                 raise NotFound(f"the scenario {last.name!r} falls back to itself")
             asked.add(last.name)
@@ -174,11 +174,11 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
         except (NotFound, StoreUnreachable) as error:
             if missing is not None:
                 raise
-            # A scenario that is remembered may have a fallback that is not, or that is deleted.
+            # A cached scenario may name a fallback that is not cached, or that is deleted.
             degraded = degraded or isinstance(error, StoreUnreachable)
             break
         end = min(end, len(shown) + body.limit)
-        # A fallback that shows seen items by default, or that knows none, goes on to show them.
+        # A fallback that shows seen items by default, or has no user, still shows them.
         own = last.fields.get("exclude_seen", saves_unseen)
         hides = hides_seen or own or getattr(body, "exclude_seen", False)
         if hides and not seen and not _hides_as(body, asked_first):
@@ -186,7 +186,7 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
         left_out = _LeftOut(body, excluded.union(shown, seen if hides else ()), shown)
         try:
             part = await _part(question, left_out, about, context)
-        except (NotFound, Invalid):  # of an item that this question has no answer about
+        except (NotFound, Invalid):  # the question cannot be asked about this item
             continue
         degraded = degraded or part["degraded"]
         fillers += [{"scenario": last.name, **item} for item in part["items"]]
@@ -204,11 +204,11 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
 
 @dataclass(frozen=True, slots=True)
 class _LeftOut:
-    """A question as its handler takes it, without some items, and behind others."""
+    """A question whose answer leaves out some items, and follows others."""
 
     body: Any
     items: frozenset[str]
-    shown: tuple[str, ...] = ()  # items of the answer that stand before, and count for `at_most`
+    shown: tuple[str, ...] = ()  # items before it, which count for `at_most`
 
     @property
     def memory(self) -> Any:
@@ -235,7 +235,7 @@ async def _part(
 
 
 def _hides_as(body: Any, other: Any) -> bool:
-    """Return whether a question leaves out all that the requester of another one has seen."""
+    """Return whether a question leaves out all items that another's requester has seen."""
     same = ("user_id", "history", "at")
     return (
         getattr(body, "exclude_seen", False)
@@ -245,7 +245,7 @@ def _hides_as(body: Any, other: Any) -> bool:
 
 
 async def _seen(body: Any, context: Context) -> frozenset[str]:
-    """Return the items of the requester's events, where a question leaves these out."""
+    """Return the items of the requester's events if a question leaves them out, else none."""
     if not getattr(body, "exclude_seen", False):
         return frozenset()
     requester = body.to_query().requester
@@ -256,7 +256,7 @@ async def _seen(body: Any, context: Context) -> frozenset[str]:
 def _lined_up(
     head: list[dict[str, Any]], fillers: list[dict[str, Any]], pins: Sequence[PinIn]
 ) -> list[dict[str, Any]]:
-    """Put what fills an answer up behind its items, but for pins, and for items that are buried."""
+    """Put fillers behind the items of an answer; pins keep their places, buried items go last."""
     places = {pin.item_id: pin.position for pin in pins}
     pinned = [item for item in head if item.get("moved") == "pinned"]
     others = [item for item in head if item.get("moved") != "pinned"] + fillers
@@ -274,8 +274,8 @@ def _fitted(
 ) -> tuple[Any, str | None]:
     """Return the question of a fallback as a request narrows it, and the id that it is about.
 
-    Fields of the request are passed over that the question does not have, or that do not go
-    together with its own. Raises `NotFound` where no id is known.
+    Fields of the request that the question lacks, or that conflict with its own, are passed over.
+    Raises `NotFound` without an id.
     """
     saved, own = _parsed(question, saved_fields, question.brought)
     if question.about is not None:

@@ -130,7 +130,7 @@ async def store_stream(context: Context) -> Response:
 
 
 async def _read(context: Context, work: _Import) -> None:
-    """Read all lines, and store all batches but the last."""
+    """Read all lines; store every batch except the last."""
     stages = context.stages
     longest = context.settings.max_ndjson_line_bytes
     async for number, line in split_lines(context.stream(), longest):
@@ -141,4 +141,4 @@ async def _read(context: Context, work: _Import) -> None:
                 with stages("store"):
                     await work.flush()
         elif number % BATCH == 0:
-            await asyncio.sleep(0)  # wrong lines wait for nothing, and others want to run too
+            await asyncio.sleep(0)  # wrong lines wait for nothing: let other tasks run

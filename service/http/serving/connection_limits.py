@@ -23,9 +23,9 @@ from service.http.clients.disconnects import CLIENT, ClientConnection
 from service.http.limits import CROWDED
 from service.http.problems import problem
 
-BURST = 256  # connections beyond the bound, until those that just came were read from
-_RESERVE = 16  # of them are for new ones, such as health probes, where all others are in work
-_SETTLE = 0.05  # seconds within which what a new connection has sent is read
+BURST = 256  # new connections beyond the bound, until they have been read
+_RESERVE = 16  # connections beyond the bound, for health probes, once all others are in work
+_SETTLE = 0.05  # seconds in which a new connection is read
 _MAX_PIPELINED = 16  # requests that may wait for the answers to those before them
 
 
@@ -38,8 +38,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     header or yields a piece of a body, which bounds trailers and the extensions of chunks too. A
     header that begins in the middle of a read is counted from the next read on.
 
-    A connection without a header after `GRACE`, or with one that takes longer, needs one of its
-    sender's places for slow requests.
+    A connection whose header has not arrived after `GRACE` needs a place for slow requests of its
+    sender.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.header_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the idle timer; beyond the limit of connections, one has to give way."""
+        """Start the idle timer; beyond the limit, one connection gives way."""
         super().connection_made(transport)
         self.peer = ClientConnection(address_of(self.client))
         self.timeout_keep_alive_task = self.loop.call_later(
@@ -64,7 +64,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._crowd.grew(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers, and what is computed for the client."""
+        """Stop the timers and the work for the client."""
         self._end_header()
         super().connection_lost(exc)
         self.peer.lose()
@@ -116,22 +116,22 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """True while no request of the connection waits for its answer."""
+        """True while no request waits for an answer."""
         return self.cycle is None or self.cycle.response_complete
 
     @property
     def is_in_work(self) -> bool:
-        """True while a request waits for its answer, and not for the client to send or to read."""
+        """True while a request is being answered, not waiting for its client to send or read."""
         waits = self.peer.is_waiting or self.flow.write_paused
         return not (self.is_idle or waits)
 
     @property
     def is_new(self) -> bool:
-        """True within `GRACE` of its begin, before its first header."""
+        """True before the first header, within `GRACE` of the beginning."""
         return self.cycle is None and time.monotonic() < self.peer.since + GRACE
 
     def give_way(self) -> None:
-        """Close the connection, with a refusal of the body that it waits for."""
+        """Close the connection, and refuse the body that it waits for."""
         self.connections.discard(self)
         if self.peer.is_waiting:
             self.peer.refuse(
@@ -139,7 +139,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 f"{self.peer.sender} holds most of them, and this one is its slowest."
             )
         elif self.transport.get_write_buffer_size():
-            # Not `close`, which waits for a client that may never read what was sent.
+            # `close` would wait for a client that may never read.
             self.transport.abort()
         else:
             self.transport.close()
@@ -158,7 +158,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._slow_place = None
 
     def _refuse_slow(self, reason: str) -> None:
-        if self.header_timer is None:  # it has sent nothing that could be answered
+        if self.header_timer is None:  # nothing was sent that could be answered
             self.transport.close()
         else:
             self._refuse(429, reason, {"Retry-After": "1"})
@@ -179,11 +179,11 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
 
 class Crowd:
-    """The bound on the connections of a worker: beyond it the largest sender's give way.
+    """The bound on the connections of a worker: beyond it, the largest sender loses some.
 
-    Only those give way that wait for their clients, the longest wait first. So neither a request in
-    work nor a sender of few connections is hit. If nothing waits, a few new connections are
-    accepted beyond the bound, on which health and metrics are answered, and all else is refused.
+    Only connections that wait for their clients give way, the longest wait first, so that neither
+    requests in work nor senders of few connections are hit. If none waits, a few new ones are
+    accepted beyond the bound, on which health and metrics are answered and all else is refused.
     """
 
     def __init__(self, limit: int, arrivals: Arrivals) -> None:
@@ -193,12 +193,12 @@ class Crowd:
         self._is_full = False
 
     def grew(self, newest: LimitedHttpProtocol) -> None:
-        """Keep the bound after a new connection, of which nothing was read yet."""
+        """Keep the bound after a new connection, not read yet."""
         connections: set[Any] = newest.connections
         excess = len(connections) - self.limit
         if excess > BURST:
             self._thin(connections)
-            if len(connections) > self.limit + BURST:  # nobody could give way
+            if len(connections) > self.limit + BURST:  # none could give way
                 newest.give_way()
         elif excess > 0 and self._timer is None:
             loop = asyncio.get_running_loop()

@@ -58,8 +58,8 @@ _CLOSED = b"closed"  # the answer of a worker that reads the namespace when it o
 # Seconds after which a thread that computes lets the event loop run. Each such thread would add
 # Python's own 5 ms to the latency of everything else.
 _SWITCH_INTERVAL = 0.001
-# New objects before the collector walks them, and walks of the youngest and the middle generation
-# before the next one is: by Python's own 700, a body of 100,000 numbers takes ten times as long.
+# Thresholds of the garbage collector. By Python's default of 700 new objects, a body of 100,000
+# numbers takes ten times as long.
 _COLLECTED = (50_000, 20, 20)
 _CLOSING = 5.0  # seconds beyond those to drain, after which a process ends as it is
 _GRACE = 2.0  # seconds beyond all those, after which a worker is killed

@@ -27,7 +27,7 @@ def configure(app: FastAPI, settings: Settings) -> uvicorn.Config:
             crowd=Crowd(settings.max_connections, arrivals),
         ),
         ws="none",
-        proxy_headers=False,  # what they say of the client is not believed
+        proxy_headers=False,  # any client can forge them
         log_config=None,
         log_level="warning",
         access_log=False,

@@ -67,7 +67,7 @@ def add_database(url: str, data: Path, writer: BackupWriter) -> dict[str, Namesp
             store = PostgresStore(database, namespace=name, create=False)
             try:
                 found[name] = _add_namespace(name, store, data, writer)
-                if own_id := ids[name]:  # which its keys have
+                if own_id := ids[name]:  # its keys have it
                     place = namespace_folder(Path(), name) / NAMESPACE_ID_FILE
                     writer.add_bytes(place, own_id.encode())
             finally:

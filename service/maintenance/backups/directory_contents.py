@@ -85,9 +85,9 @@ class _Directory:
         self._rest = rest
 
     def add_whole(self, name: str, data: Path) -> NamespaceContent | None:
-        """Add all files of one namespace; None where it is removed meanwhile.
+        """Add all files of one namespace; None if it is removed meanwhile.
 
-        Another one may have its name by then, whose files must not be mixed with those of this one.
+        A later namespace may have its name by then, and their files must not be mixed.
         """
         before = dict(self._writer.files)
         while (token := store_token(data)) is not None:

@@ -53,7 +53,7 @@ def drill(
         data = Path(temporary, "data")
         manifest = restore(source, data, progress=progress)
         encoder = manifest.settings.get("encoder", settings.encoder)
-        if is_folder(encoder) and encoder != settings.encoder:  # a forged one may name any folder
+        if is_folder(encoder) and encoder != settings.encoder:  # a forged one may name any
             raise Invalid(
                 "",
                 f"the backup was served with the text encoder in the folder {encoder}: set "

@@ -86,12 +86,12 @@ class NamespaceContent:
 class BackupManifest:
     """Description of a backup. `files` maps paths in the data directory to (bytes, SHA-256)."""
 
-    # Microseconds UTC; the content is that of a moment after it.
+    # Microseconds UTC; the content is as of a later moment.
     created: Annotated[int, Field(ge=0, le=MAX_TIMESTAMP)]
     heed: Annotated[str, AfterValidator(_check_text)]  # version of the Heed that made it
     files: Mapping[str, Annotated[tuple[int, str], PlainValidator(_file)]]
     namespaces: Mapping[_Name, NamespaceContent]
-    # By which the data were made: `encoder`, `embedding_dim`, …
+    # Settings with which the data were made: `encoder`, `embedding_dim`, …
     settings: Annotated[Mapping[str, Any], AfterValidator(_check_settings)]
     left_out: tuple[str, ...] = ()  # model versions that were damaged already, with the reason
 
@@ -130,8 +130,8 @@ class BackupManifest:
 def read_backup_manifest(folder: Path) -> BackupManifest:
     """Read the manifest of the backup in a folder, and check every field of it.
 
-    A manifest is sealed against damage, not against a forger: names and places are checked here,
-    once for all who use them. The backup's files are not looked at.
+    The seal detects damage, not forgery: names and places are checked here, once for all
+    callers. The backup's files are not looked at.
 
     Raises:
         NotFound: the folder is missing, or has no complete backup.
@@ -166,7 +166,7 @@ _MANIFEST = TypeAdapter(BackupManifest)
 
 
 def _check_places(manifest: BackupManifest) -> None:
-    """Check that the files are those of the namespaces. Raises ValueError."""
+    """Check that the files match the namespaces. Raises ValueError."""
     if DEFAULT_NAMESPACE not in manifest.namespaces:
         raise ValueError(f"namespaces: {DEFAULT_NAMESPACE} is missing")
     stores, pointers = set(), set()
@@ -176,7 +176,7 @@ def _check_places(manifest: BackupManifest) -> None:
         name = match and (match["namespace"] or DEFAULT_NAMESPACE)
         if not match or match["namespace"] == DEFAULT_NAMESPACE or name not in versions:
             raise ValueError(
-                f"files: {_shown(place)} is no place of a file that a backup has of its namespaces"
+                f"files: {_shown(place)} is not a place of a file of its namespaces"
             )
         if place.endswith(STORE_FILE):
             stores.add(name)

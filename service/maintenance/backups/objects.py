@@ -26,7 +26,7 @@ class ObjectFolder:
         self.incoming = folder / "incoming"
 
     def prepare(self) -> None:
-        """Create the folders, and remove what an interrupted backup left. Raises `Corrupt`."""
+        """Create the folders, and remove leftovers of an interrupted backup. Raises `Corrupt`."""
         self.check()
         shutil.rmtree(self.incoming, ignore_errors=True)
         durable_files.make_directory(self._objects)

@@ -33,7 +33,7 @@ from service.snapshots.versions.manifest import (
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite_files.inspection import read_store_file
 
-# Nothing that Heed makes in a store.
+# Finds what Heed never makes in a store.
 _FOREIGN = (
     "SELECT name FROM sqlite_schema WHERE type NOT IN ('table', 'index')"
     " OR sql LIKE 'CREATE VIRTUAL%' LIMIT 1"
@@ -169,10 +169,10 @@ def _check_schemas(source: Path, manifest: BackupManifest) -> None:
 def _check_content(
     manifest: BackupManifest, objects: ObjectFolder, name: str, content: NamespaceContent
 ) -> None:
-    """Check that the files of a namespace are those that its content says.
+    """Check the files of a namespace against the content that the manifest states.
 
     Raises:
-        Corrupt: they are not.
+        Corrupt: they differ.
         Incompatible: its store is no file of Heed's, or a model of another version.
     """
     place = namespace_folder(Path(), name)
@@ -186,7 +186,7 @@ def _check_content(
     with read_store_file(path(STORE_FILE), immutable=True) as store:
         if store.schema != content.schema:
             raise Corrupt(f"its store has schema version {store.schema}, not {content.schema}")
-        # They would run, or compute without end, in the middle of reads and writes of Heed.
+        # Triggers and views would run, maybe without end, within reads and writes of Heed.
         found: str | None = store.connection.execute(_FOREIGN).get
         if found is not None:
             raise Corrupt(f"its store has {found[:80]!a}, which is no table or index of Heed's")

@@ -18,7 +18,7 @@ CopyProgress = Callable[[str, int, int], None]
 
 
 class StoreCopy(NamedTuple):
-    """A pass over a store: what it wrote, and the tables of both stores in the end."""
+    """A pass over a store: what it wrote, and the tables of both stores at its end."""
 
     users: CopiedUsers
     tables: list[ComparedTable]
@@ -30,7 +30,7 @@ class StoreCopy(NamedTuple):
 
 
 async def begin_copy(target: Store, origin: str) -> str:
-    """Mark the target as a copy that has not finished; return the position to go on from.
+    """Mark the target as an unfinished copy; return the position to go on from.
 
     Args:
         target: an empty store, or one that was copied to from this source and not changed since.
@@ -70,7 +70,7 @@ async def copy_store(
     records the position, from which the next call goes on when one was killed. After a pass over
     all users, the next call compares all of them and writes those that differ. What is written to
     the source meanwhile is copied if it comes after the position, and by the next call otherwise.
-    Until source and target are the same, nothing but a copy opens the target.
+    Until source and target are the same, only a copy opens the target.
 
     Args:
         source: is only read, each user as of one moment.
@@ -84,7 +84,7 @@ async def copy_store(
     """
     position = await begin_copy(target, origin)
     ours, theirs = source.bulk(), target.bulk()
-    await theirs.copy_record()  # by which it knows the last change
+    await theirs.copy_record()  # it notes the last change
     progress("keys, scenarios, imports and the ledger", 0, 0)
     await copy_registers(source, target, theirs)
     await copy_items(ours, theirs, partial(progress, "items"))

@@ -46,14 +46,14 @@ class StorePlace(Protocol):
         ...
 
     def namespace_id(self, namespace: str) -> str | None:
-        """Return the id of a namespace, which its keys have; None where there is none."""
+        """Return the id of a namespace, which its keys have too; None without the namespace."""
         ...
 
     def open(self, namespace: str, own_id: str | None = None, *, is_target: bool = False) -> Store:
-        """Open the store of a namespace, which is created where there is none, with this id.
+        """Open the store of a namespace; create a missing one with this id.
 
         Raises:
-            Corrupt: a copy to it has not finished, and it is not opened as the target of one.
+            Corrupt: it is an unfinished copy, and not opened as a target.
         """
         ...
 

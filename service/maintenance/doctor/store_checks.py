@@ -73,7 +73,7 @@ def check_store_file(namespace: NamespaceData, *, full: bool) -> Iterator[Findin
 
 
 def unfinished_copy(place: str, origin: str) -> Finding:
-    """Return the finding of a store to which a copy has not finished."""
+    """Return the finding for an unfinished copy."""
     return Finding(
         "unfinished-copy",
         "error",

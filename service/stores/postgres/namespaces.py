@@ -21,7 +21,7 @@ from service.stores.postgres.database.transaction import KEYS, NAMES, REMOVED
 from service.stores.postgres.shared.jobs import is_leased
 
 _FIND = "SELECT namespace_no FROM heed.namespaces WHERE name = %s"
-# The keys are in the namespace `default`, whose version of them moves as `registers.keys` has it.
+# Keys are in the namespace `default`; their version moves as in `registers.keys`.
 _REVOKE = f"""\
 WITH moved AS (
   UPDATE heed.namespaces
@@ -77,12 +77,12 @@ def find_namespace(connection: Connection, name: str) -> int | None:
 
 
 def create_namespace(connection: Connection, name: str, namespace_id: str | None = None) -> int:
-    """Create a namespace and return its number. Raises `Conflict` where there is one already.
+    """Create a namespace and return its number. Raises `Conflict` if it exists.
 
     Args:
         connection: with autocommit.
         name: of the namespace.
-        namespace_id: of the one that it is a copy of; a new one by default.
+        namespace_id: id of the namespace that it copies; a new one by default.
     """
     if name == DEFAULT_NAMESPACE:  # which is never removed
         namespace_id = ""

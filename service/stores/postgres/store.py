@@ -82,7 +82,7 @@ class PostgresStore(Store):
         create: create the namespace where there is none of this name.
         quota: bounds what this client may add to the namespace.
         patience: seconds that what a request waits for may take, before `StoreUnreachable`.
-        is_target: open also a namespace to which a copy has not finished, so that it goes on.
+        is_target: open an unfinished copy too, so that it goes on.
 
     Raises:
         NotFound: there is no such namespace.

@@ -97,11 +97,11 @@ class CopyRecord(NamedTuple):
     origin: str  # names the source
     position: str  # id of the last user who is compared and copied; "" = none, or all
     is_untouched: bool  # nothing but the copy has changed the store since it was begun
-    is_whole: bool  # the last pass has ended, and source and target were the same then
+    is_whole: bool  # source and target were the same at the end of the last pass
 
 
 def copy_unfinished(place: str, origin: str) -> Corrupt:
-    """Return the error of a store whose copy has not finished."""
+    """Return the error for an unfinished copy."""
     return Corrupt(
         f"{place} holds part of a copy of {origin}: run the same heed copy --from SOURCE --to "
         "TARGET again, which goes on where it stopped, or copy to an empty place"
@@ -190,7 +190,7 @@ class BulkAccess(Protocol):
         ...
 
     async def mark_copy(self, *, is_whole: bool) -> None:
-        """Record whether the copy is the same as its source: else the store is not opened."""
+        """Record whether the copy equals its source; until then, the store is not opened."""
         ...
 
 

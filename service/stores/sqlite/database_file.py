@@ -158,7 +158,7 @@ class DatabaseFile:
         tick: int = connection.execute("SELECT clock FROM state").get
         mark = mark_path(self.path)
         if not tick and mark.exists() and not mark.stat().st_size:
-            mark.unlink()  # an earlier Heed left it empty until the first change
+            mark.unlink()  # earlier versions left it empty until the first change
         try:
             check_mark(self.path, tick)
         except Corrupt:

@@ -108,7 +108,7 @@ ALTER TABLE state ADD COLUMN last_item INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE state ADD COLUMN last_type INTEGER NOT NULL DEFAULT 0;
 """
 
-# Namespaces that existed before have no id, and the keys that were made for them neither.
+# Earlier namespaces and their keys have no id.
 NAMESPACES_OF_KEYS = """
 ALTER TABLE keys ADD COLUMN namespace_id TEXT NOT NULL DEFAULT '';
 """
@@ -196,9 +196,9 @@ SCHEMA += NAMESPACES_OF_KEYS
 
 
 def check_schema(version: int) -> None:
-    """Refuse the schema of a store that is open, and that a newer Heed has migrated meanwhile.
+    """Refuse an open store that a newer Heed has migrated meanwhile.
 
-    What this version of Heed writes would lack what the newer schema has.
+    Rows of this version would lack what the newer schema needs.
 
     Raises:
         Unavailable: another version of the schema is there.

@@ -94,7 +94,7 @@ class SQLiteStore(Store):
 
     The file and its directory are created if they are not there. `quota` bounds what this client
     of the file may add to it. `vfs` names another SQLite VFS to go through; tests inject faults
-    with it. `is_target` opens a store to which a copy has not finished, so that it goes on.
+    with it. `is_target` opens an unfinished copy too, so that it goes on.
 
     Raises `Incompatible`, `Corrupt` or `Unavailable` if the file is not, or no longer, a store.
     """

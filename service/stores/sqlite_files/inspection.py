@@ -27,8 +27,8 @@ class StoreFile(NamedTuple):
 def read_store_file(path: Path, *, immutable: bool = False) -> Iterator[StoreFile]:
     """Open the file of a store for reading, whatever the version of its schema.
 
-    A write-ahead log that a killed process left stays as it is. With `immutable`, nobody writes to
-    the file, and no file is made beside it.
+    A write-ahead log that a killed process left stays as it is. `immutable` promises that nobody
+    writes to the file; then no file is made beside it.
 
     Raises:
         NotFound: there is no such file.

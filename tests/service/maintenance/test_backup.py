@@ -228,7 +228,7 @@ def test_a_manifest_cannot_write_elsewhere(data: Path, tmp_path: Path) -> None:
     for path in ("../canary", "/tmp/canary", "models/../../canary"):
         files = {**body["files"], path: body["files"][STORE_FILE]}
         (target / BACKUP_FILE).write_bytes(seal({**body, "files": files}))
-        with pytest.raises(Corrupt, match="is no place of a file"):
+        with pytest.raises(Corrupt, match="is not a place of a file"):
             restore(target, tmp_path / "restored")
     spaces = body["namespaces"]
     newer = {**body, "namespaces": {**spaces, "default": {**spaces["default"], "schema": 99}}}

@@ -1,4 +1,4 @@
-// The service alive: what is stored and how fast it grows, requests, latency, refusals and errors, from /metrics.
+// Live figures from /metrics: what is stored and how fast it grows, requests, latency, refusals and errors.
 
 import { sparkline } from "../lib/charts.js";
 import { $, debounced } from "../lib/dom.js";

@@ -13,7 +13,7 @@ const row = (title, ...cells) => el("tr", {}, el("th", { scope: "row" }, title),
 const timing = ({ path, total, stages }) =>
   row(path, el("td", { class: "number" }, number(total, 1)), el("td", {}, Object.entries(stages).map(([name, ms]) => `${name} ${number(ms, 1)}`).join(", ")));
 
-// Shows what was refused or failed of `all` requests, by route, and since this page was `opened`. Returns a note.
+// Shows refused and failed requests by route, of `all` and since this page was `opened`. Returns a note.
 export function outcomes(all, opened) {
   const here = (route) => all[route].map((value, at) => value - (opened[route]?.[at] ?? 0));
   [$("refused").textContent, $("failing").textContent] = shares(here("all"));

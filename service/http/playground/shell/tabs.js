@@ -26,7 +26,7 @@ export const go = (name, rest = "") => (location.hash = rest ? link(name, rest) 
 
 export const link = (name, rest) => `#/${name}/${encodeURIComponent(rest)}`;
 
-// Of the tab `name`, its list and `one` of it.
+// Shows the list of the tab `name`, or `one` entry of it.
 export function split(name, one) {
   $(name).dataset.one = one ? "yes" : "";
   $(`${name}-one`).hidden = !one;

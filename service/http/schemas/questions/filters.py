@@ -234,7 +234,7 @@ def _quoted(given: dict[Operator, Any]) -> str:
 
 
 def count_conditions(raw: Any) -> int:
-    """Count the conditions of a filter that is not parsed yet. Raises `Invalid` beyond a bound."""
+    """Count the conditions of an unparsed filter. Raises `Invalid` beyond a bound."""
     count, waiting = 0, [("", 1, raw)]
     while waiting:
         pointer, depth, node = waiting.pop()
@@ -256,7 +256,7 @@ def count_conditions(raw: Any) -> int:
 
 
 def _members(short: Any) -> int:
-    """Count the conditions of a short form: its members, and the categories that all must be."""
+    """Count the conditions of a short form: its members, and each category in `all`."""
     if not isinstance(short, dict):
         return 0
     whole = short.get("all")

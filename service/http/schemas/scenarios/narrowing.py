@@ -9,9 +9,9 @@ A field that only one of both gives is taken from there. Where both do,
 - `facets`, `fields`: the request's, since they choose no items;
 - any other field is fixed: a request may only repeat it. So is `memory`, saved or not.
 
-A fallback is narrowed in the same way, but refuses nothing: the request was made of another
-question. The least of two numbers holds, `at` and pins are the request's, and another field that
-is fixed stays as it is saved.
+A fallback is narrowed in the same way, but refuses nothing, since the request was made for another
+question: the smaller of two numbers holds, `at` and pins are the request's, and other fixed fields
+keep their saved values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from service.http.schemas.questions.filters import FilterIn
 from service.http.schemas.questions.selection import VisibleIn
 from service.http.schemas.questions.steering import AtMostIn, PinIn, RuleIn
 
-_Refuse = Callable[[str, str], None]  # of a pointer within a field, and what is wrong with it
+_Refuse = Callable[[str, str], None]  # takes a pointer within a field, and what is wrong
 
 
 def narrowed(
@@ -36,8 +36,8 @@ def narrowed(
     Args:
         saved: the question of the scenario, valid by itself.
         saved_names: the fields that are saved in it.
-        given: the fields of the request, each valid by itself.
-        is_fallback: the request was not made of this question, and is not refused.
+        given: the fields of the request, each valid.
+        is_fallback: the request was made for another question, and is not refused.
 
     Raises:
         Invalid: at the first field that would widen the question.

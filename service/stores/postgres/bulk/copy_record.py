@@ -33,15 +33,15 @@ def read(connection: Connection, namespace_no: int) -> tuple[CopyRecord, int] | 
         return None
     origin, position, written, is_whole = found
     is_untouched = changed[0] <= written
-    if is_whole is None:  # of an earlier Heed
+    if is_whole is None:  # written by an earlier Heed
         is_whole = not (position and is_untouched)
     return CopyRecord(origin, position, is_untouched, is_whole), written
 
 
 def unfinished(connection: Connection, namespace_no: int) -> str | None:
-    """Return the origin of a copy that has not finished; None without one."""
+    """Return the origin of an unfinished copy; None without one."""
     if connection.execute(_NOT_WHOLE.encode(), (namespace_no,)).fetchone() is None:
-        return None  # without a look at all changes
+        return None  # no need to look at the changes
     found = read(connection, namespace_no)
     return None if found is None or found[0].is_whole else found[0].origin
 

@@ -26,7 +26,7 @@ _PAUSE = 0.01  # seconds by which the time between two attempts grows, from the 
 # Locks in the database, each with the number of a namespace. Writers of events share that of names
 # with one another, and only what deletes names excludes them.
 NAMES, CATALOGUE, QUOTA, KEYS, SCENARIOS, FOLDING, FILES = range(1, 8)
-# Of a namespace that is being removed the name begins so, which no name does.
+# Prefix of the name of a namespace that is being removed; no valid name has it.
 REMOVED = "removed:"
 IS_THERE = f"NOT starts_with(name, '{REMOVED}')"
 _BEGIN = f"""\

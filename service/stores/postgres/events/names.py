@@ -40,7 +40,7 @@ class InternedNames:
             f"INSERT INTO heed.{table} (namespace_no, {number}, {name})"  # noqa: S608
             f" SELECT namespace_no, nextval('{sequence}'), new_name"
             f" FROM heed.namespaces, unnest(%s::text[]) AS new_name"
-            # A removal waits for what holds the row of its namespace.
+            # A removal waits until the row of its namespace is free.
             f" WHERE namespace_no = %s AND {IS_THERE} FOR KEY SHARE OF namespaces"
             f" ON CONFLICT (namespace_no, {name}) DO NOTHING"
         ).encode()

@@ -22,7 +22,7 @@ from service.stores.protocols.shared_jobs import (
 
 _log = logging.getLogger(__name__)
 
-# A removal waits for what holds the row of its namespace.
+# A removal waits until the row of its namespace is free.
 _ADD = f"""\
 INSERT INTO heed.jobs (namespace_no, job_id, document)
 SELECT namespace_no, %(job)s, %(document)b::bytea FROM heed.namespaces

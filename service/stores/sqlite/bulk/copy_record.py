@@ -46,7 +46,7 @@ def read(connection: apsw.Connection) -> tuple[CopyRecord, int] | None:
 
 
 def unfinished(connection: apsw.Connection) -> str | None:
-    """Return the origin of a copy that has not finished; None without one."""
+    """Return the origin of an unfinished copy; None without one."""
     found = read(connection)
     return None if found is None or found[0].is_whole else found[0].origin
 

@@ -21,8 +21,8 @@ _Signature = tuple[int, int, int, int]
 class FrozenFile:
     """The store in the file `path`, which cannot be opened for writing because of `reason`.
 
-    Raises `reason` where it cannot be read either: there is none, its log has changes, or it is of
-    an earlier version; `Corrupt` where it lacks changes.
+    Raises `reason` if it cannot be read either (it is missing, its log has changes, or its version
+    is earlier), and `Corrupt` if it lacks changes.
     """
 
     def __init__(self, path: Path, vfs: str, reason: Unavailable) -> None:

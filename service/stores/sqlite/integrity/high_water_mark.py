@@ -4,7 +4,7 @@ SQLite takes a shortened log for a crash, and starts with the transactions that 
 tells the difference. It is written after a commit is durable and before it is acknowledged, without
 a sync of its own: after a power failure it may be too low, and is never too high.
 
-A damaged mark is refused, and never taken for that of a store without changes.
+A damaged mark is refused, never taken for the mark of an empty store.
 
 The mark also carries whether any process has found the store damaged, so that all of them stop
 acknowledging writes.
@@ -26,7 +26,7 @@ from service.runtime import durable_files
 
 _RECORD = struct.Struct("<8sqq8s")  # magic, tick, whether damaged, digest: 32 bytes of one sector
 _MAGIC = b"HeedMark"
-_ATTEMPTS, _PAUSE = 20, 0.001  # to read it while another process writes; seconds
+_ATTEMPTS, _PAUSE = 20, 0.001  # of reading while another process writes; seconds
 
 
 class MarkState(NamedTuple):
@@ -114,7 +114,7 @@ def check_mark(store: Path, tick: int) -> None:
 
 
 def _create(store: Path) -> None:
-    """Create the mark whole: an empty one is a damaged one."""
+    """Create the mark whole, since an empty one counts as damaged."""
     path = mark_path(store)
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:

@@ -101,7 +101,7 @@ class StoreGuard:
 
     def record_damage(self) -> None:
         """Record that the store is damaged, until `heed check` finds it intact."""
-        with suppress(Corrupt):  # a mark that is refused keeps the store from being opened too
+        with suppress(Corrupt):  # the store cannot be opened with a refused mark either
             self._mark.write(MarkState(self._mark.read().tick, True))
 
     def clear_damage(self) -> None:
