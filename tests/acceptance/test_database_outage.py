@@ -198,7 +198,7 @@ def test_an_audience_needs_the_database_for_its_names(site: Site) -> None:
 def test_an_outage_is_a_line_of_the_log_and_tells_strangers_nothing(
     postgres: PostgresDatabases, tmp_path: Path, fault: str
 ) -> None:
-    """What waits in the background says once that it waits, and once that it goes on."""
+    """Work in the background says once that it waits, and once that it goes on."""
     url = postgres.create_database()
     port = int(url.rpartition(":")[2].partition("/")[0])
     with (
@@ -210,7 +210,7 @@ def test_an_outage_is_a_line_of_the_log_and_tells_strangers_nothing(
         proxy_port = str(urlsplit(proxy.through(url)).port)
         breaks(proxy, fault)
         until(lambda: "it is tried" in server.log())
-        time.sleep(4)  # in which what is tried ten times a second would fill the log
+        time.sleep(4)  # ten tries a second would fill the log
         stranger = {"authorization": "Bearer heed_0123456789ab_" + "A" * 43}
         refused = http.get("/v1/items", headers=stranger)
         proxy.flow()
@@ -219,7 +219,7 @@ def test_an_outage_is_a_line_of_the_log_and_tells_strangers_nothing(
     assert refused.status_code == 503
     parts = urlsplit(url)
     named = (parts.hostname, parts.username, parts.path[1:], proxy_port, "connection")
-    said = refused.text.replace(refused.json()["request_id"], "")  # which has any digits
+    said = refused.text.replace(refused.json()["request_id"], "")  # it may have any digits
     assert not [word for word in named if str(word) in said]
     assert refused.json()["request_id"] in str(lines)
     background = [line for line in lines if "request_id" not in line]

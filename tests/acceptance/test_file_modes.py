@@ -46,7 +46,7 @@ def write_shop(folder: Path) -> None:
 
 @pytest.mark.parametrize("umask", [0o022, 0o000], ids=oct)
 def test_whatever_heed_writes_is_its_owners(tmp_path: Path, umask: int) -> None:
-    """A life of a data directory: imports, trainings, workers, keys, backups, copies, exports."""
+    """A data directory after imports, trainings, workers, keys, backups, copies and exports."""
     shop, box = tmp_path / "shop", tmp_path / "box"
     shop.mkdir()
     write_shop(shop)

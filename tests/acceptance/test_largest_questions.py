@@ -1,6 +1,6 @@
 """Every question at its largest, over 20,000 items: it stops in time, and holds nobody up.
 
-Times are of the thread that computes, so that what else the machine does is not counted.
+Times are processor times of the computing thread, which other work on the machine does not change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from service.runtime.work_queue import Turn
 from tests.support.largest import make_data, questions
 
 DEADLINE = 0.5
-# Twice what is promised and what a quiet machine measures, for a busy one computes more slowly.
+# Twice what is promised and measured on a quiet machine, since a busy one computes more slowly.
 MOST_ON_LOOP = 0.1  # seconds that the event loop does nothing else
 MOST_BETWEEN = 0.2  # seconds of work between two looks at the deadline
 
@@ -68,7 +68,7 @@ class Watch:
 def test_the_largest_questions_stop_in_time_and_hold_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
 ) -> None:
-    """No question holds the event loop for long, nor computes for long past its deadline.
+    """No question holds the event loop long, or computes long past its deadline.
 
     Beside each, another one is answered with success.
     """
@@ -83,7 +83,7 @@ def test_the_largest_questions_stop_in_time_and_hold_nobody_up(
             httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
         ):
             small = {"user_id": "light", "item_ids": ["item-1"]}
-            for _ in range(3):  # what the first ones load
+            for _ in range(3):  # the first ones load caches
                 await client.post("/v1/score", json=small)
             gc.collect()
             gc.freeze()  # as `heed serve` does
@@ -94,7 +94,7 @@ def test_the_largest_questions_stop_in_time_and_hold_nobody_up(
                 await asyncio.sleep(DEADLINE / 10)
                 beside = await client.post("/v1/score", json=small)
                 answer = await asked
-                await asyncio.sleep(MOST_BETWEEN)  # what goes on after the answer is seen too
+                await asyncio.sleep(MOST_BETWEEN)  # see work that goes on after the answer
                 found[question.name] = (
                     answer.status_code,
                     beside.status_code,

@@ -18,9 +18,9 @@ from tests.support import tiny
 from tests.support.postgres_server import PostgresDatabases
 from tests.support.server import Server
 
-ROUNDS = 15  # of the writer
+ROUNDS = 15  # rounds of the writer
 PASSING = [f"passing-{number}" for number in range(4)]  # items that come and go
-# Of a user and an item; an item that was deleted is not found.
+# Questions about a user and an item; a deleted item is not found.
 QUESTIONS: list[tuple[str, str, dict[str, Any] | None]] = [
     ("GET", "/v1/items/{item}/audience", None),
     ("GET", "/v1/items/{item}/similar", None),

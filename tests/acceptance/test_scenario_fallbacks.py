@@ -1,4 +1,4 @@
-"""Every field of every question, in a scenario that another one fills up, against plain loops.
+"""Every field of every question, in a scenario with a fallback, against plain loops.
 
 The fields come from the schemas: one that has no value here fails the first test.
 """
@@ -29,7 +29,7 @@ SHORT = {"limit": 9, "filter": {"field": "item_id", "in": FEW}}
 ABOUT = item_id(1, 1)
 SESSION = [{"item_id": item_id(3, 1)}, {"item_id": item_id(3, 2)}]
 
-# Of each field: what a request says, and what a fallback has saved.
+# By field: the request's value, and the value that a fallback has saved.
 VALUES: dict[str, tuple[Any, Any]] = {
     "user_id": ("u1", "u2"),
     "history": (SESSION, SESSION[:1]),
@@ -75,7 +75,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "relation": ("basket", "after"),
     "item_id": (ABOUT, item_id(2, 2)),
 }
-# Fields in which the least holds, what both let pass, or what the request says.
+# Fields in which the least value, both values, or the request's value holds.
 LEAST = {"limit", "explain"}
 OF_REQUEST = {"at", "fields", "facets"}
 
@@ -165,7 +165,7 @@ def expected_fillers(
     *,
     hides_seen: bool,
 ) -> list[str]:
-    """Return what fills an answer up: the plain list of the fallback, gone through by a loop."""
+    """Return the items that fill an answer up, taken by a loop from the fallback's plain list."""
     asked = filler_fields(kind, saved, request)
     out = {*before, *request.get("exclude", ())}
     if request.get("exclude_seen") or (hides_seen and saved.get("exclude_seen", by_default(kind))):
@@ -178,7 +178,7 @@ def expected_fillers(
     asked |= {"limit": 100, "filter": {"all": [asked.pop("filter", {}), hidden]}}
     asked.pop("at_most", None)
     if asked.get("explain"):
-        asked["limit"] = 60  # of which effects can be estimated
+        asked["limit"] = 60  # effects of so many can be estimated
     asked.pop("explain_exact", None)
     answer = plain(http, kind, asked)
     while answer.status_code == 422:  # a field of the request that does nothing in the fallback
@@ -209,7 +209,7 @@ CASES = [*itertools.product(LISTS, LISTS)]
 
 @pytest.mark.parametrize(("kind", "filler"), CASES, ids=lambda name: name)
 def test_each_field_holds_for_the_whole_answer(trained: Server, kind: str, filler: str) -> None:
-    """A request's field holds in the fallback, which has not saved it or has, as in a loop."""
+    """A request's field holds in the fallback as in a loop, saved there or not."""
     with trained.client() as http:
         for field in fields_of(kind):
             for saves in (False, True):
@@ -241,7 +241,7 @@ def check(http: httpx.Client, kind: str, filler: str, field: str, *, saves: bool
     assert main.status_code == 200, (case, main.text)
     alone = [item["item_id"] for item in main.json()["items"]]
     assert own == alone, case
-    if field != "explore":  # whose draws depend on the number of places
+    if field != "explore":  # its draws depend on the number of places
         given = {name: value for name, value in request.items() if name != "explore"}
         hides_seen = request.get("exclude_seen", by_default(kind))
         right = expected_fillers(http, filler, saved, given, alone, limit, hides_seen=hides_seen)
@@ -289,7 +289,7 @@ def seen_items(http: httpx.Client) -> list[str]:
 
 
 def test_neither_pins_nor_the_time_of_a_fallback_show_seen_items(trained: Server) -> None:
-    """What the requester has seen by the time of the request stays out, unless it is wanted."""
+    """Items that the requester has seen by the time of the request stay out, unless wanted."""
     with trained.client() as http:
         seen = seen_items(http)
         pins = [{"item_id": seen[0], "position": 1}]
@@ -329,7 +329,7 @@ def test_a_chain_of_fallbacks_is_narrowed_as_a_whole(trained: Server) -> None:
             assert not {*ids} & {*excluded}
             places = [item.get("scenario") for item in answer["items"]]
             assert {*places} == {None, "chain-2", "chain-3"}
-            # The quota of the last holds for what it adds, all that stands before counted.
+            # The quota of the last holds for its items, those before them counted.
             counts = Counter(name for item in ids for name in ITEMS[item].categories)
             last = [
                 item["item_id"] for item in answer["items"] if item.get("scenario") == "chain-3"
@@ -338,7 +338,7 @@ def test_a_chain_of_fallbacks_is_narrowed_as_a_whole(trained: Server) -> None:
 
 
 def test_a_fallback_that_cannot_fill_up_leaves_the_answer(trained: Server) -> None:
-    """It may answer rows by now, or know no such item; a later page of a list is not filled up."""
+    """It may answer rows, or not know the item; a later page of a list is not filled up."""
     with trained.client() as http:
         put(http, "filler", {"question": "popular"})
         put(http, "begun", {"question": "recommend", **SHORT, "fallback": "filler"})

@@ -20,7 +20,7 @@ from service.stores.sqlite.store import SQLiteStore
 from tests.benchmarks.workload.data import random_model
 
 ITEMS = 20_000
-LENGTHS = {"long": 30_000, "heavy": 3_000, "light": 60}  # events of the users that are asked about
+LENGTHS = {"long": 30_000, "heavy": 3_000, "light": 60}  # events of users in questions
 _OTHERS = 300  # users of 40 events each
 _DAY = 86_400_000_000  # microseconds
 _START = 1_700_000_000_000_000  # in November 2023
@@ -85,7 +85,7 @@ def make_data(target: Path, *, items: int = ITEMS, seed: int = 0) -> Path:
 
 
 def questions() -> list[Largest]:
-    """Each question at the bounds of its fields, several ways where these exclude one another."""
+    """Each question at the bounds of its fields, in several forms if fields exclude one another."""
     parts = [{"field": "title", "contains": f"no such part {n}"} for n in range(199)]
     wide: dict[str, Any] = {"any": parts}
     places = [

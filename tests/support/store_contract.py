@@ -1064,7 +1064,7 @@ class CatalogueContract(_Contract):
         assert refused.value.pointer == "/items/1/tags/0"
 
     async def test_merged_attributes_are_bounded(self, store: Store) -> None:
-        """Patches of few names each make no item of many; the one that would changes nothing."""
+        """Patches with few names cannot make an item with too many: that one is refused."""
         half = {str(n): n for n in range(MAX_ATTRIBUTES)}
         await store.put_items([Item("a", attributes=half)])
         more = [ItemPatch("b", {"title": "B"}), ItemPatch("a", {"attributes": {"more": 1}})]

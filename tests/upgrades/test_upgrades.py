@@ -190,7 +190,7 @@ def test_the_kept_store_goes_with_the_first_clean_stop(tmp_path: Path) -> None:
 
 
 def test_a_process_beside_which_a_newer_heed_migrates_writes_no_more(tmp_path: Path) -> None:
-    """It would leave out what the newer schema has; nothing is stored, and the answer says why."""
+    """Its rows would lack what the newer schema has: nothing is stored, and the answer says why."""
     path = tmp_path / "data" / STORE_FILE
 
     async def run() -> None:

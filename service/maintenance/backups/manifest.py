@@ -175,9 +175,7 @@ def _check_places(manifest: BackupManifest) -> None:
         match = _PLACE.fullmatch(place)
         name = match and (match["namespace"] or DEFAULT_NAMESPACE)
         if not match or match["namespace"] == DEFAULT_NAMESPACE or name not in versions:
-            raise ValueError(
-                f"files: {_shown(place)} is not a place of a file of its namespaces"
-            )
+            raise ValueError(f"files: {_shown(place)} is not a place of a file of its namespaces")
         if place.endswith(STORE_FILE):
             stores.add(name)
         if match["pointer"]:

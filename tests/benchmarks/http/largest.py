@@ -1,4 +1,4 @@
-"""The largest questions of one key beside another key's small ones, and what these wait for."""
+"""How long small questions of one key wait beside the largest ones of another key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = (
     *("question", "answers", "latest, s", "live p99, ms", "most", "score p50, ms", "p99"),
     *("over alone", "not 200"),
 )
-_PAUSE = 0.01  # seconds between two requests of whoever waits
+_PAUSE = 0.01  # seconds between two small requests
 _SMALL = Largest(
     "score",
     "POST",
@@ -39,7 +39,7 @@ Answers = list[tuple[int, float]]  # each status, 0 for a connection that was cu
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What was measured beside one question; alone, its own answers are missing."""
+    """Measurements beside one large question; without it, its answers are missing."""
 
     name: str
     own: Answers
@@ -89,7 +89,7 @@ def measure(
     seconds: float,
     progress: Callable[[int, int], None],
 ) -> Iterator[Beside]:
-    """Yield what small questions waited for alone, then beside each largest question."""
+    """Yield the waits of small questions without large ones, then beside each of them."""
     asked = [None, *(each for each in questions() if only in each.name)]
     for number, question in enumerate(asked):
         progress(number, len(asked))

@@ -24,7 +24,7 @@ from tests.support.small import DIMENSION, encode
 
 IDS = [f"i{n}" for n in range(12)]
 WORDS = ["", "a", "ab", "B", "é", "Straße"]
-# Integers that no float is, beside their neighbours, and floats of their size.
+# Integers without an equal float, beside their neighbours, and floats of their size.
 LARGE = [2**53, 2**53 + 1, -(2**53) - 1, 2**60, 2**60 + 1, 2**63 - 1, -(2**63), 2.0**60, 1e300]
 scalars = st.one_of(
     st.sampled_from([*WORDS, 0, 1, 1.0, -2.5, 2.25, 7, True, False, None]), st.sampled_from(LARGE)
@@ -228,9 +228,9 @@ def test_numbers_of_many_items_are_counted_exactly(step: float) -> None:
 
 @pytest.mark.parametrize("is_read", [False, True])
 def test_integers_that_no_float_is_are_told_apart(is_read: bool) -> None:
-    """By filters, facets, sorting and positions, beside fractions and large floats.
+    """Filters, facets, sorting and cursors are exact, beside fractions and large floats.
 
-    The same holds of a catalogue that was read from its parts.
+    So are those of a catalogue that was read from its parts.
     """
     numbers = [2**53 + 1, 2**53, 0.5, 2**63 - 1, -(2**63), 2**63 - 2, 1e300, -(2**53) - 1, 2.0**63]
     catalogue = Catalogue.empty(DIMENSION).updated(

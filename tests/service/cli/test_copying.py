@@ -113,7 +113,7 @@ def test_all_namespaces_are_copied_under_their_names(
         expected = using(source, full_store.read_all, name)
         assert using(back, full_store.read_all, name) == expected
         ids = {parse_place(place).namespace_id(name) for place in (source, url, back)}
-        assert len(ids) == 1  # by which the keys open their namespaces
+        assert len(ids) == 1  # the keys open their namespaces by it
     heed("namespaces", "remove", "shop", "--data", source, "--yes")
     heed("namespaces", "create", "shop", "--data", source)
     refused = heed("copy", "--from", source, "--to", url, "--all-namespaces")
@@ -180,7 +180,7 @@ def test_an_unfinished_copy_is_not_served(
 def test_an_unfinished_copy_can_be_accepted(
     heed: Heed, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A source that cannot be read to its end is served as far as it was copied, if one says so."""
+    """With --accept-loss, the unfinished copy of an unreadable source is served."""
 
     async def fails(*_: Any) -> Any:
         raise OSError("a damaged page")

@@ -65,7 +65,7 @@ def data(world: World) -> Iterator[Path]:
 def test_a_directory_of_another_user(
     data: Path, heed: Heed, monkeypatch: pytest.MonkeyPatch, command: str, directory: int
 ) -> None:
-    """Readable without a right to write, or a directory of one's own with files of another."""
+    """The files may be read only, or belong to another user than their directory."""
     places = {"ITEMS": data.parent / "items.csv", "TARGET": data.parent / "out" / "it.csv"}
     arguments = [str(places.get(each, each)) for each in COMMANDS[command]]
     mode = 0o444 if directory == 0o555 else 0o000

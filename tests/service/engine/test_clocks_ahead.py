@@ -78,7 +78,7 @@ def asking(engine: Engine) -> tuple[Ask, Ask, Ask]:
 
 @pytest.mark.parametrize("ahead", [2 * DAY, 10_000 * 365 * DAY], ids=["two days", "year 9999"])
 def test_events_ahead_of_the_clock_count_at_once(data: Path, ahead: int) -> None:
-    """The next question of their user, and of everybody, has them; ages only of the next days."""
+    """The next question of anybody counts them; where ages count, only those of the next days."""
 
     async def story(engine: Engine) -> None:
         popular, together, audience = asking(engine)
@@ -90,7 +90,7 @@ def test_events_ahead_of_the_clock_count_at_once(data: Path, ahead: int) -> None
         assert (await popular("popular", half_life=DAY))[0] in (
             {TARGET, OTHER} if ahead == 2 * DAY else {item.item_id for item in tiny.items()}
         )
-        assert not {*await audience()} & {*USERS}  # who have seen it
+        assert not {*await audience()} & {*USERS}  # they have seen it
         affinities = await engine.ready_answers.affinities(AffinitiesQuery(USERS[0]), StageClock())
         assert {each.value for each in affinities.values} >= {"space", "history"}
         requester = Requester(USERS[0])
@@ -110,7 +110,7 @@ def test_events_ahead_of_the_clock_count_at_once(data: Path, ahead: int) -> None
 def test_an_event_of_the_future_slows_no_question(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a time of the request, nothing is counted over the whole log for its sake."""
+    """In a request without a time, it makes no question read the whole log."""
 
     async def story(engine: Engine) -> None:
         _, together, audience = asking(engine)

@@ -206,18 +206,18 @@ def subclasses(kind: type[Any]) -> set[type[Any]]:
 
 
 def of_postgres(kind: type[psycopg.Error]) -> Exception:
-    """What Heed makes of an error of PostgreSQL."""
+    """Heed's error for an error of PostgreSQL."""
     return faults.explain(kind(REPLY))
 
 
 def of_sqlite(kind: type[Exception]) -> Exception:
-    """What Heed makes of an error of SQLite, or of the disk."""
+    """Heed's error for an error of SQLite or the disk."""
     error = kind(5, REPLY, str(PLACE)) if issubclass(kind, OSError) else kind(REPLY)
     return database_file.explain(PLACE, error)[0]
 
 
 def of_heed(kind: type[errors.HeedError]) -> Exception:
-    """An error of Heed with a detail that names what is nobody's business."""
+    """An error of Heed whose detail names things that clients must not see."""
     return kind(REPLY)
 
 
@@ -233,7 +233,7 @@ FAILURES: list[tuple[Callable[..., Exception], type[Any]]] = [
 
 
 def test_no_error_tells_clients_of_hosts_and_folders(caplog: pytest.LogCaptureFixture) -> None:
-    """Of each failure of a store the body says what to do, and the log has the rest by its id."""
+    """For each failure of a store the body says what to do; the log has the rest by its id."""
     revealed, unlogged = [], []
     with serving() as client:
         for make, kind in FAILURES:
@@ -242,7 +242,7 @@ def test_no_error_tells_clients_of_hosts_and_folders(caplog: pytest.LogCaptureFi
             answer = client.post("/v1/score", json={"item_ids": ["a"]})
             problem = answer.json()
             assert problem["status"] >= 429, kind
-            said = answer.text.replace(problem["request_id"], "")  # which has any digits
+            said = answer.text.replace(problem["request_id"], "")  # it may have any digits
             if any(each in said for each in SECRETS) or not problem["detail"]:
                 revealed.append((kind, answer.text))
             if problem["request_id"] not in caplog.text or str(error) not in caplog.text:
@@ -252,7 +252,7 @@ def test_no_error_tells_clients_of_hosts_and_folders(caplog: pytest.LogCaptureFi
 
 
 def test_a_rejected_model_is_named_without_folders(caplog: pytest.LogCaptureFixture) -> None:
-    """The reason names files, as is needed to mend them, and the log has where they are."""
+    """The reason names the files to mend, and the log has their paths."""
     detail = "v1/weights.safetensors: it was made by /srv/shop/models/mini, not ./srv/shop/other"
     with serving() as client:
         client.engine.raises = errors.ModelRejected(detail)
@@ -262,7 +262,7 @@ def test_a_rejected_model_is_named_without_folders(caplog: pytest.LogCaptureFixt
 
 
 def test_an_unexpected_error_of_a_file_is_not_described(caplog: pytest.LogCaptureFixture) -> None:
-    """What nobody has translated is a 500 that says nothing, and a line of the log."""
+    """An unexpected exception is a 500 that reveals nothing, and a line of the log."""
     with serving() as client:
         client.engine.raises = OSError(5, "Input/output error", str(PLACE))
         answer = client.post("/v1/score", json={"item_ids": ["a"]})

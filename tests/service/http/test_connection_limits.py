@@ -252,7 +252,7 @@ def test_pipelined_requests_are_limited() -> None:
 
 # ------------------------------------------------------------------- shares of senders
 
-SLOW_WAIT = 1.5  # seconds, after which what arrives is slow
+SLOW_WAIT = 1.5  # seconds after which an arriving request is slow
 
 
 def post(token: str = "", path: str = "/v1/score", length: int = 1000) -> bytes:
@@ -306,12 +306,12 @@ async def asked(connect: Open, request: bytes) -> int:
 
 async def until(holds: Callable[[], bool]) -> None:
     """Wait for a condition; `serve` bounds the time."""
-    while not holds():  # noqa: ASYNC110  # what others did
+    while not holds():  # noqa: ASYNC110  # other code sets it
         await asyncio.sleep(0.02)
 
 
 def test_slow_bodies_of_one_key_leave_all_others_served() -> None:
-    """Of many slow bodies a key holds its share; the rest is 429, and other keys are served."""
+    """A key holds its share of slow bodies; the rest is 429, and other keys are served."""
 
     async def talk(connect: Open, engine: FakeEngine) -> None:
         slow, other = engine.issue("read"), engine.issue("read")
@@ -334,7 +334,7 @@ def test_slow_bodies_of_one_key_leave_all_others_served() -> None:
 
 
 def test_slow_headers_of_one_address_are_limited() -> None:
-    """Of connections without a complete header an address holds its share; the rest is closed."""
+    """An address holds its share of connections without a complete header; the rest is closed."""
 
     async def talk(connect: Open, _: FakeEngine) -> None:
         silent = [Drip(await connect(), b"", b"") for _ in range(8)]
@@ -384,7 +384,7 @@ def test_a_busy_service_takes_nobody_for_slow(start: bytes, end: bytes) -> None:
         await asyncio.sleep(0.1)
         for _reader, writer in opened:
             writer.write(end)
-        time.sleep(SLOW_WAIT)  # noqa: ASYNC251  # of the service too, which is in the same loop
+        time.sleep(SLOW_WAIT)  # noqa: ASYNC251  # also stops the service, in the same loop
         assert [await status(reader) for reader, _w in opened] == [200] * 28
 
     serve(talk, max_connections=28)
@@ -423,7 +423,7 @@ def test_health_is_answered_while_all_connections_are_in_work() -> None:
             working[-1][1].write(ask)
             await engine.arrived.acquire()
         later = await connect()
-        await asyncio.sleep(0.2)  # by then the bound was looked at
+        await asyncio.sleep(0.2)  # the bound is checked by then
         later[1].write(ask)
         assert await status(later[0]) == 429
         for path in (b"/health/live", b"/health/ready", b"/metrics"):

@@ -1,4 +1,4 @@
-"""The limit on open files: raised for the connections that are wanted, or said to be too low."""
+"""The limit on open files: raised for the wanted connections, or reported as too low."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of requests: what waits for its turn, and what has no deadline."""
+"""Kinds of requests: which wait for their turn, and which have no deadline."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def trending(http: httpx.Client) -> list[str]:
 def test_nothing_of_a_load_trends_after_it(
     world: World, heed: Heed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What trends after a load of which much was refused is what trended before it.
+    """A load that was mostly refused does not change what trends.
 
     With --keep it is something else, until the command that the report shows is run.
     """

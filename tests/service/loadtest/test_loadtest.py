@@ -220,7 +220,7 @@ def test_a_busy_server_is_waited_for_when_events_are_taken_back(
 
 
 def test_events_without_an_answer_are_looked_for_again() -> None:
-    """What was not answered may be written late: its users are deleted a second time."""
+    """Unanswered events may be written late: their users are deleted a second time."""
     with faking(lambda fake, kind, number: None if number == 9 else 200) as fake:
         found, _ = ran(fake, mix="events=1")
     users = {body["events"][0]["user_id"] for body in fake.bodies["events"]}

@@ -50,7 +50,7 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
 def watch() -> Iterator[Callable[[Path], None]]:
     """Function that has uses of a folder noted from now on."""
     if not getattr(_note, "is_installed", False):
-        sys.addaudithook(_note)  # which cannot be removed
+        sys.addaudithook(_note)  # a hook cannot be removed
         _note.is_installed = True  # type: ignore[attr-defined]
     _used.clear()
     yield lambda folder: _watched.__setitem__(slice(None), [folder])
@@ -274,7 +274,7 @@ def test_links_and_devices_in_a_backup_are_refused(backup: Path, tmp_path: Path)
 def test_a_forged_store_is_refused(
     backup: Path, tmp_path: Path, statement: str, error: type[HeedError], sentence: str
 ) -> None:
-    """What Heed would run or misread in a store is found before anything is written."""
+    """Contents that Heed would run or misread are found before anything is written."""
     path = tmp_path / "forged.db"
     shutil.copy(backup / "objects" / read(backup)["files"][STORE_FILE]["sha256"], path)
     connection = apsw.Connection(str(path), vfs=checksum_vfs())

@@ -32,7 +32,7 @@ def test_an_expected_failure_is_one_line(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_an_outage_of_many_watches_is_two_lines(caplog: pytest.LogCaptureFixture) -> None:
-    """One when the first of them fails, one when the first succeeds; another fault is another."""
+    """One line when the first fails, one when the first succeeds; each fault has its own."""
     caplog.set_level(logging.INFO)
     work = RepeatedWork()
     for _ in range(3):

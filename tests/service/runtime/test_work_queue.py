@@ -41,7 +41,7 @@ class Work:
     async def begin(
         self, name: str, *, key: str = "", seconds: float = math.inf, bulk: bool = False
     ) -> asyncio.Task[None]:
-        """Begin a request that has so many seconds until its deadline."""
+        """Begin a request with a number of seconds until its deadline."""
         self._ends[name] = asyncio.Event()
         queue = self.bulk if bulk else self.queue
 
@@ -107,7 +107,7 @@ def test_any_number_waits_while_the_deadline_can_be_met() -> None:
 
 
 def test_nothing_is_refused_before_anything_is_measured() -> None:
-    """Before any request has ended, nobody knows how long one takes: all wait."""
+    """Before any request has ended its time is unknown: all wait."""
 
     async def test() -> None:
         work = Work()
@@ -245,7 +245,7 @@ def test_a_request_that_waits_for_others_leaves_its_place() -> None:
 
 
 def test_three_times_the_capacity_is_served_at_capacity_and_in_time() -> None:
-    """Of three times what can be done, all that can be done is, and none of it in vain."""
+    """Under three times the capacity, requests are done at capacity, and none in vain."""
     step, service, deadline, seconds = 0.005, 0.05, 1.0, 20.0
 
     async def test() -> None:

@@ -289,7 +289,7 @@ GARBLED = {
 @pytest.mark.parametrize("content", GARBLED.values(), ids=GARBLED)
 @pytest.mark.parametrize("missing", [False, True])
 async def test_a_garbled_mark_is_refused(path: Path, content: bytes, missing: bool) -> None:
-    """It is no mark of a store without changes: nothing is served until somebody accepts that."""
+    """It does not count as the mark of an empty store: Heed starts once the loss is accepted."""
     store = SQLiteStore(path)
     for item in ("i", "j"):
         await store.append([Event("u", item)])
@@ -314,7 +314,7 @@ async def test_a_garbled_mark_is_refused(path: Path, content: bytes, missing: bo
 
 @pytest.mark.parametrize("tick", [3, 1 << 40, (1 << 63) - 1])
 async def test_a_mark_ahead_of_its_store_is_refused(path: Path, tick: int) -> None:
-    """Changes are missing by it, however many."""
+    """By the mark, changes are missing, however many."""
     store = SQLiteStore(path)
     for item in ("i", "j"):
         await store.append([Event("u", item)])

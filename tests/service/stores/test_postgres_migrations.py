@@ -69,7 +69,7 @@ async def _follow(url: str, versions: dict[str, int]) -> None:
 
 
 def test_a_migration_is_killed_at_each_statement(postgres: PostgresDatabases) -> None:
-    """A client that is gone leaves the earlier schema or the new one, and the next goes on."""
+    """A killed client leaves the earlier schema or the new one, and the next client goes on."""
     latest = max(migrations._migrations())
     url = postgres.create_database()
     statements, seen = 0, set()

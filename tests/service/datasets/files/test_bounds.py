@@ -44,14 +44,14 @@ print(peak, count, problem)
 
 
 def read(path: Path) -> tuple[int, str]:
-    """Return the most MiB of a process that reads a file as an import does, and what it says."""
+    """Import a file in a process; return its peak memory in MiB, and what it printed."""
     run = [sys.executable, "-c", READ, str(path)]
     said = subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip("\n")
     memory, _, rest = said.partition(" ")
     return int(memory), rest
 
 
-# Contents, and what is said of them.
+# Contents, and the error of each.
 BOMBS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
     "line.csv.gz": (lambda: [HEADER, *[b"x" * MIB] * 600], f"line 2: {ENDLESS}"),
     "line.csv.xz": (lambda: [HEADER, *[b"x" * MIB] * 600], f"line 2: {ENDLESS}"),
@@ -143,7 +143,7 @@ def test_memory_is_bounded_whatever_parquet_decodes_to(
 
 
 def test_a_file_of_very_many_columns_is_refused(tmp_path: Path) -> None:
-    """Whatever the format; the error names the number."""
+    """The error names the number, in every format."""
     names = ["item_id", *(f"c{n}" for n in range(40_000))]
     wide = f"has 40,001 {{}}; at most {MAX_COLUMNS:,} are allowed"
     (csv := tmp_path / "a.csv").write_text(",".join(names) + "\n" + "," * 40_000 + "\n")
@@ -155,7 +155,7 @@ def test_a_file_of_very_many_columns_is_refused(tmp_path: Path) -> None:
 
 
 def test_many_columns_are_read_and_not_all_listed(tmp_path: Path) -> None:
-    """A message names some of them, and says how many it leaves out."""
+    """A message names some columns, and says how many it leaves out."""
     names = [f"c{n}" for n in range(MAX_COLUMNS)]
     path = tmp_path / "a.csv"
     path.write_text(",".join(names) + "\n" + ",".join(names) + "\n")

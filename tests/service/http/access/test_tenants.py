@@ -175,7 +175,7 @@ def test_a_key_sees_the_state_of_its_namespace_alone(site: Site) -> None:
 
 
 def test_a_probe_hears_no_reason(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a service that is not ready a key sees the checks, and anybody else the answer alone."""
+    """If the service is not ready, a key sees the checks; other clients see only the status."""
     token = site.issue("default", "read")
     monkeypatch.setattr("service.engine.monitoring.readiness.MIN_FREE_BYTES", 1 << 62)
     refused, seen = site.ask("GET", "/health/ready"), site.ask("GET", "/health/ready", token=token)
@@ -190,7 +190,7 @@ def test_a_probe_hears_no_reason(site: Site, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_keys_go_with_their_namespace(site: Site) -> None:
-    """After a removal its keys open nothing, neither a namespace that has its name later."""
+    """After a removal its keys open nothing, not even a later namespace of the same name."""
     site.create("acme")
     old = site.issue("acme", "admin")
     assert site.ask("POST", "/v1/items", ITEM, old).status_code == 200
@@ -202,7 +202,7 @@ def test_keys_go_with_their_namespace(site: Site) -> None:
     for method, path, body in REQUESTS:
         assert site.ask(method, path, body, old).status_code == 401
     assert site.ask("GET", "/health/ready", token=old).json() == {"ready": True}
-    # What was counted of the former one is not this one's.
+    # Counts of the former namespace are not this one's.
     counted = site.ask("GET", "/metrics", token=new).text
     line = r'^heed_namespace_requests_total{.*namespace="acme",.*status="200"} (.+)$'
     assert re.findall(line, counted, re.MULTILINE) == ["1.0"]
@@ -280,7 +280,7 @@ def test_a_namespace_keeps_its_id_in_backups_and_copies(
 
 @pytest.mark.parametrize("rounds", [3])
 def test_requests_during_a_removal_find_nothing(site: Site, rounds: int) -> None:
-    """Whatever is asked while a namespace goes is answered, or is 401 or 404, and never fails."""
+    """A request during the removal of its namespace is answered, or is 401 or 404."""
     asked = [
         *(each for each in REQUESTS if each[1] != "/metrics"),
         ("POST", "/v1/events", {"events": [{"user_id": "u", "item_id": "one"}]}),
