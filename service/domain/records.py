@@ -230,7 +230,7 @@ _LONG = b"0" * 19  # integers beyond 64 bits have at least as many digits
 
 
 def _has_long_integer(data: bytes) -> bool:
-    """Whether JSON may have an integer beyond 64 bits; a regular expression is far slower."""
+    """Report whether JSON may have an integer beyond 64 bits, faster than a regular expression."""
     digits = data.translate(_DIGITS)
     at = digits.find(_LONG)
     while at > 0 and digits[at - 1] == ord("."):

@@ -122,13 +122,13 @@ class Namespaces:
         return self.engine(name)
 
     def is_another(self, name: str, namespace_id: str) -> bool:
-        """Whether the namespace of a name has another id than this."""
+        """Report whether the namespace of a name has another id than this."""
         if name == DEFAULT_NAMESPACE or not is_name(name):
             return False
         return self._directory.namespace_id(name) not in (None, namespace_id)
 
     def is_gone(self, name: str, namespace_id: str | None) -> bool:
-        """Whether a namespace was removed; with an id, whether the one with that id was."""
+        """Report whether a namespace was removed; with an id, whether the one with that id was."""
         if name == DEFAULT_NAMESPACE or not is_name(name):
             return False
         found = self._directory.namespace_id(name)
@@ -161,7 +161,7 @@ class Namespaces:
                 self._close(entry)
 
     async def ready(self, name: str = DEFAULT_NAMESPACE) -> tuple[bool, Mapping[str, Any]]:
-        """Whether a namespace answers, and the checks of its parts."""
+        """Report whether a namespace answers, and the checks of its parts."""
         engine = self.engine(name)
         if engine is not None:
             return await engine.ready()

@@ -229,7 +229,7 @@ def _gains(rankings: Sequence[Sequence[str]], item_id: str) -> NDArray[np.float6
 
 
 def _is_new(text: str, others: str) -> bool:
-    """Whether a text has words, is as short as a query, and other texts do not repeat it."""
+    """Report whether a text has words, is as short as a query, and other texts do not repeat it."""
     if len(text) > _LONGEST:
         return False
     words = " ".join(re.findall(r"\w+", text.casefold()))

@@ -72,7 +72,7 @@ class DerivedState:
         return cls(events, step, written, history, user.encoded, collapsed, user, is_plain)
 
     def serves(self, events: EventColumns, snapshot: Snapshot) -> bool:
-        """Whether this was derived from the same events and the same tables of their items.
+        """Report whether this was derived from the same events and the same tables of their items.
 
         `snapshot` is of the same model.
         """

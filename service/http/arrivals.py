@@ -1,4 +1,4 @@
-"""Places for requests that are arriving, of which one sender holds at most a share.
+"""Places for requests that are arriving; one sender has at most a share of them.
 
 A sender is an API key, or the address of a client without one. A body that arrives within `GRACE`
 takes no place, so that a proxy may send any number of fast requests under one key.

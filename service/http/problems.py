@@ -116,7 +116,7 @@ def answer(scope: Scope, error: Exception, **extensions: Any) -> Response:
 
 
 def _is_of_removed(scope: Scope, error: Exception) -> bool:
-    """Whether a request failed because its namespace was removed."""
+    """Report whether a request failed because its namespace was removed."""
     if _is_known(error) and (not isinstance(error, errors.HeedError) or _status(error) < 500):
         return False
     key: ApiKey | None = scope.get(KEY)

@@ -63,7 +63,7 @@ class Recording:
         return 200 <= int(self.status[number]) < 300
 
     def refused(self, number: int) -> bool:
-        """Whether a request was answered with a status of `REFUSED`."""
+        """Report whether a request was answered with a status of `REFUSED`."""
         return int(self.status[number]) in REFUSED
 
     def due(self, kind: str = ALL) -> Mask:

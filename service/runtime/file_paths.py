@@ -27,7 +27,7 @@ def without_folders(text: str, data: Path | None = None) -> str:
 
 
 def is_denied(path: Path) -> bool:
-    """Whether the permissions of a file keep this process from changing it."""
+    """Report whether the permissions of a file keep this process from changing it."""
     return path.exists() and not os.access(path, os.R_OK | os.W_OK, effective_ids=True)
 
 

@@ -169,7 +169,7 @@ class WorkQueue:
             after.followers.append(self)
 
     def has_short(self) -> bool:
-        """Whether a request runs that is not long."""
+        """Report whether a request runs that is not long."""
         return any(not turn.is_long for turn in tuple(self._running))
 
     def wait(self, name: str) -> float:

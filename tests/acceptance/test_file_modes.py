@@ -1,4 +1,4 @@
-"""Modes of files: whatever the umask, what Heed writes is its owner's alone."""
+"""Modes of files: files that Heed writes are private to its user, whatever the umask."""
 
 from __future__ import annotations
 

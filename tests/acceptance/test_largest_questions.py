@@ -1,4 +1,4 @@
-"""Every question at its largest, over 20,000 items: it stops in time, and holds nobody up.
+"""Every question at its largest, over 20,000 items: it stops in time, and delays no other request.
 
 Times are processor times of the computing thread, which other work on the machine does not change.
 """

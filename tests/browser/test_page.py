@@ -115,7 +115,7 @@ def test_live_figures_are_those_of_the_metrics(page: Page, server: Server) -> No
     # A hundred new requests, all between 0.01 s and 0.1 s: half of them within 55 ms.
     expect(page.locator("#median")).to_have_text("55 ms")
     expect(page.locator("#waiting-note")).to_contain_text("19 of 20 within 96 ms")  # 95.5
-    # Of these hundred 25 were refused (429, 503), and 10 are errors.
+    # 25 of these hundred were refused (429, 503), and 10 are errors.
     expect(page.locator("#refused")).to_have_text("25.0 %")
     expect(page.locator("#failing")).to_have_text("10.0 %")
     expect(page.locator("#failures-note")).to_have_text(

@@ -101,7 +101,7 @@ def open_rows(path: Path, form: Format, dialect: Dialect, progress: ReadProgress
 def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[Any]) -> Survey:
     """Look at a file: at all of its bytes for the encoding, at its first rows for the rest.
 
-    Those are 10,000, or fewer of 8 MiB together.
+    The first rows are 10,000, or fewer of 8 MiB together.
 
     Raises:
         Invalid: a required column is missing, a mapped one is not there, or something cannot be

@@ -40,7 +40,7 @@ async def live() -> Response:
 async def ready(context: Context) -> Response:
     """Answer 200 when the store, the disk and all workers are well, else 503.
 
-    Where keys are on, a key sees the `checks` of its namespace, also those of a 503: `store` is
+    If keys are on, a key sees the `checks` of its namespace, also those of a 503: `store` is
     false once nothing is written or the file is gone, `disk` when it is all but full, `workers`
     when one of them hangs. `checks.namespaces` has the other namespaces in use, for a key that may
     read all metrics; a failure of theirs is no 503.
@@ -119,7 +119,7 @@ async def render_metrics(app: FastAPI, namespace: str) -> bytes:
 
 
 def _watches_all(scope: Scope) -> bool:
-    """Whether a request is the operator's: its key may read the metrics of all namespaces."""
+    """Report whether a request's key may read the metrics of all namespaces."""
     if scope[ANONYMOUS] or namespace_of(scope) != DEFAULT_NAMESPACE:
         return False
     key: ApiKey | None = scope[KEY]

@@ -59,4 +59,4 @@ class ReadyOut(BaseModel):
     """Readiness, and the state of store and model."""
 
     ready: bool
-    checks: dict[str, Any] | None = Field(None, description="Where keys are on: only to a key.")
+    checks: dict[str, Any] | None = Field(None, description="With keys on, only to a key.")

@@ -182,7 +182,7 @@ class Metrics:
     def observe(
         self, scope: Scope, status: int, stages: StageClock, *, is_refused: bool = False
     ) -> None:
-        """Count one finished request; the time of a refusal would make its route look fast."""
+        """Count one finished request; a refusal without its time, which would look fast."""
         method, route = method_label(scope), route_label(scope)
         seconds = time.perf_counter() - stages.started
         namespace = scope.get(SERVED)

@@ -125,7 +125,7 @@ def diagnose(
                 "no-permission",
                 "error",
                 f"{sentence[0].upper()}{sentence[1:]}.",
-                "What is stored was not examined; the service does not start as this user.",
+                "Stored data were not examined; the service does not start as this user.",
                 "Run heed as the user who owns the data directory.",
             )
         )

@@ -30,9 +30,8 @@ class ScenarioIn(Body):
     )
     fallback: Name | None = Field(
         None,
-        description="A scenario that fills the answer up where it has fewer items than `limit`. "
-        "It is asked for what the request says, as far as it has these fields; what the request "
-        "narrows holds for the whole answer.",
+        description="A scenario that fills up an answer with fewer items than `limit`. It is asked "
+        "with those of the request's fields that it has; what these narrow holds for all items.",
     )
 
 

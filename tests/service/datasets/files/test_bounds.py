@@ -86,7 +86,7 @@ def test_memory_is_bounded_whatever_a_file_decompresses_to(tmp_path: Path, name:
     """The error names the line, what was found and what is allowed."""
     content, problem = BOMBS[name]
     path = tmp_path / name
-    with compressed(path.open("wb"), path.suffix) as file:
+    with path.open("wb") as raw, compressed(raw, path.suffix) as file:
         file.writelines(content())
     assert path.stat().st_size < 5 * MIB
     memory, said = read(path)
