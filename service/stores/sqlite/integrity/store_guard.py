@@ -96,7 +96,7 @@ class StoreGuard:
         self._size = status.st_size
 
     def is_damaged(self) -> bool:
-        """Report whether any process found the store damaged. Raises `Corrupt` for a damaged mark."""
+        """Report whether a process found the store damaged. Raises `Corrupt` for a damaged mark."""
         return self._mark.read().is_damaged
 
     def record_damage(self) -> None:
