@@ -93,7 +93,9 @@ class _Server(uvicorn.Server):
 
 def load_app(path: Path, data: Path | None = None) -> FastAPI:
     """Make the app of a file of answers; with their data directory, one that does the job."""
-    return floor_app(orjson.loads(path.read_bytes()), NONE if data is None else _jobs(data))
+    app = floor_app(orjson.loads(path.read_bytes()), NONE if data is None else _jobs(data))
+    app.state.arrivals = Arrivals(Settings(), Metrics())
+    return app
 
 
 def main(path: Path, data: Path | None = None) -> None:
@@ -101,9 +103,7 @@ def main(path: Path, data: Path | None = None) -> None:
     app = load_app(path, data)
     gc.collect()
     gc.freeze()  # as Heed does
-    settings = Settings(port=0)
-    app.state.arrivals = Arrivals(settings, Metrics())
-    config = configure(app, settings)
+    config = configure(app, Settings(port=0))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_Server(config).serve())
 
