@@ -36,7 +36,9 @@ from service.stores.sqlite_files.inspection import read_store_file
 # Finds what Heed never makes in a store.
 _FOREIGN = (
     "SELECT name FROM sqlite_schema WHERE type NOT IN ('table', 'index')"
-    " OR sql LIKE 'CREATE VIRTUAL%' LIMIT 1"
+    # Not by CREATE VIRTUAL: a forged schema may have anything between the two words.
+    " OR sql NOT LIKE 'CREATE TABLE %' AND sql NOT LIKE 'CREATE INDEX %'"
+    " AND sql NOT LIKE 'CREATE UNIQUE INDEX %' LIMIT 1"
 )
 _IGNORED = {"lost+found"}  # of an empty directory that is the root of a file system
 
@@ -147,7 +149,7 @@ def _copy(source: Path, data: Path, manifest: BackupManifest, progress: BackupPr
         durable_files.make_directory(path.parent)
         folders.add(path.parent)
         # Versions of models are never written again.
-        is_version = MODELS_FOLDER in path.parts[:-2] and path.name != "current"
+        is_version = Path(place).parts[-4:-2] == (MODELS_FOLDER, "versions")
         mode = WRITE_ONCE if is_version else durable_files.PRIVATE_FILE
         if copy_file(objects.path(expected[1]), path, mode=mode) != expected:
             raise Corrupt(f"{source}: {place} changed while it was restored")

@@ -96,6 +96,22 @@ def test_a_restored_backup_has_everything(data: Path, world: World, tmp_path: Pa
     assert manifest.settings == SETTINGS
 
 
+def test_only_versions_of_models_are_read_only(tmp_path: Path) -> None:
+    """Wherever the data directory lies, and whatever a namespace is called."""
+    data, restored = tmp_path / "data", tmp_path / "models" / "versions" / "data"
+    for folder in (data, data / NAMESPACES_FOLDER / "models"):
+        asyncio.run(SQLiteStore(folder / STORE_FILE).close())
+        Registry(folder / MODELS_FOLDER).publish({"weights": b"1"}, {"items": 1}, version="first")
+        (folder / "jobs").mkdir(exist_ok=True)
+        (folder / "jobs" / "one.json").write_text("{}")
+    back_up(data, tmp_path / "backup", settings=SETTINGS)
+    restore(tmp_path / "backup", restored)
+    modes = {path: path.stat().st_mode & 0o777 for path in restored.rglob("*") if path.is_file()}
+    read_only = {path for path, mode in modes.items() if mode == 0o400}
+    assert {*modes.values()} == {0o400, 0o600}
+    assert read_only == {path for path in modes if path.parent.name == "first"}
+
+
 def test_a_backup_holds_only_what_is_needed_again(data: Path, tmp_path: Path) -> None:
     """Caches, locks and checkpoints are left out, and the store is not on disk twice."""
     (data / "cache").mkdir(exist_ok=True)

@@ -267,6 +267,14 @@ def test_links_and_devices_in_a_backup_are_refused(backup: Path, tmp_path: Path)
     [
         ("CREATE TRIGGER t AFTER DELETE ON events BEGIN SELECT 1; END", Corrupt, "has 't'"),
         ("CREATE VIEW v AS SELECT 1", Corrupt, "has 'v'"),
+        ("CREATE VIRTUAL TABLE w USING fts5(a)", Corrupt, "has 'w'"),
+        (
+            """CREATE VIRTUAL TABLE w USING fts5(a); PRAGMA writable_schema = ON;
+            UPDATE sqlite_schema SET sql = 'create/**/ virtual table w using fts5(a)'
+             WHERE name = 'w'""",
+            Corrupt,
+            "has 'w'",
+        ),
         ("PRAGMA user_version = 5", Corrupt, "has schema version 5, not"),
         ("PRAGMA application_id = 7", Incompatible, "not one of Heed's"),
     ],
