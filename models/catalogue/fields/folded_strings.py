@@ -19,11 +19,13 @@ class FoldedStrings:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        self._blocks: list[tuple[str, list[int]]] = []  # whole ones, which never change
+        # Whole ones, which never change, by number: searches on several threads fold them.
+        self._blocks: dict[int, tuple[str, list[int]]] = {}
 
     def containing(self, part: str, count: int) -> NDArray[np.bool_]:
         """Mark which of the first `count` strings contain another, in upper or lower case."""
-        found, part = np.zeros(count, np.bool_), part.casefold()
+        # A block that a newer catalogue has completed holds more strings than `count`.
+        found, part = np.zeros(count + _BLOCK, np.bool_), part.casefold()
         for first in range(0, count, _BLOCK):
             checkpoint()
             text, starts = self._block(first, count)
@@ -35,18 +37,18 @@ class FoldedStrings:
                     found[first + place] = True
                     at = end
                 at = text.find(part, at + 1)
-        return found
+        return found[:count]
 
     def _block(self, first: int, count: int) -> tuple[str, list[int]]:
         """Return the strings of a block, a line each, and where each starts."""
         number = first // _BLOCK
-        if number < len(self._blocks):
-            text, starts = self._blocks[number]
-            return text, starts
+        block = self._blocks.get(number)
+        if block is not None:
+            return block
         last = min(first + _BLOCK, count)
         strings = [one.casefold() for one in self._vocabulary.ids[first:last]]
         starts = list(accumulate((len(one) + 1 for one in strings[:-1]), initial=0))
         block = ("\n".join(strings), starts)
-        if len(strings) == _BLOCK and number == len(self._blocks):
-            self._blocks.append(block)
+        if len(strings) == _BLOCK:
+            self._blocks[number] = block
         return block
