@@ -40,6 +40,7 @@ class _Key:
     """The requests of one key: those that wait, and the numbers of places and of those set aside.
 
     Attributes:
+        turns: requests that have not ended, those that were just refused among them.
         interval: mean seconds from one end to the next while others of the key waited.
         ended: when its last request left a place, if others have waited since.
     """
@@ -47,6 +48,7 @@ class _Key:
     name: str
     interval: float
     ended: float | None = None
+    turns: int = 0
     waiting: deque[Turn] = field(default_factory=deque)
     places: int = 0
     aside: int = 0
@@ -194,6 +196,7 @@ class WorkQueue:
             self._refused = now
             raise _overloaded(self._keys[name], wait, left)
         key = self._keys.setdefault(name, _Key(name, self._interval))
+        key.turns += 1
         turn = Turn(self, key, deadline)
         token = current_turn.set(turn)
         try:
@@ -208,8 +211,9 @@ class WorkQueue:
             turn.give_way()
             self.leave(turn)
             key.aside -= turn.is_aside
-            if not (key.waiting or key.places or key.aside):
-                self._keys.pop(name, None)
+            key.turns -= 1
+            if not key.turns:  # else another key of this name would stand beside it
+                del self._keys[name]
 
     def enter(self, turn: Turn) -> None:
         """Take a place, also beyond their number."""

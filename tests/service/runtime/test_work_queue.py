@@ -117,6 +117,27 @@ def test_nothing_is_refused_before_anything_is_measured() -> None:
     run(test)
 
 
+def test_a_request_that_is_refused_leaves_its_key_to_those_that_came_meanwhile() -> None:
+    """The key of a request that does not know yet that it is refused is no other one's."""
+
+    async def test() -> None:
+        work = Work(places=2, of_one_key=1)
+        await measured(work)
+        await work.begin("ends", key="k")
+        refused = await work.begin("refused", key="k", seconds=5.0)
+        work.clock.now += 4.5
+        # In the round of the event loop in which one ends and the other is refused.
+        await asyncio.gather(work.end("ends"), work.begin("runs", key="k"))
+        assert isinstance(refused.exception(), Overloaded)
+        waits = [await work.begin(f"waits {number}", key="k") for number in range(3)]
+        assert work.started == ["ends", "runs"]
+        waits[0].cancel()
+        await work.end("runs", "waits 1", "waits 2")
+        assert work.started == ["ends", "runs", "waits 1", "waits 2"]
+
+    run(test)
+
+
 def test_keys_take_turns() -> None:
     """A key whose one request comes after a hundred of another waits for one of these."""
 
