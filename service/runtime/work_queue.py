@@ -52,7 +52,7 @@ class _Key:
     waiting: deque[Turn] = field(default_factory=deque)
     places: int = 0
     aside: int = 0
-    long: list[Turn] = field(default_factory=list)  # the first one computes
+    long: list[Turn] = field(default_factory=list)  # the first that can computes
 
 
 class Turn:
@@ -64,11 +64,12 @@ class Turn:
         is_long: it has computed for `QUANTUM`.
         is_aside: it is long and has no place.
         is_over: nobody waits for its work.
+        is_computing: a thread works for it; else it waits for the store, or for its client.
     """
 
     def __init__(self, queue: WorkQueue, key: _Key, deadline: float) -> None:
         self.key, self.deadline = key, deadline
-        self.is_long = self.is_aside = self.is_over = False
+        self.is_long = self.is_aside = self.is_over = self.is_computing = False
         self.ready: asyncio.Future[None] | None = None  # done when the wait ends
         self.queue, self._loop = queue, asyncio.get_running_loop()
         self._seconds = 0.0  # processor time that it has used
@@ -79,9 +80,11 @@ class Turn:
     def computing(self) -> Iterator[None]:
         """Count the block as computed in this thread."""
         self._began, self._resumed = time.thread_time(), self.queue.clock()
+        self.is_computing = True
         try:
             yield
         finally:
+            self.is_computing = False
             self._seconds += time.thread_time() - self._began
             self.is_long = self.is_long or self._seconds > QUANTUM
             if self.is_over:
@@ -121,7 +124,7 @@ class Turn:
         long = self.key.long
         if self not in long:
             long.append(self)
-        while long[:1] != [self]:
+        while next(turn for turn in (*long, self) if turn.is_computing) is not self:
             time.sleep(_LOOK)
             self._check()
         clock = self.queue.clock

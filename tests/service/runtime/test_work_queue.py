@@ -407,6 +407,20 @@ def test_long_work_that_waits_for_a_lock_lets_others_compute() -> None:
     run(test)
 
 
+def test_long_work_does_not_wait_for_what_computes_nothing() -> None:
+    """While a long request waits for the store or its client, the next of its key computes."""
+
+    async def test() -> None:
+        queue = WorkQueue(2, 2)
+        with ThreadPoolExecutor(2) as pool:
+            async with queue.turn("") as first, queue.turn("", math.inf) as second:
+                await compute(first, pool, lambda: burn(2 * QUANTUM))
+                assert first.is_long
+                await compute(second, pool, lambda: burn(2 * QUANTUM))
+
+    run(test)
+
+
 def test_one_key_has_few_long_requests() -> None:
     """Beyond `MOST_LONG` of them, a long request keeps its place."""
 
