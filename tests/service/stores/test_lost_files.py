@@ -2,6 +2,7 @@
 
 # ruff: noqa: ASYNC240  # nothing else is to run beside the file operations
 
+import errno
 import os
 import random
 import shutil
@@ -310,6 +311,22 @@ async def test_a_garbled_mark_is_refused(path: Path, content: bytes, missing: bo
     assert await store.append([Event("u", "k")]) == (1, 0)
     await store.close()
     assert mark.read_bytes() == sealed(1 if missing else 3)
+
+
+async def test_a_file_system_without_links_holds_a_mark(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as exFAT, and some shares of other machines."""
+
+    def link(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", link)
+    store = SQLiteStore(path)
+    await store.append([Event("u", "i")])
+    await store.close()
+    assert path.with_name("heed.db-mark").read_bytes() == sealed(1)
+    assert not list(path.parent.glob("heed.db-mark.*"))
 
 
 @pytest.mark.parametrize("tick", [3, 1 << 40, (1 << 63) - 1])

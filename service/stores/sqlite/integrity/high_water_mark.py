@@ -12,7 +12,6 @@ acknowledging writes.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
@@ -119,8 +118,12 @@ def _create(store: Path) -> None:
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         durable_files.write(temporary, _encode(MarkState(0, False)))
-        with contextlib.suppress(FileExistsError):  # another process was faster
+        try:
             os.link(temporary, path)
+        except FileExistsError:
+            pass  # another process was faster
+        except OSError:  # a file system without links
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     durable_files.sync_directory(path.parent)
