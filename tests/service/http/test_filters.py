@@ -228,6 +228,14 @@ def test_conditions_are_bounded_as_a_whole(
     assert [error["pointer"] for error in answer.json()["errors"]] == [pointer]
 
 
+def test_the_values_of_an_attribute_are_one_condition_whatever_its_name(client: Client) -> None:
+    """An attribute may be called as a group of conditions is."""
+    for name in ("all", "any", "b"):
+        values = [f"v{n}" for n in range(MAX_CONDITIONS + 1)]
+        answer = client.post("/v1/recommend", json={"filter": {"attributes": {name: values}}})
+        assert answer.status_code == 200, answer.text
+
+
 def test_lists_facets_and_fields_reach_the_engine(client: Client) -> None:
     """Order, page, facets and fields of a question arrive as they were sent."""
     sent = {

@@ -240,7 +240,9 @@ def count_conditions(raw: Any) -> int:
         pointer, depth, node = waiting.pop()
         if not isinstance(node, dict):
             continue
-        count += 1 + sum(map(_members, (node.get("attributes"), node.get("categories"))))
+        categories = node.get("categories")
+        whole = categories.get("all") if isinstance(categories, dict) else None
+        count += 1 + sum(map(_size, (node.get("attributes"), categories, whole)))
         if depth > MAX_DEPTH:
             raise Invalid(pointer, f"is nested too deep: {MAX_DEPTH} filters deep are allowed")
         if count > MAX_CONDITIONS:
@@ -255,12 +257,9 @@ def count_conditions(raw: Any) -> int:
     return count
 
 
-def _members(short: Any) -> int:
-    """Count the conditions of a short form: its members, and each category in `all`."""
-    if not isinstance(short, dict):
-        return 0
-    whole = short.get("all")
-    return len(short) + (len(whole) if isinstance(whole, list) else 0)
+def _size(short: Any) -> int:
+    """Count the conditions of a part of a short form."""
+    return len(short) if isinstance(short, dict | list) else 0
 
 
 def _check_size(raw: Any) -> Any:
