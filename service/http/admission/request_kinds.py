@@ -56,4 +56,7 @@ def kind_of(scope: Scope) -> Kind:
 
 
 def _is_bulk(body: bytes) -> bool:
-    return body.count(b'"item_id"') > MAX_SMALL_WRITE
+    rows = body.count(b'"item_id"')
+    if b"\\u" in body:  # names may be written with escapes: every object may be a row
+        rows = max(rows, body.count(b"{") - 1)
+    return rows > MAX_SMALL_WRITE

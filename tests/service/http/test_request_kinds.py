@@ -42,3 +42,5 @@ def test_questions_and_single_events_come_before_imports(
     held = b"" if body is None else orjson.dumps(body)
     scope = {"method": method, "path": path, "root_path": "", BODY: held}
     assert kind_of(scope) is kind
+    escaped = {**scope, BODY: held.replace(b"item_id", b"item\\u005fid")}
+    assert kind_of(escaped) is kind
