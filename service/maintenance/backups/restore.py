@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +20,12 @@ from service.maintenance.backups.objects import ObjectFolder, copy_file, hash_fi
 from service.runtime import durable_files
 from service.runtime.data_layout import (
     MODELS_FOLDER,
+    NAMESPACE_ID_FILE,
     STORE_FILE,
     UNFINISHED_RESTORE,
     namespace_folder,
 )
+from service.runtime.namespace_folders import ID_BYTES
 from service.snapshots.versions.manifest import (
     MANIFEST,
     WRITE_ONCE,
@@ -40,6 +43,7 @@ _FOREIGN = (
     " OR sql NOT LIKE 'CREATE TABLE %' AND sql NOT LIKE 'CREATE INDEX %'"
     " AND sql NOT LIKE 'CREATE UNIQUE INDEX %' LIMIT 1"
 )
+_ID = re.compile(rb"(?:[0-9a-f]{%d})?" % (2 * ID_BYTES))  # empty of an earlier Heed's
 _IGNORED = {"lost+found"}  # of an empty directory that is the root of a file system
 
 
@@ -192,6 +196,10 @@ def _check_content(
         found: str | None = store.connection.execute(_FOREIGN).get
         if found is not None:
             raise Corrupt(f"its store has {found[:80]!a}, which is no table or index of Heed's")
+    if (file := str(place / NAMESPACE_ID_FILE)) in manifest.files:
+        size, digest = manifest.files[file]
+        if size > 2 * ID_BYTES or not _ID.fullmatch(objects.path(digest).read_bytes()):
+            raise Corrupt(f"its {NAMESPACE_ID_FILE} holds no id that Heed makes")
     if content.model is not None:
         pointer = path(MODELS_FOLDER, "current")
         if unseal(read_file(pointer.parent, pointer.name), "current") != {"version": content.model}:

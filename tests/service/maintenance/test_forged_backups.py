@@ -295,6 +295,22 @@ def test_a_forged_store_is_refused(
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.parametrize("content", [b"a\0b", b"\n" * 32, b"0" * 33, b"A" * 32, b"\xff" * 32])
+def test_a_forged_id_of_a_namespace_is_refused(
+    backup: Path, tmp_path: Path, content: bytes
+) -> None:
+    """A database would not take it, after it was marked as being restored."""
+    place = f"{NAMESPACES_FOLDER}/shop/namespace.id"
+    put_file(backup, place, b"0123456789abcdef" * 2)
+    restore(backup, tmp_path / "whole")
+    put_file(backup, place, b"")  # of a copy of a namespace that an earlier Heed has made
+    restore(backup, tmp_path / "earlier")
+    put_file(backup, place, content)
+    with pytest.raises(Corrupt, match=r"shop: its namespace\.id holds no id"):
+        restore(backup, tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_ledger_is_applied_to_restored_stores_only(
     backup: Path, tmp_path: Path, heed: Heed
 ) -> None:
