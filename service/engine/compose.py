@@ -21,7 +21,7 @@ from service.runtime.data_layout import (
     check_restored,
 )
 from service.runtime.durable_files import make_directory
-from service.runtime.work_queue import MOST_LONG
+from service.runtime.work_queue import MOST_ASIDE
 from service.snapshots.catalogue.catalogue_cache import CatalogueCache
 from service.snapshots.live_event_log import LiveEventLog
 from service.snapshots.live_search import LiveSearch
@@ -139,7 +139,7 @@ def compute_executor(settings: Settings, threads: int | None = None) -> ThreadPo
     bounds how many compute.
     """
     return ThreadPoolExecutor(
-        threads or compute_threads(settings) + 4 * MOST_LONG,
+        threads or compute_threads(settings) + 2 + MOST_ASIDE,
         thread_name_prefix="heed-compute",
         # A pool thread starts with OpenMP's default; requests run beside each other instead.
         initializer=torch.set_num_threads,

@@ -23,6 +23,7 @@ from service.domain.errors import DeadlineExceeded, Overloaded
 T = TypeVar("T")
 
 QUANTUM = 0.05  # seconds of processor time after which a request is long
+MOST_ASIDE = 16  # long requests without places, each of which holds a thread
 MOST_LONG = 4  # long requests of one key that leave their places
 _BESIDE = 4.0  # longest wait of a long request for short ones, in times of what it has computed
 _LOOK = 0.001  # seconds between two looks of a long request that waits
@@ -52,7 +53,6 @@ class _Key:
     waiting: deque[Turn] = field(default_factory=deque)
     places: int = 0
     aside: int = 0
-    long: list[Turn] = field(default_factory=list)  # the first that can computes
 
 
 class Turn:
@@ -75,6 +75,7 @@ class Turn:
         self._seconds = 0.0  # processor time that it has used
         self._began = 0.0  # by the clock of the computing thread
         self._resumed = 0.0
+        self._asked = -math.inf  # when it asked to be set aside
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -118,16 +119,15 @@ class Turn:
             return
         if self._seconds + time.thread_time() - self._began < QUANTUM:
             return
-        self.is_long = True
-        if not self.is_aside:
+        self.is_long, clock = True, self.queue.clock
+        if not self.is_aside and clock() > self._asked + QUANTUM:
+            self._asked = clock()
             self._loop.call_soon_threadsafe(self.queue.set_aside, self)
-        long = self.key.long
-        if self not in long:
-            long.append(self)
-        while next(turn for turn in (*long, self) if turn.is_computing) is not self:
+        if self not in self.queue.long:
+            self.queue.long.append(self)
+        while not self.queue.may_compute(self):
             time.sleep(_LOOK)
             self._check()
-        clock = self.queue.clock
         ends = clock() + _BESIDE * (clock() - self._resumed)
         while self.queue.has_short() and clock() < ends:
             time.sleep(_LOOK)
@@ -135,9 +135,9 @@ class Turn:
         self._resumed = clock()
 
     def give_way(self) -> None:
-        """Let the next long request of the key compute."""
+        """Let the next long request compute."""
         with suppress(ValueError):
-            self.key.long.remove(self)
+            self.queue.long.remove(self)
 
     def _check(self) -> None:
         if self.is_over or self.queue.clock() > self.deadline:
@@ -167,6 +167,8 @@ class WorkQueue:
         self._keys: dict[str, _Key] = {}
         self.waiting: dict[str, _Key] = {}  # keys with waiting requests, the next one first
         self._running: set[Turn] = set()
+        self._aside = 0
+        self.long: list[Turn] = []  # in the order in which they became long
         self._interval = 0.0  # last interval of any key; 0 before the first measurement
         self._refused = -math.inf
         self.followers: list[WorkQueue] = []
@@ -176,6 +178,16 @@ class WorkQueue:
     def has_short(self) -> bool:
         """Report whether a request runs that is not long."""
         return any(not turn.is_long for turn in tuple(self._running))
+
+    def may_compute(self, turn: Turn) -> bool:
+        """Report whether a long request computes: the first of its key, of the first few keys."""
+        keys = set[_Key]()
+        for other in (*self.long, turn):
+            if other is turn:
+                return turn.key not in keys and len(keys) < max(1, self._places - 2)
+            if other.is_computing:
+                keys.add(other.key)
+        return False
 
     def wait(self, name: str) -> float:
         """Seconds until a request of a key that comes now is expected to be done."""
@@ -195,10 +207,11 @@ class WorkQueue:
         now = self.clock()
         patience = _PATIENCE if now < self._refused + _OVERLOAD else 1.0
         wait, left = self.wait(name), patience * (deadline - now)
+        key = self._keys.get(name) or _Key(name, self._interval)
         if wait > left:
             self._refused = now
-            raise _overloaded(self._keys[name], wait, left)
-        key = self._keys.setdefault(name, _Key(name, self._interval))
+            raise _overloaded(key, wait, left)
+        self._keys[name] = key
         key.turns += 1
         turn = Turn(self, key, deadline)
         token = current_turn.set(turn)
@@ -214,22 +227,22 @@ class WorkQueue:
             turn.give_way()
             self.leave(turn)
             key.aside -= turn.is_aside
+            self._aside -= turn.is_aside
             key.turns -= 1
             if not key.turns:  # else another key of this name would stand beside it
                 del self._keys[name]
 
     def enter(self, turn: Turn) -> None:
-        """Take a place, also beyond their number."""
-        if not (turn.is_over or turn.is_aside or turn in self._running):
-            self._running.add(turn)
-            turn.key.places += 1
+        """Take a place."""
+        self._running.add(turn)
+        turn.key.places += 1
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: Turn, *, has_ended: bool = True) -> None:
         """Free the place of a request, if it has one."""
         if turn not in self._running:
             return
         now, key = self.clock(), turn.key
-        if key.ended is not None:
+        if has_ended and key.ended is not None:
             taken = now - key.ended
             if key.interval:
                 taken = min(taken, _MAX_JUMP * key.interval)
@@ -243,11 +256,26 @@ class WorkQueue:
         self.fill()
         key.ended = now if key.waiting else None
 
+    async def come_back(self, turn: Turn) -> None:
+        """Wait for a place, as the first of the key, for a request that left its own.
+
+        Raises:
+            Overloaded: as `turn`, when its turn comes.
+        """
+        if turn.is_over or turn.is_aside or turn in self._running:
+            return
+        if turn.key.waiting or not self._has_place(turn.key):
+            await self._wait(turn, is_first=True)
+        else:
+            self.enter(turn)
+
     def set_aside(self, turn: Turn) -> None:
-        """Free the place of a request that is long, unless its key has `MOST_LONG` others."""
-        if turn in self._running and turn.key.aside < MOST_LONG:
+        """Free the place of a request that is long, unless too many others are set aside."""
+        has_room = turn.key.aside < MOST_LONG and self._aside < MOST_ASIDE
+        if turn in self._running and has_room:
             turn.is_aside = True
             turn.key.aside += 1
+            self._aside += 1
             self.leave(turn)
 
     def fill(self) -> None:
@@ -295,9 +323,9 @@ class WorkQueue:
         is_free = len(self._running) < self._places and key.places < self._of_one_key
         return is_free and not (self._after is not None and self._after.waiting)
 
-    async def _wait(self, turn: Turn) -> None:
+    async def _wait(self, turn: Turn, *, is_first: bool = False) -> None:
         turn.ready = asyncio.get_running_loop().create_future()
-        turn.key.waiting.append(turn)
+        (turn.key.waiting.appendleft if is_first else turn.key.waiting.append)(turn)
         self.waiting.setdefault(turn.key.name, turn.key)
         try:
             await turn.ready
@@ -316,15 +344,23 @@ def _overloaded(key: _Key, wait: float, left: float) -> Overloaded:
     )
 
 
-@contextmanager
-def place_left() -> Iterator[None]:
-    """Leave the place of the current request to the next, if it has one, until the block ends."""
+@asynccontextmanager
+async def place_left() -> AsyncIterator[None]:
+    """Leave the place of the current request to the next, if it has one, until the block ends.
+
+    Raises:
+        Overloaded: as `WorkQueue.come_back`.
+    """
     turn = current_turn.get()
     if turn is None:
         yield
         return
-    turn.queue.leave(turn)
+    turn.queue.leave(turn, has_ended=False)
     try:
         yield
-    finally:
-        turn.queue.enter(turn)
+    except asyncio.CancelledError:
+        raise
+    except Exception:
+        await turn.queue.come_back(turn)
+        raise
+    await turn.queue.come_back(turn)

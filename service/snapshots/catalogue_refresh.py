@@ -130,7 +130,7 @@ class CatalogueRefresh:
         stored = self._store.announced_catalogue()
         if stored > self.version:
             try:
-                with place_left():
+                async with place_left():
                     await self._reach(self.unacknowledged.acknowledged_at(stored))
             except StoreUnreachable:
                 self.is_stale = True

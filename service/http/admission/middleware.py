@@ -79,7 +79,7 @@ class Admission:
                 async with self._queues[kind].turn(sender, ends) as turn:
                     await self._app(scope, receive, send)
         except Overloaded:
-            if turn is None:  # refused by the queue
+            if turn is None and kind in self._queues:  # refused by the queue
                 self._metrics.count_refusal("requests")
             raise
         except (TimeoutError, DeadlineExceeded) as error:  # the latter from a computing thread

@@ -247,7 +247,7 @@ def test_a_request_that_waits_for_others_leaves_its_place() -> None:
 
         async def pausing() -> None:
             async with work.queue.turn(""):
-                with place_left():
+                async with place_left():
                     await resume.wait()
                 await work.begin("waits")
                 assert work.started == ["next"]
@@ -261,6 +261,32 @@ def test_a_request_that_waits_for_others_leaves_its_place() -> None:
         await task
         await settle()
         assert work.started == ["next", "waits"]
+
+    run(test)
+
+
+def test_requests_come_back_one_by_one() -> None:
+    """Of many that left their places for the same reason, as many compute as there are places."""
+
+    async def test() -> None:
+        queue, resume, computing, most = WorkQueue(3, 3), asyncio.Event(), 0, 0
+
+        async def one() -> None:
+            nonlocal computing, most
+            async with queue.turn(""):
+                async with place_left():
+                    await resume.wait()
+                computing += 1
+                most = max(most, computing)
+                await settle()
+                computing -= 1
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(50):
+                group.create_task(one())
+            await settle()
+            resume.set()
+        assert most == 3
 
     run(test)
 
@@ -417,6 +443,42 @@ def test_long_work_does_not_wait_for_what_computes_nothing() -> None:
                 await compute(first, pool, lambda: burn(2 * QUANTUM))
                 assert first.is_long
                 await compute(second, pool, lambda: burn(2 * QUANTUM))
+
+    run(test)
+
+
+def test_few_keys_compute_long_requests_at_once() -> None:
+    """Of the long requests of many keys, those of two keys compute where there are four places."""
+
+    async def test() -> None:
+        queue, ends, most = WorkQueue(4, 3), threading.Event(), 0
+        steps = [0] * 6
+
+        async def long(number: int) -> None:
+            def step() -> None:
+                checkpoint()
+                steps[number] += 1
+
+            def work() -> None:
+                burn(2 * QUANTUM, lambda: None)
+                while not ends.is_set():
+                    step()
+
+            async with queue.turn(str(number)) as turn:
+                await compute(turn, pool, work)
+
+        with ThreadPoolExecutor(6) as pool:
+            async with asyncio.TaskGroup() as group:
+                for number in range(6):
+                    group.create_task(long(number))
+                while not any(steps):  # noqa: ASYNC110 - of threads
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
+                before = list(steps)
+                await asyncio.sleep(0.05)
+                most = sum(a != b for a, b in zip(before, steps, strict=True))
+                ends.set()
+        assert most <= 2
 
     run(test)
 
