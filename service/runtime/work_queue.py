@@ -22,7 +22,7 @@ from service.domain.errors import DeadlineExceeded, Overloaded
 
 T = TypeVar("T")
 
-QUANTUM = 0.05  # seconds of processor time after which a request is long
+QUANTUM = 0.02  # seconds of processor time after which a request is long
 MOST_ASIDE = 16  # long requests without places, each of which holds a thread
 MOST_LONG = 4  # long requests of one key that leave their places
 _BESIDE = 4.0  # longest wait of a long request for short ones, in times of what it has computed

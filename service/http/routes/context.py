@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from json import JSONDecodeError
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
+from models.compute.checkpoint import watched
 from service.domain.records import parse_json
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
@@ -30,7 +32,7 @@ from service.runtime.work_queue import current_turn
 
 T = TypeVar("T")
 
-_LARGE = 32_768  # bytes of a body that is validated on a thread
+_LARGE = 4_096  # bytes of a body that is validated beside the event loop
 _QUESTIONS = frozenset({"ask", "attend", "scenarios"})  # tags whose POST only reads
 
 
@@ -83,7 +85,8 @@ class Context(Request):
         try:
             with self.stages("parse"):
                 body, executor = self.scope[BODY], self.engine.executor
-                self._parsed = await turn.run(executor, lambda: schema(parse_json(body)))
+                work = partial(watched, turn.look, lambda: schema(parse_json(body)))
+                self._parsed = await turn.run(executor, work)
         except JSONDecodeError:
             return
         except ValidationError as error:

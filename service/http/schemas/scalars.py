@@ -20,10 +20,14 @@ from pydantic import (
     GetJsonSchemaHandler,
     GetPydanticSchema,
     StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from models.compute.checkpoint import checkpoint
 from service.domain.errors import Invalid
 from service.domain.names import NAME_PATTERN, NAME_RULE
 from service.domain.records import check_attributes, check_id
@@ -188,7 +192,24 @@ INTEGRAL = BeforeValidator(_integral)  # after the bounds of an int, which else 
 MAX_SIZE = 1e12
 # Only the first wrong number of an array is reported: a megabyte could hold 500,000.
 _Row = Annotated[list[float], Field(fail_fast=True)]
-_Rows = Annotated[list[_Row], Field(fail_fast=True)]
+_BLOCK = 1_000  # rows that are validated between two checkpoints
+
+
+def _in_blocks(rows: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Validate many rows in blocks, between which other threads run."""
+    if not isinstance(rows, list) or len(rows) <= _BLOCK:
+        return validate(rows)
+    valid = list[list[float]]()
+    try:
+        for begin in range(0, len(rows), _BLOCK):
+            checkpoint()
+            valid += validate(rows[begin : begin + _BLOCK])
+    except ValidationError:
+        return validate(rows)  # whose error has the row's own place
+    return valid
+
+
+_Rows = Annotated[list[_Row], Field(fail_fast=True), WrapValidator(_in_blocks)]
 
 
 def _array(lists: Any, *checks: Callable[[Any], None], least: int = 0) -> GetPydanticSchema:
@@ -201,7 +222,11 @@ def _array(lists: Any, *checks: Callable[[Any], None], least: int = 0) -> GetPyd
         for check in checks:
             check(numbers)
         with np.errstate(over="ignore"):  # what overflows is infinite, and refused below
-            array = np.array(numbers, np.float32)
+            blocks = []
+            for begin in range(0, max(1, len(numbers)), _BLOCK):
+                checkpoint()
+                blocks.append(np.array(numbers[begin : begin + _BLOCK], np.float32))
+            array = np.concatenate(blocks)
         if array.size and max(array.max(), -array.min()) > MAX_SIZE:
             raise PydanticCustomError("size", f"must hold numbers of at most {MAX_SIZE:g} in size")
         return array
@@ -221,6 +246,8 @@ def _array(lists: Any, *checks: Callable[[Any], None], least: int = 0) -> GetPyd
 
 def _check_rectangular(rows: list[list[float]]) -> None:
     width = len(rows[0]) if rows else None
+    if width and set(map(len, rows)) == {width}:
+        return
     for number, row in enumerate(rows):
         if not row:
             raise Invalid(f"/{number}", "must hold at least one number")
