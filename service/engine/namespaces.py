@@ -19,6 +19,7 @@ from service.engine.namespace_opening import open_namespace
 from service.runtime.file_paths import without_folders
 from service.runtime.logs import REPEATED, log_failure
 from service.runtime.namespace_folders import StoreToken
+from service.runtime.work_queue import place_left
 from service.stores.namespace_directory import open_directory
 
 _log = logging.getLogger(__name__)
@@ -153,7 +154,10 @@ class Namespaces:
             return
         entry = await self._enter(name, namespace_id)
         try:
-            yield await asyncio.shield(entry.opening)
+            if not entry.opening.done():
+                async with place_left():
+                    await asyncio.shield(entry.opening)
+            yield await entry.opening
         finally:
             entry.users -= 1
             self._freed.set()

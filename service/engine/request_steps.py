@@ -29,6 +29,7 @@ T = TypeVar("T")
 # Targets times rows that are attended on the event loop, in a millisecond or two: less than going
 # to a thread and back takes on a busy machine.
 _ON_LOOP = 120_000
+_MERGED = 200  # of these, that merging one event of a session takes as long as
 _STORED = 20  # cost of reading one field of an item, in comparisons
 
 
@@ -60,7 +61,9 @@ class RequestSteps:
         at = request_time(requester.at)
         with stages("store"):
             # The events first: their items are then in the catalogue that is read after them.
-            events = await self._parts.memories.load(requester, at)
+            size = _MERGED * len(requester.history or ())
+            merge = partial(self.compute, stages, size=size, stage="merge")
+            events = await self._parts.memories.load(requester, at, merge)
             snapshot = await self._parts.live.current()
         return OpenRequest(requester, snapshot, events, at, self._parts.memories.options(requester))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 from models.attention.attention_options import AttentionOptions
 from models.catalogue.snapshot import Snapshot
@@ -24,6 +25,8 @@ from service.histories.long_work import LongWork
 from service.histories.user_cache import DerivedState, UserCache
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
+
+Compute = Callable[[Callable[[], EventColumns]], Awaitable[EventColumns]]
 
 _ALL_EVENTS = EventFilter()
 LONG = 4_096  # events: fewer are attended one by one in less time than collapsing them takes
@@ -72,18 +75,21 @@ class MemoryProvider:
             max_error=retrieval.max_error or settings.max_attention_error,
         )
 
-    async def load(self, requester: Requester, at: int) -> EventColumns:
+    async def load(
+        self, requester: Requester, at: int, compute: Compute | None = None
+    ) -> EventColumns:
         """Load the stored events and merge those of the session into them, at microseconds UTC.
 
         Where the requester names a time, events after it are left out. Without one the time is now,
-        and events count that are later by the clock of another machine.
+        and events count that are later by the clock of another machine. `compute` merges them.
         """
         events = EMPTY
         if requester.user_id is not None:
             events = await self._stored(requester.user_id)
         is_stale = events.is_stale
         if requester.history:
-            events = with_session(events, requester.history, at, self._vocabulary)
+            merge = partial(with_session, events, requester.history, at, self._vocabulary)
+            events = merge() if compute is None else await compute(merge)
         if requester.at is not None:
             events = up_to(events, requester.at)
         if is_stale:

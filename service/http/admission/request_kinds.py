@@ -46,6 +46,8 @@ def kind_of(scope: Scope) -> Kind:
             return Kind.QUESTION
         case (("GET" | "POST"), ["", "v1", "items" | "users", _, name]) if name in _ABOUT:
             return Kind.QUESTION
+        case ("GET", ["", "v1", "items" | "users"]) | ("GET", ["", "v1", "users", _, "history"]):
+            return Kind.QUESTION  # a page of many rows
         case "POST", ["", "v1", "scenarios", _]:
             return Kind.QUESTION
         case "POST", ["", "v1", "models", _, "activate"]:

@@ -32,6 +32,7 @@ from service.runtime.work_queue import current_turn
 
 T = TypeVar("T")
 
+_MANY = 200  # rows that are rendered beside the event loop
 _LARGE = 4_096  # bytes of a body that is validated beside the event loop
 _QUESTIONS = frozenset({"ask", "attend", "scenarios"})  # tags whose POST only reads
 
@@ -92,11 +93,11 @@ class Context(Request):
         except ValidationError as error:
             raise body_errors(error) from None
 
-    async def render(self, out: Callable[[T], Any], answer: T) -> Response:
-        """Return an answer as JSON, serialised on a thread after long work."""
+    async def render(self, out: Callable[[T], Any], answer: T, rows: int = 0) -> Response:
+        """Return an answer as JSON; one of many rows or of long work is made on a thread."""
         turn = current_turn.get()
         with self.stages("render"):
-            if turn is None or not turn.is_long:
+            if turn is None or not (turn.is_long or rows > _MANY):
                 return Json(out(answer))
             return await turn.run(self.engine.executor, lambda: Json(out(answer)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -19,7 +20,7 @@ from service.http.schemas.stored import (
     Merged,
     UserOut,
     UsersOut,
-    event_out,
+    events_out,
 )
 from service.http.schemas.write import MergeIn, UserIn
 
@@ -70,7 +71,7 @@ async def page_history(
         events, cursor = await context.engine.store.page(
             user_id, cursor=page.cursor, limit=page.limit
         )
-    return Json({"events": [event_out(event) for event in events], "cursor": cursor})
+    return await context.render(partial(events_out, cursor=cursor), events, len(events))
 
 
 @router.delete(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -120,6 +121,7 @@ def item_out(item: Item) -> dict[str, Any]:
     return fields_out(item, published_at=written_time(item.published_at))
 
 
-def event_out(event: Event) -> dict[str, Any]:
-    """Return the values of an `EventOut`."""
-    return fields_out(event, timestamp=written_time(event.timestamp))
+def events_out(events: Sequence[Event], *, cursor: str | None) -> dict[str, Any]:
+    """Return the values of an `EventsOut`."""
+    listed = [fields_out(event, timestamp=written_time(event.timestamp)) for event in events]
+    return {"events": listed, "cursor": cursor}

@@ -56,7 +56,7 @@ _REFRESH = 5.0  # seconds for the other workers to serve items that were written
 _FOLLOW = 60.0  # seconds for the other workers to load a model that was activated
 _CLOSED = b"closed"  # the answer of a worker that reads the namespace when it opens it
 # Seconds after which a thread that computes lets the event loop run. Each such thread would add
-# Python's own 5 ms to the latency of everything else, and as much wherever that lets go of the lock.
+# Python's own 5 ms to the latency of everything else, at each point where that lets go of the lock.
 _SWITCH_INTERVAL = 0.0002
 # Thresholds of the garbage collector. By Python's default of 700 new objects, a body of 100,000
 # numbers takes ten times as long.

@@ -24,6 +24,8 @@ def rows(count: int) -> list[dict[str, str]]:
         ("POST", "/v1/scenarios/home", {}, Kind.QUESTION),
         ("GET", "/v1/items/a/similar", None, Kind.QUESTION),
         ("GET", "/v1/users/u/affinities", None, Kind.QUESTION),
+        ("GET", "/v1/users/u/history", None, Kind.QUESTION),
+        ("GET", "/v1/items", None, Kind.QUESTION),
         ("POST", "/v1/events", {"events": rows(1)}, Kind.LIGHT),
         ("POST", "/v1/events", {"events": rows(51)}, Kind.BULK),
         ("POST", "/v1/items", {"items": rows(50)}, Kind.CATALOGUE),

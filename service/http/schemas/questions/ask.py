@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from service.domain.errors import Invalid
 from service.domain.queries import (
@@ -84,11 +84,19 @@ class InlineEventIn(Body):
     timestamp: Timestamp | None = None
 
 
+def _inline(events: list[InlineEventIn]) -> tuple[InlineEvent, ...]:
+    return tuple(InlineEvent(**vars(event)) for event in events)
+
+
+# Converted while a body is validated, which is beside the event loop for a large one.
+Session = Annotated[list[InlineEventIn], Field(max_length=MAX_HISTORY), AfterValidator(_inline)]
+
+
 class Question(Body):
     """Fields that all questions share: the requester, and the softmax over their memory."""
 
     user_id: Id | None = Field(None, description="The user whose stored history is attended.")
-    history: Annotated[list[InlineEventIn], Field(max_length=MAX_HISTORY)] | None = Field(
+    history: Session | None = Field(
         None, description="Events of this session; with `user_id`, laid over the stored ones."
     )
     visible: VisibleIn = VisibleIn()
@@ -132,11 +140,7 @@ class Question(Body):
                 f"{self.explain} events for each of {items} items are {self.explain * items}; "
                 f"{MAX_EXACT} are allowed",
             )
-        history = None
-        if self.history is not None:
-            history = tuple(InlineEvent(**vars(event)) for event in self.history)
         values = {name: getattr(self, name) for name in Requester.__slots__}
-        values["history"] = history
         if self.explain_effects is None:
             values["explain_effects"] = effects
         values["visible"] = self.visible.to_visible()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 from pydantic import Field
 
 from service.domain.queries import InlineEvent, Requester
 from service.domain.ready_queries import RowsQuery
 from service.http.schemas.base import Body, Ids, example
-from service.http.schemas.questions.ask import MAX_HISTORY, InlineEventIn
+from service.http.schemas.questions.ask import Session
 from service.http.schemas.questions.filters import FilterField, FilterIn
 from service.http.schemas.questions.selection import (
     AnswerFields,
@@ -40,7 +40,7 @@ class RowsIn(Body):
     )
 
     user_id: Id | None = Field(None, description="The user whose page it is; a stranger without.")
-    history: Annotated[list[InlineEventIn], Field(max_length=MAX_HISTORY)] | None = Field(
+    history: Session | None = Field(
         None, description="Events of this session; with `user_id`, laid over the stored ones."
     )
     visible: VisibleIn = VisibleIn()
@@ -76,9 +76,7 @@ class RowsIn(Body):
 
     def to_query(self) -> RowsQuery:
         """Return the domain's value."""
-        history = None
-        if self.history is not None:
-            history = tuple(InlineEvent(**vars(event)) for event in self.history)
+        history = cast("tuple[InlineEvent, ...] | None", self.history)  # as `Session` makes it
         return RowsQuery(
             Requester(
                 self.user_id,
