@@ -30,7 +30,8 @@ _LOOK = 0.001  # seconds between two looks of a long request that waits
 _WEIGHT = 0.05  # weight of a new measurement in the mean
 _MAX_JUMP = 4.0  # most that one measurement counts, in times of the mean
 _OVERLOAD = 1.0  # seconds after a refusal in which `_PATIENCE` applies
-_PATIENCE = 0.8  # share of a deadline that may pass in the queue, so that answers are in time
+_PATIENCE = 0.5  # share of a deadline that may pass in the queue then
+_DOUBT = 1.5  # times the time left, from which a request that waits is refused
 
 # The turn of the request that this task works for.
 current_turn: ContextVar[Turn | None] = ContextVar("current_turn", default=None)
@@ -300,7 +301,7 @@ class WorkQueue:
         while key.waiting:
             turn = key.waiting[-1]
             # The first of them takes the free place.
-            wait = key.interval * (len(key.waiting) + key.places)
+            wait = key.interval * (len(key.waiting) + key.places) / _DOUBT
             if turn.ready is not None and not (turn.ready.done() or self._is_late(turn, wait)):
                 return
             self._remove(turn)
