@@ -24,7 +24,7 @@ from service.http.access.engines import Engines
 from service.http.access.origin_checks import OriginChecks
 from service.http.access.rate_limits import RateLimits
 from service.http.access.route_scopes import RouteScopes
-from service.http.admission.middleware import Admission
+from service.http.admission import Admission
 from service.http.arrivals import Arrivals
 from service.http.clients.head_requests import HeadRequests
 from service.http.limits import Bodies, Paths

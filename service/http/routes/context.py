@@ -22,7 +22,7 @@ from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
 from service.http.access.engines import ENGINE
-from service.http.admission.middleware import BULK_TURN
+from service.http.admission import BULK_TURN
 from service.http.clients.disconnects import connection_of
 from service.http.limits import BODY, MERGE_PATCH_TYPE, media_type
 from service.http.schemas.base import Body

@@ -17,7 +17,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.domain.settings import Settings
-from service.http.admission.middleware import is_exempt
+from service.http.admission import is_exempt
 from service.http.arrivals import GRACE, Arrivals, SlowPlace, address_of
 from service.http.clients.disconnects import CLIENT, ClientConnection
 from service.http.limits import CROWDED

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from service.domain.errors import QuotaExceeded
-from service.http.admission.request_kinds import kind_of
+from service.http.admission import kind_of
 from service.http.arrivals import address_of
 from tests.support.http_fake import Client, serving
 

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from service.http.admission.request_kinds import Kind, kind_of
+from service.http.admission import Kind, kind_of
 from service.http.limits import BODY
 
 
