@@ -22,7 +22,7 @@ from service.http.app import create_app
 from service.runtime.work_queue import Turn
 from tests.support.largest import make_data, questions
 
-DEADLINE = 0.5
+DEADLINE = 0.3
 # Twice what is promised and measured on a quiet machine, since a busy one computes more slowly.
 MOST_ON_LOOP = 0.1  # seconds that the event loop does nothing else
 MOST_BETWEEN = 0.2  # seconds of work between two looks at the deadline
