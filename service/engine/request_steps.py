@@ -109,7 +109,7 @@ class RequestSteps:
     async def filter(
         self, snapshot: Snapshot, work: Callable[[], T], stages: StageClock, compared: float
     ) -> T:
-        """Do work that makes `comparisons` with each item; without any, at once and untimed."""
+        """Do work that makes `compared` comparisons with each item; 0 = at once and untimed."""
         if not compared:
             return work()
         return await self.compute(stages, work, compared * len(snapshot.catalogue), stage="filter")
