@@ -159,6 +159,10 @@ class WorkQueue:
         of_one_key: most places of one key.
         after: queue with priority: while a request waits in it, none starts here.
         clock: seconds, monotonic.
+
+    Attributes:
+        json: held to read or write JSON on a thread. Both keep Python's lock for milliseconds, and
+            several such threads would keep the event loop from it for the sum of theirs.
     """
 
     def __init__(
@@ -179,6 +183,7 @@ class WorkQueue:
         self._interval = 0.0  # last interval of any key; 0 before the first measurement
         self._refused = -math.inf
         self.followers: list[WorkQueue] = []
+        self.json: asyncio.Lock = asyncio.Lock() if after is None else after.json
         if after is not None:
             after.followers.append(self)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from json import JSONDecodeError
 from typing import Any, TypeVar
 
@@ -16,7 +15,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
-from models.compute.checkpoint import watched
 from service.domain.records import parse_json
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
@@ -86,8 +84,8 @@ class Context(Request):
         try:
             with self.stages("parse"):
                 body, executor = self.scope[BODY], self.engine.executor
-                work = partial(watched, turn.look, lambda: schema(parse_json(body)))
-                self._parsed = await turn.run(executor, work)
+                async with turn.queue.json:
+                    self._parsed = await turn.run(executor, lambda: schema(parse_json(body)))
         except JSONDecodeError:
             return
         except ValidationError as error:
@@ -99,7 +97,8 @@ class Context(Request):
         with self.stages("render"):
             if turn is None or not (turn.is_long or rows > _MANY):
                 return Json(out(answer))
-            return await turn.run(self.engine.executor, lambda: Json(out(answer)))
+            async with turn.queue.json:
+                return await turn.run(self.engine.executor, lambda: Json(out(answer)))
 
 
 def body_errors(error: ValidationError) -> RequestValidationError:

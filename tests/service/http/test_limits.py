@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,8 +11,10 @@ import httpx
 import pytest
 
 from service.domain.errors import QuotaExceeded
+from service.domain.records import parse_json
 from service.http.admission import kind_of
 from service.http.arrivals import address_of
+from service.http.routes import context
 from tests.support.http_fake import Client, serving
 
 SCORE = {"item_ids": ["a"]}
@@ -208,6 +211,30 @@ def test_writes_do_not_wait_for_questions() -> None:
 
         answers, written = client.runner.run(crowd())
     assert {answer.status_code for answer in (*answers, written)} == {200}
+
+
+def test_long_bodies_are_validated_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two long bodies never hold Python's lock in turns, which keeps it from the event loop."""
+    at_once, most = 0, 0
+
+    def parse(data: bytes) -> Any:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        time.sleep(0.02)
+        at_once -= 1
+        return parse_json(data)
+
+    monkeypatch.setattr(context, "parse_json", parse)
+    body = {"item_ids": [f"item-{number}" for number in range(1_000)]}
+    with serving(deadline=30) as client:
+
+        async def crowd() -> list[httpx.Response]:
+            return await asyncio.gather(*(client.http.post("/v1/score", json=body) for _ in "1234"))
+
+        answers = client.runner.run(crowd())
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert most == 1
 
 
 def test_the_deadline_ends_a_request() -> None:
