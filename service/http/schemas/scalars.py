@@ -27,7 +27,6 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-from models.compute.checkpoint import checkpoint
 from service.domain.errors import Invalid
 from service.domain.names import NAME_PATTERN, NAME_RULE
 from service.domain.records import check_attributes, check_id
@@ -192,7 +191,7 @@ INTEGRAL = BeforeValidator(_integral)  # after the bounds of an int, which else 
 MAX_SIZE = 1e12
 # Only the first wrong number of an array is reported: a megabyte could hold 500,000.
 _Row = Annotated[list[float], Field(fail_fast=True)]
-_BLOCK = 1_000  # rows that are validated between two checkpoints
+_BLOCK = 1_000  # rows that are validated while other threads wait for Python's lock
 
 
 def _in_blocks(rows: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -202,7 +201,6 @@ def _in_blocks(rows: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     valid = list[list[float]]()
     try:
         for begin in range(0, len(rows), _BLOCK):
-            checkpoint()
             valid += validate(rows[begin : begin + _BLOCK])
     except ValidationError:
         return validate(rows)  # whose error has the row's own place
@@ -222,10 +220,8 @@ def _array(lists: Any, *checks: Callable[[Any], None], least: int = 0) -> GetPyd
         for check in checks:
             check(numbers)
         with np.errstate(over="ignore"):  # what overflows is infinite, and refused below
-            blocks = []
-            for begin in range(0, max(1, len(numbers)), _BLOCK):
-                checkpoint()
-                blocks.append(np.array(numbers[begin : begin + _BLOCK], np.float32))
+            begins = range(0, max(1, len(numbers)), _BLOCK)
+            blocks = [np.array(numbers[at : at + _BLOCK], np.float32) for at in begins]
             array = np.concatenate(blocks)
         if array.size and max(array.max(), -array.min()) > MAX_SIZE:
             raise PydanticCustomError("size", f"must hold numbers of at most {MAX_SIZE:g} in size")
