@@ -89,12 +89,10 @@ class FileImport:
                         raise Invalid("", "nothing is stored, since --strict was given")
                 if self._is_foreign:
                     _confirm()
-                problem = self._store(store, sources)
+                self._store(store, sources)
             if rows is not None and rows.count:
                 err.print(f"bad rows are in {self._rejects}, why in {self._rejects}.reasons",
                           markup=False, soft_wrap=True)  # fmt: skip
-            if problem is not None:
-                raise Invalid("", problem)
             if self._kind == "items":
                 from service.cli.search_calibration import calibrate_grown
 
@@ -212,18 +210,15 @@ class FileImport:
         _print_warnings(messages)
         if note := warnings.note():
             out.print(note)
-        if not count and refused:
-            raise Invalid("", _all_bad(refused))
         return messages + self._ahead
 
-    def _store(self, store: Any, sources: Sequence[Any]) -> str | None:
-        """Store the records; return what is wrong if all rows are bad."""
+    def _store(self, store: Any, sources: Sequence[Any]) -> None:
         from service.datasets.import_warnings import ImportWarnings
 
         warnings = ImportWarnings()
         import_id = asyncio.run(store.begin_import(", ".join(source.name for source in sources)))
         try:
-            count = self._store_each(store, sources, import_id, warnings)
+            self._store_each(store, sources, import_id, warnings)
         except HeedError:
             err.print(
                 f"Import {import_id} stopped; what it has stored stays, and heed import --undo "
@@ -235,14 +230,13 @@ class FileImport:
         if note := warnings.note():
             out.print(note)
         out.print(f"Import {import_id}; heed import --undo {import_id} takes it back.")
-        refused = sum(source.skipped.count for source in sources)
-        return _all_bad(refused) if refused and not count else None
 
-    def _store_each(self, store: Any, sources: Sequence[Any], import_id: int, warnings: Any) -> int:
+    def _store_each(
+        self, store: Any, sources: Sequence[Any], import_id: int, warnings: Any
+    ) -> None:
         from service.cli.transfer.row_bars import reading_bar
         from service.datasets import import_into_store
 
-        total = 0
         for source in sources:
             if self._kind == "users":
                 with out.status(f"reading {source.name}"):
@@ -266,8 +260,7 @@ class FileImport:
                             events_through=warnings.events,
                         )
                     )
-                text, count = str(done), done.items + done.events + done.duplicates
-            total += count
+                text = str(done)
             if source.repeated.rows:
                 text += (
                     f"; {source.repeated.rows:,} rows put together with earlier ones of their id"
@@ -276,7 +269,6 @@ class FileImport:
                 text += f"; {source.left_out:,} rows left out"
             out.print(f"{source.name}: {text}", markup=False, soft_wrap=True)
             self._print_skipped(source)
-        return total
 
     def _odd(self, sources: Sequence[Any]) -> list[str]:
         """Return what is odd about the rows of files that were read."""
@@ -373,10 +365,6 @@ def _short(value: Any) -> str:
     else:
         text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 60 else text[:57] + "…"
-
-
-def _all_bad(refused: int) -> str:
-    return f"no row is stored: all {refused:,} rows are bad"
 
 
 def _print_warnings(messages: Sequence[str]) -> None:

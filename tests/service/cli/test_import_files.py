@@ -485,11 +485,3 @@ def test_what_ratings_and_missing_times_mean_is_said(heed: Heed, shop: Path) -> 
     (shop / "log.csv").write_text("user_id,item_id\nu,a\nu,b\n")
     said = heed(*log)
     assert "no event has a time: all get the time of the import" in said.out
-
-
-def test_an_import_of_bad_rows_alone_fails(heed: Heed, shop: Path) -> None:
-    """Also with --skip-bad, and in a dry run."""
-    (shop / "log.csv").write_text("user_id,item_id\n,a\n,b\n")
-    for option in ("--dry-run", "--skip-bad"):
-        said = heed("import", "events", shop / "log.csv", "--skip-bad", option)
-        assert (said.code, "no row is stored: all 2 rows are bad" in said.err) == (1, True)
