@@ -140,12 +140,13 @@ class RecordFile(Dataset, Generic[R]):
         known, ids = self.survey, Counter[str]()
         columns = {self.key: known.read_row.columns.get(self.key, ())}
         read = replace(known.read_row, columns=columns, weight=None)
+        parse = self.schema.fields[self.key].parse
         with suppress(Invalid):  # of a file that cannot be read further, as `records` reports
             for row in self._rows(ReadProgress()):
                 name = None
                 if not isinstance(row.values, Invalid):
-                    with suppress(Invalid):  # as above
-                        name = read(row.values).get(self.key)
+                    with suppress(ValueError):  # as above
+                        name = parse(read(row.values).get(self.key), known.times)
                 if isinstance(name, str):
                     ids[name] += 1
         return ids
