@@ -146,7 +146,8 @@ class RecordFile(Dataset, Generic[R]):
                 name = None
                 if not isinstance(row.values, Invalid):
                     with suppress(ValueError):  # as above
-                        name = parse(read(row.values).get(self.key), known.times)
+                        name = read(row.values).get(self.key)
+                        name = name if name is None else parse(name, known.times)
                 if isinstance(name, str):
                     ids[name] += 1
         return ids
