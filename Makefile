@@ -1,7 +1,7 @@
 # Needs Python >= 3.11, make and a network; everything else goes to .venv.
 
 VENV        ?= .venv
-HEED_DATA   ?= ./data
+HEED_DATA   ?= ./data-demo
 # Where torch's CPU build is looked for first; `make setup TORCH_INDEX=` takes pip's own (CUDA on Linux).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 export HEED_DATA

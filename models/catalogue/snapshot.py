@@ -265,6 +265,16 @@ class Snapshot:
         return answerable
 
     @property
+    def recommendable(self) -> NDArray[np.bool_]:
+        """Items that are recommended unasked, bool [N]: with a text, an embedding or an event.
+
+        If no item has any of these, all are.
+        """
+        catalogue = self.catalogue
+        found = catalogue.is_named | catalogue.has_content | (self.counts > 0)
+        return found if (found & catalogue.servable).any() else np.ones_like(found)
+
+    @property
     def memory_reason(self) -> str:
         """The reason given for items ranked by a user's memory."""
         return "personal" if self.trained else "content"

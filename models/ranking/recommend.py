@@ -73,13 +73,13 @@ def recommend(
         user: from `build_memory`; empty gives the popular items, or where items are boosted those
             of the largest score.
         limit: the most items.
-        allowed: bool [N], the items that may be returned.
+        allowed: bool [N], the items that may be returned, if they are `recommendable`.
         excluded: item rows that may not be returned, even if allowed.
         diversity: 0 ranks by score alone, 1 by dissimilarity to the items above (MMR).
         options: the softmax and the retrieval of rows; `exact` scores every item.
         steering: of the same catalogue; its pins are returned even where they are not allowed.
     """
-    allowed = allowed.copy()
+    allowed = allowed & snapshot.recommendable
     allowed[excluded] = False
     allowed[steering.pinned] = False
     work = _Ranking(snapshot, user, allowed, options, steering)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TypeVar
 
 from service.domain.records import Event, Item
@@ -29,6 +30,7 @@ class ImportWarnings:
         self._future: list[int] = []
         self._heavy: list[float] = []
         self._nameless: list[str] = []
+        self._again: list[str] = []
         self._counts: Counter[str] = Counter()
         self._categories: dict[str, dict[str, None]] = {}
 
@@ -37,7 +39,9 @@ class ImportWarnings:
         for event in stream:
             self.types[event.type] += 1
             self._seen[event.item_id] = self._seen.get(event.item_id, 0) + 1
-            if event.timestamp is not None and event.timestamp > self._now:
+            if event.timestamp is None:
+                self._counts["timeless"] += 1
+            elif event.timestamp > self._now:
                 self._note("future", self._future, event.timestamp)
             if event.weight > MAX_WEIGHT:
                 self._note("heavy", self._heavy, event.weight)
@@ -46,6 +50,8 @@ class ImportWarnings:
     def items(self, stream: Iterable[Item]) -> Iterator[Item]:
         """Yield the items unchanged."""
         for item in stream:
+            if item.item_id in self._listed:
+                self._note("again", self._again, item.item_id)
             self._listed.add(item.item_id)
             if not item.title.strip():
                 self._note("nameless", self._nameless, item.item_id)
@@ -59,30 +65,49 @@ class ImportWarnings:
         unknown = await self._unknown(store)
         if unknown:
             events = sum(self._seen[item_id] for item_id in unknown)
-            names = _listed(map(repr, unknown), len(unknown))
+            names = listed(map(repr, unknown), len(unknown))
             found.append(
                 f"items of events that are not in the catalogue: {len(unknown):,}, of {events:,} "
-                f"events: {names}; they are stored, and recommended once the catalogue has them"
+                f"events: {names}; they are stored, and recommended once the catalogue has them; "
+                "--create-items makes items of them"
+            )
+        timeless = self._counts["timeless"]
+        if 0 < timeless < self.types.total():
+            found.append(
+                f"events without a time: {timeless:,} of {self.types.total():,}; they get the time "
+                "of the import, and so are the newest of their users"
             )
         if self._future:
-            times = _listed(map(to_rfc3339, self._future), self._counts["future"])
+            times = listed(map(to_rfc3339, self._future), self._counts["future"])
             found.append(f"events in the future: {self._counts['future']:,}: {times}")
         if self._heavy:
-            weights = _listed((f"{w:,.6g}" for w in self._heavy), self._counts["heavy"])
+            weights = listed((f"{w:,.6g}" for w in self._heavy), self._counts["heavy"])
             found.append(
                 f"events of a weight above {MAX_WEIGHT:,.0f}: {self._counts['heavy']:,}: {weights}"
                 "; --weight-from COLUMN:log takes logarithms"
             )
         if self._nameless:
-            names = _listed(map(repr, self._nameless), self._counts["nameless"])
+            names = listed(map(repr, self._nameless), self._counts["nameless"])
             found.append(f"items without a title: {self._counts['nameless']:,}: {names}")
+        if self._again:
+            names = listed(map(repr, self._again), self._counts["again"])
+            found.append(
+                f"items of an earlier file of this import: {self._counts['again']:,}: {names}; "
+                "the later file replaces them"
+            )
         alike = [" and ".join(map(repr, n)) for n in self._categories.values() if len(n) > 1]
         if alike:
             found.append(
-                f"categories differ in case alone: {_listed(alike, len(alike))}; filters, facets "
+                f"categories differ in case alone: {listed(alike, len(alike))}; filters, facets "
                 "and at_most tell them apart until the file spells them alike"
             )
         return found
+
+    def note(self) -> str | None:
+        """Return a sentence on events that all lack a time, which no export can mend."""
+        if not self.types or self._counts["timeless"] < self.types.total():
+            return None
+        return "no event has a time: all get the time of the import, in no order of a user's own"
 
     def _note(self, kind: str, examples: list[T], value: T) -> None:
         self._counts[kind] += 1
@@ -91,16 +116,20 @@ class ImportWarnings:
 
     async def _unknown(self, store: Store) -> list[str]:
         """Return the items of events that are neither stored nor in this import."""
-        wanted = [item_id for item_id in self._seen if item_id not in self._listed]
-        unknown = []
-        for start in range(0, len(wanted), _CHUNK):
-            chunk = wanted[start : start + _CHUNK]
-            items = await store.get_items(chunk)
-            unknown += [i for i, item in zip(chunk, items, strict=True) if item is None]
-        return unknown
+        return await unknown_items(store, (i for i in self._seen if i not in self._listed))
 
 
-def _listed(texts: Iterable[str], count: int) -> str:
+async def unknown_items(store: Store, item_ids: Iterable[str]) -> list[str]:
+    """Return the ids that the catalogue does not have, in their order."""
+    unknown: list[str] = []
+    ids = iter(item_ids)
+    while chunk := list(islice(ids, _CHUNK)):
+        items = await store.get_items(chunk)
+        unknown += [i for i, item in zip(chunk, items, strict=True) if item is None]
+    return unknown
+
+
+def listed(texts: Iterable[str], count: int) -> str:
     """Join the first examples of `count`."""
     shown = [text for text, _ in zip(texts, range(_EXAMPLES), strict=False)]
     return ", ".join(shown) + (", …" if count > len(shown) else "")

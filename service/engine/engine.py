@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -118,6 +118,18 @@ class Engine:
     async def ready(self) -> tuple[bool, Mapping[str, Any]]:
         """Whether requests can be answered, and the result of each check (`readiness.check`)."""
         return await readiness.check(self.store, self.live, self.parts.settings.data)
+
+    async def unknown_items(self, item_ids: Iterable[str]) -> list[str]:
+        """Return the ids that the catalogue does not have, in their order and each once.
+
+        The live catalogue may lag behind what another process has stored, so the store decides.
+        """
+        ids = list(dict.fromkeys(item_ids))
+        catalogue = self.live.snapshot.catalogue
+        known = np.append(catalogue.present, np.False_)[catalogue.rows(ids)]  # the last is row -1's
+        doubtful = [i for i, is_known in zip(ids, known, strict=True) if not is_known]
+        items = await self.store.get_items(doubtful) if doubtful else []
+        return [i for i, item in zip(doubtful, items, strict=True) if item is None]
 
     async def typical_user(self) -> str | None:
         """A user with some 100 events, for examples; not the most active of all."""

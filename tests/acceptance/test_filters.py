@@ -10,6 +10,7 @@ import pytest
 
 from service.domain.records import Item
 from tests.support import tiny
+from tests.support.server import Server
 from tests.support.tiny import AT, DAY, NOON
 
 ITEMS = {item.item_id: item for item in tiny.items()}
@@ -230,3 +231,21 @@ def test_a_filter_follows_writes(http: httpx.Client) -> None:
     finally:
         http.delete("/v1/items/berlin").raise_for_status()
     assert ask(http, "/v1/search", filter=wanted)["warnings"][0]["pointer"] == "/filter/field"
+
+
+def test_null_is_a_value_of_an_attribute(untrained: Server) -> None:
+    """POST keeps it, where a patch removes the member; `eq: null` is met where it is stored."""
+    attributes = {"null-1": {"a": {"b": None}}, "null-2": {"a": None, "c": 1}}
+    body = {"items": [{"item_id": name, "attributes": a} for name, a in attributes.items()]}
+    with untrained.client() as http:
+        try:
+            http.post("/v1/items", json=body).raise_for_status()
+            for name, expected in attributes.items():
+                assert http.get(f"/v1/items/{name}").json()["attributes"] == expected
+            answer = ask(http, "/v1/search", filter={"field": "attributes.a", "eq": None})
+            assert ids(answer) == ["null-2"]
+            http.patch("/v1/items/null-2", json={"attributes": {"c": None}}).raise_for_status()
+            assert http.get("/v1/items/null-2").json()["attributes"] == {"a": None}
+        finally:
+            for name in attributes:
+                http.delete(f"/v1/items/{name}")

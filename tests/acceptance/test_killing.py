@@ -51,7 +51,7 @@ def write(url: str, name: str, ledger: Ledger) -> None:
             ledger.sent.append(batch)
             try:
                 answer = http.post("/v1/events", json={"events": batch})
-                assert answer.json() == {"stored": len(batch), "duplicates": 0}
+                assert answer.json()["stored"] == len(batch)
                 ledger.acknowledged.append(batch)
                 assert http.post("/v1/items", json={"items": [item]}).json() == {"stored": 1}
                 ledger.items.add(item["item_id"])

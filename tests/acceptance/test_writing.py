@@ -187,6 +187,24 @@ def test_events_without_an_id_are_all_new(http: httpx.Client) -> None:
     assert events_of_reasons(http, "again") == 4
 
 
+def test_unknown_items_of_events_are_named(http: httpx.Client) -> None:
+    """They are counted once each, and no longer once the catalogue has them."""
+    sent = events("unknown-items", 1) + [
+        {"user_id": "unknown-items", "item_id": name} for name in ("nowhere", "nowhere", "never")
+    ]
+    body = {"events": sent}
+    answer = http.post("/v1/events", json=body).json()
+    assert answer["stored"] == 4
+    assert (answer["unknown_items"], answer["unknown_examples"]) == (2, ["nowhere", "never"])
+    try:
+        http.post("/v1/items", json={"items": [{"item_id": "nowhere"}]}).raise_for_status()
+        answer = http.post("/v1/events", json=body).json()
+        assert answer["unknown_examples"] == ["never"]
+        assert "unknown_items" not in http.post("/v1/events", json={"events": sent[:1]}).json()
+    finally:
+        http.delete("/v1/items/nowhere")
+
+
 def test_unknown_user_gets_popular_items(http: httpx.Client) -> None:
     """An unknown user gets popular items, without attention, and is not created."""
     answer = http.post("/v1/recommend", json={"user_id": "nobody", "limit": 5}).json()

@@ -301,7 +301,7 @@ def _sixty_four(setup: Setup) -> tuple[int, int]:
                         for k in range(10)
                     ]
                     answer = http.post("/v1/events", json={"events": batch})
-                    assert answer.json() == {"stored": 10, "duplicates": 0}, answer.text
+                    assert answer.json()["stored"] == 10, answer.text
 
         threads = [threading.Thread(target=write, args=(n,)) for n in range(64)]
         for thread in threads:

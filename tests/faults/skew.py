@@ -153,11 +153,11 @@ def _append_undated(
     first = http.post("/v1/events", json={"events": batch}).json()
     after = clock.now()
     found.undated += len(names)
-    found.expect(first == {"stored": 5, "duplicates": 0}, first)
+    found.expect(first["stored"] == 5, first)
     clock.set(clock.ahead + rng.choice(_STEPS))
     found.steps += 1
     again = http.post("/v1/events", json={"events": batch}).json()
-    found.expect(again == {"stored": 0, "duplicates": 5}, again)
+    found.expect(again["duplicates"] == 5, again)
     # The next answer has what was acknowledged, also where that is in the future by now.
     history = {event["event_id"]: event for event in _history(http, "now")}
     for name in names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -167,6 +167,9 @@ class FakeEngine:
 
     async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
         return [self.items.get(item_id) for item_id in item_ids]
+
+    async def unknown_items(self, item_ids: Iterable[str]) -> list[str]:
+        return [item_id for item_id in dict.fromkeys(item_ids) if item_id not in self.items]
 
     async def delete_item(self, item_id: str) -> bool:
         return self.items.pop(item_id, None) is not None

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import typer
 from rich.table import Table
 
 from service.cli.console import err, open_store, out
-from service.cli.transfer.import_options import read_options
+from service.cli.transfer.import_options import read_options, split_item_fields
 from service.domain.errors import HeedError, Invalid
 
 _SHOWN = 5  # rows of a dry run
+_RATING = re.compile(r"rating|stars?\b|score", re.IGNORECASE)  # names of columns of ratings
 
 
 class FileImport:
@@ -33,11 +36,21 @@ class FileImport:
         rejects: Path | None,
         *,
         update: bool = False,
+        existing_only: bool = False,
+        create_items: bool = False,
     ) -> None:
         if rejects is not None and not skip_bad:
             raise Invalid("", "--rejects needs --skip-bad")
+        if existing_only and not update:
+            raise Invalid("", "--existing-only needs --update")
         self._kind, self._options, self._data = kind, options, data
-        self._rejects, self._update = rejects, update
+        self._rejects, self._update, self._existing_only = rejects, update, existing_only
+        self._ahead: list[str] = []  # warnings before anything is stored
+        self._is_foreign = False  # the catalogue has items, and none of these
+        self._items_read = None
+        if create_items:
+            options, items = split_item_fields(options)
+            self._items_read = read_options("items", items, skip_bad=skip_bad)
         self._read = read_options(kind, options, skip_bad=skip_bad)
 
     def run(self, files: Sequence[Path], *, dry_run: bool, strict: bool) -> None:
@@ -60,14 +73,22 @@ class FileImport:
                 sources = [self._open(path, name, rows) for path, name in paths]
                 for source in sources:
                     self._describe(source)
+                self._compare(store, sources)
+                _print_warnings(self._ahead)
                 if dry_run or strict:
                     # Bad rows are written when the rows are stored, and only then.
                     checked = [self._open(path, name, None) for path, name in paths]
+                    for source, other in zip(sources, checked, strict=True):
+                        other.refused = source.refused
+                        if self._items_read is not None:
+                            other.created = source.created
                     warnings = self._check(store, checked, show=dry_run)
                     if dry_run:
                         return
                     if warnings:
                         raise Invalid("", "nothing is stored, since --strict was given")
+                if self._is_foreign:
+                    _confirm()
                 self._store(store, sources)
             if rows is not None and rows.count:
                 err.print(f"bad rows are in {self._rejects}, why in {self._rejects}.reasons",
@@ -87,7 +108,10 @@ class FileImport:
         source: Any
         if self._kind == "events":
             below = self._options.get("dislikes_below")
-            source = EventsFile(path, self._read, dislikes_below=below, on_bad=on_bad, name=name)
+            items = self._items_read and ItemsFile(path, self._items_read, name=name)
+            source = EventsFile(
+                path, self._read, dislikes_below=below, on_bad=on_bad, name=name, items_in=items
+            )
         else:
             reader = ItemsFile if self._kind == "items" else UsersFile
             source = reader(path, self._read, on_bad=on_bad, name=name)
@@ -96,15 +120,55 @@ class FileImport:
     def _describe(self, source: Any) -> None:
         from service.datasets.files.field_mapping import listed_names
 
-        found = source.survey
-        if text := found.describe():
+        mapping = source.survey.mapping
+        if text := source.survey.describe():
             out.print(f"{source.name}: {text}", markup=False, soft_wrap=True)
-        if unread := found.mapping.unread:
-            err.print(
-                f"warning: {source.name}: not read: {listed_names(unread)}. --map FIELD=COLUMN "
-                "reads one, --map attributes.NAME=COLUMN keeps it as an attribute",
-                markup=False,
-                soft_wrap=True,
+        unread = mapping.unread
+        if self._items_read is not None:
+            unread = [name for name in unread if name in source.items_in.survey.mapping.unread]
+        if unread:
+            keeps = ", --map attributes.NAME=COLUMN keeps it as an attribute"
+            ratings = [name for name in unread if _RATING.search(name)]
+            if self._kind == "events":
+                keeps = f"; --map rating={ratings[0]} --dislikes-below N" if ratings else ""
+                keeps += " stores low ratings as dislikes" if ratings else ""
+            self._ahead.append(
+                f"{source.name}: not read: {listed_names(unread)}. --map FIELD=COLUMN reads one"
+                + keeps
+            )
+        weights = [mapping.weight.column] if mapping.weight else mapping.columns.get("weight", ())
+        for name in weights:
+            if _RATING.search(name) and self._options.get("dislikes_below") is None:
+                self._ahead.append(
+                    f"{source.name}: {name} looks like ratings, and is read as weights: a low "
+                    f"rating then counts as a little interest. --map rating={name} "
+                    "--dislikes-below N, without a weight, stores low ratings as dislikes"
+                )
+
+    def _compare(self, store: Any, sources: Sequence[Any]) -> None:
+        """Find the items that the catalogue does not have, and warn of what that says."""
+        from service.datasets.import_warnings import listed, unknown_items
+
+        if self._items_read is not None:
+            for source in sources:
+                source.created = frozenset(asyncio.run(unknown_items(store, source.items_in.ids)))
+        if self._kind != "items":
+            return
+        ids = dict.fromkeys(item_id for source in sources for item_id in source.ids)
+        if not self._update:
+            foreign = foreign_catalogue(store, self._data, ids)
+            self._is_foreign = foreign is not None
+            self._ahead += [foreign] if foreign else []
+            return
+        unknown = asyncio.run(unknown_items(store, ids))
+        if self._existing_only:
+            for source in sources:
+                source.refused = frozenset(unknown)
+        elif unknown:
+            self._ahead.append(
+                f"items that the catalogue does not have: {len(unknown):,}: "
+                f"{listed(map(repr, unknown), len(unknown))}; --update creates them, and "
+                "--existing-only refuses them"
             )
 
     def _check(self, store: Any, sources: Sequence[Any], *, show: bool) -> list[str]:
@@ -112,11 +176,13 @@ class FileImport:
         from service.datasets.files.rows import to_row
         from service.datasets.import_warnings import ImportWarnings
 
-        warnings, count = ImportWarnings(), 0
+        warnings, count, created = ImportWarnings(), 0, 0
         first: list[dict[str, Any]] = []
         for source in sources:
             records = source.records()
             if self._kind == "events":
+                for _ in warnings.items(source.items()):
+                    created += 1
                 records = warnings.events(records)
             elif self._kind == "items" and not self._update:  # which has some of the fields
                 records = warnings.items(records)
@@ -124,25 +190,27 @@ class FileImport:
                 first += [to_row(record) for record in islice(records, _SHOWN - len(first))]
                 count += sum(1 for _ in records)
         count += len(first)
-        messages = _time_warnings(sources) + asyncio.run(warnings.messages(store))
+        refused = sum(source.skipped.count for source in sources)
+        messages = self._odd(sources) + asyncio.run(warnings.messages(store))
         if show:
             if first:
                 out.print(_table(first))
             by_type = ", ".join(f"{n:,} {name}" for name, n in warnings.types.most_common())
             types = f" ({by_type})" if by_type else ""
-            refused = sum(source.skipped.count for source in sources)
             left_out = sum(source.left_out for source in sources)
             out.print(
-                f"{count:,} {self._kind}{types} would be stored, {refused:,} bad rows refused, "
+                f"{count:,} {self._kind}{types} would be stored, "
+                f"{f'{created:,} items created, ' if created else ''}{refused:,} bad rows refused, "
                 f"{left_out:,} left out.",
                 markup=False,
                 soft_wrap=True,
             )
         for source in sources:
-            _print_skipped(source.skipped)
+            self._print_skipped(source)
         _print_warnings(messages)
-        # `_describe` has printed these.
-        return messages + [name for source in sources for name in source.survey.mapping.unread]
+        if note := warnings.note():
+            out.print(note)
+        return messages + self._ahead
 
     def _store(self, store: Any, sources: Sequence[Any]) -> None:
         from service.datasets.import_warnings import ImportWarnings
@@ -158,7 +226,9 @@ class FileImport:
                 soft_wrap=True,
             )
             raise
-        _print_warnings(_time_warnings(sources) + asyncio.run(warnings.messages(store)))
+        _print_warnings(self._odd(sources) + asyncio.run(warnings.messages(store)))
+        if note := warnings.note():
+            out.print(note)
         out.print(f"Import {import_id}; heed import --undo {import_id} takes it back.")
 
     def _store_each(
@@ -191,10 +261,70 @@ class FileImport:
                         )
                     )
                 text = str(done)
+            if source.repeated.rows:
+                text += (
+                    f"; {source.repeated.rows:,} rows put together with earlier ones of their id"
+                )
             if source.left_out:
                 text += f"; {source.left_out:,} rows left out"
             out.print(f"{source.name}: {text}", markup=False, soft_wrap=True)
-            _print_skipped(source.skipped)
+            self._print_skipped(source)
+
+    def _odd(self, sources: Sequence[Any]) -> list[str]:
+        """Return what is odd about the rows of files that were read."""
+        found = []
+        for source in sources:
+            texts = [source.times.warning(), source.repeated.warning()]
+            if self._kind == "events":
+                if source.items_in is not None:
+                    texts.append(source.items_in.repeated.warning())
+                if source.zero_ratings:
+                    texts.append(
+                        f"ratings of 0: {source.zero_ratings:,}, stored as dislikes; if 0 stands "
+                        "for no rating, empty these cells"
+                    )
+            found += [f"{source.name}: {text}" for text in texts if text]
+        return found
+
+    def _print_skipped(self, source: Any) -> None:
+        """Print a message for each of the first bad rows, and the number of all."""
+        said = dict.fromkeys(source.skipped.messages)
+        if self._items_read is not None:  # which has read the same rows
+            said |= dict.fromkeys(source.items_in.skipped.messages)
+        for line in said:
+            err.print(f"skipped {line}", markup=False, soft_wrap=True)
+        if source.skipped.count > len(source.skipped.messages):
+            err.print(
+                f"skipped {source.skipped.count:,} rows in all; --rejects FILE keeps them, and why",
+                soft_wrap=True,
+            )
+
+
+def foreign_catalogue(store: Any, data: Path, item_ids: Iterable[str]) -> str | None:
+    """Return a sentence if the catalogue has items, and none of these; else None."""
+    from service.datasets.import_warnings import unknown_items
+
+    known, ids = asyncio.run(store.counts())["items"], dict.fromkeys(item_ids)
+    if not known or not ids or len(asyncio.run(unknown_items(store, ids))) < len(ids):
+        return None
+    sources = [each.source for each in asyncio.run(store.imports()) if not each.is_undone]
+    origin = f", of {sources[0]}" if sources else ""
+    return (
+        f"{data} has {known:,} items{origin}, and none of these {len(ids):,}: all would be "
+        "recommended together. --data DIRECTORY imports into another one"
+    )
+
+
+def ask_if_foreign(store: Any, data: Path, item_ids: Iterable[str]) -> None:
+    """Ask on a terminal, and warn elsewhere, before items are added to those of another source."""
+    if warning := foreign_catalogue(store, data, item_ids):
+        _print_warnings([warning])
+        _confirm()
+
+
+def _confirm() -> None:
+    if sys.stdin.isatty():
+        typer.confirm("Import into it?", abort=True)
 
 
 @contextmanager
@@ -237,22 +367,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _time_warnings(sources: Sequence[Any]) -> list[str]:
-    """Return what is odd about the times of files that were read."""
-    return [f"{source.name}: {text}" for source in sources if (text := source.times.warning())]
-
-
 def _print_warnings(messages: Sequence[str]) -> None:
     for message in messages:
         err.print(f"warning: {message}", markup=False, soft_wrap=True)
-
-
-def _print_skipped(skipped: Any) -> None:
-    """Print a message for each of the first skipped rows, and the number of all."""
-    for line in skipped.messages:
-        err.print(f"skipped {line}", markup=False, soft_wrap=True)
-    if skipped.count > len(skipped.messages):
-        err.print(
-            f"skipped {skipped.count:,} rows in all; --rejects FILE keeps them, and why",
-            soft_wrap=True,
-        )

@@ -6,11 +6,13 @@ from service.cli.console import DATA, Data
 from service.cli.transfer.file_import import FileImport
 from service.cli.transfer.import_options import (
     Constants,
+    CreateItems,
     Decimal,
     Delimiter,
     DislikesBelow,
     DryRun,
     Encoding,
+    ExistingOnly,
     Files,
     ListSeparator,
     MappingFile,
@@ -42,6 +44,7 @@ def import_items(
     timezone: Timezone = None,
     save_mapping: SaveMapping = None,
     update: Update = False,
+    existing_only: ExistingOnly = False,
     dry_run: DryRun = False,
     strict: Strict = False,
     skip_bad: SkipBad = False,
@@ -53,6 +56,9 @@ def import_items(
     at_most read tags, categories and attributes: a price is attributes.price, a department one of
     categories.
 
+    Rows of one item in one file are put together: lists unite, and of any other field the first
+    value that is not blank stays.
+
     For example, with --dry-run first, which stores nothing:
 
     heed import items products.csv --map item_id=SKU --map title=Name --map attributes.price=Price
@@ -63,7 +69,9 @@ def import_items(
         "timezone": timezone,
     }  # fmt: skip
     options = merge_options("items", mapping, given, save_mapping)
-    work = FileImport("items", options, data, skip_bad, rejects, update=update)
+    work = FileImport(
+        "items", options, data, skip_bad, rejects, update=update, existing_only=existing_only
+    )
     work.run(files, dry_run=dry_run, strict=strict)
 
 
@@ -82,6 +90,7 @@ def import_events(
     weight_from: WeightFrom = None,
     negative: NegativeRows = None,
     dislikes_below: DislikesBelow = None,
+    create_items: CreateItems = False,
     save_mapping: SaveMapping = None,
     dry_run: DryRun = False,
     strict: Strict = False,
@@ -108,9 +117,8 @@ def import_events(
         "dislikes_below": dislikes_below,
     }  # fmt: skip
     options = merge_options("events", mapping, given, save_mapping)
-    FileImport("events", options, data, skip_bad, rejects).run(
-        files, dry_run=dry_run, strict=strict
-    )
+    work = FileImport("events", options, data, skip_bad, rejects, create_items=create_items)
+    work.run(files, dry_run=dry_run, strict=strict)
 
 
 def import_users(
@@ -128,7 +136,10 @@ def import_users(
     skip_bad: SkipBad = False,
     rejects: Rejects = None,
 ) -> None:
-    """Your users' profiles: user_id, attributes, interests; each replaces the stored one."""
+    """Your users' profiles: user_id, attributes, interests; each replaces the stored one.
+
+    Rows of one user in one file are put together, as rows of one item are.
+    """
     given = {
         "map": maps, "constant": constants, "delimiter": delimiter, "encoding": encoding,
         "decimal": decimal, "list_separator": list_separator,

@@ -102,6 +102,21 @@ Update = Annotated[
         "and the stock. A blank cell empties its field.",
     ),
 ]
+ExistingOnly = Annotated[
+    bool,
+    typer.Option(
+        "--existing-only",
+        help="With --update: rows of items that the catalogue does not have are bad rows.",
+    ),
+]
+CreateItems = Annotated[
+    bool,
+    typer.Option(
+        "--create-items",
+        help="Create the items that the catalogue does not have. --map title=COLUMN, and other "
+        "fields of items, say what is known of them.",
+    ),
+]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Store nothing if there is anything to warn of.")
 ]
@@ -142,6 +157,21 @@ def merge_options(
         write_mapping(save, kind, options)
         out.print(f"{save}: section \\[{kind}] written", soft_wrap=True)
     return options
+
+
+def split_item_fields(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of the events of a file, and those of the items in the same rows."""
+    from service.datasets.files.rows import EVENT
+
+    events, items = dict(options), dict(options)
+    for table in ("map", "constant"):
+        named = options[table]
+        own = {name for name in named if name in EVENT.fields or name == "rating"}
+        events[table] = {name: named[name] for name in named if name in own}
+        items[table] = {name: named[name] for name in named if name not in own - {"item_id"}}
+    for name in ("weight_from", "negative"):
+        items.pop(name, None)
+    return events, items
 
 
 def read_options(kind: str, options: dict[str, Any], *, skip_bad: bool) -> Any:

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from service.cli.console import DATA, Data, err, in_namespace, open_store, out, put_requests_first
+from service.cli.transfer.file_import import ask_if_foreign
 from service.cli.transfer.import_files import import_events, import_items, import_users
 from service.cli.transfer.import_options import DislikesBelow
 from service.domain.errors import Invalid
@@ -125,6 +126,7 @@ def _import(source: Any, data: Path) -> None:
     from service.cli.search_calibration import calibrate_grown
 
     with open_store(data) as store:
+        ask_if_foreign(store, data, (item.item_id for item in source.items()))
         import_dataset(store, source)
         calibrate_grown(store, data)
 

@@ -6,7 +6,9 @@ with gzip or xz. A bad row stops the reading, or is skipped as a whole and repor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -15,7 +17,13 @@ from typing import Any, Generic
 
 import numpy as np
 
-from service.datasets.base import Dataset, SkippedRows, compressed, format_and_compression
+from service.datasets.base import (
+    Dataset,
+    ReadProgress,
+    SkippedRows,
+    compressed,
+    format_and_compression,
+)
 from service.datasets.files.cells import shortened
 from service.datasets.files.file_survey import (
     Format,
@@ -27,6 +35,7 @@ from service.datasets.files.file_survey import (
 )
 from service.datasets.files.formats import Row
 from service.datasets.files.occurrences import OccurrenceCounter
+from service.datasets.files.repeated_rows import RepeatedRows
 from service.datasets.files.row_reader import SkippedRow
 from service.datasets.files.rows import (
     EVENT,
@@ -93,6 +102,7 @@ class RecordFile(Dataset, Generic[R]):
     """
 
     schema: RecordSchema[Any]
+    key = ""  # the field of which several rows are put together; "" where each row is a record
 
     def __init__(
         self,
@@ -109,6 +119,8 @@ class RecordFile(Dataset, Generic[R]):
         self._on_bad = on_bad
         self.left_out = 0  # rows of a negative quantity that the caller wants skipped
         self.times = TimeFormat()  # of the current stream, with what is odd about them
+        self.repeated = RepeatedRows()  # of the current stream
+        self.refused: Collection[str] = ()  # ids whose rows are bad, since the store lacks them
         vectors = [name for name, kind in self.schema.fields.items() if kind is VECTOR]
         self._vectors = [] if self._options.dims is None else vectors
         if not path.is_file():
@@ -122,36 +134,92 @@ class RecordFile(Dataset, Generic[R]):
         """What is known of the file before its records are read. Raises `Invalid`."""
         return survey(self._path, self._format, self._options, self.schema)
 
+    @cached_property
+    def ids(self) -> Counter[str]:
+        """The ids of the file's rows, with the number of rows that each has."""
+        known, ids = self.survey, Counter[str]()
+        columns = {self.key: known.read_row.columns.get(self.key, ())}
+        read = replace(known.read_row, columns=columns, weight=None)
+        parse = self.schema.fields[self.key].parse
+        with suppress(Invalid):  # of a file that cannot be read further, as `records` reports
+            for row in self._rows(ReadProgress()):
+                name = None
+                if not isinstance(row.values, Invalid):
+                    with suppress(ValueError):  # as above
+                        name = read(row.values).get(self.key)
+                        name = name if name is None else parse(name, known.times)
+                if isinstance(name, str):
+                    ids[name] += 1
+        return ids
+
     def records(self) -> Iterator[R]:
         """Iterate over the records in file order. Each call starts anew, with a new `skipped`.
+
+        Rows of one item or one user are one record, which comes at the last of them.
 
         Raises:
             Invalid: at the first bad row, unless bad rows are skipped.
             Unavailable: the file is Parquet and pyarrow is not installed.
         """
-        return (record for _, record in self._parsed())
+        if not self.key:
+            return (record for _, _, record in self._parsed())
 
-    def _parsed(self) -> Iterator[tuple[dict[str, Any], R]]:
-        """Iterate over the records with the values that their rows have."""
-        self.skipped, self.left_out = SkippedRows(), 0
+        def changes(values: dict[str, Any], record: R) -> dict[str, Any]:
+            return {name: getattr(record, name) for name in values if values[name] is not None}
+
+        return (self.schema.build(**fields) for fields in self._together(changes))
+
+    def _together(
+        self, changes: Callable[[dict[str, Any], R], dict[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
+        """Iterate over the fields that `changes` takes from rows, those of one id put together."""
+        missing = {name: count for name, count in self.ids.items() if count > 1}
+        begun: dict[str, dict[str, Any]] = {}
+        for row, values, record in self._parsed():
+            fields = changes(values, record)
+            name = fields[self.key]
+            if name not in missing:
+                yield fields
+                continue
+            missing[name] -= 1
+            try:
+                before = begun.get(name)
+                begun[name] = (
+                    fields if before is None else self.repeated.unite(name, before, fields)
+                )
+            except Invalid as error:
+                self._skip(row, self._message(row, error))
+            if not missing[name]:
+                yield begun.pop(name)
+        yield from begun.values()  # of ids that have bad rows
+
+    def _rows(self, progress: ReadProgress) -> Iterator[Row]:
+        """Iterate over the rows without the one of the columns."""
+        rows = open_rows(self._path, self._format, self.survey.dialect, progress)
+        if self._format != "jsonl":
+            next(rows, None)
+        return rows
+
+    def _parsed(self) -> Iterator[tuple[Row, dict[str, Any], R]]:
+        """Iterate over the records with their rows and the values that these have."""
+        self.skipped, self.left_out, self.repeated = SkippedRows(), 0, RepeatedRows()
         known = self.survey
         times = self.times = replace(known.times, nonexistent=NonexistentTimes())
-        rows = open_rows(self._path, self._format, known.dialect, self.progress)
-        if self._format != "jsonl":
-            next(rows, None)  # the columns
-        for row in rows:
+        for row in self._rows(self.progress):
             try:
                 if isinstance(row.values, Invalid):
                     raise row.values
                 values = known.read_row(row.values)
                 record = self.schema.record(values, times)
                 self._check_dims(record)
+                if self.refused and getattr(record, self.key) in self.refused:
+                    raise Invalid(f"/{self.key}", "is not in the catalogue")
             except Invalid as error:
                 self._skip(row, self._message(row, error))
             except SkippedRow:
                 self.left_out += 1
             else:
-                yield values, record
+                yield row, values, record
 
     def _skip(self, row: Row, message: str) -> None:
         if not self._options.skip_bad:
@@ -188,7 +256,10 @@ class EventsFile(RecordFile[Event]):
     stores each event once, and one that the file has twice is stored twice.
 
     With `dislikes_below` the file may have a numeric field `rating`: events rated below it get the
-    type "dislike". The rating itself is not stored.
+    type "dislike". The rating itself is not stored; `zero_ratings` counts dislikes by a 0.
+
+    With `items_in`, the file of the same rows as items, `items` are those of its items whose ids
+    are in `created`.
     """
 
     def __init__(
@@ -199,9 +270,26 @@ class EventsFile(RecordFile[Event]):
         dislikes_below: float | None = None,
         on_bad: OnBadRow | None = None,
         name: str | None = None,
+        items_in: ItemsFile | None = None,
     ) -> None:
         self.schema = EVENT if dislikes_below is None else rated_events(dislikes_below)
         super().__init__(path, options, on_bad=on_bad, name=name)
+        self._has_dislikes = dislikes_below is not None and dislikes_below > 0
+        self.zero_ratings = 0
+        self.items_in, self.created = items_in, frozenset[str]()
+
+    def items(self) -> Iterator[Item]:
+        """Iterate over the items that the rows of events make."""
+        if self.items_in is not None and self.created:
+            self.items_in.progress = self.progress
+            yield from (item for item in self.items_in.items() if item.item_id in self.created)
+
+    def _parsed(self) -> Iterator[tuple[Row, dict[str, Any], Event]]:
+        self.zero_ratings = 0
+        for parsed in super()._parsed():
+            if self._has_dislikes and parsed[1].get("rating") == 0:
+                self.zero_ratings += 1
+            yield parsed
 
     def events(self) -> Iterator[Event]:
         """Iterate over the events in file order, each with an `event_id`."""
@@ -231,14 +319,14 @@ def _with_ids(events: list[Event], counter: OccurrenceCounter) -> Iterator[Event
 class ItemsFile(RecordFile[Item]):
     """A file of items."""
 
-    schema = ITEM
+    schema, key = ITEM, "item_id"
 
     def items(self) -> Iterator[Item]:
         """Iterate over the items in file order."""
         return self.records()
 
     def patches(self) -> Iterator[ItemPatch]:
-        """Iterate over the rows as changes of the fields that the file has columns of.
+        """Iterate over the items as changes of the fields that the file has columns of.
 
         A blank cell sets its field to the default, or removes its attribute.
         """
@@ -246,19 +334,22 @@ class ItemsFile(RecordFile[Item]):
         attributes = [
             name.removeprefix(ATTRIBUTES) for name in columns if name.startswith(ATTRIBUTES)
         ]
-        for values, item in self._parsed():
+
+        def changes(values: dict[str, Any], item: Item) -> dict[str, Any]:
             named = values if self._format == "jsonl" else columns
-            changes = {name: getattr(item, name) for name in self.schema.fields if name in named}
-            if attributes or "attributes" in changes:
-                changes["attributes"] = dict.fromkeys(attributes) | dict(item.attributes)
-            del changes["item_id"]
-            yield ItemPatch(item.item_id, changes)
+            fields = {name: getattr(item, name) for name in self.schema.fields if name in named}
+            if attributes or "attributes" in fields:
+                fields["attributes"] = dict.fromkeys(attributes) | dict(item.attributes)
+            return fields
+
+        for fields in self._together(changes):
+            yield ItemPatch(fields.pop("item_id"), fields)
 
 
 class UsersFile(RecordFile[User]):
     """A file of user profiles; iterate over them with `records`."""
 
-    schema = USER
+    schema, key = USER, "user_id"
 
 
 class JudgmentsFile(RecordFile[Judgment]):

@@ -66,14 +66,16 @@ async def put_items(body: ItemsIn, context: Context) -> Response:
     `errors`, never a part of it.
     """
     dims, catalogue = context.settings.embedding_dim, context.engine.live.catalogue
-    patches = await convert_rows(
-        body.items, lambda i, row: row.to_patch(row.item_id, dims, f"/items/{i}")
-    )
-    with context.stages("store"):
-        if body.update:
+    if body.update:
+        patches = await convert_rows(
+            body.items, lambda i, row: row.to_patch(row.item_id, dims, f"/items/{i}")
+        )
+        with context.stages("store"):
             updates = await catalogue.patch_items(patches)
-            return Json({"stored": updates.stored, "created": updates.created})
-        stored = await catalogue.put_items([patch.apply(None) for patch in patches])
+        return Json({"stored": updates.stored, "created": updates.created})
+    items = await convert_rows(body.items, lambda i, row: row.to_item(dims, f"/items/{i}"))
+    with context.stages("store"):
+        stored = await catalogue.put_items(items)
     return Json({"stored": stored})
 
 

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
-from service.domain.records import MAX_WEIGHT, MIN_WEIGHT, are_plain_ids
+from service.domain.records import MAX_WEIGHT, MIN_WEIGHT, are_plain_ids, check_weight
 from service.http.schemas.scalars import INTEGRAL, Id, Label
 
 MAX_LIMIT = 1000
@@ -39,7 +46,12 @@ Limit = Annotated[
     INTEGRAL,
 ]
 Weight = Annotated[
-    float, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT, description="Weight of the event in the attention.")
+    float,
+    AfterValidator(check_weight),
+    Field(
+        description="Weight of the event in the attention, above 0.",
+        json_schema_extra={"minimum": MIN_WEIGHT, "maximum": MAX_WEIGHT},
+    ),
 ]
 
 

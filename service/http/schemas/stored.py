@@ -42,10 +42,17 @@ class StoredLines(Stored):
 
 
 class AppendedOut(BaseModel):
-    """Numbers of stored events, and of events that were stored before."""
+    """Numbers of stored events, of events that were stored before, and of unknown items."""
 
     stored: int = Field(examples=[2])
     duplicates: int = Field(examples=[0])
+    unknown_items: int | None = Field(
+        None,
+        description="Number of the items that the catalogue does not have. Left out if it has all.",
+    )
+    unknown_examples: list[Id] | None = Field(
+        None, description="The first of these items, at most five."
+    )
 
 
 class ItemOut(BaseModel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -63,7 +64,9 @@ class ItemIn(ItemDetails):
 
     def to_item(self, dims: int, pointer: str = "") -> Item:
         """Return the record. Raises `Invalid` unless the embedding has `dims` dimensions."""
-        return self.to_patch(self.item_id, dims, pointer).apply(None)
+        item = self.to_patch(self.item_id, dims, pointer).apply(None)
+        # A patch removes a member by null, and an item may have a null.
+        return replace(item, attributes=self.attributes or {})
 
 
 class ItemsIn(Body):

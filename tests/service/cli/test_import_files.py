@@ -292,6 +292,8 @@ def test_rejected_rows_are_those_of_the_last_import(heed: Heed, shop: Path) -> N
 
 def test_a_strict_update_needs_no_titles(heed: Heed, shop: Path) -> None:
     """A file of stock has no titles, and says nothing about them."""
+    (shop / "items.csv").write_text("item_id,title\na,A\n")
+    heed("import", "items", shop / "items.csv")
     (shop / "stock.csv").write_text("item_id,stock\na,7\n")
     mapped = ("--map", "attributes.stock=stock", "--update", "--strict")
     said = heed("import", "items", shop / "stock.csv", *mapped)
@@ -319,3 +321,167 @@ def test_imports_give_requests_the_processor_first(
     process, *threads = made
     assert process == (os.PRIO_PROCESS, 0, max(own, 10))
     assert all(thread > 0 for _, thread, _ in threads)
+
+
+SHOPIFY = """\
+Handle,Title,Tags,Price,Size
+mug,Harbour Mug,"blue, gift",15.00,L
+print,Gull Print,art,15.00,
+mug,,"gift, sea",12.00,
+mug,,,,S
+"""
+SHOPIFY_OPTIONS = (
+    "--map", "item_id=Handle", "--map", "attributes.price=Price", "--map",
+    "attributes.size=Size", "--list-separator", ",",
+)  # fmt: skip
+
+
+def test_rows_of_one_item_are_put_together(heed: Heed, shop: Path) -> None:
+    """Lists unite, the first value stays, others are named; a dry run counts as the import does."""
+    (shop / "export.csv").write_text(SHOPIFY)
+    items = ("import", "items", shop / "export.csv", *SHOPIFY_OPTIONS)
+    differing = (
+        "export.csv: values left out, since an earlier row of the id has another: 2: 'mug' "
+        "attributes.price 15.0 then 12.0, 'mug' attributes.size 'L' then 'S'"
+    )
+    dry = heed(*items, "--dry-run")
+    assert "2 items would be stored" in dry.out
+    assert differing in dry.err
+    said = heed(*items)
+    assert "export.csv: 2 items stored, in" in said.out
+    assert "; 2 rows put together with earlier ones of their id" in said.out
+    assert differing in said.err
+    by_id = {item["item_id"]: item for item in stored(heed, "items", shop)}
+    assert by_id["mug"] == {
+        "item_id": "mug", "title": "Harbour Mug", "tags": ["blue", "gift", "sea"],
+        "attributes": {"price": 15.0, "size": "L"},
+    }  # fmt: skip
+
+
+def test_tags_of_one_film_each_are_put_together_by_an_update(heed: Heed, shop: Path) -> None:
+    """As MovieLens has them, one tag a row in the order of the users: titles stay."""
+    (shop / "movies.jsonl").write_text(
+        '{"item_id":"1","title":"Harbour Story","tags":["old"]}\n{"item_id":"2","title":"Ferry"}\n'
+    )
+    heed("import", "items", shop / "movies.jsonl")
+    (shop / "tags.csv").write_text(
+        'userId,movieId,tag\n3,1,classic\n4,2,slow\n3,1,sci-fi\n4,1,"dark, comedy"\n'
+    )
+    tags = ("import", "items", shop / "tags.csv", "--map", "item_id=movieId", "--map", "tags=tag")
+    assert "2 items would be stored" in heed(*tags, "--update", "--dry-run").out
+    assert "2 items updated; 2 rows put together" in heed(*tags, "--update").out
+    assert stored(heed, "items", shop) == [
+        {"item_id": "1", "title": "Harbour Story", "tags": ["classic", "sci-fi", "dark, comedy"]},
+        {"item_id": "2", "title": "Ferry", "tags": ["slow"]},
+    ]
+
+
+def test_rows_of_one_user_are_put_together(heed: Heed, shop: Path) -> None:
+    """Interests unite, and so do attributes."""
+    (shop / "users.csv").write_text("user_id,interests,town\nu,a,\nu,b,Bern\nv,a,Rome\nu,a,Oslo\n")
+    said = heed("import", "users", shop / "users.csv", "--map", "attributes.town=town")
+    assert "2 profiles stored; 2 rows put together" in said.out
+    assert "the id has another: 1: 'u' attributes.town 'Bern' then 'Oslo'" in said.err
+    assert stored(heed, "users", shop) == [
+        {"user_id": "u", "attributes": {"town": "Bern"}, "interests": ["a", "b"]},
+        {"user_id": "v", "attributes": {"town": "Rome"}, "interests": ["a"]},
+    ]
+
+
+def test_rows_that_make_a_list_too_long_are_bad(heed: Heed, shop: Path) -> None:
+    """The row is named, and those before it are stored."""
+    rows = "".join(f"a,t{number}\n" for number in range(1_001))
+    (shop / "tags.csv").write_text(f"item_id,tags\n{rows}")
+    said = heed("import", "items", shop / "tags.csv", "--skip-bad")
+    assert "line 1002, tags: has 1,001 entries with those of earlier rows of this id" in said.err
+    assert len(stored(heed, "items", shop)[0]["tags"]) == 1_000  # type: ignore[arg-type]
+
+
+def test_an_update_names_what_it_creates_and_can_refuse(heed: Heed, shop: Path) -> None:
+    """--existing-only makes a row of an unknown item a bad row."""
+    (shop / "items.csv").write_text("item_id,title\ni1,Item\n")
+    heed("import", "items", shop / "items.csv")
+    (shop / "stock.csv").write_text("item_id,stock\ni1,5\nghost-sku,7\n")
+    stock = ("import", "items", shop / "stock.csv", "--map", "attributes.stock=stock", "--update")
+    warning = "items that the catalogue does not have: 1: 'ghost-sku'; --update creates them"
+    assert warning in heed(*stock, "--dry-run").err
+    said = heed(*stock, "--existing-only")
+    assert (said.code, counts(shop / "data")["items"]) == (1, 1)
+    assert "line 3, item_id: is not in the catalogue (got 'ghost-sku')" in said.err
+    said = heed(*stock, "--existing-only", "--skip-bad")
+    assert (said.code, "1 items updated" in said.out) == (0, True)
+    said = heed(*stock)
+    assert (said.code, warning in said.err, counts(shop / "data")["items"]) == (0, True, 2)
+    said = heed(*stock[:-1], "--existing-only")
+    assert (said.code, "--existing-only needs --update" in said.err) == (1, True)
+
+
+def test_an_import_into_a_foreign_catalogue_asks(
+    heed: Heed, shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal it asks; elsewhere it warns. A catalogue with some of the items is theirs."""
+    (shop / "films.csv").write_text("item_id,title\n1,Toy Story\n2,Heat\n")
+    heed("import", "items", shop / "films.csv")
+    (shop / "goods.csv").write_text("item_id,title\nmug,Mug\n")
+    goods = ("import", "items", shop / "goods.csv")
+    warning = f"{shop / 'data'} has 2 items, of films.csv, and none of these 1: all would be"
+    assert warning in heed(*goods, "--dry-run").err
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    asked: list[str] = []
+    monkeypatch.setattr("typer.confirm", lambda text, **_: asked.append(text))
+    said = heed(*goods)
+    assert (said.code, warning in said.err, asked) == (0, True, ["Import into it?"])
+    assert warning not in heed(*goods).err
+    (shop / "more.csv").write_text("item_id,title\nmug,Mug\njug,Jug\n")
+    assert "none of these" not in heed("import", "items", shop / "more.csv").err
+    assert len(asked) == 1
+
+
+def test_an_item_of_two_files_is_the_later_ones(heed: Heed, shop: Path) -> None:
+    """Files of one import follow one another, and what is replaced is named."""
+    for name, title in (("one", "A"), ("two", "B")):
+        (shop / f"{name}.csv").write_text(f"item_id,title\na,{title}\n")
+    said = heed("import", "items", shop / "one.csv", shop / "two.csv")
+    assert "items of an earlier file of this import: 1: 'a'; the later file" in said.err
+    assert stored(heed, "items", shop) == [{"item_id": "a", "title": "B"}]
+
+
+def test_events_can_make_items(heed: Heed, shop: Path) -> None:
+    """--create-items, whose items have the fields of their rows, and go when it is undone."""
+    (shop / "items.csv").write_text("item_id,title\nt1,Known\n")
+    heed("import", "items", shop / "items.csv")
+    (shop / "plays.csv").write_text("user,track,name\nu,t1,Other\nu,t2,Intro\nv,t2,Intro\n")
+    plays = (
+        "import", "events", shop / "plays.csv", "--map", "user_id=user", "--map",
+        "item_id=track", "--map", "title=name", "--create-items",
+    )  # fmt: skip
+    said = heed(*plays, "--dry-run")
+    assert "3 events (3 view) would be stored, 1 items created, 0 bad rows" in said.out
+    assert "not read" not in said.err
+    said = heed(*plays)
+    assert "plays.csv: 1 items, 3 events stored" in said.out
+    assert "not in the catalogue" not in said.err
+    titles = [(item["item_id"], item["title"]) for item in stored(heed, "items", shop)]
+    assert titles == [("t1", "Known"), ("t2", "Intro")]
+    heed("import", "--undo", "2")
+    assert counts(shop / "data") == {"users": 0, "items": 1, "events": 0}
+
+
+def test_what_ratings_and_missing_times_mean_is_said(heed: Heed, shop: Path) -> None:
+    """Zeros that become dislikes, stars that become weights, events that become the newest."""
+    (shop / "log.csv").write_text(
+        "user_id,item_id,stars,timestamp\nu,a,0,2024-01-01T00:00:00Z\nu,b,5,\nv,a,3,\n"
+    )
+    log = ("import", "events", shop / "log.csv", "--dry-run")
+    said = heed(*log)
+    assert "not read: stars. --map FIELD=COLUMN reads one; --map rating=stars" in said.err
+    assert "attributes.NAME" not in said.err
+    assert "events without a time: 2 of 3; they get the time of the import" in said.err
+    said = heed(*log, "--map", "rating=stars", "--dislikes-below", "3")
+    assert "ratings of 0: 1, stored as dislikes; if 0 stands for no rating" in said.err
+    said = heed(*log, "--weight-from", "stars", "--skip-bad")
+    assert "log.csv: stars looks like ratings, and is read as weights" in said.err
+    assert "line 2, weight: must be above 0 (got 0); leave out an event" in said.err
+    (shop / "log.csv").write_text("user_id,item_id\nu,a\nu,b\n")
+    said = heed(*log)
+    assert "no event has a time: all get the time of the import" in said.out

@@ -56,6 +56,31 @@ def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
     asyncio.run(catalogue())
 
 
+def test_an_item_without_text_or_event_is_not_recommended(tmp_path: Path) -> None:
+    """A change of stock may create it. Its first event, once it is counted, brings it in."""
+
+    async def story() -> None:
+        engine = await open_engine(Settings(data=tmp_path))
+
+        async def offered() -> set[str]:
+            answer = await engine.answers.recommend(RecommendQuery(Requester(), 9), StageClock())
+            return {item["item_id"] for item in answer.items}
+
+        try:
+            ghost = Item("ghost", attributes={"stock": 7})
+            await engine.live.catalogue.put_items([ghost])
+            assert await offered() == {"ghost"}  # there is nothing else
+            await engine.live.catalogue.put_items([Item("a", "a comet")])
+            assert await offered() == {"a"}
+            await engine.store.append([Event("u", "ghost")])
+            await engine.live.refresh_popularity()
+            assert await offered() == {"a", "ghost"}
+        finally:
+            await engine.close()
+
+    asyncio.run(story())
+
+
 def test_deleted_item_is_not_found(world: tiny.World, tmp_path: Path) -> None:
     """A deleted item has neither score nor similar items, though the model was trained on it."""
 

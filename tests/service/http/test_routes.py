@@ -156,6 +156,7 @@ def test_events_go_in_and_come_out_newest_first(client: Client) -> None:
         "value": [0.5, 0, 0, 0],
     }
     second = {"user_id": "u", "item_id": "b"}
+    client.post("/v1/items", json={"items": [{"item_id": "a"}, {"item_id": "b"}]})
     answer = client.post("/v1/events", json={"events": [first, first, second]})
     assert answer.json() == {"stored": 2, "duplicates": 1}
     events = client.get("/v1/users/u/history").json()["events"]

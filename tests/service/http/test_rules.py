@@ -291,6 +291,20 @@ def test_both_dimensions_are_named(client: Client) -> None:
     assert "set to 4" in detail
 
 
+@pytest.mark.parametrize(
+    ("weight", "detail"),
+    [
+        (0, "must be above 0 (got 0); leave out an event that counts for nothing"),
+        (-3, "must be above 0 (got -3); an event of type dislike says that a user does not want"),
+    ],
+)
+def test_a_weight_that_is_not_above_zero_is_explained(
+    client: Client, weight: float, detail: str
+) -> None:
+    """The error names the value, and says what to send instead."""
+    assert detail in client.post("/v1/events", json=event(weight=weight)).json()["detail"]
+
+
 def test_attributes_are_bounded(client: Client) -> None:
     """Attributes that are nested too deeply are refused at the depth limit."""
     deep: Any = 1

@@ -71,7 +71,7 @@ BOMBS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
     ),
     "line.jsonl.gz": (lambda: [b'{"title":"', *[b"x" * MIB] * 600], f"line 1: {ENDLESS}"),
     "rows.jsonl.gz": (
-        lambda: [b'{"item_id":"a","title":"' + b"x" * (3 * MIB) + b'"}\n'] * 200,
+        lambda: [b'{"item_id":"%d","title":"%b"}\n' % (n, b"x" * (3 * MIB)) for n in range(200)],
         "200 ",
     ),
     "lists.jsonl.gz": (

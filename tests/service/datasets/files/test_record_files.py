@@ -539,7 +539,9 @@ def test_empty_files_hold_nothing(put: Put) -> None:
 
 def test_progress_moves_while_a_file_is_read(put: Put) -> None:
     """A bar sees bytes between nothing and all while rows remain."""
-    file = ItemsFile(put("p.csv", "item_id,title\n" + f"i,{'x' * 998}\n" * 1000))
+    file = ItemsFile(
+        put("p.csv", "item_id,title\n" + "".join(f"{n:04},{'x' * 995}\n" for n in range(1000)))
+    )
     stream = file.items()
     next(stream)
     assert 0 < file.progress.done < file.progress.total
