@@ -16,6 +16,7 @@ from service.cli.transfer.import_options import (
     MappingFile,
     Maps,
     NegativeRows,
+    Quotes,
     Rejects,
     SaveMapping,
     SkipBad,
@@ -36,6 +37,7 @@ def import_items(
     constants: Constants = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
+    quotes: Quotes = None,
     decimal: Decimal = None,
     list_separator: ListSeparator = None,
     time_format: TimeFormat = None,
@@ -59,7 +61,8 @@ def import_items(
     """
     given = {
         "map": maps, "constant": constants, "delimiter": delimiter, "encoding": encoding,
-        "decimal": decimal, "list_separator": list_separator, "time_format": time_format,
+        "quotes": quotes, "decimal": decimal, "list_separator": list_separator,
+        "time_format": time_format,
         "timezone": timezone,
     }  # fmt: skip
     options = merge_options("items", mapping, given, save_mapping)
@@ -75,6 +78,7 @@ def import_events(
     constants: Constants = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
+    quotes: Quotes = None,
     decimal: Decimal = None,
     list_separator: ListSeparator = None,
     time_format: TimeFormat = None,
@@ -103,7 +107,8 @@ def import_events(
     """
     given = {
         "map": maps, "constant": constants, "delimiter": delimiter, "encoding": encoding,
-        "decimal": decimal, "list_separator": list_separator, "time_format": time_format,
+        "quotes": quotes, "decimal": decimal, "list_separator": list_separator,
+        "time_format": time_format,
         "timezone": timezone, "weight_from": weight_from, "negative": negative,
         "dislikes_below": dislikes_below,
     }  # fmt: skip
@@ -121,6 +126,7 @@ def import_users(
     constants: Constants = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
+    quotes: Quotes = None,
     decimal: Decimal = None,
     list_separator: ListSeparator = None,
     save_mapping: SaveMapping = None,
@@ -131,7 +137,7 @@ def import_users(
     """Your users' profiles: user_id, attributes, interests; each replaces the stored one."""
     given = {
         "map": maps, "constant": constants, "delimiter": delimiter, "encoding": encoding,
-        "decimal": decimal, "list_separator": list_separator,
+        "quotes": quotes, "decimal": decimal, "list_separator": list_separator,
     }  # fmt: skip
     options = merge_options("users", mapping, given, save_mapping)
     work = FileImport("users", options, data, skip_bad, rejects)

@@ -36,6 +36,14 @@ Delimiter = Annotated[
 Encoding = Annotated[
     str | None, typer.Option(help="Of CSV, such as latin-1. Found out if not given.")
 ]
+Quotes = Annotated[
+    bool | None,
+    typer.Option(
+        "--quotes/--no-quotes",
+        help="Whether quotation marks enclose cells of CSV, or are letters. Found out if not "
+        "given.",
+    ),
+]
 Decimal = Annotated[
     str | None, typer.Option(metavar=". or ,", help="Decimal mark of CSV. Found out if not given.")
 ]
@@ -173,6 +181,7 @@ def read_options(kind: str, options: dict[str, Any], *, skip_bad: bool) -> Any:
         mapping=mapping,
         delimiter=options.get("delimiter"),
         encoding=options.get("encoding"),
+        quotes=options.get("quotes"),
         decimal=decimal,
         list_separator=separator,
         time_format=options.get("time_format"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from service.datasets.files.csv_dialect import (
     detect_decimal,
     detect_delimiter,
     detect_encoding,
+    detect_quotes,
 )
 from service.datasets.files.csv_records import MAX_ROW
 from service.datasets.files.field_mapping import (
@@ -46,6 +47,7 @@ class ReadOptions:
         mapping: columns and constants of the record's fields.
         delimiter: between cells of CSV.
         encoding: of CSV.
+        quotes: whether cells of CSV may be quoted; otherwise quotation marks are letters.
         decimal: mark of decimals in CSV, "." or ",".
         list_separator: between the members of a list in a cell.
         time_format: "rfc3339", "s", "ms", "us", "ns" or a pattern of `strptime`.
@@ -58,6 +60,7 @@ class ReadOptions:
     mapping: FieldMapping = field(default_factory=FieldMapping)
     delimiter: str | None = None
     encoding: str | None = None
+    quotes: bool | None = None
     decimal: Decimal | None = None
     list_separator: str = "|"
     time_format: str | None = None
@@ -137,7 +140,7 @@ def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[
     texts: Mapping[Format, Texts] = {"csv": "all", "parquet": "typed", "jsonl": "mapped"}
     reader = mapping.reader(schema, cells, texts[form])
     header = sample[0].text if form == "csv" and sample else ""
-    found = Dialect(dialect.encoding, dialect.delimiter, decimal)
+    found = replace(dialect, decimal=decimal)
     return Survey(form, found, mapping, reader, times, header)
 
 
@@ -161,7 +164,10 @@ def _dialect(path: Path, options: ReadOptions) -> Dialect:
         delimiter = detect_delimiter(path, encoding, preferred)
     elif len(delimiter) != 1:
         raise Invalid("", f"--delimiter must be one character, not {delimiter!r}")
-    return Dialect(encoding, delimiter)
+    quotes = options.quotes
+    if quotes is None:
+        quotes = detect_quotes(path, encoding, delimiter)
+    return Dialect(encoding, delimiter, quotes=quotes)
 
 
 def _bind(

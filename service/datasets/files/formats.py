@@ -79,7 +79,7 @@ def csv_rows(path: Path, progress: ReadProgress, dialect: Dialect) -> Rows:
         # by row.
         text = io.TextIOWrapper(file, dialect.encoding, errors="surrogateescape", newline="")
         header: list[str] | None = None
-        for number, line, cells in _records(path, text, dialect.delimiter):
+        for number, line, cells in _records(path, text, dialect):
             progress.read += len(line)
             if header is not None:
                 row = cells if isinstance(cells, Invalid) else dict(zip(header, cells, strict=True))
@@ -93,10 +93,10 @@ def csv_rows(path: Path, progress: ReadProgress, dialect: Dialect) -> Rows:
 
 
 def _records(
-    path: Path, text: io.TextIOWrapper, delimiter: str
+    path: Path, text: io.TextIOWrapper, dialect: Dialect
 ) -> Iterator[tuple[int, str, list[str] | Invalid]]:
     try:
-        yield from csv_records(text, delimiter)
+        yield from csv_records(text, dialect.delimiter, quotes=dialect.quotes is not False)
     except EndlessRow as error:
         raise Invalid("", f"{path}, {error.detail}") from None
 

@@ -172,6 +172,47 @@ def test_times_that_do_not_exist_are_warned_of(heed: Heed, shop: Path) -> None:
         assert counts(shop / "data")["events"] == count
 
 
+NEWS = """\
+item_id\ttitle\turl
+N1\tPlain title\thttps://example.com/1
+N2\t"Untold harbour story\thttps://example.com/2
+N3\tSecond plain title\thttps://example.com/3
+N4\tThird plain title"\thttps://example.com/4
+"""
+
+
+def test_no_quote_swallows_rows_in_silence(heed: Heed, shop: Path) -> None:
+    """Quotes that are letters are found out and said; an option decides otherwise."""
+    (shop / "news.tsv").write_text(NEWS)
+    said = heed("import", "items", shop / "news.tsv", "--save-mapping", shop / "m.toml")
+    assert "news.tsv: UTF-8, tabs, no quoted cells" in said.out
+    titles = [item["title"] for item in stored(heed, "items", shop)]
+    assert titles == [line.split("\t")[1] for line in NEWS.splitlines()[1:]]
+    said = heed("import", "items", shop / "news.tsv", "--quotes", "--save-mapping", shop / "m.toml")
+    assert "UTF-8, tabs, quoted cells" in said.out
+    assert "2 items stored" in said.out
+    assert "quotes = true" in (shop / "m.toml").read_text()
+    said = heed("import", "items", shop / "news.tsv", "--no-quotes", "--mapping", shop / "m.toml")
+    assert "4 items stored" in said.out
+    (shop / "one.csv").write_text('item_id,title\na,A\nb,"B" b\n')
+    said = heed("import", "items", shop / "one.csv")
+    assert (said.code, "line 3: must be CSV" in said.err, "--no-quotes reads" in said.err) == (
+        1, True, True,
+    )  # fmt: skip
+
+
+def test_a_line_for_spreadsheets_is_no_header(heed: Heed, shop: Path) -> None:
+    """The delimiter that it names is used, and line numbers count it."""
+    text = "\ufeffsep=;\nuser_id;item_id\nu,1;a\n;b\n"
+    (shop / "sep.csv").write_text(text)
+    rejects = shop / "bad.csv"
+    said = heed("import", "events", shop / "sep.csv", "--skip-bad", "--rejects", rejects)
+    assert "UTF-8, semicolons" in said.out
+    assert "line 4, user_id: is required" in said.err
+    assert [event["user_id"] for event in stored(heed, "events", shop)] == ["u,1"]
+    assert rejects.read_text() == "user_id;item_id\n;b\n"
+
+
 def test_two_nights_are_stored_once_and_undone(heed: Heed, shop: Path) -> None:
     """Overlapping exports, one of them packed; undoing the second restores the first."""
     rows = ORDERS.splitlines()
