@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
+from service.datasets.files.cells import shortened
 from service.domain.records import Event, Item
 from service.domain.timestamps import to_rfc3339
 from service.stores.base import Store
@@ -14,6 +16,9 @@ from service.stores.base import Store
 T = TypeVar("T")
 
 MAX_WEIGHT = 1_000.0
+_MARKS = re.compile(r"[;|,\n\t\[{]")
+_WORDS = ";|\n\t"
+_GROUPS = re.compile(r"\d{1,3}(,\d{3})+")  # 1,234 is a number
 _EXAMPLES = 5
 _CHUNK = 10_000  # ids that are looked up at once
 
@@ -29,6 +34,7 @@ class ImportWarnings:
         self._future: list[int] = []
         self._heavy: list[float] = []
         self._nameless: list[str] = []
+        self._lists: list[str] = []
         self._counts: Counter[str] = Counter()
         self._categories: dict[str, dict[str, None]] = {}
 
@@ -36,6 +42,8 @@ class ImportWarnings:
         """Yield the events unchanged."""
         for event in stream:
             self.types[event.type] += 1
+            if event.item_id not in self._seen and _is_list(event.item_id):
+                self._note("lists", self._lists, event.item_id)
             self._seen[event.item_id] = self._seen.get(event.item_id, 0) + 1
             if event.timestamp is not None and event.timestamp > self._now:
                 self._note("future", self._future, event.timestamp)
@@ -47,6 +55,8 @@ class ImportWarnings:
         """Yield the items unchanged."""
         for item in stream:
             self._listed.add(item.item_id)
+            if _is_list(item.item_id):
+                self._note("lists", self._lists, item.item_id)
             if not item.title.strip():
                 self._note("nameless", self._nameless, item.item_id)
             for name in item.categories:
@@ -56,6 +66,12 @@ class ImportWarnings:
     async def messages(self, store: Store) -> list[str]:
         """Return a message for each kind of oddity; the store says which items are known."""
         found = []
+        if self._lists:
+            ids = _listed(map(shortened, self._lists), self._counts["lists"])
+            found.append(
+                f"item ids that look like lists: {self._counts['lists']:,}: {ids}; an id is one "
+                "item: write a row for each"
+            )
         unknown = await self._unknown(store)
         if unknown:
             events = sum(self._seen[item_id] for item_id in unknown)
@@ -98,6 +114,16 @@ class ImportWarnings:
             items = await store.get_items(chunk)
             unknown += [i for i, item in zip(chunk, items, strict=True) if item is None]
         return unknown
+
+
+def _is_list(text: str) -> bool:
+    """Report whether an id looks like several: a JSON list, or words between ; | or commas."""
+    if not _MARKS.search(text) or _GROUPS.fullmatch(text) or "://" in text:
+        return False
+    if text[0] + text[-1] in ("[]", "{}"):
+        return any(mark in text for mark in ",:\"'")
+    words = _WORDS if " " in text else ";|,\n\t"  # a comma and a space are common in titles
+    return any(all(part.strip() for part in text.split(mark)) for mark in words if mark in text)
 
 
 def _listed(texts: Iterable[str], count: int) -> str:

@@ -65,10 +65,12 @@ class FileImport:
                     checked = [self._open(path, name, None) for path, name in paths]
                     warnings = self._check(store, checked, show=dry_run)
                     if dry_run:
+                        _check_any(checked)
                         return
                     if warnings:
                         raise Invalid("", "nothing is stored, since --strict was given")
                 self._store(store, sources)
+            _check_any(sources)
             if rows is not None and rows.count:
                 err.print(f"bad rows are in {self._rejects}, why in {self._rejects}.reasons",
                           markup=False, soft_wrap=True)  # fmt: skip
@@ -195,6 +197,13 @@ class FileImport:
                 text += f"; {source.left_out:,} rows left out"
             out.print(f"{source.name}: {text}", markup=False, soft_wrap=True)
             _print_skipped(source.skipped)
+
+
+def _check_any(sources: Sequence[Any]) -> None:
+    """Raise `Invalid` if every row of files that have some was bad."""
+    bad = sum(source.skipped.count for source in sources)
+    if bad and not any(source.accepted or source.left_out for source in sources):
+        raise Invalid("", f"nothing is stored, since every row is bad: {bad:,}")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from service.cli.console import DATA, Data
 from service.cli.transfer.file_import import FileImport
 from service.cli.transfer.import_options import (
+    Absent,
     Constants,
     Decimal,
     Delimiter,
@@ -38,6 +39,7 @@ def import_items(
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     quotes: Quotes = None,
+    absent: Absent = None,
     decimal: Decimal = None,
     list_separator: ListSeparator = None,
     time_format: TimeFormat = None,
@@ -61,7 +63,7 @@ def import_items(
     """
     given = {
         "map": maps, "constant": constants, "delimiter": delimiter, "encoding": encoding,
-        "quotes": quotes, "decimal": decimal, "list_separator": list_separator,
+        "quotes": quotes, "absent": absent, "decimal": decimal, "list_separator": list_separator,
         "time_format": time_format,
         "timezone": timezone,
     }  # fmt: skip
@@ -79,6 +81,7 @@ def import_events(
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     quotes: Quotes = None,
+    absent: Absent = None,
     decimal: Decimal = None,
     list_separator: ListSeparator = None,
     time_format: TimeFormat = None,
@@ -107,7 +110,7 @@ def import_events(
     """
     given = {
         "map": maps, "constant": constants, "delimiter": delimiter, "encoding": encoding,
-        "quotes": quotes, "decimal": decimal, "list_separator": list_separator,
+        "quotes": quotes, "absent": absent, "decimal": decimal, "list_separator": list_separator,
         "time_format": time_format,
         "timezone": timezone, "weight_from": weight_from, "negative": negative,
         "dislikes_below": dislikes_below,
@@ -127,6 +130,7 @@ def import_users(
     delimiter: Delimiter = None,
     encoding: Encoding = None,
     quotes: Quotes = None,
+    absent: Absent = None,
     decimal: Decimal = None,
     list_separator: ListSeparator = None,
     save_mapping: SaveMapping = None,
@@ -137,7 +141,7 @@ def import_users(
     """Your users' profiles: user_id, attributes, interests; each replaces the stored one."""
     given = {
         "map": maps, "constant": constants, "delimiter": delimiter, "encoding": encoding,
-        "quotes": quotes, "decimal": decimal, "list_separator": list_separator,
+        "quotes": quotes, "absent": absent, "decimal": decimal, "list_separator": list_separator,
     }  # fmt: skip
     options = merge_options("users", mapping, given, save_mapping)
     work = FileImport("users", options, data, skip_bad, rejects)
