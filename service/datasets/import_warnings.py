@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
+from service.datasets.files.cells import shortened
 from service.domain.records import Event, Item
 from service.domain.timestamps import to_rfc3339
 from service.stores.base import Store
@@ -15,6 +17,9 @@ from service.stores.base import Store
 T = TypeVar("T")
 
 MAX_WEIGHT = 1_000.0
+_MARKS = re.compile(r"[;|,\n\t\[{]")
+_WORDS = ";|\n\t"
+_GROUPS = re.compile(r"\d{1,3}(,\d{3})+")  # 1,234 is a number
 _EXAMPLES = 5
 _CHUNK = 10_000  # ids that are looked up at once
 
@@ -31,6 +36,7 @@ class ImportWarnings:
         self._heavy: list[float] = []
         self._nameless: list[str] = []
         self._again: list[str] = []
+        self._lists: list[str] = []
         self._counts: Counter[str] = Counter()
         self._categories: dict[str, dict[str, None]] = {}
 
@@ -38,6 +44,8 @@ class ImportWarnings:
         """Yield the events unchanged."""
         for event in stream:
             self.types[event.type] += 1
+            if event.item_id not in self._seen and _is_list(event.item_id):
+                self._note("lists", self._lists, event.item_id)
             self._seen[event.item_id] = self._seen.get(event.item_id, 0) + 1
             if event.timestamp is None:
                 self._counts["timeless"] += 1
@@ -53,6 +61,8 @@ class ImportWarnings:
             if item.item_id in self._listed:
                 self._note("again", self._again, item.item_id)
             self._listed.add(item.item_id)
+            if _is_list(item.item_id):
+                self._note("lists", self._lists, item.item_id)
             if not item.title.strip():
                 self._note("nameless", self._nameless, item.item_id)
             for name in item.categories:
@@ -62,6 +72,12 @@ class ImportWarnings:
     async def messages(self, store: Store) -> list[str]:
         """Return a message for each kind of oddity; the store says which items are known."""
         found = []
+        if self._lists:
+            ids = listed(map(shortened, self._lists), self._counts["lists"])
+            found.append(
+                f"item ids that look like lists: {self._counts['lists']:,}: {ids}; an id is one "
+                "item: write a row for each"
+            )
         unknown = await self._unknown(store)
         if unknown:
             events = sum(self._seen[item_id] for item_id in unknown)
@@ -127,6 +143,16 @@ async def unknown_items(store: Store, item_ids: Iterable[str]) -> list[str]:
         items = await store.get_items(chunk)
         unknown += [i for i, item in zip(chunk, items, strict=True) if item is None]
     return unknown
+
+
+def _is_list(text: str) -> bool:
+    """Report whether an id looks like several: a JSON list, or words between ; | or commas."""
+    if not _MARKS.search(text) or _GROUPS.fullmatch(text) or "://" in text:
+        return False
+    if text[0] + text[-1] in ("[]", "{}"):
+        return any(mark in text for mark in ",:\"'")
+    words = _WORDS if " " in text else ";|,\n\t"  # a comma and a space are common in titles
+    return any(all(part.strip() for part in text.split(mark)) for mark in words if mark in text)
 
 
 def listed(texts: Iterable[str], count: int) -> str:

@@ -20,6 +20,8 @@ MAX_MAPPING = 256 << 10  # bytes of a file
 MAX_DOTS = 100  # in a line: tomllib's memory grows with the square of a key's parts
 TABLES = ("map", "constant")
 TEXTS = ("delimiter", "encoding", "decimal", "list_separator", "time_format", "timezone")
+FLAGS = ("quotes",)
+LISTS = ("absent",)
 EVENT_TEXTS = ("weight_from", "negative")
 
 
@@ -83,10 +85,15 @@ def _check(path: Path, section: str, option: str, value: Any) -> None:
         wanted = "a table of texts"
     elif option in texts:
         valid, wanted = isinstance(value, str), "a text"
+    elif option in LISTS:
+        valid = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        wanted = "a list of texts"
+    elif option in FLAGS:
+        valid, wanted = isinstance(value, bool), "true or false"
     elif option in numbers:
         valid, wanted = type(value) in (int, float), "a number"
     else:
-        allowed = ", ".join((*TABLES, *texts, *numbers))
+        allowed = ", ".join((*TABLES, *texts, *FLAGS, *LISTS, *numbers))
         raise Invalid("", f"{place} is unknown; allowed are {allowed}")
     if not valid:
         raise Invalid("", f"{place} must be {wanted}")

@@ -84,12 +84,14 @@ class FileImport:
                             other.created = source.created
                     warnings = self._check(store, checked, show=dry_run)
                     if dry_run:
+                        _check_any(checked)
                         return
                     if warnings:
                         raise Invalid("", "nothing is stored, since --strict was given")
                 if self._is_foreign:
                     _confirm()
                 self._store(store, sources)
+            _check_any(sources)
             if rows is not None and rows.count:
                 err.print(f"bad rows are in {self._rejects}, why in {self._rejects}.reasons",
                           markup=False, soft_wrap=True)  # fmt: skip
@@ -325,6 +327,13 @@ def ask_if_foreign(store: Any, data: Path, item_ids: Iterable[str]) -> None:
 def _confirm() -> None:
     if sys.stdin.isatty():
         typer.confirm("Import into it?", abort=True)
+
+
+def _check_any(sources: Sequence[Any]) -> None:
+    """Raise `Invalid` if every row of files that have some was bad."""
+    bad = sum(source.skipped.count for source in sources)
+    if bad and not any(source.accepted or source.left_out for source in sources):
+        raise Invalid("", f"nothing is stored, since every row is bad: {bad:,}")
 
 
 @contextmanager

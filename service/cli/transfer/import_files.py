@@ -5,6 +5,7 @@ from __future__ import annotations
 from service.cli.console import DATA, Data
 from service.cli.transfer.file_import import FileImport
 from service.cli.transfer.import_options import (
+    Absent,
     Constants,
     CreateItems,
     Decimal,
@@ -18,6 +19,7 @@ from service.cli.transfer.import_options import (
     MappingFile,
     Maps,
     NegativeRows,
+    Quotes,
     Rejects,
     SaveMapping,
     SkipBad,
@@ -38,6 +40,8 @@ def import_items(
     constants: Constants = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
+    quotes: Quotes = None,
+    absent: Absent = None,
     decimal: Decimal = None,
     list_separator: ListSeparator = None,
     time_format: TimeFormat = None,
@@ -65,7 +69,8 @@ def import_items(
     """
     given = {
         "map": maps, "constant": constants, "delimiter": delimiter, "encoding": encoding,
-        "decimal": decimal, "list_separator": list_separator, "time_format": time_format,
+        "quotes": quotes, "absent": absent, "decimal": decimal, "list_separator": list_separator,
+        "time_format": time_format,
         "timezone": timezone,
     }  # fmt: skip
     options = merge_options("items", mapping, given, save_mapping)
@@ -83,6 +88,8 @@ def import_events(
     constants: Constants = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
+    quotes: Quotes = None,
+    absent: Absent = None,
     decimal: Decimal = None,
     list_separator: ListSeparator = None,
     time_format: TimeFormat = None,
@@ -112,7 +119,8 @@ def import_events(
     """
     given = {
         "map": maps, "constant": constants, "delimiter": delimiter, "encoding": encoding,
-        "decimal": decimal, "list_separator": list_separator, "time_format": time_format,
+        "quotes": quotes, "absent": absent, "decimal": decimal, "list_separator": list_separator,
+        "time_format": time_format,
         "timezone": timezone, "weight_from": weight_from, "negative": negative,
         "dislikes_below": dislikes_below,
     }  # fmt: skip
@@ -129,6 +137,8 @@ def import_users(
     constants: Constants = None,
     delimiter: Delimiter = None,
     encoding: Encoding = None,
+    quotes: Quotes = None,
+    absent: Absent = None,
     decimal: Decimal = None,
     list_separator: ListSeparator = None,
     save_mapping: SaveMapping = None,
@@ -142,7 +152,7 @@ def import_users(
     """
     given = {
         "map": maps, "constant": constants, "delimiter": delimiter, "encoding": encoding,
-        "decimal": decimal, "list_separator": list_separator,
+        "quotes": quotes, "absent": absent, "decimal": decimal, "list_separator": list_separator,
     }  # fmt: skip
     options = merge_options("users", mapping, given, save_mapping)
     work = FileImport("users", options, data, skip_bad, rejects)

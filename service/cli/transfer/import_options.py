@@ -22,8 +22,10 @@ Maps = Annotated[
         "--map",
         metavar="FIELD=COLUMN",
         help="Read a field from a column of another name. attributes.NAME=COLUMN keeps a column as "
-        "an attribute; attributes.NAME:TYPE=COLUMN says its type: number, text, flag, list or json."
-        " May be repeated, for lists also for one field.",
+        "an attribute, attributes.place.lat=COLUMN as a member of an object; "
+        "attributes.NAME:TYPE=COLUMN says its type: number, text, flag, list or json. May be "
+        "repeated: from several columns a list takes all, another field the first that is not "
+        "empty.",
     ),
 ]
 Constants = Annotated[
@@ -36,8 +38,24 @@ Delimiter = Annotated[
 Encoding = Annotated[
     str | None, typer.Option(help="Of CSV, such as latin-1. Found out if not given.")
 ]
+Quotes = Annotated[
+    bool | None,
+    typer.Option(
+        "--quotes/--no-quotes",
+        help="Whether quotation marks enclose cells of CSV, or are letters. Found out if not "
+        "given.",
+    ),
+]
 Decimal = Annotated[
     str | None, typer.Option(metavar=". or ,", help="Decimal mark of CSV. Found out if not given.")
+]
+Absent = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TEXT",
+        help="A text that means that there is no value, in fields of any type, such as NULL. May "
+        "be repeated. \\\\N always does in CSV and Parquet.",
+    ),
 ]
 ListSeparator = Annotated[
     str | None, typer.Option(help="Between the members of a list in a cell.", show_default="|")
@@ -180,6 +198,7 @@ def read_options(kind: str, options: dict[str, Any], *, skip_bad: bool) -> Any:
 
     from service.datasets.files.field_mapping import FieldMapping
     from service.datasets.files.file_survey import ReadOptions
+    from service.domain.settings import KEYWORD_FIELDS, Settings
 
     zone = None
     if (name := options.get("timezone")) is not None:
@@ -203,7 +222,10 @@ def read_options(kind: str, options: dict[str, Any], *, skip_bad: bool) -> Any:
         mapping=mapping,
         delimiter=options.get("delimiter"),
         encoding=options.get("encoding"),
+        quotes=options.get("quotes"),
         decimal=decimal,
+        absent=options.get("absent", ()),
+        identifiers=(*KEYWORD_FIELDS, *Settings.read().keyword_names),
         list_separator=separator,
         time_format=options.get("time_format"),
         zone=zone,

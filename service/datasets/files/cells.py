@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,8 +24,10 @@ _NUMBERS: Mapping[Decimal, re.Pattern[str]] = {
     ",": re.compile(r"[-+]?(\d{1,3}([. ]\d{3})+|\d+)?(,\d+)?([eE][-+]?\d+)?", re.ASCII),
 }
 MAX_NUMBER = 100  # characters
+_EXACT = 2.0**53  # floats beyond do not have all integers
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
-_LEADING_ZERO = re.compile(r"0\d")
+_CODE = re.compile(r"0\d|\d+[eE]\d+$", re.ASCII)  # 007, and 12E4 that no program writes as a number
+_GUARD = re.compile(r'="(.*)"', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,18 @@ class CellFormat:
     decimal: Decimal = "."
     list_separator: str = "|"
     is_escaped: bool = False  # see `escaped`
+    absent: frozenset[str] = frozenset()  # marks of absence in fields of any type
+
+
+def bare_cell(cell: str, form: CellFormat) -> str | None:
+    """Return a cell without the guard of a spreadsheet, as in `="007"`; None for a mark of absence.
+
+    Only formats with `is_escaped` cells have guards.
+    """
+    text = cell.strip()
+    if form.is_escaped and text[:2] == '="' and (guarded := _GUARD.fullmatch(text)):
+        cell = text = guarded[1].replace('""', '"')
+    return None if text in form.absent else cell
 
 
 def text_cell(cell: str, form: CellFormat) -> str | None:
@@ -106,7 +122,8 @@ def flag_cell(cell: str, _: CellFormat) -> bool | None:
 
 def names_cell(cell: str, form: CellFormat) -> list[str] | None:
     """Split a list at its separator; None if it has no members."""
-    return [name for part in cell.split(form.list_separator) if (name := part.strip())] or None
+    names = map(str.strip, cell.split(form.list_separator))
+    return [name for name in names if name and name not in form.absent] or None
 
 
 def json_cell(cell: str, _: CellFormat) -> Any:
@@ -117,6 +134,18 @@ def json_cell(cell: str, _: CellFormat) -> Any:
         return parse_json(cell)
     except orjson.JSONDecodeError as error:
         raise ValueError(f"must be JSON: {error}") from None
+
+
+def number_text(value: Any) -> Any:
+    """Return a number as it would be written, a whole one without a point; others unchanged.
+
+    A float of more than 2^53 stays, since its last digits are unknown.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    if isinstance(value, float) and (not math.isfinite(value) or abs(value) > _EXACT):
+        return value
+    return str(int(value) if value == int(value) else value)
 
 
 CellParser = Callable[[str, CellFormat], Any]
@@ -138,22 +167,28 @@ def shortened(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def attribute_type(cells: Sequence[str], form: CellFormat) -> AttributeType:
-    """Return "number" if nine of ten cells are numbers, none of them a code; or "text".
+def attribute_type(values: Iterable[Any], form: CellFormat) -> AttributeType:
+    """Return "number" if most values are numbers and none is a code; or "text".
 
-    Absent cells do not count. A code begins with a zero, such as 007, or has too many digits for an
-    integer of 64 bits.
+    Absent values do not count. Where values have types, half of them are enough. A code begins with
+    a zero, such as 007, is guarded, such as ="7", has an exponent without a sign, such as 12E4, or
+    has too many digits for an integer of 64 bits.
     """
-    present = [text for cell in cells if (text := cell.strip()).lower() not in ABSENT]
-    numbers = 0
-    for text in present:
-        if _LEADING_ZERO.match(text):
-            return "text"
-        try:
-            number = number_cell(text, form)
-        except ValueError:
-            continue
+    count = numbers = typed = 0
+    for value in values:
+        number: float | None = None
+        if isinstance(value, str):
+            bare = (bare_cell(value, form) or "").strip()
+            if bare.lower() in ABSENT:
+                continue
+            if bare != value.strip() or _CODE.match(bare):
+                return "text"
+            with suppress(ValueError):
+                number = number_cell(bare, form)
+        elif not isinstance(value, bool) and isinstance(value, int | float):
+            number, typed = value, 1
         if isinstance(number, int) and not -(2**63) <= number < 2**63:
             return "text"
+        count += 1
         numbers += number is not None
-    return "number" if present and 10 * numbers >= 9 * len(present) else "text"
+    return "number" if count and 2 * numbers + typed > count else "text"

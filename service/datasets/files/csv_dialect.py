@@ -1,9 +1,10 @@
-"""Dialects of CSV files: encoding, delimiter and decimal mark, found out by looking at the file."""
+"""Dialects of CSV: encoding, delimiter, quotes and decimal mark, found out by looking."""
 
 from __future__ import annotations
 
 import codecs
 import io
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,13 +15,14 @@ import charset_normalizer
 
 from service.datasets.base import ReadProgress, open_compressed
 from service.datasets.files.cells import Decimal, decimal_mark
-from service.datasets.files.csv_records import MAX_ROW, csv_records
+from service.datasets.files.csv_records import MAX_ROW, EndlessRow, csv_records, separator
 from service.domain.errors import Invalid
 
 DELIMITERS = (",", ";", "\t", "|")
 _SAMPLE = 1 << 18  # bytes from which the delimiter is found
 _FOREIGN = 1 << 16  # bytes of lines outside ASCII, from which the encoding is found
 _BLOCK = 1 << 20
+_DECIDED = 100  # more rows for quoted cells than against them decide
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF16_LE, "utf-16"),
@@ -32,18 +34,20 @@ _ENCODINGS = ["cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "shift_jis", "gb
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Encoding, delimiter and decimal mark of a CSV file."""
+    """Encoding, delimiter, decimal mark and quoting of a CSV file."""
 
     encoding: str = "utf-8-sig"
     delimiter: str = ","
     decimal: Decimal = "."
+    quotes: bool | None = None  # whether cells may be quoted; None in a file without a quote
 
     def __str__(self) -> str:
         names = {"\t": "tabs", ",": "commas", ";": "semicolons", "|": "bars"}
         encoding = "UTF-8" if self.encoding == "utf-8-sig" else self.encoding
         between = names.get(self.delimiter, repr(self.delimiter))
         mark = ", decimal commas" if self.decimal == "," else ""
-        return f"{encoding}, {between}{mark}"
+        quotes = {None: "", True: ", quoted cells", False: ", no quoted cells"}[self.quotes]
+        return f"{encoding}, {between}{mark}{quotes}"
 
 
 def detect_encoding(path: Path) -> str:
@@ -101,11 +105,14 @@ def check_encoding(name: str) -> str:
 def detect_delimiter(path: Path, encoding: str, preferred: str) -> str:
     """Return the delimiter that gives the first rows the most cells, all the same number.
 
-    Where none gives more than one cell, the `preferred` is returned. A row that is broken, such as
+    A first line such as `sep=;` decides. Where none gives more than one cell, the `preferred` is
+    returned. A row that is broken, such as
     by a quote that is not closed, speaks against a delimiter as one row.
     """
     with open_compressed(path, ReadProgress()) as file:
         text = _sample(file, encoding)
+    if named := separator(text.partition("\n")[0]):
+        return named
     scores = {}
     for delimiter in dict.fromkeys((preferred, *DELIMITERS)):
         records = csv_records(io.StringIO(text, newline=""), delimiter)
@@ -113,6 +120,55 @@ def detect_delimiter(path: Path, encoding: str, preferred: str) -> str:
         if widths and widths[0] > 1:
             scores[delimiter] = (widths.count(widths[0]) / len(widths)) * widths[0]
     return max(scores, key=scores.__getitem__, default=preferred)
+
+
+def detect_quotes(path: Path, encoding: str, delimiter: str) -> bool | None:
+    """Report whether quotes enclose cells, or are letters of them; None in a file without a quote.
+
+    The whole file is read. Rows that are whole only when quotes are letters speak against quoted
+    cells: rows that are broken otherwise, and lines that one quoted cell would swallow though each
+    has as many cells as the header. Rows that are whole only when quotes enclose cells speak for
+    them. Between tabs quoted cells are rare; elsewhere a single broken row is a bad row, and cells
+    that a pair of quotes encloses speak for quotes too.
+    """
+    with open_compressed(path, ReadProgress()) as file:
+        if not any(b'"' in block for block in iter(lambda: file.read(_BLOCK), b"")):
+            return None
+    rows = broken = swallowed = quoted = enclosed = 0
+    width = None
+    with open_compressed(path, ReadProgress()) as file:
+        text = io.TextIOWrapper(file, encoding, errors="surrogateescape", newline="")
+        records = csv_records(text, delimiter)
+        while quoted <= _DECIDED + broken + swallowed:
+            try:
+                _, record, cells = next(records)
+            except (StopIteration, EndlessRow):  # reading ends at a line that is too long
+                break
+            lines = [line.split(delimiter) for line in re.split(r"\r\n?|\n", record) if line]
+            width = len(lines[0]) if width is None else width
+            rows += len(lines)
+            if '"' not in record:
+                continue
+            whole = sum(_is_whole(line, width, delimiter) for line in lines)
+            if isinstance(cells, Invalid):
+                broken += whole
+            elif 2 * whole <= len(lines):
+                quoted += 1
+            elif len(lines) > 1:
+                swallowed += 1
+            else:
+                marks = [cell for cell in lines[0] if cell[:1] == '"' == cell[-1:] != cell]
+                quoted += any('""' in cell[1:-1] for cell in marks)
+                enclosed += bool(marks)
+    if delimiter == "\t":
+        return broken + swallowed <= quoted or 2 * enclosed >= rows
+    return broken + swallowed <= quoted + enclosed or (broken == 1 and not swallowed)
+
+
+def _is_whole(cells: list[str], width: int, delimiter: str) -> bool:
+    """Report whether a line is a row; in prose a comma is followed by a space."""
+    spaced = delimiter != "\t" and any(cell[:1] == " " for cell in cells)
+    return len(cells) == width and not spaced
 
 
 def detect_decimal(cells: Iterable[str], delimiter: str) -> Decimal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import deque
 from collections.abc import Iterator
 from typing import TextIO
@@ -12,6 +13,10 @@ from service.domain.errors import Invalid
 MAX_ROW = 4 << 20  # characters in CSV, bytes in JSON and Parquet: bounds memory
 MAX_COLUMNS = 16_384  # as many as a spreadsheet has
 MAX_LINES = 1_000  # of one record; more are taken for a quote that was never closed
+
+
+# The first line by which a spreadsheet is told the delimiter; it is no row.
+_SEPARATOR = re.compile(r'"?sep=([^\r\n])"?\s*', re.IGNORECASE)
 
 
 class EndlessRow(Invalid):
@@ -59,24 +64,49 @@ class _Lines:
         self.size = 0
         self.taken.clear()
 
+    def skip_separator(self) -> None:
+        """Skip a first line that only names the delimiter."""
+        first = next(self, "")
+        if separator(first) is None:
+            self._returned.extend(self.taken)
+            self.taken.clear()
+            self.size = 0
+        else:
+            self.next_record()
+
     def give_back_all_but_first(self) -> None:
         self._returned.extendleft(reversed(self.taken[1:]))
         del self.taken[1:]
 
 
-def csv_records(text: TextIO, delimiter: str) -> Iterator[tuple[int, str, list[str] | Invalid]]:
+def separator(line: str) -> str | None:
+    """Return the delimiter that a first line such as `sep=;` names; None for another line."""
+    named = _SEPARATOR.fullmatch(line)
+    return None if named is None else named[1]
+
+
+def csv_records(
+    text: TextIO, delimiter: str, *, quotes: bool = True
+) -> Iterator[tuple[int, str, list[str] | Invalid]]:
     """Read records by RFC 4180: the number of their first line, from 1, their text, their cells.
 
     The first record is the header, and every other one must have as many cells. Empty lines are
-    skipped. Where a record of several lines is broken, its first line alone is bad: a quote that is
-    not closed would take the records after it along.
+    skipped, and a first line such as `sep=;`. Where a record of several lines is broken, its first
+    line alone is bad: a quote that is not closed would take the records after it along. Without
+    `quotes` every line is a record, and quotation marks are letters.
 
     Raises:
         EndlessRow: a line is longer than `MAX_ROW`.
     """
     csv.field_size_limit(MAX_ROW)  # process-wide; the default of 128 KiB refuses long texts
     lines = _Lines(text)
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    reader = csv.reader(
+        lines,
+        delimiter=delimiter,
+        strict=True,
+        quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE,
+    )
+    lines.skip_separator()
     width = None
     while True:
         cells: list[str] | Invalid | None
@@ -91,7 +121,8 @@ def csv_records(text: TextIO, delimiter: str) -> Iterator[tuple[int, str, list[s
         except EndlessRow:
             raise
         except csv.Error as error:
-            cells = Invalid("", f"must be CSV: {error}")
+            hint = "; --no-quotes reads quotation marks as letters" if quotes else ""
+            cells = Invalid("", f"must be CSV: {error}{hint}")
         except Invalid as error:
             cells = error
         if isinstance(cells, Invalid):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,9 +13,16 @@ from service.datasets.files.cells import (
     AttributeType,
     CellFormat,
     CellParser,
+    shortened,
     text_cell,
 )
-from service.datasets.files.row_reader import Negative, RowReader, WeightRule, column_value
+from service.datasets.files.row_reader import (
+    Negative,
+    RowReader,
+    WeightRule,
+    column_value,
+    pointer,
+)
 from service.domain.errors import Invalid
 from service.domain.item_selection import ATTRIBUTES
 
@@ -75,7 +82,12 @@ class FieldMapping:
         return cls(bound, types, constants, rule, negative)
 
     def bind(
-        self, names: Sequence[str], allowed: Sequence[str], required: Sequence[str]
+        self,
+        names: Sequence[str],
+        allowed: Sequence[str],
+        required: Sequence[str],
+        *,
+        is_open: bool = False,
     ) -> BoundMapping:
         """Find the columns of a file.
 
@@ -83,6 +95,7 @@ class FieldMapping:
             names: the file's columns.
             allowed: the record's fields.
             required: those of them that a record must have.
+            is_open: rows may have further columns, which are read into the fields of their names.
 
         Raises:
             Invalid: a field is unknown or a column missing; it names those that there are.
@@ -96,13 +109,22 @@ class FieldMapping:
             _check_field(target, allowed)
             if target in columns:
                 raise Invalid("", f"{target} has both a column and a constant")
+        for target in (*columns, *self.constants):
+            parents = [
+                name for name in (*columns, *self.constants) if target.startswith(f"{name}.")
+            ]
+            if parents and parents[0] != "attributes":
+                raise Invalid("", f"{parents[0]} is mapped, and so is its member {target}")
         weight = self.weight
         if weight is not None:
             weight = weight._replace(column=_find(weight.column, names, "--weight-from"))
         mapped = {name for bound in columns.values() for name in bound}
+        later = []
         for target in allowed:
             if target not in columns and target not in self.constants:
                 name = target if target in names else by_name.get(target)
+                if name is None and is_open:
+                    later.append(target)
                 # A column that was given to one field is not another's for its name.
                 if name is None or name in mapped:
                     continue
@@ -122,8 +144,12 @@ class FieldMapping:
         for name in read:
             if list(names).count(name) > 1:
                 raise Invalid(f"/{name}", "must not occur twice")
-        unread = [name for name in names if name not in read]
-        return BoundMapping(self, columns, weight, unread)
+        partly = {name.partition(".")[0] for name in read}  # objects
+        unread = [name for name in names if name not in read | partly]
+        for target in later:
+            if target != "weight" or weight is None:
+                columns[target] = (target,)
+        return BoundMapping(self, columns, weight, unread, frozenset(later))
 
 
 @dataclass(slots=True)
@@ -134,6 +160,7 @@ class BoundMapping:
     columns: dict[str, tuple[str, ...]]
     weight: WeightRule | None
     unread: list[str]  # columns that no field is read from
+    later: frozenset[str]  # fields of which the file has no column yet
     types: dict[str, AttributeType] = field(default_factory=dict)  # of attributes, found out
 
     def reader(self, schema: Any, form: CellFormat, texts: Texts) -> RowReader:
@@ -158,7 +185,9 @@ class BoundMapping:
             except ValueError as error:
                 raise Invalid("", f"--constant {target}={text}: {error}") from None
         parsers = {target: self._parser(target, schema, texts) for target in self.columns}
-        return RowReader(self.columns, self.weight, self.mapping.negative, form, parsers, constants)
+        numeric = frozenset(target for target, kind in self.types.items() if kind == "text")
+        negative = self.mapping.negative
+        return RowReader(self.columns, self.weight, negative, form, parsers, constants, numeric)
 
     def _parser(self, target: str, schema: Any, texts: Texts) -> CellParser | None:
         """Return the parser of the text of a field; None where text stays as it is."""
@@ -171,12 +200,28 @@ class BoundMapping:
             return parse
         return None
 
-    def source(self, target: str, source: Mapping[str, Any]) -> Any:
-        """Return the first value of a field in a row of the file; None without one."""
-        for name in self.columns.get(target, ()):
-            if (value := column_value(source, name)) is not None:
-                return value
-        return None
+    def problem(self, error: Invalid, row: Mapping[str, Any]) -> str:
+        """Return what is wrong with a row, with the file's columns and their values."""
+        place, target = error.pointer, ""
+        for name in (*self.columns, "weight"):
+            if f"{place}/".startswith(f"{pointer(name)}/") and len(name) > len(target):
+                target = name
+        names = self.columns.get(target, ())
+        if target == "weight" and self.weight is not None:
+            names = (self.weight.column,)
+        label = place.removeprefix("/")
+        if names and names != (target,):
+            label = f"{' or '.join(names)} ({label.replace('/', '.')})"
+        values = [value for name in names if (value := column_value(row, name)) is not None]
+        detail = error.detail
+        hint = ""
+        if self.types.get(target) == "number" and target not in self.mapping.types and values:
+            hint = f"; --map {target}:text={names[0]} keeps the column as text"
+        if detail == "is required" and not values and not set(names) & row.keys():
+            missing = " or ".join(names) if names != (target,) else listed_names(list(row))
+            detail += f"; the row has {'no ' * (names != (target,))}{missing or 'no members'}"
+        got = ", ".join(shortened(value) for value in values if value != "")
+        return f"{label}: {detail}{got and f' (got {got})'}{hint}"
 
 
 def split_assignment(text: str, option: str, right: str) -> tuple[str, str]:
@@ -197,7 +242,7 @@ def _attribute_type(name: str, kind: str) -> AttributeType:
 
 def _check_field(target: str, allowed: Sequence[str]) -> None:
     if target not in allowed and not (
-        "attributes" in allowed and target.startswith(ATTRIBUTES) and target != ATTRIBUTES
+        "attributes" in allowed and target.startswith(ATTRIBUTES) and all(target.split("."))
     ):
         listed = ", ".join(allowed) + (", attributes.NAME" if "attributes" in allowed else "")
         raise Invalid(f"/{target}", f"is unknown; allowed are {listed}")
@@ -230,3 +275,42 @@ def listed_names(names: Sequence[str]) -> str:
 def plain_name(name: str) -> str:
     """Return a column's name in lower case, with underscores for spaces and hyphens."""
     return re.sub(r"[\s-]+", "_", name.strip().lower())
+
+
+def is_identifier(name: str, identifiers: Iterable[str]) -> bool:
+    """Report whether a column is named as an identifier: SKU, product_sku, variantSku, ISBN-13."""
+    words = re.sub(r"[\W_]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)).lower().strip("_")
+    known = "|".join(re.escape(re.sub(r"[\W_]+", "_", each).lower()) for each in identifiers)
+    return (
+        re.search(rf"(?:^|_)(?:{known})(?:_?\d+)?(?:_(?:id|code|no|number))?$", words) is not None
+    )
+
+
+def check_path(name: str, rows: Iterable[Any]) -> None:
+    """Raise `Invalid` if no row has the member that a dotted column such as `a.b` names."""
+    parts = name.split(".")
+    members: dict[int, dict[str, None]] = {}
+    for row in rows:
+        value = row
+        for depth, part in enumerate(parts):
+            if isinstance(value, list):
+                raise Invalid(
+                    "",
+                    f"{'.'.join(parts[:depth])} is a list in the rows, so that {name!r} cannot be "
+                    "read: write a row for each member of the list",
+                )
+            if not isinstance(value, Mapping):
+                break
+            if part not in value:
+                members.setdefault(depth, {}).update(dict.fromkeys(value))
+                break
+            value = value[part]
+        else:
+            return
+    if members:
+        depth = max(members)
+        close = difflib.get_close_matches(parts[depth], members[depth], 1)
+        hint = f" Did you mean {'.'.join([*parts[:depth], close[0]])}?" if close else ""
+        inside = ".".join(parts[:depth]) or "the rows"
+        listed = listed_names(list(members[depth])) or "nothing"
+        raise Invalid("", f"no row has {name!r}; {inside} has {listed}.{hint}")

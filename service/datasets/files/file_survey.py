@@ -2,51 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 from service.datasets.base import ReadProgress, open_compressed
-from service.datasets.files.cells import ABSENT, CellFormat, Decimal, attribute_type
+from service.datasets.files.cells import (
+    ABSENT,
+    CellFormat,
+    Decimal,
+    attribute_type,
+    shortened,
+)
 from service.datasets.files.csv_dialect import (
     Dialect,
     check_encoding,
     detect_decimal,
     detect_delimiter,
     detect_encoding,
+    detect_quotes,
 )
 from service.datasets.files.csv_records import MAX_ROW
 from service.datasets.files.field_mapping import (
     BoundMapping,
     FieldMapping,
     Texts,
-    plain_name,
+    check_path,
+    is_identifier,
 )
-from service.datasets.files.formats import Row, Rows, csv_rows, json_rows, parquet_rows
+from service.datasets.files.formats import (
+    Row,
+    Rows,
+    array_rows,
+    csv_rows,
+    json_rows,
+    parquet_rows,
+)
 from service.datasets.files.row_reader import RowReader, column_value
 from service.datasets.files.rows import NUMBER, RATING, TIME, RecordSchema
-from service.datasets.files.time_formats import MAX_TIME, TimeFormat, chosen_format, detect_format
+from service.datasets.files.time_formats import (
+    MAX_TIME,
+    UNITS,
+    TimeFormat,
+    chosen_format,
+    detect_format,
+    unit_by_size,
+)
 from service.domain.errors import Invalid
 from service.domain.item_selection import ATTRIBUTES
+from service.domain.settings import KEYWORD_FIELDS
 
 _SAMPLE = 10_000  # rows
 _SAMPLE_SIZE = 2 * MAX_ROW  # of fewer rows, if they are long
 
-Format = Literal["jsonl", "csv", "parquet"]
+Format = Literal["jsonl", "json", "csv", "parquet"]
+JSON: tuple[Format, ...] = ("jsonl", "json")  # lines, or one array
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How files are read. What is None is found out by looking at each file.
+    r"""How files are read. What is None is found out by looking at each file.
 
     Args:
         mapping: columns and constants of the record's fields.
         delimiter: between cells of CSV.
         encoding: of CSV.
+        quotes: whether cells of CSV may be quoted; otherwise quotation marks are letters.
         decimal: mark of decimals in CSV, "." or ",".
+        absent: marks of absence in fields of any type, beside empty cells and `\N`, which is a
+            text in JSON.
+        identifiers: names of attributes that are texts though they look like numbers.
         list_separator: between the members of a list in a cell.
         time_format: "rfc3339", "s", "ms", "us", "ns" or a pattern of `strptime`.
         zone: of times that name none.
@@ -58,7 +86,10 @@ class ReadOptions:
     mapping: FieldMapping = field(default_factory=FieldMapping)
     delimiter: str | None = None
     encoding: str | None = None
+    quotes: bool | None = None
     decimal: Decimal | None = None
+    absent: Sequence[str] = ()
+    identifiers: Sequence[str] = KEYWORD_FIELDS
     list_separator: str = "|"
     time_format: str | None = None
     zone: ZoneInfo | None = None
@@ -80,7 +111,8 @@ class Survey:
     def describe(self) -> str:
         """Return what was found out, in a line; empty if nothing had to be."""
         parts = [str(self.dialect)] if self.form == "csv" else []
-        if any(name in self.mapping.columns for name in ("timestamp", "published_at")):
+        found = self.mapping.columns.keys() - self.mapping.later
+        if found & {"timestamp", "published_at"}:
             parts.append(f"times as {self.times}")
         kinds = [
             f"{name.removeprefix(ATTRIBUTES)} a {kind}" for name, kind in self.mapping.types.items()
@@ -95,7 +127,7 @@ def open_rows(path: Path, form: Format, dialect: Dialect, progress: ReadProgress
         return parquet_rows(path, progress)
     if form == "csv":
         return csv_rows(path, progress, dialect)
-    return json_rows(path, progress)
+    return array_rows(path, progress) if form == "json" else json_rows(path, progress)
 
 
 def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[Any]) -> Survey:
@@ -116,12 +148,19 @@ def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[
     decimal = options.decimal
     if decimal is None:
         decimal = "." if form != "csv" else _decimal(good, mapping, schema, dialect.delimiter)
-    cells = CellFormat(decimal, options.list_separator, is_escaped=form == "csv")
-    mapping.types = {
-        target: options.mapping.types.get(target) or attribute_type(_texts(good, names), cells)
-        for target, names in mapping.columns.items()
-        if target.startswith(ATTRIBUTES)
-    }
+    absent = frozenset(options.absent) | (frozenset() if form in JSON else {r"\N"})
+    cells = CellFormat(decimal, options.list_separator, is_escaped=form == "csv", absent=absent)
+    for target, names in mapping.columns.items():
+        if target.startswith(ATTRIBUTES):
+            kind = options.mapping.types.get(target)
+            if any(is_identifier(name, options.identifiers) for name in (target, *names)):
+                kind = kind or "text"
+            values = [column_value(row, name) for row in good for name in names]
+            # Values that have types keep them, unless some are texts.
+            if kind is None and (form == "csv" or any(isinstance(v, str) for v in values)):
+                kind = attribute_type((v for v in values if _is_scalar(v)), cells)
+            if kind is not None:
+                mapping.types[target] = kind
     times = chosen_format(options.time_format, options.zone)
     if times is None:
         columns = [
@@ -131,13 +170,16 @@ def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[
             for name in names
         ]
         try:
-            times = detect_format(_times(path, form, dialect, columns), options.zone)
+            units: dict[str, str] = {}
+            times = detect_format(_times(path, form, dialect, columns, absent, units), options.zone)
+            if times.pattern in UNITS and units:
+                times = _one_unit(times, units)
         except Invalid as error:
             raise Invalid("", f"{path}: {error.detail}") from None
-    texts: Mapping[Format, Texts] = {"csv": "all", "parquet": "typed", "jsonl": "mapped"}
-    reader = mapping.reader(schema, cells, texts[form])
+    texts: Mapping[Format, Texts] = {"csv": "all", "parquet": "typed"}
+    reader = mapping.reader(schema, cells, texts.get(form, "mapped"))
     header = sample[0].text if form == "csv" and sample else ""
-    found = Dialect(dialect.encoding, dialect.delimiter, decimal)
+    found = replace(dialect, decimal=decimal)
     return Survey(form, found, mapping, reader, times, header)
 
 
@@ -147,7 +189,8 @@ def sniff_format(path: Path) -> Format:
         head = file.read(512)
     if head.startswith(b"PAR1"):
         return "parquet"
-    return "jsonl" if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") else "csv"
+    head = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    return "json" if head.startswith(b"[") else "jsonl" if head.startswith(b"{") else "csv"
 
 
 def _dialect(path: Path, options: ReadOptions) -> Dialect:
@@ -161,25 +204,29 @@ def _dialect(path: Path, options: ReadOptions) -> Dialect:
         delimiter = detect_delimiter(path, encoding, preferred)
     elif len(delimiter) != 1:
         raise Invalid("", f"--delimiter must be one character, not {delimiter!r}")
-    return Dialect(encoding, delimiter)
+    quotes = options.quotes
+    if quotes is None:
+        quotes = detect_quotes(path, encoding, delimiter)
+    return Dialect(encoding, delimiter, quotes=quotes)
 
 
 def _bind(
     path: Path, mapping: FieldMapping, form: Format, sample: list[Row], schema: RecordSchema[Any]
 ) -> BoundMapping:
     names: dict[str, None] = {}
-    for row in sample if form == "jsonl" else sample[:1]:
+    for row in sample if form in JSON else sample[:1]:
         if not isinstance(row.values, Invalid):
             names |= dict.fromkeys(row.values)
-    required = schema.required
-    if form == "jsonl":  # whose sample may lack names that later rows have
-        known = {plain_name(name) for name in names}
-        if mapping.weight is not None:
-            known.add("weight")  # which is read from the column of the rule
-        names |= dict.fromkeys(name for name in schema.fields if name not in known)
-        required = ()
+    is_open = form in JSON  # the sample may lack names that later rows have
+    required = schema.required if names or not is_open else ()
     try:
-        return mapping.bind(list(names), list(schema.fields), required)
+        bound = mapping.bind(list(names), list(schema.fields), required, is_open=is_open)
+        mapped = [name for columns in mapping.columns.values() for name in columns]
+        mapped += [] if mapping.weight is None else [mapping.weight.column]
+        for name in mapped if is_open else ():
+            if "." in name and name not in names:
+                check_path(name, (row.values for row in sample))
+        return bound
     except Invalid as error:
         place = f", column {error.pointer[1:]}" if error.pointer else ""
         raise Invalid("", f"{path}{place}: {error.detail}") from None
@@ -203,12 +250,40 @@ def _texts(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[str]:
     return [value.strip() for value in values if isinstance(value, str)]
 
 
-def _times(path: Path, form: Format, dialect: Dialect, columns: list[str]) -> Iterator[Any]:
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _one_unit(times: TimeFormat, units: Mapping[str, str]) -> TimeFormat:
+    """Return the format with the row that shows its unit; raises `Invalid` if units are mixed."""
+    if len(units) == 1:
+        return replace(times, example=units[times.pattern])
+    first, second = list(units.items())[:2]
+    raise Invalid(
+        "",
+        f"times are mixed: by its size {first[1]} is in {first[0]}, {second[1]} in {second[0]}; "
+        "write all in one unit, or give it by --time-format",
+    )
+
+
+def _times(
+    path: Path,
+    form: Format,
+    dialect: Dialect,
+    columns: list[str],
+    absent: frozenset[str],
+    units: dict[str, str],
+) -> Iterator[Any]:
+    """Iterate over times, and note the first row of each unit of numbers."""
     for row in open_rows(path, form, dialect, ReadProgress()) if columns else ():
         if not isinstance(row.values, Invalid):
             for name in columns:
                 value = column_value(row.values, name)
                 if isinstance(value, str) and len(value) > MAX_TIME:
                     continue  # no time, as its row will say
-                if value is not None and str(value).strip().lower() not in ABSENT:
+                text = str(value).strip()
+                if value is not None and text.lower() not in ABSENT and text not in absent:
+                    if (unit := unit_by_size(value)) and unit not in units:
+                        place = "line" if form in ("csv", "jsonl") else "row"
+                        units[unit] = f"{place} {row.number} ({shortened(value)})"
                     yield value

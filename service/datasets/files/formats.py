@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import io
+import json
+import math
+import re
 import resource
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import date, time, timedelta
+from decimal import Decimal
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import orjson
 
@@ -21,6 +27,10 @@ from service.domain.records import parse_json
 
 MAX_PARQUET_MEMORY = 1 << 30  # bytes for decoding a batch of rows; a page may decompress to more
 _PARQUET_ROWS = 1_000  # decoded at once
+_CHUNK = 1 << 18  # characters of a JSON array that are read at once
+_TOKEN = re.compile(r"[^ \t\r\n]")
+_DECODER = json.JSONDecoder()
+_CUT = 16  # characters before the end of a text in which an error may come from the end
 _STATUS = Path("/proc/self/status")  # of Linux; elsewhere decoding is not bounded
 
 
@@ -52,18 +62,85 @@ def json_rows(path: Path, progress: ReadProgress) -> Rows:
                 line = line.removeprefix(b"\xef\xbb\xbf")  # byte order mark
             if not line.strip():
                 continue
-            try:
-                row = parse_json(line)
-                if isinstance(row, dict) and len(row) > MAX_COLUMNS:
-                    row = Invalid(
-                        "", f"has {len(row):,} members; at most {MAX_COLUMNS:,} are allowed"
-                    )
-                elif not isinstance(row, dict):
-                    row = Invalid("", f"must be a JSON object, not {type(row).__name__}")
-            except orjson.JSONDecodeError as error:
-                place = f"at character {error.pos + 1}"
-                row = Invalid("", f"must be JSON: {error.msg.split(':')[0]} {place}")
-            yield Row(number, line.decode("utf-8", "replace"), row)
+            yield Row(number, line.decode("utf-8", "replace"), _json_object(line))
+
+
+def array_rows(path: Path, progress: ReadProgress) -> Rows:
+    """Read a JSON array of objects, in the memory of one of them.
+
+    Raises:
+        Invalid: an object is larger than `MAX_ROW` or the array is damaged, so that the next one
+            cannot be found.
+    """
+    number, is_next = 0, True
+    with open_compressed(path, progress) as file:
+        stream = io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline="")
+        text = stream.read(_CHUNK)
+        at = text.index("[") + 1
+        while True:
+            token = _TOKEN.search(text, at)
+            if token is None:
+                text, at = stream.read(_CHUNK), 0
+                if not text:
+                    raise Invalid("", f"{path} ends early: the JSON array is not closed")
+            elif token[0] == "]":
+                return
+            elif not is_next:
+                if token[0] != ",":
+                    problem = f"must be a comma or ], not {token[0]!r}"
+                    raise Invalid("", f"{path}, behind row {number}: {problem}")
+                at, is_next = token.end(), True
+            else:
+                number, is_next = number + 1, False
+                try:
+                    text, start, at = _whole_value(stream, text, token.start())
+                except Invalid as error:
+                    raise Invalid("", f"{path}, row {number}: {error.detail}") from None
+                line = text[start:at].replace("\r", "").replace("\n", " ")
+                progress.read += len(line)
+                yield Row(number, line, _json_object(line))
+
+
+def _whole_value(stream: io.TextIOWrapper, text: str, start: int) -> tuple[str, int, int]:
+    """Read on until a JSON value at `start` is whole: the text, the value's start, its end.
+
+    Raises:
+        Invalid: there is no JSON value, or one of more than `MAX_ROW`.
+    """
+    while True:
+        end = None
+        try:
+            _, end = _DECODER.raw_decode(text, start)
+        except RecursionError:
+            raise Invalid("", "must be JSON: it is nested too deep") from None
+        except json.JSONDecodeError as error:
+            if not error.msg.startswith("Unterminated") and error.pos < len(text) - _CUT:
+                place = f"at character {error.pos - start + 1}"
+                raise Invalid("", f"must be JSON: {error.msg} {place}") from None
+        if (len(text) if end is None else end) - start > MAX_ROW:
+            raise Invalid("", f"is longer than {MAX_ROW:,} characters, the most that is allowed")
+        if end is not None and end < len(text):  # so that a number is whole
+            return text, start, end
+        more = stream.read(max(_CHUNK, len(text) - start))
+        if not more and end is not None:
+            return text, start, end
+        if not more:
+            raise Invalid("", "must be JSON: the file ends within it")
+        text, start = text[start:] + more, 0
+
+
+def _json_object(text: bytes | str) -> dict[str, Any] | Invalid:
+    """Parse an object, or return why it is none."""
+    try:
+        row = parse_json(text)
+    except orjson.JSONDecodeError as error:
+        place = f"at character {error.pos + 1}"
+        return Invalid("", f"must be JSON: {error.msg.split(':')[0]} {place}")
+    if not isinstance(row, dict):
+        return Invalid("", f"must be a JSON object, not {type(row).__name__}")
+    if len(row) > MAX_COLUMNS:
+        return Invalid("", f"has {len(row):,} members; at most {MAX_COLUMNS:,} are allowed")
+    return row
 
 
 def csv_rows(path: Path, progress: ReadProgress, dialect: Dialect) -> Rows:
@@ -79,7 +156,7 @@ def csv_rows(path: Path, progress: ReadProgress, dialect: Dialect) -> Rows:
         # by row.
         text = io.TextIOWrapper(file, dialect.encoding, errors="surrogateescape", newline="")
         header: list[str] | None = None
-        for number, line, cells in _records(path, text, dialect.delimiter):
+        for number, line, cells in _records(path, text, dialect):
             progress.read += len(line)
             if header is not None:
                 row = cells if isinstance(cells, Invalid) else dict(zip(header, cells, strict=True))
@@ -93,10 +170,10 @@ def csv_rows(path: Path, progress: ReadProgress, dialect: Dialect) -> Rows:
 
 
 def _records(
-    path: Path, text: io.TextIOWrapper, delimiter: str
+    path: Path, text: io.TextIOWrapper, dialect: Dialect
 ) -> Iterator[tuple[int, str, list[str] | Invalid]]:
     try:
-        yield from csv_records(text, delimiter)
+        yield from csv_records(text, dialect.delimiter, quotes=dialect.quotes is not False)
     except EndlessRow as error:
         raise Invalid("", f"{path}, {error.detail}") from None
 
@@ -224,9 +301,28 @@ def _size(column: Any) -> int:
 
 
 def _json_value(cell: Any) -> Any:
+    """Return a cell as JSON has it, but for dates, whose zone is said elsewhere; NaN is absent."""
+    if cell is None or isinstance(cell, str | int | date):
+        return cell
+    if isinstance(cell, float):
+        return None if math.isnan(cell) else cell
     if isinstance(cell, dict):
         # Arrow gives every row all members of a struct, null where the row has none.
-        return {member: value for member, value in cell.items() if value is not None}
+        members = ((member, _json_value(value)) for member, value in cell.items())
+        return {member: value for member, value in members if value is not None}
+    if isinstance(cell, list):
+        return list(map(_json_value, cell))
+    if isinstance(cell, Decimal):
+        return int(cell) if cell.as_tuple().exponent == 0 else float(cell)
+    if isinstance(cell, time):
+        return cell.isoformat()
+    if isinstance(cell, timedelta):
+        return cell.total_seconds()
+    if isinstance(cell, UUID):
+        return str(cell)
+    if isinstance(cell, bytes):  # texts of writers that do not say so
+        with suppress(UnicodeDecodeError):
+            return cell.decode()
     return cell
 
 

@@ -24,8 +24,8 @@ from service.datasets.base import (
     compressed,
     format_and_compression,
 )
-from service.datasets.files.cells import shortened
 from service.datasets.files.file_survey import (
+    JSON,
     Format,
     ReadOptions,
     Survey,
@@ -36,7 +36,7 @@ from service.datasets.files.file_survey import (
 from service.datasets.files.formats import Row
 from service.datasets.files.occurrences import OccurrenceCounter
 from service.datasets.files.repeated_rows import RepeatedRows
-from service.datasets.files.row_reader import SkippedRow
+from service.datasets.files.row_reader import SkippedRow, column_value, with_member
 from service.datasets.files.rows import (
     EVENT,
     ITEM,
@@ -63,6 +63,7 @@ FORMATS: dict[str, Format] = {
     ".tsv": "csv",
     ".parquet": "parquet",
 }
+READABLE: dict[str, Format] = {**FORMATS, ".json": "jsonl"}
 UNNAMED = ("", ".txt", ".dat")  # suffixes that leave the format to the content
 MAX_MESSAGES = 20  # of skipped rows; more of them would hide what is said of the whole file
 _BATCH = 4_096  # events that are numbered at once
@@ -76,14 +77,14 @@ OnBadRow = Callable[[Row, str], None]
 """Takes a bad row and the message that names its file, its line and its fault."""
 
 
-def check_format(path: Path) -> tuple[str, str]:
+def check_format(path: Path, formats: Iterable[str] = FORMATS) -> tuple[str, str]:
     """Return the format's suffix and the compression of a file name.
 
     Raises `Invalid` if the name has none.
     """
     form, compression = format_and_compression(path)
-    if form not in FORMATS or (form == ".parquet" and compression):
-        allowed = f"one of {' '.join(FORMATS)}, all but .parquet also with .gz or .xz"
+    if form not in formats or (form == ".parquet" and compression):
+        allowed = f"one of {' '.join(formats)}, all but .parquet also with .gz or .xz"
         raise Invalid("", f"{path}: the name must end in {allowed}")
     return form, compression
 
@@ -117,6 +118,7 @@ class RecordFile(Dataset, Generic[R]):
         self._place = name or str(path)
         self._options = options or ReadOptions()
         self._on_bad = on_bad
+        self.accepted = 0  # rows that are records
         self.left_out = 0  # rows of a negative quantity that the caller wants skipped
         self.times = TimeFormat()  # of the current stream, with what is odd about them
         self.repeated = RepeatedRows()  # of the current stream
@@ -124,10 +126,17 @@ class RecordFile(Dataset, Generic[R]):
         vectors = [name for name, kind in self.schema.fields.items() if kind is VECTOR]
         self._vectors = [] if self._options.dims is None else vectors
         if not path.is_file():
-            check_format(path)
-            raise Invalid("", f"{path} is not a file")
+            check_format(path, READABLE)
+            missing = next((part for part in reversed(path.parents) if not part.exists()), path)
+            there = "" if missing == path or path.exists() else f", since {missing} does not exist"
+            raise Invalid("", f"{path} is not a file{there}")
         suffix, _ = format_and_compression(path)
-        self._format = sniff_format(path) if suffix in UNNAMED else FORMATS[check_format(path)[0]]
+        if suffix in UNNAMED:
+            self._format = sniff_format(path)
+        else:
+            self._format = READABLE[check_format(path, READABLE)[0]]
+            if self._format == "jsonl" and sniff_format(path) == "json":
+                self._format = "json"
 
     @cached_property
     def survey(self) -> Survey:
@@ -196,13 +205,14 @@ class RecordFile(Dataset, Generic[R]):
     def _rows(self, progress: ReadProgress) -> Iterator[Row]:
         """Iterate over the rows without the one of the columns."""
         rows = open_rows(self._path, self._format, self.survey.dialect, progress)
-        if self._format != "jsonl":
+        if self._format not in JSON:
             next(rows, None)
         return rows
 
     def _parsed(self) -> Iterator[tuple[Row, dict[str, Any], R]]:
         """Iterate over the records with their rows and the values that these have."""
-        self.skipped, self.left_out, self.repeated = SkippedRows(), 0, RepeatedRows()
+        self.skipped, self.accepted, self.left_out = SkippedRows(), 0, 0
+        self.repeated = RepeatedRows()
         known = self.survey
         times = self.times = replace(known.times, nonexistent=NonexistentTimes())
         for row in self._rows(self.progress):
@@ -219,6 +229,7 @@ class RecordFile(Dataset, Generic[R]):
             except SkippedRow:
                 self.left_out += 1
             else:
+                self.accepted += 1
                 yield row, values, record
 
     def _skip(self, row: Row, message: str) -> None:
@@ -237,15 +248,11 @@ class RecordFile(Dataset, Generic[R]):
                 raise Invalid(f"/{name}", f"has {len(vector)} dimensions; {dims} are allowed here")
 
     def _message(self, row: Row, error: Invalid) -> str:
-        place = f"{self._place}, {'row' if self._format == 'parquet' else 'line'} {row.number}"
-        name = error.pointer.removeprefix("/")
-        if not name:
+        unit = "line" if self._format in ("csv", "jsonl") else "row"
+        place = f"{self._place}, {unit} {row.number}"
+        if not error.pointer or isinstance(row.values, Invalid):
             return f"{place}: {error.detail}"
-        problem = f"{place}, {name}: {error.detail}"
-        if isinstance(row.values, Invalid) or "(got " in error.detail:
-            return problem
-        value = self.survey.mapping.source(name.split("/")[0], row.values)
-        return problem if value in (None, "") else f"{problem} (got {shortened(value)})"
+        return f"{place}, {self.survey.mapping.problem(error, row.values)}"
 
 
 class EventsFile(RecordFile[Event]):
@@ -336,10 +343,13 @@ class ItemsFile(RecordFile[Item]):
         ]
 
         def changes(values: dict[str, Any], item: Item) -> dict[str, Any]:
-            named = values if self._format == "jsonl" else columns
+            named = values if self._format in JSON else columns
             fields = {name: getattr(item, name) for name in self.schema.fields if name in named}
             if attributes or "attributes" in fields:
-                fields["attributes"] = dict.fromkeys(attributes) | dict(item.attributes)
+                fields["attributes"] = dict(item.attributes)
+                for name in attributes:
+                    if column_value(item.attributes, name) is None:
+                        fields["attributes"] = with_member(fields["attributes"], name, None)
             return fields
 
         for fields in self._together(changes):

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from service.datasets.files.cells import CellFormat, CellParser, number_cell, shortened
+from service.datasets.files.cells import (
+    CellFormat,
+    CellParser,
+    bare_cell,
+    number_cell,
+    number_text,
+)
 from service.domain.errors import Invalid
 from service.domain.item_selection import ATTRIBUTES
 
@@ -45,6 +51,7 @@ class RowReader:
     form: CellFormat
     parsers: Mapping[str, CellParser | None]  # of the text of each field
     constants: Mapping[str, Any]
+    texts: frozenset[str] = frozenset()  # attributes whose numbers become texts
 
     def __call__(self, source: Mapping[str, Any]) -> dict[str, Any]:
         """Convert a row: text by the type of its field; other values, as of JSON, stay.
@@ -62,8 +69,12 @@ class RowReader:
                     value = source.get(name)
                     if value is None and "." in name:
                         value = column_value(source, name)
-                    if parse is not None and isinstance(value, str):
-                        value = parse(value, self.form)
+                    if isinstance(value, str):
+                        value = bare_cell(value, self.form)
+                        if parse is not None and value is not None:
+                            value = parse(value, self.form)
+                    elif target in self.texts:
+                        value = number_text(value)
                     if value is None:
                         continue
                     if target not in row:
@@ -76,19 +87,17 @@ class RowReader:
                 self._set_weight(self.weight, row, source)
         except ValueError as error:
             detail = error.detail if isinstance(error, Invalid) else str(error)
-            got = "" if isinstance(error, Invalid) else self._got(target, source)
-            raise Invalid(f"/{target.replace('.', '/', 1)}", detail + got) from None
-        attributes = {
-            name.removeprefix(ATTRIBUTES): row.pop(name)
-            for name in [name for name in row if name.startswith(ATTRIBUTES)]
-        }
-        if attributes:
+            raise Invalid(pointer(target), detail) from None
+        for name in [name for name in row if name.startswith(ATTRIBUTES)]:
             base = row.get("attributes")
-            row["attributes"] = {**base, **attributes} if isinstance(base, dict) else attributes
+            base = base if isinstance(base, Mapping) else {}
+            row["attributes"] = with_member(base, name.removeprefix(ATTRIBUTES), row.pop(name))
         return row
 
     def _set_weight(self, rule: WeightRule, row: dict[str, Any], source: Mapping[str, Any]) -> None:
         value = column_value(source, rule.column)
+        if isinstance(value, str):
+            value = bare_cell(value, self.form)
         number = number_cell(value, self.form) if isinstance(value, str) else value
         if number is None:
             return
@@ -107,12 +116,19 @@ class RowReader:
             number = 1 + math.log(number)
         row["weight"] = number
 
-    def _got(self, target: str, source: Mapping[str, Any]) -> str:
-        names = self.columns.get(target, ())
-        if target == "weight" and self.weight is not None:
-            names = (self.weight.column,)
-        values = [value for name in names if (value := column_value(source, name)) is not None]
-        return f" (got {', '.join(map(shortened, values))})" if values else ""
+
+def pointer(target: str) -> str:
+    """Return the JSON pointer of a field such as `attributes.place.lat` (RFC 6901)."""
+    return "/" + target.replace("~", "~0").replace("/", "~1").replace(".", "/")
+
+
+def with_member(base: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """Return an object with a value at a path such as `place.lat`, whose parts are objects."""
+    first, dot, rest = path.partition(".")
+    if dot:
+        inner = base.get(first)
+        value = with_member(inner if isinstance(inner, Mapping) else {}, rest, value)
+    return {**base, first: value}
 
 
 def column_value(source: Mapping[str, Any], name: str) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
+from datetime import date
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from service.datasets.files.cells import (
     json_cell,
     names_cell,
     number_cell,
+    number_text,
     text_cell,
     time_cell,
 )
@@ -51,6 +53,33 @@ def _unchanged(value: Any, _: TimeFormat) -> Any:
     return value
 
 
+def _word(value: Any, times: TimeFormat) -> Any:
+    """Return a number or a date as text; other values are left to the check of the record."""
+    if isinstance(value, list | dict):
+        kind = f"a list of {len(value)}" if isinstance(value, list) else "an object"
+        raise ValueError(f"must be one value, not {kind}; a row for each value is allowed")
+    return _text(value, times)
+
+
+def _text(value: Any, times: TimeFormat) -> Any:
+    """Return a number or a date as text, and a list of texts as lines."""
+    if isinstance(value, list):
+        lines = [number_text(member) for member in value if member is not None]
+        return "\n".join(lines) if all(isinstance(line, str) for line in lines) else value
+    if isinstance(value, date):
+        return times.text(value)
+    return number_text(value)
+
+
+def _object(value: Any, times: TimeFormat) -> Any:
+    """Return a JSON value whose dates, which Parquet has, are texts of RFC 3339."""
+    if isinstance(value, dict):
+        return {name: _object(member, times) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_object(member, times) for member in value]
+    return times.text(value) if isinstance(value, date) else value
+
+
 def _number(value: Any, _: TimeFormat) -> float:
     return float(check_weight(value))
 
@@ -64,7 +93,7 @@ def _rating(value: Any, _: TimeFormat) -> float:
 def _names(value: Any, _: TimeFormat) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise ValueError(f"must be a list of strings, not {type(value).__name__}")
-    return tuple(value)
+    return tuple(map(number_text, value))
 
 
 def _vector(value: Any, _: TimeFormat) -> Vector:
@@ -85,12 +114,13 @@ class FieldType(NamedTuple):
     cell: Callable[[str, CellFormat], Any]  # text -> JSON value, None if absent
 
 
-TEXT = FieldType(_unchanged, text_cell)  # ids too: the checks of records know their rules
+TEXT = FieldType(_text, text_cell)
+WORD = FieldType(_word, text_cell)  # an id or a type: the checks of records know their rules
 NUMBER = FieldType(_number, number_cell)
 RATING = FieldType(_rating, number_cell)
 FLAG = FieldType(_unchanged, flag_cell)
 NAMES = FieldType(_names, names_cell)
-OBJECT = FieldType(_unchanged, json_cell)
+OBJECT = FieldType(_object, json_cell)
 VECTOR = FieldType(_vector, json_cell)
 TIME = FieldType(_time, time_cell)
 
@@ -117,7 +147,8 @@ class RecordSchema(Generic[R]):
             for name, value in row.items():
                 if value is not None:
                     kind = types[name]
-                    values[name] = value if kind is TEXT else kind.parse(value, times)
+                    is_text = type(value) is str and (kind is WORD or kind is TEXT)
+                    values[name] = value if is_text else kind.parse(value, times)
         except ValueError as error:  # an Invalid is one
             problem = error.detail if isinstance(error, Invalid) else str(error)
             raise Invalid(f"/{name}", problem) from None
@@ -131,6 +162,10 @@ class RecordSchema(Generic[R]):
 
 # A name has the same type in all records; every other field is text.
 TYPES = {
+    "event_id": WORD,
+    "item_id": WORD,
+    "user_id": WORD,
+    "type": WORD,
     "weight": NUMBER,
     "rating": RATING,
     "gain": RATING,

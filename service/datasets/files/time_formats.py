@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -31,18 +33,27 @@ _CACHED = 1 << 16
 _CLOCK = re.compile(
     r"(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:[.,](?P<fraction>\d+))?)?"
     r"(?:\s?(?P<half>[AaPp])\.?[Mm]\.?)?"
-    r"\s?(?P<zone>[Zz]|UTC|GMT|(?P<sign>[+-])(?P<hours>\d\d):?(?P<minutes>\d\d))?",
+    r"\s?(?P<zone>(?:UTC|GMT)?(?P<sign>[+-])(?P<hours>\d\d)(?::?(?P<minutes>\d\d)(?::(?P<seconds>\d\d))?)?"
+    r"|[Zz]|UTC|GMT)?",
     re.ASCII,
 )
 _DAY_END = re.compile(r" |(?<=\d)[Tt](?=\d)")
-_INTEGER = re.compile(r"-?\d+", re.ASCII)
+_NUMBER = re.compile(r"-?\d+(?:[.,]\d+)?", re.ASCII)
+_SIZES = (("s", 1e11), ("ms", 1e14), ("us", 1e17), ("ns", math.inf))  # numbers are below
+_YEARS = (1000, 2200)
+_HUGE = 10**21  # nanoseconds beyond the year 9999
+_EARLY = 1e8  # seconds: before 1973 only numbers that are no times have fractions
 
 
 @dataclass(slots=True)
 class NonexistentTimes:
-    """Local times that no clock shows, since it is put forward over them: count and an example."""
+    """Local times that no clock shows, since it is put forward over them: count and an example.
+
+    `zoneless` counts times that were written as texts, and taken for UTC.
+    """
 
     count: int = 0
+    zoneless: int = 0
     first: str = ""  # as it is written
     first_micros: int = 0  # what it was taken for
 
@@ -52,20 +63,22 @@ class TimeFormat:
     """Format of the times of a file.
 
     Args:
-        pattern: "s", "ms", "us" or "ns" (integers since the Unix epoch); one of `DATES`, after
+        pattern: "s", "ms", "us" or "ns" (numbers since the Unix epoch); one of `DATES`, after
             which a time of day with or without seconds may follow; or another pattern of
             `datetime.strptime`.
         zone: of times that name none. Without it, they are refused.
         nonexistent: counts the times converted that do not exist in the zone.
+        example: row from whose size the unit was found out; a number of another unit is refused.
     """
 
     pattern: str = ISO
     zone: ZoneInfo | None = None
     nonexistent: NonexistentTimes = field(default_factory=NonexistentTimes, compare=False)
+    example: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         if self.pattern in UNITS:
-            return f"integers in {self.pattern}"
+            return f"numbers in {self.pattern}"
         zone = "" if self.zone is None else f", in {self.zone.key} where they name no zone"
         return f"{self.pattern}{zone}"
 
@@ -79,6 +92,11 @@ class TimeFormat:
         Raises:
             ValueError: the value is not of this format; the message says what is.
         """
+        if self.example and (unit := unit_by_size(value)) not in (None, self.pattern):
+            raise ValueError(
+                f"is a time in {unit} by its size, but {self.example} is one in {self.pattern}; "
+                f"--time-format {self.pattern} or {unit} says the unit of all"
+            )
         if isinstance(value, str):
             if len(value) > MAX_TIME:
                 raise ValueError(f"must be a time of at most {MAX_TIME} characters")
@@ -88,19 +106,30 @@ class TimeFormat:
                 return self._counted(value, *_instant(value, self.zone))
             midnight = datetime(value.year, value.month, value.day)  # noqa: DTZ001 (localised)
             return _instant(midnight, self.zone)[0]
-        if type(value) is int:
+        if type(value) in (int, float):
             if self.pattern in UNITS:
-                return _in_range(value * UNITS[self.pattern] // 1_000)
-            if self.pattern == "%Y%m%d":
+                return _since_epoch(value, self.pattern)
+            if self.pattern not in DATES or self.pattern == "%Y%m%d":
                 return self._counted(value, *_micros(str(value), self.pattern, self.zone))
             raise ValueError(
                 f"must be a time as {self}; for numbers, give --time-format s, ms or us"
             )
         raise ValueError(f"must be a time, not {type(value).__name__}")
 
+    def text(self, value: date) -> str:
+        """Return a date or a time as RFC 3339 writes it; a time without a zone is taken for UTC."""
+        if not isinstance(value, datetime):
+            return value.isoformat()
+        if value.tzinfo is None and self.zone is None:
+            self.nonexistent.zoneless += 1
+            value = value.replace(tzinfo=UTC)
+        return to_rfc3339(self.micros(value))
+
     def warning(self) -> str:
         """Return what is odd about the times that were converted; empty without anything."""
         found = self.nonexistent
+        if found.zoneless:
+            return f"times without a zone: {found.zoneless:,}, taken as UTC; --timezone says theirs"
         if self.zone is None or not found.count:
             return ""
         return (
@@ -173,31 +202,68 @@ def _differ(patterns: list[str], different: set[frozenset[str]]) -> bool:
     return any(frozenset((a, b)) in different for a in patterns for b in patterns if a != b)
 
 
+def unit_by_size(value: Any) -> str | None:
+    """Return the unit in which a number is a time of our days; None for 0 and what is no number."""
+    number = _number(value)
+    if not number:
+        return None
+    return _unit_of(float(number))
+
+
+def _unit_of(number: float) -> str:
+    return next(unit for unit, bound in _SIZES if abs(number) < bound)
+
+
+def _number(value: Any) -> Decimal | int | None:
+    """Return a number or the number that a text is; None for other values."""
+    if isinstance(value, str):
+        text = value.strip()
+        if len(text) > MAX_TIME or not _NUMBER.fullmatch(text):
+            return None
+        return Decimal(text.replace(",", ".")) if "." in text or "," in text else int(text)
+    if type(value) is float and math.isfinite(value):
+        return Decimal(repr(value))
+    return value if type(value) is int else None
+
+
 def _unit(values: list[Any]) -> str | None:
-    """Return the unit of integers by their magnitude; None if most values are none."""
-    integers = [
-        int(value)
-        for value in values
-        if type(value) is int or (isinstance(value, str) and _INTEGER.fullmatch(value.strip()))
-    ]
-    if 2 * len(integers) <= len(values):
+    """Return the unit of numbers by their magnitude; None if most values are none.
+
+    Raises:
+        Invalid: the numbers are years, or would be times of 1970 as those of spreadsheets.
+    """
+    numbers = [number for value in values if (number := _number(value)) is not None]
+    if 2 * len(numbers) <= len(values):
         return None
-    if all(_day(str(value), "%Y%m%d") for value in integers):
+    if all(_day(str(number), "%Y%m%d") for number in numbers):
         return None
-    largest = max(map(abs, integers))
-    for unit, bound in (("s", 1e11), ("ms", 1e14), ("us", 1e17)):
-        if largest < bound:
-            return unit
-    return "ns"
+    largest = max(abs(float(number)) for number in numbers)
+    if all(_YEARS[0] <= number < _YEARS[1] and not number % 1 for number in numbers):
+        raise Invalid("", f"times such as {values[0]!r} are years: give --time-format %Y")
+    if largest < _EARLY and any(number % 1 for number in numbers):
+        raise Invalid(
+            "",
+            f"times such as {values[0]!r} would be of 1970 in seconds, which rarely have fractions "
+            "then: write dates, or give --time-format s",
+        )
+    return _unit_of(largest)
+
+
+def _since_epoch(value: Any, unit: str) -> int:
+    """Return the microseconds of a number or its text; digits beyond them are truncated."""
+    number = _number(value)
+    if number is None:
+        raise ValueError(f"must be a number, a time in {unit}")
+    if abs(float(number)) > _HUGE:
+        number = _HUGE  # which is refused
+    return _in_range(int(number * UNITS[unit] // 1_000))
 
 
 @lru_cache(_CACHED)
 def _micros(text: str, pattern: str, zone: ZoneInfo | None) -> tuple[int, bool]:
     """Return a time in microseconds, and whether it exists in its zone, as any date alone does."""
     if pattern in UNITS:
-        if not _INTEGER.fullmatch(text):
-            raise ValueError(f"must be an integer, a time in {pattern}")
-        return _in_range(int(text) * UNITS[pattern] // 1_000), True
+        return _since_epoch(text, pattern), True
     if pattern not in DATES:
         try:
             return _instant(datetime.strptime(text, pattern), zone)  # noqa: DTZ007 (localised)
@@ -207,7 +273,10 @@ def _micros(text: str, pattern: str, zone: ZoneInfo | None) -> tuple[int, bool]:
     midnight = _strptime(day, pattern)
     clock = _CLOCK.fullmatch(rest) if rest else None
     if midnight is None or (rest and clock is None):
-        raise ValueError(f"must be a date as {pattern}, and a time of day if there is one")
+        raise ValueError(
+            f"must be a date as {pattern}, and a time of day if there is one, with Z, UTC or an "
+            "offset such as +01:00 as its zone"
+        )
     moment = midnight
     if clock is not None:
         fraction = (clock["fraction"] or "")[:6].ljust(6, "0")
@@ -229,7 +298,8 @@ def _offset(clock: re.Match[str]) -> timezone | None:
         return None
     if not clock["sign"]:
         return UTC
-    offset = timedelta(hours=int(clock["hours"]), minutes=int(clock["minutes"]))
+    hours, minutes, seconds = (int(clock[part] or 0) for part in ("hours", "minutes", "seconds"))
+    offset = timedelta(hours=hours, minutes=minutes, seconds=seconds)
     return timezone(-offset if clock["sign"] == "-" else offset)
 
 

@@ -104,7 +104,9 @@ def test_a_bad_row_says_how_to_go_on(heed: Heed, shop: Path) -> None:
     """Without --skip-bad, the first bad row stops the import, and the message names the option."""
     said = heed("import", "events", shop / "orders.csv", *EVENT_OPTIONS)
     assert said.code == 1
-    assert "line 6, user_id: is required. --skip-bad goes on past bad rows" in said.err
+    assert (
+        "line 6, Customer No (user_id): is required. --skip-bad goes on past bad rows" in said.err
+    )
 
 
 def test_many_bad_rows_do_not_hide_the_rest(heed: Heed, shop: Path) -> None:
@@ -128,7 +130,7 @@ def test_bad_rows_are_kept_to_be_mended(heed: Heed, shop: Path) -> None:
     assert rejects.read_text().splitlines() == [lines[0], *lines[5:8], lines[9]]
     reasons = (shop / "bad.csv.reasons").read_text().splitlines()
     assert [reason.split("line ")[1].split(":")[0] for reason in reasons] == [
-        "6, user_id", "7, weight", "8", "10, timestamp",
+        "6, Customer No (user_id)", "7, Qty (weight)", "8", "10, Order Date (timestamp)",
     ]  # fmt: skip
     mended = rejects.read_text().replace('"', "").replace(";x;", ";3;").replace("31/06", "30/06")
     rejects.write_text(mended.replace("\n;85", "\n17850;85"))
@@ -170,6 +172,69 @@ def test_times_that_do_not_exist_are_warned_of(heed: Heed, shop: Path) -> None:
         assert said.code == code
         assert said.err.count(warning) == 1
         assert counts(shop / "data")["events"] == count
+
+
+NEWS = """\
+item_id\ttitle\turl
+N1\tPlain title\thttps://example.com/1
+N2\t"Untold harbour story\thttps://example.com/2
+N3\tSecond plain title\thttps://example.com/3
+N4\tThird plain title"\thttps://example.com/4
+"""
+
+
+def test_no_quote_swallows_rows_in_silence(heed: Heed, shop: Path) -> None:
+    """Quotes that are letters are found out and said; an option decides otherwise."""
+    (shop / "news.tsv").write_text(NEWS)
+    said = heed("import", "items", shop / "news.tsv", "--save-mapping", shop / "m.toml")
+    assert "news.tsv: UTF-8, tabs, no quoted cells" in said.out
+    titles = [item["title"] for item in stored(heed, "items", shop)]
+    assert titles == [line.split("\t")[1] for line in NEWS.splitlines()[1:]]
+    said = heed("import", "items", shop / "news.tsv", "--quotes", "--save-mapping", shop / "m.toml")
+    assert "UTF-8, tabs, quoted cells" in said.out
+    assert "2 items stored" in said.out
+    assert "quotes = true" in (shop / "m.toml").read_text()
+    said = heed("import", "items", shop / "news.tsv", "--no-quotes", "--mapping", shop / "m.toml")
+    assert "4 items stored" in said.out
+    (shop / "one.csv").write_text('item_id,title\na,A\nb,"B" b\n')
+    said = heed("import", "items", shop / "one.csv")
+    assert (said.code, "line 3: must be CSV" in said.err, "--no-quotes reads" in said.err) == (
+        1, True, True,
+    )  # fmt: skip
+
+
+def test_a_line_for_spreadsheets_is_no_header(heed: Heed, shop: Path) -> None:
+    """The delimiter that it names is used, and line numbers count it."""
+    text = "\ufeffsep=;\nuser_id;item_id\nu,1;a\n;b\n"
+    (shop / "sep.csv").write_text(text)
+    rejects = shop / "bad.csv"
+    said = heed("import", "events", shop / "sep.csv", "--skip-bad", "--rejects", rejects)
+    assert "UTF-8, semicolons" in said.out
+    assert "line 4, user_id: is required" in said.err
+    assert [event["user_id"] for event in stored(heed, "events", shop)] == ["u,1"]
+    assert rejects.read_text() == "user_id;item_id\n;b\n"
+
+
+def test_rows_that_are_all_bad_are_an_error(heed: Heed, shop: Path) -> None:
+    """Also those of a dry run, and with --skip-bad."""
+    (shop / "bad.csv").write_text("user_id,item_id\n,a\n,b\n")
+    for options in (["--dry-run"], []):
+        said = heed("import", "events", shop / "bad.csv", "--skip-bad", *options)
+        assert (said.code, "nothing is stored, since every row is bad: 2" in said.err) == (1, True)
+    (shop / "empty.csv").write_text("user_id,item_id\n")
+    assert heed("import", "events", shop / "empty.csv", "--skip-bad").code == 0
+
+
+def test_ids_that_look_like_lists_are_warned_of(heed: Heed, shop: Path) -> None:
+    """Several items in one cell make one item, which nobody meant; titles have commas."""
+    ids = ["name:A|id:1;name:B|id:2", "A-1,B-2", '["a","b"]', "Paris, Texas", "1,234", "{3F-25}"]
+    rows = [{"user_id": "u", "item_id": item_id} for item_id in [*ids, "https://a/b;c", *ids]]
+    (shop / "a.json").write_text(json.dumps(rows))
+    said = heed("import", "events", shop / "a.json", "--dry-run")
+    warning = (
+        "item ids that look like lists: 3: 'name:A|id:1;name:B|id:2', 'A-1,B-2', '[\"a\",\"b\"]'"
+    )
+    assert f"{warning}; an id is one item: write a row for each" in said.err
 
 
 def test_two_nights_are_stored_once_and_undone(heed: Heed, shop: Path) -> None:
@@ -254,7 +319,7 @@ def test_an_import_that_stops_says_how_to_take_it_back(heed: Heed, shop: Path) -
     said = heed("import", "events", shop / "orders.csv", *EVENT_OPTIONS)
     assert said.code == 1
     assert "heed import --undo 1 takes it back" in said.err
-    assert "line 6, user_id: is required" in said.err
+    assert "line 6, Customer No (user_id): is required" in said.err
 
 
 def test_a_change_of_stock_sends_the_stock_alone(heed: Heed, shop: Path) -> None:
@@ -481,7 +546,7 @@ def test_what_ratings_and_missing_times_mean_is_said(heed: Heed, shop: Path) -> 
     assert "ratings of 0: 1, stored as dislikes; if 0 stands for no rating" in said.err
     said = heed(*log, "--weight-from", "stars", "--skip-bad")
     assert "log.csv: stars looks like ratings, and is read as weights" in said.err
-    assert "line 2, weight: must be above 0 (got 0); leave out an event" in said.err
+    assert "line 2, stars (weight): must be above 0 (got 0); leave out an event" in said.err
     (shop / "log.csv").write_text("user_id,item_id\nu,a\nu,b\n")
     said = heed(*log)
     assert "no event has a time: all get the time of the import" in said.out

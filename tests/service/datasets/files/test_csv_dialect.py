@@ -11,6 +11,7 @@ from service.datasets.files.csv_dialect import (
     detect_decimal,
     detect_delimiter,
     detect_encoding,
+    detect_quotes,
 )
 from service.domain.errors import Invalid
 
@@ -95,7 +96,47 @@ def test_decimal_marks_are_those_of_the_numbers(
     assert detect_decimal(cells, delimiter) == mark
 
 
+PAIR = 'N1\tPlain\tu1\nN2\t"Untold story\tu2\nN3\tSecond\tu3\nN4\tThird%s\tu4\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "delimiter", "quotes"),
+    [
+        ("id\ttitle\turl\n" + PAIR % "", "\t", False),  # a quote that is never closed
+        ("id\ttitle\turl\n" + PAIR % '"', "\t", False),  # rows that a cell would swallow
+        (("id\ttitle\turl\n" + PAIR % '"').replace("\t", ";"), ";", False),
+        ('id\ttitle\nN1\t"Weird Al" Yankovic\n', "\t", False),
+        ('id,title,by\n1,"Weird Al" Yankovic,a\n2,"Heroes" live,b\n', ",", False),
+        ("id\ttitle\n" + "N1\tPlain\n" * 100_000 + 'N2\t"Untold\n', "\t", False),
+        ('id\ttitle\nN1\t"Say ""hi"""\nN2\t"Two\ncells"\n', "\t", True),
+        ('"id"\t"title"\n"N1"\t"One"\n"N2"\t"Two\n', "\t", True),
+        ('id,title\n1,"a, b"\n2,"never closed\n', ",", True),
+        ('id,title,by\n1,"one, more\nline, two",x\n', ",", True),
+        ('id;title\n1;a\n2;"b\n', ";", True),  # a bad row, which says how to read it
+        ('id,title\n1,"a"\n2,"b" c\n3,"d" e\n4,"f"\n', ",", True),
+        ("id,title\n1,a\n", ",", None),
+    ],
+)
+def test_quotes_enclose_cells_or_are_letters(
+    tmp_path: Path, text: str, delimiter: str, quotes: bool | None
+) -> None:
+    """The reading in which more rows are whole is the one; a quote may be in the last row."""
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    assert detect_quotes(path, "utf-8-sig", delimiter) is quotes
+
+
+def test_a_spreadsheet_names_the_delimiter_in_the_first_line(tmp_path: Path) -> None:
+    """Although commas would give the rows more cells."""
+    for line, delimiter in (("sep=;", ";"), ('"sep=|"\r', "|"), ("SEP=\t", "\t")):
+        path = tmp_path / "a.csv"
+        path.write_text(f"{line}\na{delimiter}b\n1,2,3{delimiter}4,5,6\n", newline="")
+        assert detect_delimiter(path, "utf-8-sig", ",") == delimiter
+
+
 def test_a_dialect_is_said_in_words() -> None:
     """As it is printed before an import."""
+    assert str(Dialect(quotes=True)) == "UTF-8, commas, quoted cells"
+    assert str(Dialect(delimiter="\t", quotes=False)) == "UTF-8, tabs, no quoted cells"
     assert str(Dialect()) == "UTF-8, commas"
     assert str(Dialect("cp1252", ";", ",")) == "cp1252, semicolons, decimal commas"

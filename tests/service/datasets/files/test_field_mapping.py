@@ -71,7 +71,7 @@ def test_weights_are_logarithms_and_negative_rows_may_be_skipped(orders: Path) -
 
 def test_negative_weights_need_a_decision(orders: Path) -> None:
     """Without --negative the row is bad, and the message says what would help."""
-    with pytest.raises(Invalid, match=r"line 3, weight: is negative; --negative skip or return"):
+    with pytest.raises(Invalid, match=r"Qty \(weight\): is negative; --negative skip or re"):
         list(EventsFile(orders, mapped(IDS, weight="Qty")).records())
 
 
@@ -146,7 +146,8 @@ def test_a_text_among_numbers_is_a_bad_row(tmp_path: Path) -> None:
     path = tmp_path / "items.csv"
     path.write_text("item_id,price\n" + "".join(f"i{n},{n}.5\n" for n in range(20)) + "j,dear\n")
     columns = {"attributes.price": "price"}
-    with pytest.raises(Invalid, match=r"line 22, attributes/price: must be a number \(got 'dear'"):
+    problem = r"price \(attributes.price\): must be a number \(got 'dear'\); --map .*:text=price"
+    with pytest.raises(Invalid, match=rf"line 22, {problem}"):
         list(ItemsFile(path, mapped(columns)).items())
     path.write_text("item_id,price\ni,1\nj,N/A\nk,-\n")
     found = [item.attributes for item in ItemsFile(path, mapped(columns)).items()]
@@ -198,3 +199,123 @@ def test_only_attributes_have_types() -> None:
     for target in ("title:text", "attributes.x:date"):
         with pytest.raises(Invalid, match=f"--map {target}: only attributes have a type, one of"):
             FieldMapping.parse({target: "a"}, {})
+
+
+def attributes(path: Path, columns: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
+    """The attributes of the items of a file."""
+    read = ReadOptions(FieldMapping.parse(columns, {}), **options)
+    return [dict(item.attributes) for item in ItemsFile(path, read).items()]
+
+
+def test_members_of_an_object_come_from_columns(tmp_path: Path) -> None:
+    """Latitude and longitude make a place; an update removes the one that is blank."""
+    path = tmp_path / "places.csv"
+    path.write_text("item_id,latitude,longitude\n1,43.66,-70.25\n2,44.9,\n")
+    columns = {"attributes.place.lat": "latitude", "attributes.place.lon": "longitude"}
+    expected = [{"place": {"lat": 43.66, "lon": -70.25}}, {"place": {"lat": 44.9}}]
+    assert attributes(path, columns) == expected
+    (_, second) = ItemsFile(path, mapped(columns)).patches()
+    old = Item("2", attributes={"place": {"lat": 1, "lon": 2, "city": "x"}})
+    assert second.apply(old).attributes == {"place": {"lat": 44.9, "city": "x"}}
+    rows = [{"item_id": "3", "lat": 1.5, "attributes": {"place": {"city": "x"}}}]
+    (tmp_path / "places.jsonl").write_text(json.dumps(rows[0]))
+    found = attributes(tmp_path / "places.jsonl", {"attributes.place.lat": "lat"})
+    assert found == [{"place": {"city": "x", "lat": 1.5}}]
+    with pytest.raises(Invalid, match=r"attributes.place is mapped, and so is its member"):
+        attributes(path, {**columns, "attributes.place": "latitude"})
+    with pytest.raises(Invalid, match=r"attributes.a..b: is unknown"):
+        attributes(path, {"attributes.a..b": "latitude"})
+
+
+@pytest.mark.parametrize("name", ["sku", "Variant SKU", "ISBN-13", "gtin14", "productMpn", "code"])
+def test_identifiers_stay_as_they_are_written(tmp_path: Path, name: str) -> None:
+    """A column that is named or set as an identifier is text, in CSV and in JSON."""
+    cells = ["1000", "1,234", "12E4", "007"]
+    path = tmp_path / "a.csv"
+    path.write_text(f"item_id,{name}\n" + "".join(f'"{cell}","{cell}"\n' for cell in cells))
+    columns = {"attributes.code": name}
+    known: dict[str, Any] = {"identifiers": ("sku", "isbn", "gtin", "mpn")}
+    if name == "code":
+        path.write_text(path.read_text().replace("12E4", "1204").replace("007", "7"))
+        assert attributes(path, columns)[1] == {"code": 1234}
+        known["identifiers"], cells[2:] = ("Code",), ["1204", "7"]
+    assert [found["code"] for found in attributes(path, columns, **known)] == cells
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"item_id": str(v), name: v}) for v in (1000, 7.0, "AB")))
+    assert [found["code"] for found in attributes(path, columns, **known)] == ["1000", "7", "AB"]
+    assert attributes(path, {"attributes.n:number": name}, skip_bad=True) == [{"n": 1000}, {"n": 7}]
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        (["12.5", "3", "from 14.99"], "number"),
+        (["12.5", "free", "1", "sold out", "2"], "number"),
+        (["38", "M"], "text"),
+        (["1", "2", "12E4"], "text"),
+        (["1", "2", '="3"'], "text"),
+        (["1", '=""', r"\N", "none"], "number"),
+        ([6.99, "None", "from 14.99"], "number"),
+        ([6.99, "a", "b"], "text"),
+        ([6.99, None], None),
+        (["1", "2", "x"], "number"),
+    ],
+)
+def test_a_few_bad_cells_do_not_make_numbers_texts(
+    tmp_path: Path, cells: list[Any], kind: str | None
+) -> None:
+    """Most cells decide, and the others are bad rows; a code among them makes all of them texts."""
+    if all(isinstance(cell, str) for cell in cells):
+        path = tmp_path / "a.csv"
+        lines = [f"i,{cell}\n" for cell in cells]
+        path.write_text("item_id,price\n" + "".join(lines))
+    else:
+        path = tmp_path / "a.jsonl"
+        path.write_text("\n".join(json.dumps({"item_id": "i", "price": cell}) for cell in cells))
+    file = ItemsFile(path, ReadOptions(FieldMapping.parse({"attributes.p": "price"}, {})))
+    assert file.survey.mapping.types.get("attributes.p") == kind
+
+
+def test_marks_of_absence_are_absence_in_every_field(tmp_path: Path) -> None:
+    r"""`\N` of databases, a guard around nothing, and what the caller names; never in JSON."""
+    path = tmp_path / "a.tsv"
+    head = "item_id\ttitle\ttags\tpublished_at\thidden\tx\n"
+    path.write_text(head + "a\t\\N\tDrama|\\N\t\\N\t\\N\t\\N\n" + "\\N\tb\t\t\t\t\n")
+    columns = FieldMapping.parse({"attributes.x:text": "x"}, {})
+    file = ItemsFile(path, ReadOptions(columns, skip_bad=True))
+    assert list(file.items()) == [Item("a", tags=("Drama",))]
+    assert file.skipped.messages[0].endswith(r"line 3, item_id: is required (got '\\N')")
+    path.write_text(head + 'a\tNULL\tNULL\tNULL\tNULL\tNULL\nb\t="NULL"\t\t\t\t="007"\n')
+    found = list(ItemsFile(path, ReadOptions(columns, absent=["NULL"])).items())
+    assert found == [Item("a"), Item("b", attributes={"x": "007"})]
+    lines = tmp_path / "a.jsonl"
+    lines.write_text(r'{"item_id":"a","title":"\\N","description":"NULL"}')
+    assert list(ItemsFile(lines).items()) == [Item("a", r"\N", "NULL")]
+    assert list(ItemsFile(lines, ReadOptions(absent=["NULL"])).items()) == [Item("a", r"\N")]
+
+
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [
+        (
+            "movie.id.trakt",
+            r"no row has 'movie.id.trakt'; movie has title, ids. Did you mean movie.ids",
+        ),
+        ("film.ids", "no column 'film.ids'; there are user_id, movie, items"),
+        ("items.id", "items is a list in the rows, so that 'items.id' cannot be read"),
+        (None, "column item_id: is required; there are user_id, movie, items. Name it with --map"),
+    ],
+)
+def test_a_path_that_is_not_there_is_named(
+    tmp_path: Path, column: str | None, problem: str
+) -> None:
+    """Only names that the file has are listed."""
+    path = tmp_path / "a.jsonl"
+    row = {"user_id": 7, "movie": {"title": "T", "ids": {"trakt": 1}}, "items": [{"id": "a"}]}
+    path.write_text(json.dumps(row))
+    with pytest.raises(Invalid, match=problem):
+        list(EventsFile(path, mapped({"item_id": column} if column else {})).records())
+    file = EventsFile(path, mapped({"item_id": "movie.ids.trakt"}))
+    assert list(file.records()) == [Event("7", "1")]
+    assert file.survey.mapping.unread == ["items"]
+    assert file.survey.describe() == ""

@@ -4,9 +4,11 @@ import errno
 import gzip
 import json
 import lzma
+import re
 import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -19,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.datasets.base import batches
+from service.datasets.files.field_mapping import FieldMapping
 from service.datasets.files.file_survey import ReadOptions
 from service.datasets.files.record_files import (
     MAX_MESSAGES,
@@ -254,6 +257,114 @@ def test_formats_of_times_are_found_out(
         assert [event.timestamp for event in EventsFile(path, options).events()] == expected
 
 
+def test_values_of_parquet_become_those_of_json(put: Put) -> None:
+    """Decimals are numbers, dates are RFC 3339, NaN is absent, numeric ids are texts."""
+    moment = datetime(2024, 3, 15, 10, 20, 33)  # noqa: DTZ001 (the point)
+    table = {
+        "item_id": [7, 8],
+        "title": pa.array([b"A", None], pa.binary()),
+        "price": pa.array([Decimal("12.50"), None], pa.decimal128(10, 2)),
+        "stock": pa.array([3, None], pa.decimal128(10, 0)),
+        "rating": [4.5, float("nan")],
+        "day": [date(2024, 1, 1), None],
+        "seen": pa.array([moment, None], pa.timestamp("ns")),
+        "sold": pa.array([moment, None], pa.timestamp("us", "UTC")),
+        "more": [{"day": date(2024, 1, 1), "x": float("nan")}, None],
+    }
+    columns = {f"attributes.{name}": name for name in list(table)[2:]}
+    mapping = FieldMapping.parse(columns, {})
+    file = ItemsFile(put("v.parquet", table), ReadOptions(mapping))
+    assert list(file.items()) == [
+        Item(
+            "7",
+            "A",
+            attributes={
+                "price": 12.5,
+                "stock": 3,
+                "rating": 4.5,
+                "day": "2024-01-01",
+                "seen": "2024-03-15T10:20:33Z",
+                "sold": "2024-03-15T10:20:33Z",
+                "more": {"day": "2024-01-01"},
+            },
+        ),
+        Item("8"),
+    ]
+    assert file.times.warning().startswith("times without a zone: 1, taken as UTC; --timezone")
+    assert file.survey.describe() == ""
+    tokyo = ReadOptions(mapping, zone=ZoneInfo("Asia/Tokyo"))
+    (first, _) = ItemsFile(put("v.parquet", table), tokyo).items()
+    assert first.attributes["seen"] == "2024-03-15T01:20:33Z"
+    table = {"item_id": [101.0, float("nan")], "user_id": [1, 2]}  # as pandas writes missing ids
+    events = EventsFile(put("i.parquet", table), ReadOptions(skip_bad=True))
+    assert [event.item_id for event in events.events()] == ["101"]
+
+
+def test_a_json_array_is_read_as_lines_are(put: Put) -> None:
+    """Written over lines or in one, packed, longer than what is read at once; numbers are ids."""
+    rows = [{"item_id": n, "title": f'"{n}",]' + "é" * 1_000} for n in range(400)]
+    expected = [Item(str(row["item_id"]), str(row["title"])) for row in rows]
+    for name, indent in (("a.json", 2), ("a.json.gz", None), ("a.jsonl", None), ("a", 1)):
+        path = put(name, json.dumps(rows, indent=indent, ensure_ascii=False))
+        file = ItemsFile(path)
+        assert list(file.items()) == expected
+        assert file.progress.done == file.progress.total
+    assert list(ItemsFile(put("b.json", '{"item_id":"a"}')).items()) == [Item("a")]
+    assert list(ItemsFile(put("b.json", " [ ] ")).items()) == []
+    text = '[{"item_id":"a"}, 7, {"item_id":NaN},\n {"title":"b"}]'
+    lenient = ItemsFile(put("c.json", text), ReadOptions(skip_bad=True))
+    assert list(lenient.items()) == [Item("a")]
+    assert [message.split("c.json, ")[1] for message in lenient.skipped.messages] == [
+        "row 2: must be a JSON object, not int",
+        "row 3: must be JSON: unexpected character, expected a JSON value at character 12",
+        "row 4, item_id: is required; the row has title",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('[{"item_id":"a"}', "ends early: the JSON array is not closed"),
+        ('[{"item_id":"a"', "row 1: must be JSON: the file ends within it"),
+        ('[{"item_id":"a"} {"item_id":"b"}]', "behind row 1: must be a comma or ], not '{'"),
+        ('[{"item_id" "a", "title": "long enough"}]', "row 1: must be JSON: Expecting ':' delim"),
+        ('[{"item_id":"' + "x" * (5 << 20) + '"}]', "row 1: is longer than 4,194,304 characters"),
+        ("[" + "[" * 100_000, "row 1: must be JSON: it is nested too deep"),
+    ],
+)
+def test_a_damaged_array_stops_the_reading(put: Put, text: str, problem: str) -> None:
+    """The next object cannot be found, so that bad rows cannot be skipped."""
+    with pytest.raises(Invalid, match=re.escape(problem)):
+        list(ItemsFile(put("d.json", text), ReadOptions(skip_bad=True)).items())
+
+
+def test_a_list_of_texts_is_a_description(put: Put) -> None:
+    """Its members are lines; numbers are written out."""
+    rows = '{"item_id":"a","title":1984,"description":["A soap bar.","By hand."],"tags":[1,"x"]}'
+    (item,) = ItemsFile(put("a.jsonl", rows + "\n")).items()
+    assert item == Item("a", "1984", "A soap bar.\nBy hand.", tags=("1", "x"))
+    (item,) = ItemsFile(put("b.jsonl", '{"item_id":"a","description":[]}')).items()
+    assert item == Item("a")
+
+
+@pytest.mark.parametrize("late", [0, 11_000])
+def test_units_of_times_are_not_mixed(put: Put, late: int) -> None:
+    """Both rows are named, however far apart they are; a chosen unit is of all rows."""
+    rows = "u,i,1433221332\n" + "u,i,0\n" * late + "u,i,1433221332117\n"
+    path = put("m.csv", "user_id,item_id,timestamp\n" + rows)
+    problem = rf"line 2 \('1433221332'\) .*line {late + 3} \('1433221332117'\)"
+    if late:
+        problem = (
+            rf"line {late + 3}, timestamp: is a time in ms .*line 2 \('1433221332'\) is one in s"
+        )
+    with pytest.raises(Invalid, match=problem):
+        list(EventsFile(path).records())
+    chosen = [
+        event.timestamp for event in EventsFile(path, ReadOptions(time_format="ms")).records()
+    ]
+    assert chosen[-1] == 1_433_221_332_117_000
+
+
 def test_naive_times_of_parquet_need_a_zone(put: Put) -> None:
     """Parquet times without a zone are read in the caller's, and refused without it."""
     for values in ([datetime(1970, 1, 2)], [date(1970, 1, 2)]):  # noqa: DTZ001 (the point)
@@ -272,7 +383,9 @@ BAD_EVENTS = [
     ('{"item_id":"i"}', "user_id: is required"),
     ('{"user_id":null,"item_id":"i"}', "user_id: is required"),
     ('{"user_id":"","item_id":"i"}', "user_id: must be 1 to 256 bytes"),
-    ('{"user_id":7,"item_id":"i"}', r"user_id: must be a string, not int \(got 7\)"),
+    ('{"user_id":true,"item_id":"i"}', r"user_id: must be a string, not bool \(got True\)"),
+    ('{"user_id":1.5e300,"item_id":"i"}', "user_id: must be a string, not float"),
+    ('{"user_id":"u","item_id":["i","j"]}', "item_id: must be one value, not a list of 2; a row"),
     ('{"user_id":"u\\u0000","item_id":"i"}', "user_id: must not contain NUL"),
     ('{"user_id":"\\ud800","item_id":"i"}', "must be JSON"),
     ('{"user_id":"u","item_id":"i","weight":"1"}', r"weight: must be a number.*\(got '1'\)"),
@@ -284,7 +397,10 @@ BAD_EVENTS = [
         '{"user_id":"u","item_id":"i","timestamp":"2000-12-31T22:12:40"}',
         "timestamp: must have a zone",
     ),
-    ('{"user_id":"u","item_id":"i","timestamp":1.5}', "timestamp: must be a time, not float"),
+    (
+        '{"user_id":"u","item_id":"i","timestamp":1.5}',
+        "timestamp: must be a time as %Y-%m-%d; for numbers",
+    ),
     ('{"user_id":"u","item_id":"i","key":[]}', "key: must be one row of at least one number"),
     ('{"user_id":"u","item_id":"i","key":[1,"2"]}', "key: must be a list of numbers"),
     ('{"user_id":"u","item_id":"i","key":[1e300]}', "key: must hold finite numbers only"),
@@ -512,8 +628,10 @@ def test_unknown_endings_are_refused_with_the_known(put: Put, name: str) -> None
 
 def test_missing_and_non_parquet_files_are_refused(tmp_path: Path, put: Put) -> None:
     """The error names the path; a missing file is refused before anything is read."""
-    with pytest.raises(Invalid, match=r"none\.csv is not a file"):
+    with pytest.raises(Invalid, match=r"none\.csv is not a file$"):
         EventsFile(tmp_path / "none.csv")
+    with pytest.raises(Invalid, match=r"none\.csv is not a file, since .*/dta does not exist$"):
+        EventsFile(tmp_path / "dta" / "deep" / "none.csv")
     with pytest.raises(Invalid, match=r"p\.parquet cannot be read as Parquet"):
         next(EventsFile(put("p.parquet", b"PAR1 not really")).events())
 

@@ -89,6 +89,38 @@ def test_units_and_late_evidence(values: list[object], pattern: str) -> None:
     assert detect_format(values, LONDON).pattern == pattern
 
 
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2024-03-15 10:20:33.123456+00", "2024-03-15T10:20:33.123456+00:00"),
+        ("2024-03-15 10:20:33+01", "2024-03-15T10:20:33+01:00"),
+        ("2024-03-15 10:20:33.5+05:30", "2024-03-15T10:20:33.5+05:30"),
+        ("1880-03-15 10:20:33-00:25:21", "1880-03-15T10:20:33-00:25:21"),
+        ("2024-03-15 10:20:33.123456 UTC", "2024-03-15T10:20:33.123456+00:00"),
+        ("2024-03-15 10:20:33 GMT+0100", "2024-03-15T10:20:33+01:00"),
+        ("1433221332.117", "2015-06-02T05:02:12.117+00:00"),
+        ("1433221332117.5", "2015-06-02T05:02:12.1175+00:00"),
+        (1433221332.117, "2015-06-02T05:02:12.117+00:00"),
+    ],
+)
+def test_times_of_databases_and_programs_are_read(text: str | float, moment: str) -> None:
+    """Offsets of PostgreSQL, zones behind a space, and epochs with a fraction."""
+    expected = from_datetime(datetime.fromisoformat(moment))
+    assert detect_format([text], None).micros(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"), [("45366.43", "--time-format s"), (1995, "years: give --time-format %Y")]
+)
+def test_numbers_that_would_be_times_of_1970_are_refused(value: str | int, advice: str) -> None:
+    """Days of spreadsheets and years; the advice works."""
+    with pytest.raises(Invalid, match=advice):
+        detect_format([value], LONDON)
+    year = chosen_format("%Y", ZoneInfo("UTC"))
+    assert year is not None
+    assert year.micros(1995) == year.micros("1995") == 788_918_400_000_000
+
+
 def test_nanoseconds_are_truncated() -> None:
     """No digit is lost to a float."""
     assert TimeFormat("ns").micros(978_300_760_123_456_789) == 978_300_760_123_456
@@ -150,7 +182,8 @@ def test_every_minute_of_a_change_is_told_apart() -> None:
     ("pattern", "text"),
     [
         (ISO, "2011-02-30"), (ISO, "2011-02-03 24:00"), (ISO, "2011-02-03 13:00 pm"),
-        (ISO, "2011-02-03 noon"), ("s", "1.5"), ("%H:%M %d.%m.%Y", "2011"), (ISO, ""),
+        (ISO, "2011-02-03 noon"), ("s", "1.5.0"), ("s", "1e9"), ("%H:%M %d.%m.%Y", "2011"),
+        (ISO, ""),
     ],
 )  # fmt: skip
 def test_what_is_no_time_is_refused(pattern: str, text: str) -> None:
