@@ -1193,6 +1193,7 @@ class CatalogueContract(_Contract):
             assert found == [name for name in everybody if name.startswith(prefix)]
         counts = await store.event_counts([*ids, "ab-0", "nobody"])
         assert counts == [*map(len, ids), 0, 0]
+        assert await store.event_counts([]) == []
         _, elsewhere = await store.page_users(limit=1)
         users, _ = await store.page_users(cursor=elsewhere, limit=1, prefix="ab-")
         assert [user.user_id for user in users] == ["ab-0"]

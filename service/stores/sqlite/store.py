@@ -254,6 +254,8 @@ class SQLiteStore(Store):
         return await self._read_rows(rows, self._reads.page_users, cursor, limit, prefix)
 
     async def event_counts(self, user_ids: Sequence[str]) -> list[int]:
+        if not user_ids:
+            return []
         return await self._read_off_loop(self._reads.event_counts, user_ids)
 
     async def catalogue_version(self) -> int:
