@@ -210,7 +210,7 @@ class Histories:
     async def event_counts(self, connection: AsyncConnection, user_ids: Sequence[str]) -> list[int]:
         """`Store.event_counts`."""
         keys = [user_key(user_id) for user_id in user_ids]
-        counts = dict(await self._rows(connection, _COUNTS, keys))
+        counts: dict[int, int] = dict(await self._rows(connection, _COUNTS, keys))
         return [counts.get(key, 0) for key in keys]
 
     async def _vectors(
