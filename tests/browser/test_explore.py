@@ -402,25 +402,3 @@ def test_errors_are_told_and_pass(page: Page, refusals: list[int], status: int, 
     page.get_by_role("searchbox").fill("rocket castle")
     expect(results(page).first).to_be_visible()
     expect(page.get_by_role("alert")).to_be_hidden()
-
-
-def test_only_the_history_of_the_chosen_user_is_searched(page: Page, server: Server) -> None:
-    """With a user, a search may be of their own events: with time, field and marked words."""
-    choose(page, "u4")
-    box = page.get_by_label("search only their history")
-    search(page, "rocket")
-    box.check()
-    expect(page.get_by_role("heading", name="“rocket” in the history of u4")).to_be_visible()
-    settled(page)
-    with server.client() as http:
-        asked = {"memory": "history", "user_id": "u4", "query": "rocket", "limit": 12}
-        events = http.post("/v1/search", json=asked).json()["events"]
-    times = results(page).locator("time").evaluate_all("all => all.map(one => one.dateTime)")
-    assert times == [event["timestamp"] for event in events]
-    expect(results(page).first.locator("mark").first).to_have_text("rocket")
-    expect(results(page).first).to_contain_text("Matches in ")
-    expect(page.get_by_label("search for the chosen user")).to_be_disabled()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 1300
-    box.focus()
-    page.keyboard.press("Space")
-    expect(page.get_by_role("heading", name="Results for “rocket”")).to_be_visible()

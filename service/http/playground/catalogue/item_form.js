@@ -5,7 +5,7 @@ import { label as named } from "../explore/facets.js";
 
 const isList = (value) => Array.isArray(value) && value.every((each) => typeof each === "string");
 const isPlain = (value) => ["string", "number", "boolean"].includes(typeof value) || (isList(value) && value.length > 0);
-const TEXTS = { title: "Title", description: "Description", tags: "Tags, one a line", categories: "Categories, one a line", published_at: "Published, as 2026-01-31T09:30:00Z" };
+const TEXTS = { title: "Title", description: "Description", tags: "Tags, one a line", categories: "Categories, one a line", published_at: "Published" };
 
 // `save(edited)` stores the item as it was edited, and throws a `Problem` if it is refused.
 export function itemForm(value, save) {
@@ -45,7 +45,7 @@ function input(path, label, value) {
   }
   const isNumber = typeof value === "number";
   const isLong = Array.isArray(value) || path[0] === "description";
-  const field = isLong ? el("textarea", { id, rows: 3 }) : el("input", { id, autocomplete: "off", ...(isNumber ? { type: "number", step: "any" } : { type: "text" }) });
+  const field = isLong ? el("textarea", { id, rows: Array.isArray(value) ? Math.max(2, Math.min(value.length, 8)) : 3 }) : el("input", { id, autocomplete: "off", ...(isNumber ? { type: "number", step: "any" } : { type: "text" }) });
   field.value = Array.isArray(value) ? value.join("\n") : value;
   const before = field.value; // which may have other line ends than what is stored
   const read = () => {
@@ -55,5 +55,5 @@ function input(path, label, value) {
     if (isNumber) return text === "" ? null : Number(text);
     return path[0] === "published_at" ? text.trim() || null : text;
   };
-  return { path, field, read, place: el("div", { class: isLong ? "long" : null }, el("label", { for: id }, label), field) };
+  return { path, field, read, place: el("div", { class: isLong || path[0] === "title" ? "long" : null }, el("label", { for: id }, label), field) };
 }

@@ -3,7 +3,7 @@
 import { itemPath, post } from "../lib/api.js";
 import { $, button, debounced, el, trouble } from "../lib/dom.js";
 import { wanted } from "../lib/fields.js";
-import { count, counted, listed, marked, when } from "../lib/format.js";
+import { count, counted, listed, marked } from "../lib/format.js";
 import { learn, name, titleOf } from "../lib/titles.js";
 import { address, link } from "../shell/tabs.js";
 import { card } from "./card.js";
@@ -21,7 +21,7 @@ let filters;
 let running;
 let origin = ""; // the item whose like is shown
 let place; // what the address says but for words: each key would be a step back
-const BOXES = { personal: true, "in-history": false, "as-rows": true }; // as they are if an address does not name them
+const BOXES = { personal: true, "as-rows": true }; // as they are if an address does not name them
 
 // Opened by its tab; `user` and `more` are what the address says, if anything.
 export async function open(user, more) {
@@ -76,7 +76,7 @@ async function begin(user, more) {
     origin = "";
     later();
   });
-  for (const box of ["personal", "in-history", "as-rows"]) $(box).addEventListener("change", ask);
+  for (const box of Object.keys(BOXES)) $(box).addEventListener("change", ask);
   $("search").addEventListener("submit", ask);
   session.onChange(ask);
   await person.begin(user);
@@ -88,11 +88,9 @@ export async function ask() {
   running = new AbortController();
   const { signal } = running;
   remember();
-  $("in-history").disabled = !session.current();
-  const inHistory = session.current() && $("in-history").checked;
-  $("personal").disabled = !session.current() || inHistory;
+  $("personal").disabled = !session.current();
   const query = $("query").value;
-  const kind = origin ? similar : query.trim() ? (inHistory ? past : search) : $("as-rows").checked ? rows : recommend;
+  const kind = origin ? similar : query.trim() ? search : $("as-rows").checked ? rows : recommend;
   try {
     await kind(query, { filter: filters.filter, facets: await filters.facets(), fields: wanted(), limit: LIMIT }, signal);
     if (!signal.aborted) why.again();
@@ -166,7 +164,10 @@ async function search(query, asked, signal) {
   const answer = await post("v1/search", { query, ...asked, highlight: true, ...(personal ? session.requester() : {}) }, { signal });
   learn(answer.items);
   if (signal.aborted) return;
-  showFound(`Results for “${query.trim()}”`, matching(answer), answer, answer.items.map((item) => result(item)));
+  const corrections = Object.entries(answer.corrections ?? {}).map(([word, words]) => `No item has “${word}”; searched for “${words.join("”, “")}” instead.`);
+  const note = answer.items.length ? matching(answer) : `Nothing was found${answer.warnings?.length ? ":" : "."}`;
+  show("results", `Results for “${query.trim()}”`, [...corrections, note].join(" "), answer, answer.items.map(result));
+  if (answer.did_you_mean) $("search-note").append(" Did you mean ", offered(answer.did_you_mean), "?");
 }
 
 // How many items match the words; a list that is longer goes on with those that are near.
@@ -178,28 +179,6 @@ function matching({ items, total }) {
   return `${counted(total, "match", "es")}${near > 0 ? `, then the ${near === 1 ? "one that comes" : `${near} that come`} nearest in meaning` : ""}.`;
 }
 
-// The person's own events, and what they tried, on the items that match.
-async function past(query, { filter, fields: shown, facets, limit }, signal) {
-  const user = session.current();
-  const [answer, { facets: values }] = await Promise.all([
-    post("v1/search", { memory: "history", query, filter, fields: shown, limit, highlight: true, ...session.requester() }, { signal }),
-    post("v1/search", { filter, facets, limit: 1 }, { signal }),
-  ]);
-  learn(answer.events);
-  if (signal.aborted) return;
-  const note = `The best ${counted(answer.events.length, "event")}.`;
-  showFound(`“${query.trim()}” in the history of ${user}`, note, { ...answer, facets: values }, answer.events.map((event) => result(event, eventLine(event), "events")));
-}
-
-const eventLine = (event) => el("p", { class: "beside" }, event.type, " · ", when(event.timestamp));
-
-function showFound(title, told, answer, cards) {
-  const corrections = Object.entries(answer.corrections ?? {}).map(([word, words]) => `No item has “${word}”; searched for “${words.join("”, “")}” instead.`);
-  const note = cards.length ? told : `Nothing was found${answer.warnings?.length ? ":" : "."}`;
-  show("results", title, [...corrections, note].join(" "), answer, cards);
-  if (answer.did_you_mean) $("search-note").append(" Did you mean ", offered(answer.did_you_mean), "?");
-}
-
 // Another spelling, which is searched for if it is what was meant.
 function offered(spelling) {
   const onclick = () => {
@@ -209,11 +188,11 @@ function offered(spelling) {
   return button(spelling, onclick);
 }
 
-function result(item, line, among = "items") {
+function result(item) {
   const texts = item.highlights ?? {};
   return made(
     item,
-    [line, texts.description ? el("p", { class: "snippet" }, marked(texts.description)) : null, el("p", { class: "reason" }, matches(item)), weights(item, among)],
+    [texts.description ? el("p", { class: "snippet" }, marked(texts.description)) : null, el("p", { class: "reason" }, matches(item)), weights(item)],
     marked(texts.title, item.title || item.item_id),
   );
 }
