@@ -174,12 +174,16 @@ class Store(
         ...
 
     async def page_users(
-        self, *, cursor: str | None = None, limit: int = 100
+        self, *, cursor: str | None = None, limit: int = 100, prefix: str = ""
     ) -> tuple[list[User], str | None]:
         """Return up to `limit` users by user_id (as bytes), and the next page's cursor or None.
 
-        Those that have events, and those that have only a profile.
+        Those that have events, and those that have only a profile, whose id begins with `prefix`.
         """
+        ...
+
+    async def event_counts(self, user_ids: Sequence[str]) -> list[int]:
+        """Return the number of events of each user."""
         ...
 
     # ------------------------------------------------------------------ the store itself

@@ -7,7 +7,7 @@ import binascii
 import hashlib
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,26 @@ def user_from(user_id: str, document: bytes | None) -> User:
         return User(user_id)
     fields = orjson.loads(document)
     return User(user_id, fields["attributes"], tuple(fields["interests"]))
+
+
+def first_user(cursor: str | None, prefix: str) -> str:
+    """Return the least id, as bytes, that may come first on a page of users."""
+    # No id has a NUL, so U+0001 makes the next id.
+    after = "" if cursor is None else f"{position_of(cursor, str)[0]}\x01"
+    return max(after, prefix)
+
+
+def users_page(
+    rows: Sequence[tuple[str, bytes | None]], limit: int, prefix: str
+) -> tuple[list[User], str | None]:
+    """Return the users of a page, and the next page's cursor.
+
+    Args:
+        rows: one more than the page has, in the order of ids as bytes, from `first_user` on: ids
+            that begin with the prefix come first.
+    """
+    found = [user_from(user_id, profile) for user_id, profile in rows if user_id.startswith(prefix)]
+    return found[:limit], cursor_of(found[limit - 1].user_id) if len(found) > limit else None
 
 
 Document = tuple[bytes | None, bytes | None]

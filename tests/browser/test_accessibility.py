@@ -41,6 +41,8 @@ def fill(page: Page, tab: str) -> None:
         page.evaluate("document.getElementById('key').hidden = false")
     elif tab == "Catalogue":
         page.get_by_role("link", name="space-00").click()
+        expect(page.locator("#catalogue-one .panel a").first).to_be_visible()
+        page.get_by_text("Every field as JSON").click()
         expect(page.get_by_label(re.compile("^Item as JSON"))).to_be_visible()
     elif tab == "People":
         page.get_by_role("link", name="u3", exact=True).click()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Locator, Page, Route, expect
 
 from tests.support.driving import open_tab
 from tests.support.server import Server
@@ -82,7 +83,7 @@ def test_a_search_that_goes_on_by_meaning_says_how_many_match(page: Page) -> Non
     open_tab(page, "Catalogue")
     expect(listed(page)).to_have_count(30)
     expect(page.locator("#catalogue-note")).to_have_text(
-        "1 item matches; the nearest others follow."
+        "1 item matches; the 29 items nearest in meaning follow."
     )
 
 
@@ -90,19 +91,21 @@ def test_a_search_that_goes_on_by_meaning_says_how_many_match(page: Page) -> Non
 def test_an_item_is_edited_by_what_changed_alone(page: Page, server: Server) -> None:
     """An edit sends the changed fields; a refusal marks the place; the list shows the new title."""
     page.goto(f"{server.url}/#/catalogue/space-03")
+    page.get_by_text("Every field as JSON").click()
     editor = page.get_by_label(re.compile("^Item as JSON"))
     text = editor.input_value()
     editor.fill(text.replace('"number": 3', '"number": 33').replace('"language": "de"', '"x": 1'))
     with page.expect_request(lambda asked: asked.method == "PATCH") as sent:
-        page.get_by_role("button", name="Save").click()
+        page.get_by_role("button", name="Save").last.click()
     patch = {"attributes": {"language": None, "number": 33, "x": 1}}
     assert sent.value.post_data_json == patch
     expect(page.get_by_role("alert")).to_have_text("Saved: attributes.")
     with server.client() as http:
         assert http.get("/v1/items/space-03").json()["attributes"] == {"number": 33, "x": 1}
     title = re.sub(r'"title": "[^"]*"', '"title": "a new <b>name</b>"', editor.input_value())
+    page.get_by_text("Every field as JSON").click()
     editor.fill(title)
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save").last.click()
     expect(page.locator("#catalogue-one h2")).to_have_text("a new <b>name</b>")
     expect(page.locator("a[data-item='space-03']")).to_contain_text("a new <b>name</b>")
 
@@ -113,12 +116,13 @@ def test_a_refused_edit_points_at_the_place(
     """The value that the service refuses is selected, and named with what is allowed."""
     refusals.append(422)
     page.goto(f"{server.url}/#/catalogue/space-03")
+    page.get_by_text("Every field as JSON").click()
     editor = page.get_by_label(re.compile("^Item as JSON"))
     editor.fill(
         '{"title": "t", "tags": ["ok", "\\\\" ], "categories": ["a", 5], "nonsense": {"a": 1}}'
     )
-    page.get_by_role("button", name="Save").click()
-    errors = page.locator("#catalogue-one .errors")
+    page.get_by_role("button", name="Save").last.click()
+    errors = page.locator("#catalogue-one .json .errors")
     expect(errors).to_contain_text("/categories/1")
     expect(errors).to_contain_text("must be a string")
     chosen = "area => area.value.slice(area.selectionStart, area.selectionEnd)"
@@ -128,6 +132,102 @@ def test_a_refused_edit_points_at_the_place(
     assert editor.evaluate(chosen) == '{"a": 1}'
     with server.client() as http:
         assert http.get("/v1/items/space-03").json()["categories"] == ["space", "odd"]
+
+
+@pytest.mark.changes_data
+def test_an_item_is_edited_field_by_field(page: Page, server: Server, refusals: list[int]) -> None:
+    """Each field has an input; only what changed is sent, and a refusal marks its field."""
+    refusals.append(422)
+    page.goto(f"{server.url}/#/catalogue/space-03")
+    with server.client() as http:
+        before = http.get("/v1/items/space-03").json()
+        page.get_by_label("Title", exact=True).fill("a new name")
+        page.get_by_label("Categories, one a line").fill("space\n\n the moon ")
+        page.locator("#catalogue-one").get_by_label("number", exact=True).fill("")
+        page.get_by_label("Published").fill("some day")
+        page.get_by_role("button", name="Save").first.click()
+        expect(page.locator(".fields .errors")).to_contain_text("/published_at")
+        expect(page.get_by_label("Published")).to_be_focused()
+        assert http.get("/v1/items/space-03").json() == before
+        page.get_by_label("Published").fill(before["published_at"])
+        with page.expect_request(lambda asked: asked.method == "PATCH") as sent:
+            page.get_by_role("button", name="Save").first.click()
+        assert sent.value.post_data_json == {
+            "title": "a new name",
+            "categories": ["space", "the moon"],
+            "attributes": {"number": None},
+        }
+        expect(page.locator("#catalogue-one h2")).to_have_text("a new name")
+        after = http.get("/v1/items/space-03").json()
+    del before["attributes"]["number"]
+    assert after == before | {"title": "a new name", "categories": ["space", "the moon"]}
+
+
+def test_the_page_of_an_item_shows_what_people_do_with_it(page: Page, server: Server) -> None:
+    """Its events are counted; similar items, companions and its audience are those of the API."""
+    page.goto(f"{server.url}/#/catalogue/space-03")
+    with server.client() as http:
+        events = sum(
+            event["item_id"] == "space-03"
+            for user in http.get("/v1/users").json()["users"]
+            for event in http.get(f"/v1/users/{user['user_id']}/history").json()["events"]
+        )
+        similar = http.get("/v1/items/space-03/similar?limit=6").json()["items"]
+        together = http.get("/v1/items/space-03/together?limit=6&relation=basket").json()["items"]
+        audience = http.get("/v1/items/space-03/audience?limit=6").json()["users"]
+    panels = page.locator("#catalogue-one .panel")
+    expect(panels.nth(0)).to_contain_text(f"{events} event")
+    for at, ids in (
+        (1, [item["item_id"] for item in similar]),
+        (2, [item["item_id"] for item in together]),
+        (3, [user["user_id"] for user in audience]),
+    ):
+        links = panels.nth(at).locator("a")
+        expect(links).to_have_count(len(ids))
+        shown = links.evaluate_all("all => all.map(one => one.hash.split('/').at(-1))")
+        assert shown == ids
+
+
+@pytest.mark.changes_data
+def test_markup_of_a_description_is_shown_as_its_text(page: Page, server: Server) -> None:
+    """Tags, styles and scripts are left out, references are read, and other signs stay."""
+    html = (
+        '<style>p{color:red}</style><p style="color:red">Made of <strong>steel</strong> &amp;'
+        "&nbsp;wood,<br>2 < 3 kg.</p><script>document.title='x'</script>"
+        "<img src=x onerror=\"document.title='y'\">&lt;end&gt;"
+    )
+    with server.client() as http:
+        item = {"item_id": "chair", "title": "Chair", "description": html}
+        http.post("/v1/items", json={"items": [item]}).raise_for_status()
+    page.goto(f"{server.url}/#/catalogue/chair")
+    expect(page.locator(".description")).to_have_text("Made of steel & wood, 2 < 3 kg. <end>")
+    expect(page.get_by_label("Description")).to_have_value(html)
+    assert page.title() == "Heed"
+
+
+def test_every_category_can_be_reached(page: Page, server: Server) -> None:
+    """The few first values of a field can be followed by all of them, each a filter."""
+    with server.client() as http:
+        asked = {"limit": 1, "facets": [{"field": "categories", "limit": 1000}]}
+        (facet,) = http.post("/v1/search", json=asked).json()["facets"]
+    few = json.dumps(facet | {"values": facet["values"][:2], "other": 9})
+
+    def cut(route: Route) -> None:
+        told = route.fetch().json()
+        if '"field":"categories","limit":6' in (route.request.post_data or "").replace(" ", ""):
+            told["facets"] = [json.loads(few)]
+        route.fulfill(json=told)
+
+    page.route("**/v1/search", cut)
+    page.reload()
+    open_tab(page, "Catalogue")
+    chips = page.locator("#catalogue-chips").get_by_role("group", name="categories")
+    expect(chips.locator("[aria-pressed]")).to_have_count(2)
+    chips.get_by_role("button", name="All categories").click()
+    expect(chips.locator("[aria-pressed]")).to_have_count(len(facet["values"]))
+    last = facet["values"][-1]
+    chips.locator("[aria-pressed]").last.click()
+    expect(page.locator("#catalogue-note")).to_contain_text(f"of {last['count']} item")
 
 
 @pytest.mark.changes_data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.support.driving import (
     amounts,
@@ -72,12 +72,94 @@ def test_results_come_while_typing(page: Page) -> None:
     expect(results(page).first).to_contain_text("Matches in ")
     results(page).first.get_by_text("Figures").click()
     expect(results(page).first.get_by_role("img", name=re.compile("weight: .*%"))).to_be_visible()
-    expect(page.locator("#search-note")).to_contain_text(
-        "titles, descriptions and tags were compared"
-    )
+    expect(page.locator("#search-note")).to_have_text(re.compile(r"^(The best )?\d+ (of|match)"))
     page.get_by_role("searchbox").fill("")
     expect(results(page)).to_have_count(0)
     expect(recommended(page).first).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("total", "told"),
+    [
+        (2, "2 matches, then the 10 that come nearest in meaning."),
+        (11, "11 matches, then the one that comes nearest in meaning."),
+        (12, "12 matches."),
+        (40, "The best 12 of 40 matches."),
+        (0, "No item has these words: those that come nearest in meaning follow."),
+    ],
+)
+def test_matches_are_told_from_what_is_near(page: Page, total: int, told: str) -> None:
+    """The number of matches is not that of the list, which goes on with what is near."""
+    page.route(
+        "**/v1/search", lambda route: route.fulfill(json=route.fetch().json() | {"total": total})
+    )
+    search(page, "rocket")
+    expect(results(page)).to_have_count(12)
+    expect(page.locator("#search-note")).to_have_text(told)
+
+
+def test_the_reason_why_nothing_is_found_is_shown(page: Page) -> None:
+    """The warning of an answer without items is on the page."""
+    reason = "no item has a description to compare the meaning with"
+    empty = {"items": [], "total": 0, "warnings": [{"pointer": "/query", "detail": reason}]}
+    page.route("**/v1/search", lambda route: route.fulfill(json=route.fetch().json() | empty))
+    search(page, "a film about friendship")
+    expect(page.locator("#search-note")).to_have_text(f"Nothing was found: {reason}")
+
+
+def test_what_is_shown_has_an_address(page: Page, server: Server, browser: Browser) -> None:
+    """User, words, filters and a similar item are in the address: shared, and gone back to."""
+    choose(page, "u3")
+    assert page.url.endswith("#/explore/u3?as-rows=no")
+    page.locator("#filters > summary").click()
+    chip = page.locator("#chips").get_by_role("button", name=re.compile("^cooking"))
+    chip.click()
+    expect(chip).to_have_attribute("aria-pressed", "true")
+    steps = page.evaluate("history.length")
+    page.get_by_role("searchbox").press_sequentially("garlic & 5%", delay=5)
+    expect(page.get_by_role("heading", name="Results for “garlic & 5%”")).to_be_visible()
+    settled(page)
+    assert page.evaluate("history.length") == steps + 1  # one step, however many keys
+    shown = results(page).evaluate_all("all => all.map(one => one.dataset.item)")
+    other = browser.new_page()
+    other.goto(page.url)
+    expect(other.get_by_role("searchbox")).to_have_value("garlic & 5%")
+    expect(other.locator("#person")).to_have_attribute("data-shown", "u3")
+    settled(other)
+    pressed = other.locator("#chips").get_by_role("button", name=re.compile("^cooking"))
+    expect(pressed).to_have_attribute("aria-pressed", "true")
+    assert results(other).evaluate_all("all => all.map(one => one.dataset.item)") == shown
+    other.close()
+    results(page).first.get_by_role("button", name=re.compile("^Similar to ")).click()
+    expect(page.locator("#similar > li").first).to_be_visible()
+    page.reload()
+    expect(page.locator("#stage-title")).to_contain_text("Similar to")
+    expect(page.locator("#similar > li").first).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("heading", name="Results for “garlic & 5%”")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_role("heading", name="Recommended for u3")).to_be_visible()
+    expect(chip).to_have_attribute("aria-pressed", "true")
+    page.go_back()
+    expect(chip).to_have_attribute("aria-pressed", "false")
+    page.goto(f"{server.url}/#/explore/u4?filter=nonsense&as-rows=no")
+    expect(page.get_by_role("heading", name="Recommended for u4")).to_be_visible()
+
+
+def test_people_look_different_and_cards_keep_their_height(page: Page) -> None:
+    """Two users have avatars of two colours; a card that is opened stretches no other one."""
+    looks = []
+    for user in ("u3", "u4"):
+        choose(page, user)
+        avatar = page.locator("#person .avatar")
+        looks.append((avatar.inner_text(), avatar.evaluate("one => one.style.background")))
+    assert len(set(looks)) == len({colour for _, colour in looks}) == 2
+    height = "one => one.getBoundingClientRect().height"
+    second = recommended(page).nth(1)
+    before = second.evaluate(height)
+    recommended(page).first.get_by_text("Figures").click()
+    expect(recommended(page).first.locator("table").first).to_be_visible()
+    assert second.evaluate(height) == before
 
 
 def test_page_shows_the_correction_of_a_typo(page: Page) -> None:
@@ -248,7 +330,10 @@ def test_similar_items_are_shown_and_left_again(page: Page, server: Server) -> N
     expect(listed).to_have_count(len(answer["items"]))
     shown = listed.evaluate_all("all => all.map(one => one.dataset.item)")
     assert shown == [one["item_id"] for one in answer["items"]]
-    expect(listed.first.locator(".reason")).to_contain_text("cosine")
+    expect(listed.first.locator(".reason")).to_contain_text(re.compile("Alike in text|Taken by"))
+    expect(listed.first.get_by_text("cosine")).to_be_hidden()
+    listed.first.get_by_text("Figures").click()
+    expect(listed.first.get_by_text("cosine")).to_be_visible()
     page.get_by_role("button", name="Back to what is recommended").click()
     expect(recommended(page).first).to_be_visible()
 
@@ -317,25 +402,3 @@ def test_errors_are_told_and_pass(page: Page, refusals: list[int], status: int, 
     page.get_by_role("searchbox").fill("rocket castle")
     expect(results(page).first).to_be_visible()
     expect(page.get_by_role("alert")).to_be_hidden()
-
-
-def test_only_the_history_of_the_chosen_user_is_searched(page: Page, server: Server) -> None:
-    """With a user, a search may be of their own events: with time, field and marked words."""
-    choose(page, "u4")
-    box = page.get_by_label("search only their history")
-    search(page, "rocket")
-    box.check()
-    expect(page.get_by_role("heading", name="“rocket” in the history of u4")).to_be_visible()
-    settled(page)
-    with server.client() as http:
-        asked = {"memory": "history", "user_id": "u4", "query": "rocket", "limit": 12}
-        events = http.post("/v1/search", json=asked).json()["events"]
-    times = results(page).locator("time").evaluate_all("all => all.map(one => one.dateTime)")
-    assert times == [event["timestamp"] for event in events]
-    expect(results(page).first.locator("mark").first).to_have_text("rocket")
-    expect(results(page).first).to_contain_text("Matches in ")
-    expect(page.get_by_label("search for the chosen user")).to_be_disabled()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 1300
-    box.focus()
-    page.keyboard.press("Space")
-    expect(page.get_by_role("heading", name="Results for “rocket”")).to_be_visible()

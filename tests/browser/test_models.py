@@ -116,6 +116,42 @@ def test_a_running_training_is_found_after_a_reload(page: Page, world: World) ->
     expect(page.get_by_role("progressbar")).to_be_hidden()
 
 
+def test_a_training_is_shown_on_every_tab_until_its_model_answers(
+    page: Page, server: Server
+) -> None:
+    """Progress and time left stand beside the model; what is shown is asked again at the end."""
+    jobs = [JOB]
+    page.route("**/v1/jobs?*", lambda route: route.fulfill(json={"jobs": jobs}))
+    page.clock.install()
+    page.reload()
+    note = page.locator("#training-note")
+    expect(note).to_have_text("Training now: training, epoch 3 of at most 12, about 3 min left.")
+    page.clock.pause_at(page.evaluate("Date.now()") + 1000)
+    jobs[:] = [JOB | {"state": "succeeded", "result": {}}]
+    with page.expect_request("**/v1/rows"):
+        page.clock.run_for(4000)
+    expect(note).to_be_hidden()
+
+
+def test_the_sentence_of_a_version_is_that_of_its_training(page: Page, world: World) -> None:
+    """What the training found is shown as it says it."""
+    told = "no better than popularity: 12 of 100 users instead of 12; popularity stays served."
+
+    def judged(route: Route) -> None:
+        models = route.fetch().json()["models"]
+        for model in models:
+            model["metadata"]["sentence"] = told
+        route.fulfill(json={"models": models})
+
+    page.route("**/v1/models", judged)
+    open_tab(page, "Models")
+    version = page.locator(f"[data-version='{world.first}']")
+    expect(version.locator(".reason")).to_have_text(told)
+    expect(version.locator(".bars")).to_be_hidden()
+    version.get_by_text("Figures").click()
+    expect(version.locator(".bars")).to_be_visible()
+
+
 def test_the_legend_names_the_epoch_under_the_pointer(page: Page) -> None:
     """The legend has the figures of the epoch that is pointed at, else of the last one."""
     follow(page, JOB)

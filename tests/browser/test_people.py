@@ -34,6 +34,27 @@ def test_people_are_listed_page_by_page_and_opened(page: Page, server: Server) -
     assert page.url.endswith("#/people/u7")
 
 
+def test_people_are_found_by_the_beginning_of_their_id(page: Page, server: Server) -> None:
+    """Typing lists the ids that begin so, with their counts; here and where Explore asks."""
+    events = [{"user_id": f"zoe-{n}", "item_id": "space-00"} for n in (1, 2, 2)]
+    with server.client() as http:
+        http.post("/v1/events", json={"events": events}).raise_for_status()
+    open_tab(page, "People")
+    expect(page.get_by_role("heading", name="Choose a person")).to_be_visible()
+    page.get_by_label("Find by the beginning of the id").fill("zoe")
+    listed = page.locator("#people-list > li")
+    expect(listed).to_have_count(2)
+    expect(listed.nth(0)).to_contain_text("zoe-1")
+    expect(listed.nth(1)).to_contain_text("2 events")
+    page.get_by_label("Find by the beginning of the id").fill("zoe-9")
+    expect(page.locator("#people-note")).to_have_text("No id begins with “zoe-9”.")
+    open_tab(page, "Explore")
+    page.get_by_label("User", exact=True).fill("zo")
+    options = page.locator("#users > option")
+    expect(options).to_have_count(2)
+    assert [one.get_attribute("value") for one in options.all()] == ["zoe-1", "zoe-2"]
+
+
 def test_a_long_history_is_read_page_by_page(page: Page, server: Server) -> None:
     """Earlier events come on request, until all are there."""
     events = [{"user_id": "long", "item_id": "music-01"} for _ in range(60)]
@@ -143,7 +164,7 @@ def test_ids_of_any_kind_have_an_address(page: Page, server: Server) -> None:
         event = {"user_id": odd, "item_id": "space-00", "type": "watch"}
         http.post("/v1/events", json={"events": [event]}).raise_for_status()
     page.goto(f"{server.url}/#/people")
-    page.get_by_label("Find a user by id").fill(odd)
+    page.get_by_label("Find by the beginning of the id").fill(odd)
     page.get_by_role("button", name="Open").click()
     expect(page.locator("#people-title")).to_contain_text(odd)
     expect(page.locator("#people-history > li")).to_have_count(1)

@@ -51,6 +51,26 @@ def test_a_scenario_is_created_changed_and_put_back(page: Page, server: Server) 
     expect(page.get_by_label("Question as JSON")).to_have_value(json.dumps(HOME, indent=2))
 
 
+def test_a_scenario_begins_with_a_template(page: Page, server: Server) -> None:
+    """Every template is a scenario that the service takes; another one can be chosen first."""
+    open_tab(page, "Scenarios")
+    links = page.locator("#scenarios-one .list a").evaluate_all("all => all.map(one => one.hash)")
+    assert len(links) > 4
+    for link in links:
+        page.goto(f"{server.url}/{link}")
+        page.get_by_role("button", name="Create").click()
+        expect(page.locator("#scenarios-one .badge")).to_have_text("version 1")
+    with server.client() as http:
+        stored = http.get("/v1/scenarios").json()["scenarios"]
+    assert len(stored) == len(links)
+    assert {each["scenario"]["question"] for each in stored} == {
+        "recommend", "search", "similar", "popular", "together", "rows",
+    }  # fmt: skip
+    page.goto(f"{server.url}/#/scenarios/mine")
+    page.get_by_label("Template").select_option(label="New arrivals: The newest items first")
+    assert json.loads(page.get_by_label("Question as JSON").input_value())["by"] == "newest"
+
+
 def test_a_refused_scenario_points_at_the_place(
     page: Page, server: Server, refusals: list[int]
 ) -> None:

@@ -56,6 +56,7 @@ def trials(page: Page) -> Locator:
 
 def recommend_in_rows(page: Page, rows: bool) -> None:
     """Ask for rows, or for one list; no pointer is used, since a page that loads moves the box."""
+    expect(page.locator("#person")).to_have_attribute("data-shown", re.compile("."))
     box = page.get_by_label("recommend in rows")
     if box.is_checked() != rows:
         box.evaluate("box => box.click()")

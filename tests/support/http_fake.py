@@ -182,10 +182,16 @@ class FakeEngine:
         page = items[start : start + limit]
         return page, str(start + limit) if start + limit < len(items) else None
 
-    async def page_users(self, *, cursor: str | None, limit: int) -> tuple[list[User], str | None]:
+    async def page_users(
+        self, *, cursor: str | None, limit: int, prefix: str
+    ) -> tuple[list[User], str | None]:
         start = _offset(cursor)
-        page = list(self.users.values())[start : start + limit]
-        return page, str(start + limit) if start + limit < len(self.users) else None
+        users = [user for user in self.users.values() if user.user_id.startswith(prefix)]
+        page = users[start : start + limit]
+        return page, str(start + limit) if start + limit < len(users) else None
+
+    async def event_counts(self, user_ids: Sequence[str]) -> list[int]:
+        return [len(self.events.get(user_id, [])) for user_id in user_ids]
 
     async def append(self, events: Sequence[Event]) -> AppendResult:
         await self._work(events)

@@ -1176,6 +1176,28 @@ class CatalogueContract(_Contract):
             await store.forget(found[-1])
         assert found == names
 
+    async def test_users_are_found_by_the_beginning_of_their_ids(self, store: Store) -> None:
+        """Every id that begins with a prefix is found, page by page, and no other one."""
+        ids = ["Ab", "a", "a\x01", "ab", "ab%", "ab-1", "ab-2", "ab_", "abé", "ab\U0010ffff", "b"]
+        await store.append([Event(name, "i") for name in ids for _ in range(len(name))])
+        await store.put_user(User("ab-0"))
+        everybody = sorted([*ids, "ab-0"], key=str.encode)
+        for prefix in ("", "a", "ab", "ab-", "ab%", "ab_", "A", "ab\U0010ffff", "b", "c"):
+            found: list[str] = []
+            cursor = None
+            while True:
+                users, cursor = await store.page_users(cursor=cursor, limit=2, prefix=prefix)
+                found += [user.user_id for user in users]
+                if cursor is None:
+                    break
+            assert found == [name for name in everybody if name.startswith(prefix)]
+        counts = await store.event_counts([*ids, "ab-0", "nobody"])
+        assert counts == [*map(len, ids), 0, 0]
+        assert await store.event_counts([]) == []
+        _, elsewhere = await store.page_users(limit=1)
+        users, _ = await store.page_users(cursor=elsewhere, limit=1, prefix="ab-")
+        assert [user.user_id for user in users] == ["ab-0"]
+
 
 class ScenarioContract(_Contract):
     """Saved questions."""

@@ -12,15 +12,14 @@ import * as scenarios from "./scenarios/scenarios.js";
 import * as figures from "./shell/figures.js";
 import * as key from "./shell/key.js";
 import * as pulse from "./shell/pulse.js";
-import * as requests from "./shell/requests.js";
 import * as tabs from "./shell/tabs.js";
 
 addEventListener("submit", (event) => event.preventDefault()); // forms are sent by scripts
 key.begin();
 dialogs.begin();
-requests.begin();
 pulse.begin();
 figures.refresh();
+figures.follow();
 await fields.load().catch(trouble);
 tabs.begin({ explore: explore.open, catalogue: catalogue.open, people: people.open, models: models.open, scenarios: scenarios.open });
 session.onChange(pulse.soon);

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from service.domain import page_fields
+from service.domain.errors import NotFound
 from service.domain.settings import Settings
 from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.rendering import Json
@@ -41,7 +42,7 @@ _HEADERS = {
 @router.get("/")
 async def page(request: Request) -> Response:
     """The page."""
-    return await file("index.html", request)
+    return await _file("index.html", request)
 
 
 @router.get("/playground/settings.json")
@@ -52,7 +53,13 @@ async def page_settings(context: Context) -> Response:
 
 @router.get("/playground/{name:path}")
 async def file(name: str, request: Request) -> Response:
-    """One of its files."""
+    """One of its files; the pages have addresses of their own."""
+    if name.endswith(".html"):
+        raise NotFound(f"no file {name!r}")
+    return await _file(name, request)
+
+
+async def _file(name: str, request: Request) -> Response:
     response = await _files.get_response(name, request.scope)
     settings: Settings = request.app.state.settings
     pictured = page_fields.IMAGE in page_fields.parse(settings.page_fields)

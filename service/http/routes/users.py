@@ -11,8 +11,8 @@ from starlette.responses import Response
 from service.domain.errors import Invalid, NotFound
 from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
-from service.http.schemas.base import Page
-from service.http.schemas.rendering import Json
+from service.http.schemas.base import Page, UsersPage
+from service.http.schemas.rendering import Json, fields_out
 from service.http.schemas.scalars import PathId
 from service.http.schemas.stored import (
     EventsOut,
@@ -37,11 +37,18 @@ async def put_user(user_id: PathId, body: UserIn, context: Context) -> Response:
 
 
 @router.get("/v1/users", responses={200: {"model": UsersOut}})
-async def page_users(page: Annotated[Page, Query()], context: Context) -> Response:
+async def page_users(page: Annotated[UsersPage, Query()], context: Context) -> Response:
     """List the users with events or a profile, page by page."""
+    store = context.engine.store
     with context.stages("store"):
-        users, cursor = await context.engine.store.page_users(cursor=page.cursor, limit=page.limit)
-    return Json({"users": users, "cursor": cursor})
+        users, cursor = await store.page_users(
+            cursor=page.cursor, limit=page.limit, prefix=page.prefix
+        )
+        if not page.counts:
+            return Json({"users": users, "cursor": cursor})
+        counts = await store.event_counts([user.user_id for user in users])
+    counted = [fields_out(user, events=n) for user, n in zip(users, counts, strict=True)]
+    return Json({"users": counted, "cursor": cursor})
 
 
 @router.get("/v1/users/{user_id}", responses={200: {"model": UserOut}, **documented(404)})

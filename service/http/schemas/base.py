@@ -77,3 +77,12 @@ class ItemsPage(Page):
     """Query parameters of a page of items."""
 
     hidden: bool = Field(False, description="Only items that are hidden.")
+
+
+class UsersPage(Page):
+    """Query parameters of a page of users."""
+
+    prefix: Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")] = Field(
+        "", description="Only users whose id begins with this, upper and lower case as it is."
+    )
+    counts: bool = Field(False, description="Count the stored events of each user.")

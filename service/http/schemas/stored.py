@@ -104,10 +104,18 @@ class UserOut(BaseModel):
     interests: list[str]
 
 
+class ListedUserOut(UserOut):
+    """A profile in a list."""
+
+    events: int | None = Field(
+        None, description="Number of stored events. Left out unless `counts` asks for it."
+    )
+
+
 class UsersOut(BaseModel):
     """A page of users."""
 
-    users: list[UserOut]
+    users: list[ListedUserOut]
     cursor: str | None = Field(description="Cursor of the next page; null on the last page.")
 
 

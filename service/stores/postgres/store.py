@@ -219,13 +219,19 @@ class PostgresStore(Store):
         return await self._calls.ask_user(self._histories.user, user_id)
 
     async def page_users(
-        self, *, cursor: str | None = None, limit: int = 100
+        self, *, cursor: str | None = None, limit: int = 100, prefix: str = ""
     ) -> tuple[list[User], str | None]:
         return await self._calls.read(
             self._histories.page_users,
             cursor,
             check_limit(limit),
+            prefix,
             workers=self._calls.workers.everywhere,
+        )
+
+    async def event_counts(self, user_ids: Sequence[str]) -> list[int]:
+        return await self._calls.read(
+            self._histories.event_counts, user_ids, workers=self._calls.workers.everywhere
         )
 
     # ------------------------------------------------------------------ catalogue

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from service.domain.records import Event, Item, User
 from service.stores.base import History
-from service.stores.encoding import cursor_of, item_from, position_of, user_from, vectors_from
+from service.stores.encoding import (
+    cursor_of,
+    first_user,
+    item_from,
+    position_of,
+    user_from,
+    users_page,
+    vectors_from,
+)
 from service.stores.protocols.catalogue_store import CatalogueChanges, CatalogueDigest
 from service.stores.quota import StoreUsage
 
@@ -192,15 +200,23 @@ class Reads:
         return None if row is None else user_from(user_id, row[0])
 
     def page_users(
-        self, connection: apsw.Connection, cursor: str | None, limit: int
+        self, connection: apsw.Connection, cursor: str | None, limit: int, prefix: str
     ) -> tuple[list[User], str | None]:
-        (after,) = ("",) if cursor is None else position_of(cursor, str)
         rows: Rows = connection.execute(
-            "SELECT user_id, profile FROM users WHERE user_id > ? ORDER BY user_id LIMIT ?",
-            (after, limit + 1),
+            "SELECT user_id, profile FROM users WHERE user_id >= ? ORDER BY user_id LIMIT ?",
+            (first_user(cursor, prefix), limit + 1),
         ).fetchall()
-        found = [user_from(user_id, profile) for user_id, profile in rows]
-        return found[:limit], cursor_of(found[limit - 1].user_id) if len(found) > limit else None
+        return users_page(rows, limit, prefix)
+
+    def event_counts(self, connection: apsw.Connection, user_ids: Sequence[str]) -> list[int]:
+        counts = dict(
+            connection.execute(
+                "SELECT user_id, count(*) FROM users JOIN events USING (user_no)"
+                " WHERE user_id IN carray(?) GROUP BY user_no",
+                (apsw.carray(tuple(user_ids)),),
+            )
+        )
+        return [counts.get(user_id, 0) for user_id in user_ids]
 
     def user_ids(self, connection: apsw.Connection, numbers: Sequence[int]) -> list[str | None]:
         found = find_names(connection, "users", numbers)

@@ -248,9 +248,15 @@ class SQLiteStore(Store):
         return await self._read_rows(rows, self._reads.page_items, cursor, limit, hidden)
 
     async def page_users(
-        self, *, cursor: str | None = None, limit: int = 100
+        self, *, cursor: str | None = None, limit: int = 100, prefix: str = ""
     ) -> tuple[list[User], str | None]:
-        return await self._read_rows(10 * check_limit(limit), self._reads.page_users, cursor, limit)
+        rows = 10 * check_limit(limit)
+        return await self._read_rows(rows, self._reads.page_users, cursor, limit, prefix)
+
+    async def event_counts(self, user_ids: Sequence[str]) -> list[int]:
+        if not user_ids:
+            return []
+        return await self._read_off_loop(self._reads.event_counts, user_ids)
 
     async def catalogue_version(self) -> int:
         return self._read(self._reads.catalogue_version)

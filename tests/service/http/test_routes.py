@@ -28,6 +28,7 @@ from service.domain.queries import (
     StoredUserMemory,
     VectorMemory,
 )
+from service.domain.records import User
 from service.domain.scenarios import Scenario
 from tests.support.http_fake import Client, serving
 
@@ -166,6 +167,19 @@ def test_events_go_in_and_come_out_newest_first(client: Client) -> None:
     assert client.delete("/v1/users/u/history/e1").status_code == 204
     assert client.delete("/v1/users/u/history/e1").status_code == 404
     assert len(client.get("/v1/users/u/history").json()["events"]) == 1
+
+
+def test_users_are_listed_by_prefix_with_counts(client: Client) -> None:
+    """Users are found by the beginning of their id, and counted if that is asked for."""
+    names = ["ann", "anna", "anna", "bob", "Ann"]
+    events = [{"user_id": name, "item_id": "a"} for name in names]
+    client.post("/v1/events", json={"events": events})
+    client.engine.users = {name: User(name) for name in names}
+    found = client.get("/v1/users", params={"prefix": "ann", "counts": True}).json()["users"]
+    assert [(user["user_id"], user["events"]) for user in found] == [("ann", 1), ("anna", 2)]
+    assert "events" not in client.get("/v1/users").json()["users"][0]
+    refused = client.get("/v1/users", params={"prefix": "a\x00"})
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/prefix")
 
 
 def test_profiles_merge_and_forgetting(client: Client) -> None:

@@ -4,7 +4,7 @@ import { after, get, post } from "../lib/api.js";
 import { $, debounced, el, trouble } from "../lib/dom.js";
 import { mapped, shown, wanted } from "../lib/fields.js";
 import { count, counted } from "../lib/format.js";
-import { Filters, fields } from "../explore/facets.js";
+import { Filters } from "../explore/facets.js";
 import { address, link, split } from "../shell/tabs.js";
 import { showItem } from "./item_page.js";
 
@@ -24,7 +24,7 @@ let cursor = null;
 
 export async function open(item) {
   if (!filters) begin();
-  split("catalogue", item);
+  split("catalogue", item, el("h2", {}, "Choose an item"), el("p", { class: "note" }, "Its page shows how much it is used, what is like it and taken with it, and who would take it next. It edits the item, and hides it from every answer."));
   for (const each of $("catalogue-list").querySelectorAll("a")) mark(each, item);
   if (item) await showItem(item, changed).catch(trouble);
 }
@@ -70,7 +70,7 @@ async function visibleItems(anew, signal) {
   const sort = Array.isArray(chosen) ? chosen : [{ field: mapped("price"), order: chosen }];
   const asked = { query, sort, filter: filters.filter, limit: PAGE, fields: wanted() };
   if (!anew && cursor) asked.cursor = cursor;
-  if (anew) asked.facets = await fields();
+  if (anew) asked.facets = await filters.facets();
   const page = await post("v1/search", asked, { signal });
   if (anew && !signal.aborted) filters.show(page.facets);
   return page;
@@ -87,7 +87,7 @@ function tell({ total, warnings = [] }) {
   const none = hidden ? "No item is hidden." : filters.isEmpty && !$("catalogue-query").value.trim() ? "The catalogue is empty: POST /v1/items, or heed import items." : "No item matches.";
   let told = `${count(listed)} of ${counted(total ?? listed, "item")}`;
   if (hidden || total === undefined) told = counted(listed, hidden ? "hidden item" : "item");
-  else if (listed > total) told = `${counted(total, "item")} ${total === 1 ? "matches" : "match"}; the nearest others follow`; // a search goes on by meaning
+  else if (listed > total) told = `${counted(total, "item")} ${total === 1 ? "matches" : "match"}; the ${counted(listed - total, "item")} nearest in meaning follow`;
   $("catalogue-note").textContent = [listed ? `${told}.` : none, ...warnings.map(({ detail }) => detail)].join(" ");
 }
 

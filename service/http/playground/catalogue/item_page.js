@@ -1,10 +1,13 @@
-// One item: what is stored of it, edited as JSON, hidden and shown again.
+// One item: what people do with it, and what is stored of it, edited, hidden and shown again.
 
 import { ask, get, itemPath } from "../lib/api.js";
 import { button, $, el, say, trouble } from "../lib/dom.js";
 import { shown } from "../lib/fields.js";
+import { plain } from "../lib/format.js";
 import { jsonEditor } from "../lib/json_editor.js";
 import { picture } from "../explore/card.js";
+import { company } from "./company.js";
+import { itemForm } from "./item_form.js";
 import { mergePatch } from "./merge_patch.js";
 
 const EDITED = ["title", "description", "tags", "categories", "attributes", "published_at"];
@@ -54,14 +57,16 @@ function draw(item, changed) {
     el("h2", {}, name, item.hidden ? el("span", { class: "badge" }, "hidden") : null),
     el("p", { class: "beside" }, [price, subtitle].filter(Boolean).join(" · ")),
     el("p", { class: "beside" }, "id ", el("code", {}, item.item_id)),
-    ...[labels.length && el("dl", { class: "labels" }, labels.map(([label, told]) => el("div", {}, el("dt", {}, label), el("dd", {}, told)))), item.description && el("p", { class: "description" }, item.description)].filter(Boolean),
+    ...[labels.length && el("dl", { class: "labels" }, labels.map(([label, told]) => el("div", {}, el("dt", {}, label), el("dd", {}, told)))), item.description && el("p", { class: "description" }, plain(item.description))].filter(Boolean),
     el(
       "div",
       { class: "actions" },
       button(item.hidden ? "Show again" : "Hide from every answer", hide, { id: "hide-item" }),
       url ? el("a", { class: "action", href: url, target: "_blank", rel: "noreferrer noopener" }, "Open its page") : null,
     ),
+    item.hidden ? "" : company(item),
     el("h3", {}, "Edit"),
-    jsonEditor({ label: "Item as JSON; only what you change is sent", value, save, rows: 18 }),
+    itemForm(value, save),
+    el("details", {}, el("summary", {}, "Every field as JSON"), jsonEditor({ label: "Item as JSON; only what you change is sent", value, save, rows: 18 })),
   );
 }

@@ -3,10 +3,11 @@
 import { itemPath, post } from "../lib/api.js";
 import { $, button, debounced, el, trouble } from "../lib/dom.js";
 import { wanted } from "../lib/fields.js";
-import { count, counted, marked, percent, when } from "../lib/format.js";
-import { learn, name } from "../lib/titles.js";
+import { count, counted, listed, marked } from "../lib/format.js";
+import { learn, name, titleOf } from "../lib/titles.js";
+import { address, link } from "../shell/tabs.js";
 import { card } from "./card.js";
-import { Filters, fields } from "./facets.js";
+import { Filters } from "./facets.js";
 import * as person from "./person.js";
 import { figures, matches, raising, sentence, weights } from "./reasons.js";
 import * as session from "./session.js";
@@ -18,23 +19,64 @@ const ROWS = 6;
 const IN_ROW = 10;
 let filters;
 let running;
-let origin = null; // the item whose like is shown
+let origin = ""; // the item whose like is shown
+let place; // what the address says but for words: each key would be a step back
+const BOXES = { personal: true, "as-rows": true }; // as they are if an address does not name them
 
-// Opened by its tab; `user` is who the address names, if anybody.
-export async function open(user) {
-  if (!filters) await begin(user);
-  else if (user && user !== session.current()) await person.choose(user);
+// Opened by its tab; `user` and `more` are what the address says, if anything.
+export async function open(user, more) {
+  const isNamed = user || more.size > 0;
+  if (!filters) await begin(user, more);
+  else if (!isNamed) remember();
+  else if (location.hash !== written()) {
+    restore(more);
+    if (user && user !== session.current()) await person.choose(user);
+    else await ask();
+  }
 }
 
-async function begin(user) {
+// The address of what is shown: it can be shared, and the browser goes back to it.
+function written() {
+  const query = $("query").value.trim();
+  const more = new URLSearchParams(query && { q: query });
+  if (origin) more.set("like", origin);
+  if (!filters.isEmpty) more.set("filter", JSON.stringify(filters.filter));
+  for (const [box, usual] of Object.entries(BOXES)) if ($(box).checked !== usual) more.set(box, usual ? "no" : "yes");
+  return [link("explore", session.current()), ...(more.size ? [more] : [])].join("?");
+}
+
+function restore(more) {
+  origin = more.get("like") ?? "";
+  $("query").value = more.get("q") ?? "";
+  for (const [box, usual] of Object.entries(BOXES)) $(box).checked = more.has(box) ? more.get(box) === "yes" : usual;
+  try {
+    filters.restore(JSON.parse(more.get("filter")));
+  } catch {
+    filters.restore(); // an address may be typed
+  }
+  $("filters").open ||= !filters.isEmpty;
+  place = null;
+}
+
+// Puts what is shown into the address: as a step of the history, unless it is the same but for the words.
+function remember() {
+  const hash = written();
+  if ($("explore").hidden || !session.current()) return;
+  const now = hash.replace(/([?&]q=)[^&]*/, "$1");
+  if (location.hash !== hash) history[place && place !== now && address()[0] === "explore" ? "pushState" : "replaceState"](null, "", hash);
+  place = now;
+}
+
+async function begin(user, more) {
   filters = new Filters($("chips"), ask);
+  restore(more);
   why.begin();
   const later = debounced(ask, QUIET);
   $("query").addEventListener("input", () => {
-    origin = null;
+    origin = "";
     later();
   });
-  for (const box of ["personal", "in-history", "as-rows"]) $(box).addEventListener("change", ask);
+  for (const box of Object.keys(BOXES)) $(box).addEventListener("change", ask);
   $("search").addEventListener("submit", ask);
   session.onChange(ask);
   await person.begin(user);
@@ -45,13 +87,12 @@ export async function ask() {
   running?.abort();
   running = new AbortController();
   const { signal } = running;
-  $("in-history").disabled = !session.current();
-  const inHistory = session.current() && $("in-history").checked;
-  $("personal").disabled = !session.current() || inHistory;
+  remember();
+  $("personal").disabled = !session.current();
   const query = $("query").value;
-  const kind = origin ? similar : query.trim() ? (inHistory ? past : search) : $("as-rows").checked ? rows : recommend;
+  const kind = origin ? similar : query.trim() ? search : $("as-rows").checked ? rows : recommend;
   try {
-    await kind(query, { filter: filters.filter, facets: await fields(), fields: wanted(), limit: LIMIT }, signal);
+    await kind(query, { filter: filters.filter, facets: await filters.facets(), fields: wanted(), limit: LIMIT }, signal);
     if (!signal.aborted) why.again();
   } catch (error) {
     trouble(error);
@@ -68,7 +109,7 @@ function show(list, title, note, answer, cards) {
   $("search-note").textContent = [note, ...warnings].filter(Boolean).join(" ");
   $("back").hidden = list === "recommended" || list === "rows";
   $("back").onclick = () => {
-    origin = null;
+    origin = "";
     $("query").value = "";
     ask();
     $("query").focus();
@@ -123,30 +164,19 @@ async function search(query, asked, signal) {
   const answer = await post("v1/search", { query, ...asked, highlight: true, ...(personal ? session.requester() : {}) }, { signal });
   learn(answer.items);
   if (signal.aborted) return;
-  showFound(`Results for “${query.trim()}”`, `${count(answer.total)} match.`, answer, answer.items.map((item) => result(item)));
-}
-
-// The person's own events, and what they tried, on the items that match.
-async function past(query, { filter, fields: shown, facets, limit }, signal) {
-  const user = session.current();
-  const [answer, { facets: values }] = await Promise.all([
-    post("v1/search", { memory: "history", query, filter, fields: shown, limit, highlight: true, ...session.requester() }, { signal }),
-    post("v1/search", { filter, facets, limit: 1 }, { signal }),
-  ]);
-  learn(answer.events);
-  if (signal.aborted) return;
-  const note = `The best ${counted(answer.events.length, "event")}.`;
-  showFound(`“${query.trim()}” in the history of ${user}`, note, { ...answer, facets: values }, answer.events.map((event) => result(event, eventLine(event), "events")));
-}
-
-const eventLine = (event) => el("p", { class: "beside" }, event.type, " · ", when(event.timestamp));
-
-function showFound(title, told, answer, cards) {
   const corrections = Object.entries(answer.corrections ?? {}).map(([word, words]) => `No item has “${word}”; searched for “${words.join("”, “")}” instead.`);
-  const compared = `${count(answer.keys_attended)} titles, descriptions and tags were compared${answer.retrieval === "exact" ? "" : `, which hold ${percent(answer.mass)}`}.`;
-  const note = cards.length ? `${told} ${compared}` : "Nothing was found:";
-  show("results", title, [...corrections, note].join(" "), answer, cards);
+  const note = answer.items.length ? matching(answer) : `Nothing was found${answer.warnings?.length ? ":" : "."}`;
+  show("results", `Results for “${query.trim()}”`, [...corrections, note].join(" "), answer, answer.items.map(result));
   if (answer.did_you_mean) $("search-note").append(" Did you mean ", offered(answer.did_you_mean), "?");
+}
+
+// How many items match the words; a list that is longer goes on with those that are near.
+function matching({ items, total }) {
+  if (total === undefined) return `The best ${counted(items.length, "item")}.`;
+  const near = items.length - total;
+  if (total > items.length) return `The best ${items.length} of ${counted(total, "match", "es")}.`;
+  if (!total) return "No item has these words: those that come nearest in meaning follow.";
+  return `${counted(total, "match", "es")}${near > 0 ? `, then the ${near === 1 ? "one that comes" : `${near} that come`} nearest in meaning` : ""}.`;
 }
 
 // Another spelling, which is searched for if it is what was meant.
@@ -158,33 +188,35 @@ function offered(spelling) {
   return button(spelling, onclick);
 }
 
-function result(item, line, among = "items") {
+function result(item) {
   const texts = item.highlights ?? {};
   return made(
     item,
-    [line, texts.description ? el("p", { class: "snippet" }, marked(texts.description)) : null, el("p", { class: "reason" }, matches(item)), weights(item, among)],
+    [texts.description ? el("p", { class: "snippet" }, marked(texts.description)) : null, el("p", { class: "reason" }, matches(item)), weights(item)],
     marked(texts.title, item.title || item.item_id),
   );
 }
 
 async function similar(_query, asked, signal) {
-  const answer = await post(`${itemPath(origin.item_id)}/similar`, asked, { signal });
+  const [answer] = await Promise.all([post(`${itemPath(origin)}/similar`, asked, { signal }), name([origin])]);
   learn(answer.items);
   if (signal.aborted) return;
   const note = answer.items.length ? `Compared in ${(answer.spaces ?? []).map((space) => (space === "content" ? "their texts" : "what was learned from events")).join(" and ")}.` : "Nothing is similar to it.";
-  show("similar", `Similar to ${origin.title || origin.item_id}`, note, answer, answer.items.map((item) => made(item, [el("p", { class: "reason" }, likeness(item))])));
+  show("similar", `Similar to ${titleOf(origin)}`, note, answer, answer.items.map((item) => made(item, [el("p", { class: "reason" }, likeness(item)), alike(item)])));
 }
 
 function likeness(item) {
   const spaces = Object.entries(item.spaces ?? {}).filter(([, { share: part }]) => part >= 0.05);
-  const words = spaces.map(([space, { cosine }]) => `${space === "content" ? "alike in text" : "taken by the same people"} (cosine ${cosine.toFixed(2)})`);
-  const told = words.join(", ");
+  const told = listed(spaces.map(([space]) => (space === "content" ? "alike in text" : "taken by the same people")));
   return told && `${told[0].toUpperCase()}${told.slice(1)}.`;
 }
 
+const alike = ({ spaces = {} }) =>
+  el("details", { class: "figures" }, el("summary", {}, "Figures"), el("p", { class: "beside" }, Object.entries(spaces).map(([space, { cosine }]) => `${space}: cosine ${cosine.toFixed(2)}`).join(", ")));
+
 function made(item, details, title) {
   const like = () => {
-    origin = item;
+    origin = item.item_id;
     ask();
     $("stage-title").focus();
   };

@@ -6,22 +6,23 @@ import { bound, count } from "../lib/format.js";
 
 const SAMPLE = 100; // items whose attributes are looked at
 const VALUES = 6; // chips of a field
+const EVERY = 1000; // chips of a field of which all are wanted
 const FIELDS = 5;
 
 // Fields of few values, which are worth a chip: ids and addresses have as many as there are items.
-export const fields = remembered(async () => {
+const fields = remembered(async () => {
   const sample = await post("v1/search", { limit: SAMPLE, fields: ["attributes"] });
   const names = new Set();
   for (const item of sample.items)
     for (const [name, value] of Object.entries(item.fields?.attributes ?? {})) if (isPlain(value)) names.add(`attributes.${name}`);
   const asked = ["categories", "tags", ...[...names].slice(0, 12)].map((field) => ({ field, limit: VALUES }));
   const { facets, total } = await post("v1/search", { limit: 1, facets: asked });
-  return facets.filter((facet) => isRange(facet) || isCommon(facet, total)).slice(0, FIELDS).map(({ field }) => ({ field, limit: VALUES }));
+  return facets.filter((facet) => isRange(facet) || isCommon(facet, total)).slice(0, FIELDS).map(({ field }) => field);
 });
 
 const isPlain = (value) => value !== null && (typeof value !== "object" || (Array.isArray(value) && value.every(isPlain)));
 const isRange = ({ min, values, other }) => typeof min === "number" && (other > 0 || values.length >= VALUES);
-const isCommon = ({ values, other }, total) => values.length > 0 && (values.length < VALUES || values[1].count >= total / 500) && values.some(({ count: of }) => of < total || other);
+const isCommon = ({ field, values, other }, total) => values.length > 0 && (field === "categories" || values.length < VALUES || values[1].count >= total / 500) && values.some(({ count: of }) => of < total || other);
 
 // Chips in `place`, whose parent is hidden while there are none; `changed` is called when one is pressed.
 export class Filters {
@@ -30,6 +31,22 @@ export class Filters {
     this.changed = changed;
     this.chosen = new Map(); // field -> values as JSON
     this.ranges = new Map(); // field -> {gte, lte}
+    this.whole = new Set(); // fields of which every value is shown
+  }
+
+  // The facets to ask for.
+  async facets() {
+    return (await fields()).map((field) => ({ field, limit: this.whole.has(field) ? EVERY : VALUES }));
+  }
+
+  // Takes the `filter` of an address.
+  restore(filter) {
+    this.chosen.clear();
+    this.ranges.clear();
+    for (const { field, in: values, ...bounds } of filter?.all ?? []) {
+      if (values) this.chosen.set(field, new Set(values.map((value) => JSON.stringify(value))));
+      else this.ranges.set(field, bounds);
+    }
   }
 
   get filter() {
@@ -58,13 +75,24 @@ export class Filters {
     this.changed();
   }
 
-  group({ field, values }) {
+  group({ field, values, other }) {
     const own = this.chosen.get(field) ?? new Set();
     const listed = values.map(({ value, count: of }) => [JSON.stringify(value), of]);
     const missing = [...own].filter((value) => !listed.some(([one]) => one === value)).map((value) => [value, 0]);
     const all = [...missing, ...listed];
     if (!all.length) return null;
-    return el("div", { class: "facet", role: "group", "aria-label": label(field) }, el("span", { class: "name" }, label(field)), all.map(([value, of]) => this.chip(field, value, of)));
+    return el("div", { class: "facet", role: "group", "aria-label": label(field) }, el("span", { class: "name" }, label(field)), all.map(([value, of]) => this.chip(field, value, of)), this.more(field, other));
+  }
+
+  // A button that shows every value of a field, and the few again.
+  more(field, other) {
+    const isWhole = this.whole.has(field);
+    if (!isWhole && !other) return null;
+    const toggle = () => {
+      this.whole[isWhole ? "delete" : "add"](field);
+      this.changed();
+    };
+    return button(isWhole ? "fewer" : "all …", toggle, { class: "chip", "aria-label": `${isWhole ? "Fewer" : "All"} ${label(field)}`, "data-key": `${field} all` });
   }
 
   chip(field, value, of) {

@@ -1,8 +1,8 @@
 // The person: who they are, what they did, and what is tried for them.
 
 import { get, userPath } from "../lib/api.js";
-import { $, button, el, trouble } from "../lib/dom.js";
-import { counted, when } from "../lib/format.js";
+import { $, button, debounced, el, trouble } from "../lib/dom.js";
+import { avatar, counted, when } from "../lib/format.js";
 import { learn, name, titleOf } from "../lib/titles.js";
 import { link } from "../shell/tabs.js";
 import * as session from "./session.js";
@@ -16,7 +16,8 @@ export function begin(user) {
   $("choose").addEventListener("submit", () => choose($("user").value.trim()));
   $("guest").addEventListener("click", () => choose(`guest-${crypto.getRandomValues(new Uint32Array(1))[0].toString(36)}`));
   $("record-all").addEventListener("click", () => session.record(session.trials()).catch(trouble));
-  return user ? Promise.all([choose(user), offer()]) : pick();
+  $("user").addEventListener("input", debounced(() => offer().catch(trouble), 100));
+  return user ? choose(user) : pick();
 }
 
 export async function choose(id) {
@@ -49,7 +50,7 @@ export async function attempt(item) {
 async function pick() {
   try {
     const users = await offer();
-    const lengths = await Promise.all(users.slice(0, CANDIDATES).map(({ user_id: id }) => length(id)));
+    const lengths = await Promise.all(users.map(({ user_id: id }) => length(id)));
     if (session.current() || $("user").value || document.activeElement === $("user")) return; // nobody who chooses is interrupted
     const best = lengths.indexOf(Math.max(...lengths));
     if (lengths[best] > 0) return void (await choose(users[best].user_id));
@@ -60,8 +61,9 @@ async function pick() {
   }
 }
 
+// The users whose id begins with what is typed.
 async function offer() {
-  const { users } = await get("v1/users?limit=100");
+  const { users } = await get(`v1/users?limit=${CANDIDATES}&prefix=${encodeURIComponent($("user").value.trim())}`);
   $("users").replaceChildren(...users.map(({ user_id: id }) => el("option", { value: id })));
   return users;
 }
@@ -80,7 +82,7 @@ async function show() {
   usual = mostFrequent(events.map((event) => event.type)) ?? "view";
   const trials = session.trials();
   $("person-title").textContent = user;
-  $("avatar").textContent = [...user][0].toUpperCase();
+  $("person").querySelector(".avatar").replaceWith(avatar(user));
   $("person-link").href = link("people", user);
   $("person-link").hidden = false;
   $("person-note").textContent = events.length

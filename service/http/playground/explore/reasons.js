@@ -79,13 +79,13 @@ export function matches(item) {
   return fields.length ? `Matches in ${listed(fields.map(([name]) => name))}.` : "";
 }
 
-// The weight of an item, or event, that a search found, and which share of it each field holds.
-export const weights = (item, among) =>
+// The weight of an item that a search found, and which share of it each field holds.
+export const weights = (item) =>
   el(
     "details",
     { class: "figures" },
     el("summary", {}, "Figures"),
-    el("p", { class: "beside" }, `Weight among all ${among}, and the share of it that each field holds.`),
+    el("p", { class: "beside" }, "Weight among all items, and the share of it that each field holds."),
     share(item.weight, "weight"),
     Object.entries(item.matched ?? {}).map(([name, part]) => el("div", { class: "rival" }, el("span", {}, name), share(part, name))),
   );

@@ -1,10 +1,7 @@
-// The public API, and how long its answers took.
+// The public API.
 
 import { given, refused } from "../shell/key.js";
 
-export const timings = []; // the latest first: {path, total, stages: {name: milliseconds}}
-const KEPT = 12;
-const watchers = [];
 let unanswered = 0; // questions
 
 export class Problem extends Error {
@@ -20,10 +17,6 @@ function sentence(status, document, wait) {
   const told = document.detail ?? `The service answered ${status}.`;
   if (status !== 429 && status !== 503) return told;
   return `The service is busy: ${told} Try again${wait ? ` in ${wait} s` : ""}.`;
-}
-
-export function onTiming(watch) {
-  watchers.push(watch);
 }
 
 export async function ask(method, path, body, { signal } = {}) {
@@ -43,10 +36,8 @@ function busy(change) {
 
 async function answer(method, path, body, signal) {
   const headers = { ...given(), ...(method === "GET" ? {} : { "content-type": "application/json" }) };
-  const begun = performance.now();
   const response = await fetch(path, { method, headers, body: body && JSON.stringify(body), signal }).catch(unreachable);
   const text = await response.text();
-  remember(`${method} /${path}`, performance.now() - begun, response.headers.get("server-timing"));
   if (response.ok) return text ? JSON.parse(text) : {};
   refused(response.status);
   throw new Problem(response.status, problem(response, text), response.headers.get("retry-after"));
@@ -71,15 +62,4 @@ export async function batch(requests) {
   if (!requests.length) return [];
   const { responses } = await post("v1/batch", { requests });
   return responses.map(({ status, body }) => (status < 400 ? body : null));
-}
-
-function remember(path, total, header) {
-  const stages = {};
-  for (const part of (header ?? "").split(",")) {
-    const found = /^\s*([\w-]+);dur=([\d.]+)/.exec(part);
-    if (found) stages[found[1]] = Number(found[2]);
-  }
-  timings.unshift({ path, total, stages });
-  timings.length = Math.min(timings.length, KEPT);
-  for (const watch of watchers) watch();
 }

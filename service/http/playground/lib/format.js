@@ -12,7 +12,7 @@ export const count = (value) => (value ?? null) === null ? "–" : value.toLocal
 export const bound = (value) =>
   value.toLocaleString("en", Math.abs(value) < 1e5 ? { maximumFractionDigits: 2, useGrouping: "min2" } : { notation: "compact", maximumSignificantDigits: 3 });
 
-export const counted = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+export const counted = (value, noun, many = "s") => `${count(value)} ${noun}${value === 1 ? "" : many}`;
 
 export function percent(value) {
   return value > 0 && value < 0.001 ? "< 0.1 %" : `${(100 * value).toFixed(1)} %`;
@@ -44,6 +44,22 @@ export function duration(seconds) {
 // Words as an enumeration: "a", "a and b", "a, b and c".
 export function listed(words) {
   return words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
+}
+
+// The text of a description that has markup; nothing of it is made an element.
+export function plain(text) {
+  if (!/<[a-z!/]|&[#a-z]/i.test(text)) return text;
+  const words = text.replace(/<(style|script)\b.*?<\/\1\s*>|<!--.*?-->/gis, "").replace(/<(br|\/(p|li|div|h\d|tr))\b/gi, "\n$&").replace(/<\/?[a-z][^>]*>/gi, "");
+  return new DOMParser().parseFromString(words.replaceAll("<", "&lt;"), "text/html").body.textContent.replace(/\n\s*\n+/g, "\n\n").trim();
+}
+
+// A person as a circle: its colour and letters differ from one id to the next.
+export function avatar(id) {
+  const letters = [...id];
+  const hash = letters.reduce((sum, letter) => (31 * sum + letter.codePointAt(0)) % 65521, 7);
+  const made = el("span", { class: "avatar", "aria-hidden": "true" }, letters.length < 4 ? id : `${letters[0]}${letters.at(-1)}`.toUpperCase());
+  made.style.background = `hsl(${(137 * hash) % 360} 45% 32%)`;
+  return made;
 }
 
 // Parts of a text, those that match marked.

@@ -4,6 +4,7 @@ import { get, post } from "../lib/api.js";
 import { epochs } from "../lib/charts.js";
 import { $, button, el, head, say, trouble } from "../lib/dom.js";
 import { duration, number, when } from "../lib/format.js";
+import { isRunning, told as progressOf } from "../shell/figures.js";
 
 const EVERY = 1000; // milliseconds between two looks at a running job
 const SHOWN = 5; // trainings before
@@ -26,10 +27,8 @@ export async function refresh(trained) {
   const [latest, ...before] = jobs;
   draw(latest);
   $("trainings").replaceChildren(...before.slice(0, SHOWN).map(past));
-  if (latest && isRunning(latest) && following !== latest.job_id) follow(latest.job_id, trained);
+  if (isRunning(latest) && following !== latest.job_id) follow(latest.job_id, trained);
 }
-
-const isRunning = ({ state }) => state === "queued" || state === "running";
 
 async function start(trained) {
   const form = new FormData($("train"));
@@ -59,7 +58,7 @@ async function follow(id, trained) {
 }
 
 function draw(job) {
-  const running = Boolean(job) && isRunning(job);
+  const running = isRunning(job);
   $("train-start").disabled = running;
   $("job").hidden = !job;
   if (!job) return;
@@ -98,16 +97,11 @@ function range(label, figures) {
 }
 
 function told(job, running) {
-  const { progress, metrics, started, finished, result } = job;
-  if (running && progress) {
-    const epoch = progress.epoch ? `, epoch ${progress.epoch} of at most ${progress.epochs}` : "";
-    const left = progress.eta_s ? `, about ${duration(progress.eta_s)} left` : "";
-    return `${progress.stage}${epoch}${left}`;
-  }
-  if (running) return "It is being started.";
+  if (running) return progressOf(job);
+  const { metrics, started, finished, result } = job;
   const took = started && finished ? ` in ${duration((new Date(finished) - new Date(started)) / 1000)}` : "";
   const reached = typeof metrics?.ndcg === "number" ? `, NDCG@10 ${number(metrics.ndcg)}` : "";
-  return result?.version ? `Version ${result.version}${took}${reached}.` : `Nothing was published${took ? `, after${took.slice(3)}` : ""}.`;
+  return result?.version ? `Version ${result.version}${took}${result.sentence ? `. ${result.sentence}` : `${reached}.`}` : `Nothing was published${took ? `, after${took.slice(3)}` : ""}.`;
 }
 
 const past = (job) =>

@@ -10,7 +10,7 @@ export async function refresh() {
   const [{ models }, ready] = await Promise.all([get("v1/models"), get("health/ready")]);
   const served = ready.checks?.model ?? "";
   $("versions-note").textContent = models.length
-    ? "The newest first. Figures are of events that were held out: the next item of each user, or the next basket, among all items."
+    ? "The newest first. Each was judged by what users did next, which it was not shown."
     : "None is trained yet: answers come from content and popularity. Start a training, or run heed train.";
   $("version-list").replaceChildren(...models.toReversed().map((model) => version(model, served)));
 }
@@ -47,7 +47,8 @@ function judged(question) {
     const rows = figures.bars(question, metric);
     return rows.length ? el("div", {}, el("p", { class: "metric" }, name), rows) : null;
   });
-  return el("div", { class: "question" }, question.title ? el("h4", {}, question.title) : null, el("p", { class: "reason" }, figures.sentence(question)), el("div", { class: "bars" }, bars));
+  const folded = el("details", { class: "figures" }, el("summary", {}, "Figures"), el("div", { class: "bars" }, bars));
+  return el("div", { class: "question" }, question.title ? el("h4", {}, question.title) : null, el("p", { class: "reason" }, figures.sentence(question)), folded);
 }
 
 const serve = (version, now) =>

@@ -4,7 +4,7 @@ import { matches } from "../explore/reasons.js";
 import { after, ask, get, post, userPath } from "../lib/api.js";
 import { confirmed } from "../lib/dialogs.js";
 import { $, button, debounced, el, say, trouble } from "../lib/dom.js";
-import { counted, marked, when } from "../lib/format.js";
+import { avatar, counted, marked, when } from "../lib/format.js";
 import { jsonEditor } from "../lib/json_editor.js";
 import { name, titleOf } from "../lib/titles.js";
 import { go, link } from "../shell/tabs.js";
@@ -22,7 +22,7 @@ export async function showPerson(user, changed) {
   const place = $("people-one");
   place.replaceChildren(
     el("p", { class: "back" }, el("a", { href: "#/people" }, "All people")),
-    el("h2", { tabindex: "-1", id: "people-title" }, el("span", { class: "avatar", "aria-hidden": "true" }, [...user][0].toUpperCase()), user),
+    el("h2", { tabindex: "-1", id: "people-title" }, avatar(user), user),
     el("p", { class: "note", id: "people-summary" }),
     el(
       "div",

@@ -8,11 +8,19 @@ import { jsonEditor } from "../lib/json_editor.js";
 import { go } from "../shell/tabs.js";
 import { preview } from "./preview.js";
 
-const FIRST = { question: "recommend", limit: 10, filter: {}, rules: [] };
+export const TEMPLATES = [
+  { name: "home", title: "Home page", about: "Rows for one person, each with its reason", scenario: { question: "rows", rows: 6, limit: 10 } },
+  { name: "for-you", title: "For you", about: "One list for one person, with some variety", scenario: { question: "recommend", limit: 10, diversity: 0.2, filter: {}, rules: [] } },
+  { name: "bestsellers", title: "Bestsellers", about: "What most people take", scenario: { question: "popular", by: "popular", limit: 10 } },
+  { name: "new", title: "New arrivals", about: "The newest items first", scenario: { question: "popular", by: "newest", limit: 10 } },
+  { name: "similar", title: "Similar items", about: "What is like the item that is looked at", scenario: { question: "similar", limit: 10 } },
+  { name: "together", title: "Bought together", about: "What people take with an item", scenario: { question: "together", relation: "basket", limit: 10 } },
+  { name: "search", title: "Search box", about: "Results, with counts of categories", scenario: { question: "search", limit: 20, facets: [{ field: "categories", limit: 20 }] } },
+];
 let current = "";
 
-// `changed()` is called when a version was put or the scenario was deleted.
-export async function showScenario(name, scenarios, changed) {
+// `from` names the template of a scenario that is new; `changed()` is called when a version was put or the scenario was deleted.
+export async function showScenario(name, scenarios, from, changed) {
   current = name;
   const path = `v1/scenarios/${encodeURIComponent(name)}`;
   const stored = scenarios.find((each) => each.name === name);
@@ -33,12 +41,17 @@ export async function showScenario(name, scenarios, changed) {
       trouble(error);
     }
   };
-  const editor = jsonEditor({ label: "Question as JSON", value: stored?.scenario ?? FIRST, save: put, word: stored ? "Save as a new version" : "Create", rows: 16 });
-  const draft = () => JSON.parse(editor.querySelector("textarea").value);
+  const begun = TEMPLATES.find((each) => each.name === from) ?? TEMPLATES[1];
+  const editor = jsonEditor({ label: "Question as JSON", value: stored?.scenario ?? begun.scenario, save: put, word: stored ? "Save as a new version" : "Create", rows: 16 });
+  const area = editor.querySelector("textarea");
+  const draft = () => JSON.parse(area.value);
+  const choose = (event) => (area.value = JSON.stringify(TEMPLATES[event.target.value].scenario, null, 2));
+  const templates = el("select", { id: "template", onchange: choose }, TEMPLATES.map((each, at) => el("option", { value: at, selected: each === begun }, `${each.title}: ${each.about}`)));
   $("scenarios-one").replaceChildren(
     el("p", { class: "back" }, el("a", { href: "#/scenarios" }, "All scenarios")),
     el("h2", {}, name, el("span", { class: "badge" }, stored ? `version ${stored.version}` : "new")),
-    el("p", { class: "note" }, "question is recommend, search, similar, popular, together or rows; its fields are defaults, which a request may narrow."),
+    ...(stored ? [] : [el("label", { for: "template" }, "Template"), templates]),
+    el("p", { class: "note" }, "Each field below is a default, which a request may narrow."),
     editor,
     ...(stored ? [el("div", { class: "actions" }, button("Delete this scenario", drop, { class: "danger" }))] : []),
     ...(versions.length > 1 ? [history(versions, put)] : []),

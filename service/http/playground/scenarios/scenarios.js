@@ -4,16 +4,19 @@ import { after, get } from "../lib/api.js";
 import { $, el, trouble } from "../lib/dom.js";
 import { counted } from "../lib/format.js";
 import { address, go, link, split } from "../shell/tabs.js";
-import { showScenario } from "./scenario_page.js";
+import { TEMPLATES, showScenario } from "./scenario_page.js";
 
 let begun = false;
 
-export async function open(name) {
+export async function open(name, more) {
   if (!begun) begin();
-  split("scenarios", name);
+  split("scenarios", name, el("h2", {}, "Begin with a template"), el("p", { class: "note" }, "A scenario is a question that is saved under a name. An application asks it by the name; what it answers is changed here."), el("ul", { class: "list" }, TEMPLATES.map(template)));
   const scenarios = await load().catch(trouble);
-  if (name && scenarios) await showScenario(name, scenarios, () => open(address()[1])).catch(trouble);
+  if (name && scenarios) await showScenario(name, scenarios, more.get("from"), () => open(...address().slice(1))).catch(trouble);
 }
+
+const template = ({ name, title, about }) =>
+  el("li", {}, el("a", { href: `${link("scenarios", name)}?from=${name}` }, el("span", { class: "who" }, title), el("span", { class: "beside" }, about)));
 
 function begin() {
   begun = true;
@@ -31,7 +34,7 @@ async function load() {
   }
   $("scenarios-note").textContent = scenarios.length
     ? `${counted(scenarios.length, "scenario")}.`
-    : "None yet. A scenario is a question that is saved under a name, with its filters and rules: name one.";
+    : "None yet: name one, or begin with a template.";
   $("scenarios-list").replaceChildren(...scenarios.map(row));
   return scenarios;
 }

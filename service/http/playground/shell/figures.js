@@ -3,10 +3,13 @@
 import { get } from "../lib/api.js";
 import { share } from "../lib/bars.js";
 import { $, el, trouble } from "../lib/dom.js";
-import { number } from "../lib/format.js";
+import { duration, number } from "../lib/format.js";
+import { changed } from "../explore/session.js";
+import { given } from "./key.js";
 
 export const NAMES = { hr: "HR@10", ndcg: "NDCG@10" };
-const RIVALS = 2; // rows beside the live figures
+const OFTEN = 3000; // milliseconds between two looks at a running training
+const SELDOM = 15_000; // and for one that begins elsewhere
 
 // Rows of {name, hr, ndcg}: the model first, then every rival that it was measured against, best first.
 function rivals({ metrics, metadata }) {
@@ -37,6 +40,7 @@ export function questions({ metrics, metadata }) {
 
 // For how many of 100 users something they take next is among ten recommended.
 export function sentence(question) {
+  if (question.metadata?.sentence) return question.metadata.sentence; // what the training found
   const [heed, best] = rivals(question);
   if (typeof heed?.user_hr !== "number" || typeof best?.user_hr !== "number") return "";
   const { basket, isNew } = question;
@@ -53,9 +57,32 @@ export async function refresh() {
     const served = ready.checks?.model ?? "";
     const model = models.find(({ version }) => version === served);
     $("version").textContent = served;
-    $("model-note").textContent = model ? `HR@10: ${model.metadata?.next_basket ? "an item of the next basket" : "the next item"} is among ten.` : "None is trained: answers come from content and popularity.";
-    $("model-bars").replaceChildren(...(model ? bars(model, "hr").slice(0, RIVALS) : []));
+    $("model-note").textContent = model ? sentence(questions(model)[0]) : "None is trained: answers come from content and popularity.";
   } catch (error) {
     trouble(error);
   }
+}
+
+export const isRunning = (job) => job?.state === "queued" || job?.state === "running";
+
+// How far a training is, and the time that is left of it.
+export function told({ progress }) {
+  if (!progress) return "It is being started.";
+  const epoch = progress.epoch ? `, epoch ${progress.epoch} of at most ${progress.epochs}` : "";
+  return `${progress.stage}${epoch}${progress.eta_s ? `, about ${duration(progress.eta_s)} left` : ""}`;
+}
+
+// Follows a training on every tab; at its end everything is asked for again. Not every key may see it.
+export async function follow(wasRunning = false) {
+  if (document.visibilityState === "visible") {
+    const answer = await fetch("v1/jobs?limit=1", { headers: given() }).catch(() => null);
+    if (answer?.status === 401 || answer?.status === 403) return;
+    const [job] = answer?.ok ? (await answer.json()).jobs : [];
+    const runs = isRunning(job);
+    $("training-note").hidden = !runs;
+    if (runs) $("training-note").textContent = `Training now: ${told(job)}.`;
+    if (wasRunning && answer?.ok && !runs) await Promise.all([refresh(), changed()]).catch(trouble);
+    if (answer?.ok) wasRunning = runs;
+  }
+  setTimeout(() => follow(wasRunning), wasRunning ? OFTEN : SELDOM);
 }

@@ -26,19 +26,21 @@ export const go = (name, rest = "") => (location.hash = rest ? link(name, rest) 
 
 export const link = (name, rest) => `#/${name}/${encodeURIComponent(rest)}`;
 
-// Shows the list of the tab `name`, or `one` entry of it.
-export function split(name, one) {
+// Shows the list of the tab `name`, and `one` entry of it; without one, a wide screen says what to do there.
+export function split(name, one, ...hint) {
   $(name).dataset.one = one ? "yes" : "";
-  $(`${name}-one`).hidden = !one;
+  if (!one) $(`${name}-one`).replaceChildren(...hint);
 }
 
-// The name of the tab that the address names, and what follows it.
+// The name of the tab that the address names, what follows it, and its parameters.
 export function address() {
-  const [name, rest = ""] = location.hash.slice(2).split("/", 2);
+  const [path, more = ""] = location.hash.slice(2).split("?", 2);
+  const [name, rest = ""] = path.split("/", 2);
+  const parameters = new URLSearchParams(more);
   try {
-    return [name, decodeURIComponent(rest)];
+    return [name, decodeURIComponent(rest), parameters];
   } catch {
-    return [name, rest]; // an address may be typed
+    return [name, rest, parameters]; // an address may be typed
   }
 }
 
@@ -54,7 +56,7 @@ function walk(event) {
 }
 
 function show() {
-  const [wanted, rest] = address();
+  const [wanted, rest, more] = address();
   const names = tabs().map(nameOf);
   const name = names.includes(wanted) ? wanted : names[0];
   for (const tab of tabs()) {
@@ -63,5 +65,5 @@ function show() {
     tab.tabIndex = chosen ? 0 : -1;
     $(nameOf(tab)).hidden = !chosen;
   }
-  opened[name]?.(rest);
+  opened[name]?.(rest, more);
 }

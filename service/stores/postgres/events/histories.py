@@ -15,7 +15,14 @@ from psycopg import AsyncConnection
 
 from service.domain.records import Event, User
 from service.stores.base import EventVectors, History
-from service.stores.encoding import cursor_of, position_of, user_from, vectors_from
+from service.stores.encoding import (
+    cursor_of,
+    first_user,
+    position_of,
+    user_from,
+    users_page,
+    vectors_from,
+)
 from service.stores.event_identity import user_key
 from service.stores.postgres.database.prepared_statement import PreparedStatement
 from service.stores.postgres.database.transaction import Rows
@@ -69,8 +76,11 @@ SELECT version FROM heed.users WHERE namespace_no = %s AND user_key = %s AND use
 _PROFILE = """\
 SELECT profile FROM heed.users WHERE namespace_no = %s AND user_key = %s AND user_id = %s"""
 _PAGE_USERS = """\
-SELECT user_id, profile FROM heed.users WHERE namespace_no = %s AND user_id > %s
+SELECT user_id, profile FROM heed.users WHERE namespace_no = %s AND user_id >= %s
  ORDER BY user_id LIMIT %s"""
+_COUNTS = """\
+SELECT user_key, count(*) FROM heed.events
+ WHERE namespace_no = %s AND user_key = ANY(%s::bigint[]) GROUP BY user_key"""
 _NOBODY: tuple[bytes | None, ...] = (bytes(8), bytes(8), b"\0", None, None)
 
 
@@ -190,13 +200,18 @@ class Histories:
         return None if row is None else user_from(user_id, row[0])
 
     async def page_users(
-        self, connection: AsyncConnection, cursor: str | None, limit: int
+        self, connection: AsyncConnection, cursor: str | None, limit: int, prefix: str
     ) -> tuple[list[User], str | None]:
         """`Store.page_users`."""
-        (after,) = ("",) if cursor is None else position_of(cursor, str)
-        rows = await self._rows(connection, _PAGE_USERS, after, limit + 1)
-        found = [user_from(user_id, profile) for user_id, profile in rows]
-        return found[:limit], cursor_of(found[limit - 1].user_id) if len(found) > limit else None
+        start = first_user(cursor, prefix)
+        rows = await self._rows(connection, _PAGE_USERS, start, limit + 1)
+        return users_page(rows, limit, prefix)
+
+    async def event_counts(self, connection: AsyncConnection, user_ids: Sequence[str]) -> list[int]:
+        """`Store.event_counts`."""
+        keys = [user_key(user_id) for user_id in user_ids]
+        counts: dict[int, int] = dict(await self._rows(connection, _COUNTS, keys))
+        return [counts.get(key, 0) for key in keys]
 
     async def _vectors(
         self, connection: AsyncConnection, key: Any, seqs: NDArray[np.uint32]
