@@ -14,9 +14,10 @@ STAMP := $(VENV)/.setup
 RECTOOLS := $(VENV)-rectools
 AUDIT := $(VENV)-audit
 PEERS := $(VENV)-peers
+CLIENTS := $(VENV)-clients
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz known walk faults distributed browser prometheus postgres cluster-drill lint audit bench bench-training bench-page bench-peers lock clean
+.PHONY: help setup demo test fuzz known walk faults distributed browser prometheus postgres clients cluster-drill lint audit bench bench-training bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,7 +33,7 @@ ALONE = tests/service/http/test_openapi.py tests/service/http/test_openapi_engin
 
 # Many tests start interpreters, each of which would compile anew what it imports if none kept the bytecode.
 test: export PYTHONDONTWRITEBYTECODE =
-test: $(STAMP) browser prometheus postgres tests/__pycache__ ## run the tests, in several processes (ARGS="-k name")
+test: $(STAMP) browser prometheus postgres clients tests/__pycache__ ## run the tests, in several processes (ARGS="-k name")
 	@log=$$(mktemp); \
 	(for file in $(ALONE); do OMP_NUM_THREADS=1 $(PY) -m pytest $$file $(ARGS) || [ $$? = 5 ] || failed=1; done >$$log 2>&1; \
 	cat $$log; rm -f $$log; exit $${failed:-0}) & \
@@ -104,6 +105,8 @@ postgres: $(STAMP) prometheus ## PostgreSQL's server, which the tests of stores 
 	apt-get install -y -qq --no-install-recommends postgresql >/dev/null; status=$$?; \
 	sed -i '/# make postgres$$/d' $(CLUSTERS); exit $$status
 
+clients: $(CLIENTS)/.setup ## generators of typed clients, which the tests run (needs node and npm)
+
 lint: $(STAMP) ## ruff and mypy
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
@@ -135,7 +138,7 @@ lock: ## resolve pyproject.toml anew into requirements/
 	rm -rf $(VENV)-lock
 
 clean: ## remove .venv, caches and builds; data stays
-	rm -rf $(VENV) $(RECTOOLS) $(PEERS) $(AUDIT) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RECTOOLS) $(PEERS) $(AUDIT) $(CLIENTS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # dev.txt is whole but for torch, which some of it asks for and which comes next: so no dependencies.
@@ -163,6 +166,16 @@ $(RECTOOLS)/.setup: requirements/rectools.txt requirements/torch.txt
 $(RECTOOLS)/.peers: $(RECTOOLS)/.setup tests/benchmarks/peers/rectools-requirements.txt
 	@$(RECTOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	  -r tests/benchmarks/peers/rectools-requirements.txt
+	@touch $@
+
+# openapi-python-client wants another typer than Heed's.
+$(CLIENTS)/.setup: Makefile | $(STAMP)
+	@command -v npm >/dev/null || { echo "test: put node and npm on PATH (https://nodejs.org)" >&2; exit 1; }
+	@echo "test: fetching generators of clients"
+	@$(PY) -m venv --clear --without-pip $(CLIENTS)
+	@$(subst -m pip,-m pip --python $(CLIENTS)/bin/python,$(PIP)) 'openapi-python-client==0.29.1'
+	@npm install --silent --no-save --ignore-scripts --prefix $(CLIENTS) \
+	  openapi-typescript@7.13.0 openapi-fetch@0.17.0 typescript@5.9.3
 	@touch $@
 
 # LitServe serves Heed's own model, so Heed's libraries are there too, in the versions of its lock.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -82,7 +83,78 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             _complete(method, path, operation, problems)
+    _declare_members(document)
     return document
+
+
+def _declare_members(document: dict[str, Any]) -> None:
+    """Declare members for generators of clients, which read `default` in different ways.
+
+    TypeScript's makes a member with a default required, and Python's sends the default, also where
+    Heed distinguishes it from a member that is left out. So defaults are said in descriptions. A
+    member of an answer that is not required is left out, and is never null.
+    """
+    schemas = document["components"]["schemas"]
+    bodies = [
+        operation.get("requestBody")
+        for operations in document["paths"].values()
+        for operation in operations.values()
+    ]
+    asked = set(_referred(bodies, schemas))
+    for name, schema in schemas.items():
+        required = schema.get("required", ())
+        for member, declared in schema.get("properties", {}).items():
+            if name not in asked and member not in required:
+                _drop_null(declared)
+    for node in _objects(document):
+        for member in node.get("properties", {}).values():
+            _describe_default(member)
+        for parameter in node.get("parameters", ()):
+            _describe_default(parameter["schema"], parameter)
+
+
+def _objects(node: Any) -> Iterator[dict[str, Any]]:
+    """Yield each JSON object of a document."""
+    if isinstance(node, dict):
+        yield node
+    for inner in (
+        node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    ):
+        yield from _objects(inner)
+
+
+def _referred(node: Any, schemas: dict[str, Any]) -> set[str]:
+    """Return the names of the schemas that a part of the document refers to, at any depth."""
+    found, waiting = set[str](), [node]
+    while waiting:
+        for each in _objects(waiting.pop()):
+            name = str(each.get("$ref", "")).rpartition("/")[2]
+            if name in schemas and name not in found:
+                found.add(name)
+                waiting.append(schemas[name])
+    return found
+
+
+def _drop_null(member: dict[str, Any]) -> None:
+    kinds = [kind for kind in member.get("anyOf", ()) if kind != {"type": "null"}]
+    if len(kinds) == 1:
+        del member["anyOf"]
+        for key, value in kinds[0].items():
+            member.setdefault(key, value)
+    elif kinds:
+        member["anyOf"] = kinds
+
+
+def _describe_default(schema: dict[str, Any], described: dict[str, Any] | None = None) -> None:
+    """Move the default of a member, or of a parameter, into its description.
+
+    An empty or structured default is not said: leaving the member out restricts nothing.
+    """
+    default = schema.pop("default", None)
+    if default not in (None, "") and not isinstance(default, list | dict):
+        described = schema if described is None else described
+        said = f"By default `{json.dumps(default)}`."
+        described["description"] = f"{described.get('description', '')} {said}".strip()
 
 
 def _complete(method: str, path: str, operation: dict[str, Any], problems: dict[str, Any]) -> None:

@@ -70,9 +70,7 @@ def test_whatever_heed_writes_is_its_owners(tmp_path: Path) -> None:
     done("import", "events", shop / "events.csv", *mapping, "--rejects", out / "rejected.csv")
     done("namespaces", "create", "second")
     done("import", "items", "--namespace", "second", shop / "items.csv")
-    done("train", "--preset", "quick", "--epochs", "1")
     done("tune-search")
-    done("jobs", "list")
     serving = run("serve", "--port", PORT, "--workers", "2", "--first-key")
     url = f"http://127.0.0.1:{PORT}"
     try:

@@ -49,6 +49,8 @@ from service.engine.live_scenarios import LiveScenarios
 from service.engine.monitoring.measurements import Measurement
 from service.http.app import create_app
 from service.jobs.job import Job
+from service.snapshots.registry import Version
+from service.snapshots.versions.documents import version_document
 from service.stores.base import AppendResult, Store
 from service.stores.protocols.catalogue_store import PatchResult
 
@@ -355,13 +357,13 @@ class FakeEngine:
         return await self.get(job_id)
 
     async def models(self) -> list[Mapping[str, Any]]:
-        return [{"version": "v1", "active": True, "metrics": {"ndcg@10": 0.2}}]
+        return [version_document(Version("v1", current=True, metadata={"metrics": {"ndcg": 0.2}}))]
 
     async def activate(self, version: str) -> Mapping[str, Any]:
         await self._work(version)
         if version != "v1":
             raise NotFound(f"There is no version {version!r}.")
-        return {"version": version}
+        return {"model_version": version, "previous": "v1"}
 
     async def ready(self) -> tuple[bool, Mapping[str, Any]]:
         return self.is_ready, {"store": self.is_ready, "model": "v1"}

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from service.domain.errors import NotFound
-from service.http.limits import ITEMS_PATH, MERGE_PATCH_TYPE, STREAM_TYPE, is_stream
+from service.http.limits import ITEMS_PATH, is_stream
 from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
 from service.http.routes.streams import store_stream
@@ -46,16 +46,11 @@ class _StreamRoute(JsonRoute):
 
 router = APIRouter(route_class=_StreamRoute, tags=["items"])
 
-_PATCH_SCHEMA = {"$ref": "#/components/schemas/ItemPatchIn"}
-_LINES = '{"item_id": "a", "title": "First"}\n{"item_id": "b", "title": "Second"}\n'
-
 
 @router.post(
     ITEMS_PATH,
-    responses={200: {"model": Stored | StoredUpdates | StoredLines}, **documented(507)},
-    openapi_extra={
-        "requestBody": {"content": {STREAM_TYPE: {"schema": {"type": "string"}, "example": _LINES}}}
-    },
+    # A client tries these in their order, and each of the first two has all members of the last.
+    responses={200: {"model": StoredLines | StoredUpdates | Stored}, **documented(507)},
 )
 async def put_items(body: ItemsIn, context: Context) -> Response:
     """Insert or replace items: at most 1,000 as JSON, all of them or none.
@@ -99,16 +94,12 @@ async def get_item(item_id: PathId, context: Context) -> Response:
     return Json(item_out(item))
 
 
-@router.patch(
-    "/v1/items/{item_id}",
-    responses={200: {"model": ItemOut}, **documented(404, 507)},
-    openapi_extra={"requestBody": {"content": {MERGE_PATCH_TYPE: {"schema": _PATCH_SCHEMA}}}},
-)
+@router.patch("/v1/items/{item_id}", responses={200: {"model": ItemOut}, **documented(404, 507)})
 async def patch_item(item_id: PathId, body: ItemPatchIn, context: Context) -> Response:
     """Change some fields of an item by JSON Merge Patch (RFC 7396), and answer the item.
 
     Null sets a field to its default, and removes a member of `attributes`, whose objects are
-    merged; lists are replaced.
+    merged; lists are replaced. The body may also be `application/merge-patch+json`.
     """
     patch = body.to_patch(item_id, context.settings.embedding_dim)
     with context.stages("store"):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from service.http.schemas.base import Params
+from service.http.schemas.scalars import Timestamp
+from service.jobs.job import JobState
 
 
 class JobOut(BaseModel):
@@ -16,13 +18,28 @@ class JobOut(BaseModel):
 
 
 class JobDocument(BaseModel):
-    """A job: its state, progress and result.
+    """A job: its state, progress and result."""
 
-    `curve` has a point for each epoch that was told of: its `loss`, and the `hr` and `ndcg` on
-    held-out events as last measured.
-    """
-
-    model_config = ConfigDict(extra="allow")
+    job_id: str
+    state: JobState
+    options: dict[str, Any] = Field(description="Those that the job was started with.")
+    started_by: str | None = Field(description="The program and process that runs it.")
+    created: Timestamp
+    started: Timestamp | None
+    finished: Timestamp | None
+    progress: dict[str, Any] | None = Field(
+        description="The last message of the training: `stage`, and `epoch`, `epochs`, `step`, "
+        "`steps`, `loss` and `eta_s`, the seconds left, as far as the stage has them."
+    )
+    curve: list[dict[str, Any]] = Field(
+        description="A point for each epoch: its `loss`, and the `hr` and `ndcg` on held-out "
+        "events as last measured."
+    )
+    metrics: dict[str, Any] | None = Field(
+        description="Of the result; until then, of the last measurement."
+    )
+    result: dict[str, Any] | None = Field(description="The published version.")
+    error: str | None = Field(description="Why the job failed or was cancelled.")
 
 
 class JobsParams(Params):
@@ -37,16 +54,29 @@ class JobsOut(BaseModel):
     jobs: list[JobDocument]
 
 
-class ModelsOut(BaseModel):
-    """The versions that exist, with their metrics."""
+class ModelOut(BaseModel):
+    """A version of the model."""
 
-    models: list[dict[str, Any]]
+    version: str
+    current: bool = Field(description="Whether it is served.")
+    created: Timestamp | None
+    bytes: int
+    metrics: dict[str, Any] | None
+    metadata: dict[str, Any]
+    broken: str | None = Field(description="Why it cannot be served; null if it can.")
+
+
+class ModelsOut(BaseModel):
+    """The versions that exist, oldest first."""
+
+    models: list[ModelOut]
 
 
 class ActivatedOut(BaseModel):
-    """The served version."""
+    """The served version, and the one that was served before."""
 
-    model_config = ConfigDict(extra="allow")
+    model_version: str
+    previous: str
 
 
 class LiveOut(BaseModel):

@@ -26,6 +26,7 @@ from pydantic import (
     WrapValidator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError
+from typing_extensions import TypeAliasType
 
 from service.domain.errors import Invalid
 from service.domain.names import NAME_PATTERN, NAME_RULE
@@ -89,14 +90,18 @@ PathName = Annotated[
     WithJsonSchema({"type": "string", "pattern": f"^{NAME_PATTERN.pattern}$"}),
 ]
 
-Attributes = Annotated[
-    dict[str, Any],
-    AfterValidator(check_attributes),
-    Field(
-        description="Any JSON object of at most 1,000 names, at most 32 deep.",
-        examples=[{"language": "en"}],
-    ),
-]
+# Named in the document, so that clients have one type of attributes.
+Attributes = TypeAliasType(
+    "Attributes",
+    Annotated[
+        dict[str, Any],
+        AfterValidator(check_attributes),
+        Field(
+            description="Any JSON object of at most 1,000 names, at most 32 deep.",
+            examples=[{"language": "en"}],
+        ),
+    ],
+)
 
 _PLAIN: dict[str, Any] = {"type": ["string", "number", "boolean", "null"]}
 

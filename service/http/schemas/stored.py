@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from service.domain.records import Event, Item
 from service.http.schemas.rendering import fields_out, written_time
-from service.http.schemas.scalars import Id, Timestamp
+from service.http.schemas.scalars import Attributes, Id, Timestamp
 
 
 class Stored(BaseModel):
@@ -63,7 +63,7 @@ class ItemOut(BaseModel):
     description: str
     tags: list[str]
     categories: list[str]
-    attributes: dict[str, Any]
+    attributes: Attributes
     embedding: list[float] | None
     hidden: bool
     published_at: Timestamp | None
@@ -100,7 +100,7 @@ class UserOut(BaseModel):
     """A profile."""
 
     user_id: Id
-    attributes: dict[str, Any]
+    attributes: Attributes
     interests: list[str]
 
 

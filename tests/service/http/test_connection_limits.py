@@ -608,7 +608,7 @@ def test_client_that_reads_nothing_is_disconnected(server: Server) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_1100_slow_bodies_of_one_key_refuse_nobody_else(tmp_path: Path, workers: int) -> None:
-    """While a key holds 1,100 connections at a byte a second, others and health are answered."""
+    """While a key holds 1,100 connections at a byte now and then, others are answered."""
     (tmp_path / "data").mkdir()
     slow, other = asyncio.run(create_keys(tmp_path / "data"))
     key = f"Host: localhost\r\nAuthorization: Bearer {other}\r\n\r\n"
@@ -633,7 +633,6 @@ def test_1100_slow_bodies_of_one_key_refuse_nobody_else(tmp_path: Path, workers:
                 with connect(served) as one:
                     one.sendall(ask)
                     assert one.recv(65_536).startswith(b"HTTP/1.1 200"), ask
-            time.sleep(1)
 
 
 async def create_keys(data: Path) -> list[str]:

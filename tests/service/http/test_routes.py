@@ -417,7 +417,7 @@ def test_training_and_models(client: Client) -> None:
     assert (cancelled.status_code, cancelled.json()["job_id"]) == (202, "job-1")
     assert client.post("/v1/jobs/job-2/cancel", json={}).status_code == 404
     assert client.get("/v1/models").json()["models"][0]["version"] == "v1"
-    assert client.post("/v1/models/v1/activate", json={}).json() == {"version": "v1"}
+    assert client.post("/v1/models/v1/activate", json={}).json()["model_version"] == "v1"
     assert client.post("/v1/models/v2/activate", json={}).status_code == 404
 
 

@@ -230,12 +230,12 @@ async def test_a_killed_copy_goes_on_where_it_stopped(
     moment: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Killed again and again, at later and later steps, it ends; nothing is there twice."""
+    """Killed at one step after another, it ends; nothing is there twice."""
     source = opened(spots[0])
     await full_store.fill(source, 60)
     total = (await source.counts())["events"]
     positions: list[str] = []
-    for step in (1, 2, 4, 7, 5, 9):
+    for step in (1, 10, 6):
         killed = await asyncio.to_thread(_copy_and_die, *spots, step, moment)
         assert killed == -signal.SIGKILL
         with pytest.raises(Corrupt, match="holds part of a copy of"):

@@ -165,6 +165,15 @@ def hostile_values(other: Path) -> list[object]:
     ]
 
 
+def forgeries(body: Body, other: Path) -> Iterator[Body]:
+    """The value with a third of the hostile values at each field, other ones at the next."""
+    values = hostile_values(other)
+    for place, trail in enumerate(trails(body)):
+        for hostile in values[place % 3 :: 3]:
+            for name in (False, isinstance(hostile, str)):
+                yield changed(body, trail, hostile, name=name)
+
+
 def check_restore(backup: Path, data: Path, outside: Path) -> None:
     """Restore a forged backup: nothing outside of the directory may be used."""
     before = state(outside)
@@ -194,15 +203,11 @@ def test_no_field_of_the_manifest_leads_out(
     box = tmp_path / "box"
     outside, data = canary(box / "canary"), box / "data"
     watch(outside)
-    body = read(backup)
-    count = 0
-    for trail in trails(body):
-        for hostile in hostile_values(outside):
-            for name in (False, isinstance(hostile, str)):
-                put(backup, changed(body, trail, hostile, name=name))
-                check_restore(backup, data, outside)
-                count += 1
-    assert count > 500
+    forged = list(forgeries(read(backup), outside))
+    assert len(forged) > 200
+    for body in forged:
+        put(backup, body)
+        check_restore(backup, data, outside)
 
 
 @pytest.mark.parametrize("part", ["models/current", "manifest.json"])
@@ -219,13 +224,10 @@ def test_no_field_of_a_file_leads_out(
     inner = json.loads(content)
     is_sealed = "sha256" in inner
     inner.pop("sha256", None)
-    for trail in trails(inner):
-        for hostile in hostile_values(outside):
-            for name in (False, isinstance(hostile, str)):
-                forged = changed(inner, trail, hostile, name=name)
-                written = seal(forged) if is_sealed else json.dumps(forged).encode()
-                put_file(backup, place, written)
-                check_restore(backup, data, outside)
+    for forged in forgeries(inner, outside):
+        written = seal(forged) if is_sealed else json.dumps(forged).encode()
+        put_file(backup, place, written)
+        check_restore(backup, data, outside)
 
 
 def test_links_and_devices_in_a_backup_are_refused(backup: Path, tmp_path: Path) -> None:
