@@ -137,7 +137,7 @@ class HomePage:
             for each in named:
                 name = _name(each)
                 row = catalogue.row(name)
-                if row < 0 or servable[row]:  # hidden and deleted items are named nowhere
+                if row < 0 or servable[row]:  # one that is only known from events has no title
                     cause = causes.setdefault(name, len(causes))
                     entries.append((target, cause, each.contribution))
         gains = np.zeros((len(items), len(causes)))

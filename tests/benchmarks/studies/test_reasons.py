@@ -42,10 +42,6 @@ def reason(event: str, item: str, contribution: float, effect: float | None) -> 
     return Contribution(MemoryRow(event, item, "", "view", 0), 0.5, contribution, effect, is_exact)
 
 
-def withheld(contribution: float) -> Contribution:
-    return Contribution(MemoryRow(None, None, "", "hidden", None), 0.5, contribution)
-
-
 def item(*explanation: Contribution) -> AnswerItem:
     return {"item_id": "x", "title": "", "explanation": explanation}
 
@@ -57,9 +53,8 @@ def test_counts_of_known_answers() -> None:
         item(reason("1", "a", 2.0, 0.0), reason("3", "a", 1.0, 0.1)),
         item(reason("1", "a", 2.0, 0.5), reason("1", "a", 1.0, 0.5)),
         item(reason("4", "secret", 2.0, 0.5), reason("old", "b", 1.0, 0.2)),
-        item(withheld(2.0), reason("2", "b", 0.3, 0.1)),
+        item(reason("2", "b", 0.3, 0.1)),
         item(reason("2", "b", -1.0, -1.0)),
-        item(withheld(2.0)),
         item(),
     ]
     found = summarise([count(answer, {"a", "b"}), count([item()], {"a"})])
@@ -67,7 +62,6 @@ def test_counts_of_known_answers() -> None:
         answers=2,
         items=9,
         unexplained=3,
-        withheld=2,
         reasons=9,
         exact=8,
         raising=7,
@@ -134,5 +128,4 @@ def test_a_served_model_is_measured() -> None:
     assert [effect for effect, _ in whole] == pytest.approx([less for _, less in whole], abs=1e-3)
     assert found.reasons == len(effects)
     assert found.raising == sum((effect if less is None else less) > 0 for effect, less in effects)
-    assert found.withheld > 0
     assert (found.repeated, found.hidden) == (0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from service.domain.queries import (
     Requester,
     ScoreQuery,
 )
-from service.domain.ready_queries import PopularQuery, RowsAnswer, RowsQuery
+from service.domain.ready_queries import AudienceQuery, PopularQuery, RowsAnswer, RowsQuery
 from service.domain.records import Event, Item, User
 from service.domain.stage_clock import StageClock
 from service.domain.steering import AtMost, Rule
@@ -216,6 +217,50 @@ def test_a_boost_is_in_deviations_of_each_rows_scores(data: Path) -> None:
                 )
                 assert sum(item["parts"].values()) == pytest.approx(item["score"], rel=1e-6)
         assert {"because", "trending"} <= kinds
+
+    run(data, story)
+
+
+@pytest.mark.parametrize("how", ["hidden", "deleted"])
+def test_nothing_rests_on_an_event_that_has_no_name(data: Path, how: str) -> None:
+    """No row, no reason and no affinity names an item or an interest once it is gone."""
+    user = "shy"
+
+    async def story(engine: Engine) -> None:
+        gone = [item_id(2, number) for number in range(4)]
+        taken = [*gone, item_id(0, 3)]
+        await engine.store.append(
+            [Event(user, item, timestamp=AT - SECOND * n) for n, item in enumerate(taken, 1)]
+        )
+        await engine.store.put_user(User(user, interests=(item_id(2, 5),)))
+        if how == "deleted":
+            for item in (*gone, item_id(2, 5)):
+                await engine.live.catalogue.delete_item(item)
+        else:
+            hidden = [replace(ITEMS[item], hidden=True) for item in (*gone, item_id(2, 5))]
+            await engine.live.catalogue.put_items(hidden)
+        page = await ask(engine, user, rows=8)
+        because = [row.reason for row in page.rows if row.reason.kind == "because"]
+        assert {reason.item_id for reason in because} == {item_id(0, 3)}
+        assert not any("None" in row.reason.text for row in page.rows)
+        requester = Requester(user_id=user, at=AT, explain=3)
+        answer = await engine.answers.recommend(RecommendQuery(requester, 10), StageClock())
+        audience = await engine.ready_answers.audience(
+            AudienceQuery(item_id(2, 7), at=AT, limit=100, explain=3), StageClock()
+        )
+        explanations = [item.get("explanation", ()) for item in _items(page)]
+        explanations += [item["explanation"] for item in answer.items]
+        explanations += [each["explanation"] for each in audience.users]
+        named = {reason.row.item_id or reason.row.title for each in explanations for reason in each}
+        assert item_id(0, 3) in named
+        assert not named & {"", *gone, item_id(2, 5)}
+        for item in answer.items:
+            reasons = item["explanation"]
+            assert [reason.row.item_id for reason in reasons] == [item_id(0, 3)]
+            assert item["remainder"]["events"] == (answer.memory_rows or 0) - 1
+            whole = sum(reason.contribution for reason in reasons)
+            whole += item["remainder"]["contribution"] + item["parts"]["prior"]
+            assert whole == pytest.approx(item["score"], rel=1e-4)
 
     run(data, story)
 
