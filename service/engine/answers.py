@@ -38,7 +38,12 @@ from service.engine.compose import Parts
 from service.engine.explanation.naming import name_reasons, name_rows
 from service.engine.explanation.reasons import explain_items
 from service.engine.highlight import add_highlights
-from service.engine.questions.attend import attend_catalogue, attend_user, attend_vectors
+from service.engine.questions.attend import (
+    attend_catalogue,
+    attend_user,
+    attend_vectors,
+    content_of,
+)
 from service.engine.questions.recommend import excluded_rows, recommend_items
 from service.engine.questions.score import ItemRows, item_row, score_answer
 from service.engine.questions.search import (
@@ -70,13 +75,13 @@ class Answers:
         self._parts, self._steps = parts, RequestSteps(parts)
 
     async def score(self, query: ScoreQuery, stages: StageClock) -> Answer:
-        """Score targets. Raises `NotFound` naming the first target that has no vector."""
+        """Score targets. Raises `NotFound` naming the first target that is not known."""
         request = await self._steps.open(query.requester, stages)
         snapshot = request.snapshot
         targets = snapshot.catalogue.rows(query.item_ids)
-        scorable = snapshot.is_scorable(targets)
-        if not scorable.all():
-            place = int(np.argmin(scorable))
+        known = snapshot.is_known(targets)
+        if not known.all():
+            place = int(np.argmin(known))
             raise NotFound(f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue")
 
         rules = await self._steps.filter(
@@ -222,7 +227,7 @@ class Answers:
 
         Raises:
             NotFound: when the catalogue has no such item.
-            Invalid: when it has no key in the requested space.
+            Invalid: when it has no key in the requested space, but has one in another.
         """
         with stages("store"):
             snapshot = await self._parts.live.current()
@@ -245,7 +250,7 @@ class Answers:
             raise Invalid("/query", "one of vector, item_id and text must be given")
         memory = query.memory
         if isinstance(memory, VectorMemory):
-            vector = snapshot.catalogue.content[target] if isinstance(target, int) else target
+            vector = content_of(snapshot, target) if isinstance(target, int) else target
             return await self._steps.compute(stages, lambda: attend_vectors(query, memory, vector))
         if not isinstance(memory, StoredUserMemory):
             result = await self._steps.compute(

@@ -254,13 +254,13 @@ def test_nothing_rests_on_an_event_that_has_no_name(data: Path, how: str) -> Non
         named = {reason.row.item_id or reason.row.title for each in explanations for reason in each}
         assert item_id(0, 3) in named
         assert not named & {"", *gone, item_id(2, 5)}
-        for item in answer.items:
-            reasons = item["explanation"]
+        for each in answer.items:
+            reasons = each["explanation"]
             assert [reason.row.item_id for reason in reasons] == [item_id(0, 3)]
-            assert item["remainder"]["events"] == (answer.memory_rows or 0) - 1
+            assert each["remainder"]["events"] == (answer.memory_rows or 0) - 1
             whole = sum(reason.contribution for reason in reasons)
-            whole += item["remainder"]["contribution"] + item["parts"]["prior"]
-            assert whole == pytest.approx(item["score"], rel=1e-4)
+            whole += each["remainder"]["contribution"] + each["parts"]["prior"]
+            assert whole == pytest.approx(each["score"], rel=1e-4)
 
     run(data, story)
 
