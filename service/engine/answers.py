@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explain import Reason
-from models.ranking.recommend import Ranked
+from models.ranking.recommend import Ranked, best_scores
 from models.ranking.scoring import Scores, score
+from models.ranking.steering.item_steering import ItemSteering
 from models.text.query_parser import ParsedQuery
 from service.domain.errors import Invalid, NotFound
 from service.domain.item_selection import comparisons
@@ -90,13 +91,19 @@ class Answers:
             stages,
             sum(comparisons(rule.when) for rule in query.rules),
         )
-        boost = rules.boost
+        steering, size = ItemSteering(rules.boost, is_relative=True), request.size(len(targets))
+        if rules.boost is not None:
+            size = math.inf  # the best items of the catalogue are scored too
 
         def rank(user: UserMemory) -> tuple[ItemRows, Scores]:
             scores = score(snapshot, user, targets, request.options)
-            return targets, scores if boost is None else scores.with_boost(boost[targets])
+            if rules.boost is None:
+                return targets, scores
+            best = best_scores(snapshot, user, snapshot.catalogue.servable, request.options)
+            boosts = steering.scaled(best).boosts_of(targets)
+            return targets, scores if boosts is None else scores.with_boost(boosts)
 
-        answer = await self._ranked(request, stages, rank, request.size(len(targets)))
+        answer = await self._ranked(request, stages, rank, size)
         rules.describe(answer.items, targets)
         if rules.warnings:
             answer = replace(answer, warnings=rules.warnings)

@@ -148,7 +148,7 @@ class ReadyAnswers:
                 excluded=excluded,
                 size=min(MOST_POOLED, _POOLED * query.rows * query.limit),
                 limit=query.limit,
-                steered=steered,
+                steering=steered.steering,
             )
 
         options = memories.options(requester)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.support import tiny
+from tests.support.steered_order import unit
 from tests.support.tiny import AT, item_id
 
 ITEMS = {item.item_id: item for item in tiny.items()}
@@ -39,12 +40,14 @@ def test_rules_are_a_part_of_the_score_and_are_named(http: httpx.Client) -> None
     ruled = ask(http, "/v1/recommend", **USER, limit=100, rules=RULES)
     before = {item["item_id"]: item["score"] for item in plain["items"]}
     assert {*ids(ruled)} == {*before} == {*ITEMS}
+    added = unit(before.values())
     for item in ruled["items"]:
         record = ITEMS[item["item_id"]]
         boost = 1.5 * ("music" in record.categories) - 0.25 * ("odd" in record.categories)
-        assert item["parts"]["rules"] == pytest.approx(boost)
+        assert item["parts"]["rules"] == pytest.approx(boost * added, rel=1e-4)
         assert item["score"] == pytest.approx(sum(item["parts"].values()), abs=1e-4)
-        assert item["score"] == pytest.approx(before[item["item_id"]] + boost, abs=1e-4)
+        assert item["score"] == pytest.approx(before[item["item_id"]] + boost * added, abs=1e-4)
+        assert boost == sum(rule.get("boost", 0) for rule in item.get("rules", []))
         names = {rule["name"] for rule in item.get("rules", [])}
         expected = {"music week": "music" in record.categories, "fewer odd ones": "odd" in
                     record.categories, "late": record.attributes["number"] > 12}  # fmt: skip

@@ -64,7 +64,6 @@ def similar_items(query: SimilarQuery, snapshot: Snapshot) -> Answer:
         steering=steered.steering,
         options=AttentionOptions(mode=retrieval.mode, k=retrieval.k, probes=retrieval.probes),
     )
-    boost = steered.steering.boosts_of(found.rows)
     items: list[AnswerItem] = [
         {
             "item_id": catalogue.vocabulary.id(row),
@@ -79,8 +78,8 @@ def similar_items(query: SimilarQuery, snapshot: Snapshot) -> Answer:
         }
         for at, row in enumerate(found.rows.tolist())
     ]
-    if boost is not None:
-        for item, added in zip(items, boost.tolist(), strict=True):
+    if found.boosts is not None:
+        for item, added in zip(items, found.boosts.tolist(), strict=True):
             item["score"] += added
             item["parts"]["rules"] = added
     answer = Answer(
