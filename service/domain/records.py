@@ -177,7 +177,12 @@ def check_weight(value: float, pointer: str = "") -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Invalid(pointer, f"must be a number, not {type(value).__name__}")
     if not MIN_WEIGHT <= value <= MAX_WEIGHT:  # also refuses NaN
-        raise Invalid(pointer, f"must be finite, from {MIN_WEIGHT:.3g} to {MAX_WEIGHT:.3g}")
+        detail = f"must be a number above 0, such as 1, not {value:g}"
+        if value > 0:
+            detail = f"must lie between {MIN_WEIGHT:g} and {MAX_WEIGHT:.3g}, not be {value:g}"
+        elif value <= 0:
+            detail += "; for what was not liked, send the type dislike"
+        raise Invalid(pointer, detail)
     return value
 
 

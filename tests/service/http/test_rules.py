@@ -80,7 +80,6 @@ BAD = [
     ("/v1/events", event(weight=1e300), "/events/0/weight"),
     ("/v1/events", event(weight="1"), "/events/0/weight"),
     ("/v1/events", event(weight=True), "/events/0/weight"),
-    ("/v1/events", event(weight=None), "/events/0/weight"),
     # times
     ("/v1/events", event(timestamp="2026-01-31T09:30:00"), "/events/0/timestamp"),
     ("/v1/events", event(timestamp="2026-01-31"), "/events/0/timestamp"),
@@ -251,6 +250,18 @@ def test_bad_input_is_refused_and_named(client: Client, path: str, body: Any, po
     assert all(error["in"] == "body" and error["detail"] for error in problem["errors"])
     pointers = [error["pointer"] for error in problem["errors"]]
     assert len(pointers) == len(set(pointers))
+
+
+@pytest.mark.parametrize("weight", [0, -3])
+def test_a_weight_that_is_none_is_told_with_what_to_send(client: Client, weight: int) -> None:
+    """The sentence has the value that came, and no bound that only a machine needs."""
+    (error,) = client.post("/v1/events", json=event(weight=weight)).json()["errors"]
+    assert error["detail"] == (
+        f"must be a number above 0, such as 1, not {weight}; for what was not liked, send the type "
+        "dislike"
+    )
+    (bound,) = client.post("/v1/recommend", json={"limit": 0}).json()["errors"]
+    assert bound["detail"] == "must be greater than or equal to 1, not 0"
 
 
 @pytest.mark.parametrize(
