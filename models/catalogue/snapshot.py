@@ -252,17 +252,18 @@ class Snapshot:
             known |= {name: row for row, name in enumerate(self.trained.event_types)}
         return np.array([known.get(name, UNKNOWN) for name in names], dtype=np.int32)
 
-    def is_scorable(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Whether each of some items [n] can be scored: it has a vector and was not deleted.
+    def is_known(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Whether each of some items [n] can be asked about; row -1 is no item.
 
-        Row -1 is no item.
+        These are the items of the catalogue, hidden or not, with a vector or without, and those
+        that the model was trained on. Deleted items are not known.
         """
         if not len(self.catalogue):
             return np.zeros(len(rows), np.bool_)
-        answerable: NDArray[np.bool_] = (
-            (rows >= 0) & self.has_vector[rows] & ~self.catalogue.deleted[rows]
-        )
-        return answerable
+        catalogue = self.catalogue
+        listed = catalogue.present[rows] | catalogue.servable[rows] | self.has_vector[rows]
+        known: NDArray[np.bool_] = (rows >= 0) & listed & ~catalogue.deleted[rows]
+        return known
 
     @property
     def recommendable(self) -> NDArray[np.bool_]:

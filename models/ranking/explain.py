@@ -48,7 +48,8 @@ def explain(
     """Return the `top` rows that raise each target's score most.
 
     Where fewer rows than that raise them, the rows that lower them most follow. A list is in
-    descending order of the signed contributions, so that its head is what a score is due to.
+    descending order of the signed contributions, so that its head is what a score is due to. Events
+    on hidden and deleted items are no reasons, since nobody may be told of these.
 
     Args:
         snapshot: the model and the catalogue.
@@ -77,7 +78,8 @@ def explain(
             )
             for place, target in enumerate(targets)
         ]
-    named = [_foremost(each, top) for each in found]  # memory rows, [T][≤ top] of each
+    withheld = np.append(snapshot.catalogue.withheld, np.False_)  # the last is that of row -1
+    named = [_foremost(each, top, withheld) for each in found]  # memory rows, [T][≤ top] of each
     reasons = [_reasons(*each) for each in zip(found, named, strict=True)]
     if effects != "none":
         completed = effects_of(
@@ -96,10 +98,16 @@ def explain(
     return [target for memory in reasons for target in memory]
 
 
-def _foremost(found: Contributions, top: int) -> list[NDArray[np.int64]]:
-    """Choose the rows to name for each target, by descending contribution."""
+def _foremost(
+    found: Contributions, top: int, withheld: NDArray[np.bool_]
+) -> list[NDArray[np.int64]]:
+    """Choose the rows to name for each target, by descending contribution.
+
+    `withheld` [N + 1] marks the items whose events are not named.
+    """
     each = found.each.numpy()
     nameable = ((found.weights.sum(0) > 0).numpy() | (each != 0)) & (found.user.source != REMAINDER)
+    nameable &= ~withheld[found.user.rows.numpy()]
     # What cannot be named counts as 0, which comes last.
     orders = rank_contributions(np.where(nameable, each, 0.0))
     if not nameable.all():

@@ -16,6 +16,7 @@ from models.history.user_memory import UserMemory
 from models.index.key_lists import LEAST_ROWS
 from models.ranking.candidates import candidates
 from models.ranking.scoring import Scores, score
+from models.ranking.steering.boost_unit import UNIT_OF
 from models.ranking.steering.exploration import EXPLORED
 from models.ranking.steering.item_steering import FEW_EVENTS, NO_STEERING, ItemSteering
 from models.ranking.steering.lineup import SPREAD, Moved, Pool, line_up
@@ -78,8 +79,11 @@ def recommend(
         diversity: 0 ranks by score alone, 1 by dissimilarity to the items above (MMR).
         options: the softmax and the retrieval of rows; `exact` scores every item.
         steering: of the same catalogue; its pins are returned even where they are not allowed.
+            The unit of relative boosts is that of all allowed items, excluded ones too.
     """
     allowed = allowed & snapshot.recommendable
+    if steering.boost is not None and steering.is_relative:
+        steering = steering.scaled(best_scores(snapshot, user, allowed, options))
     allowed[excluded] = False
     allowed[steering.pinned] = False
     work = _Ranking(snapshot, user, allowed, options, steering)
@@ -125,6 +129,16 @@ def recommend(
         moved=lineup.moved,
         propensities=lineup.propensities,
     )
+
+
+def best_scores(
+    snapshot: Snapshot, user: UserMemory, allowed: NDArray[np.bool_], options: AttentionOptions
+) -> NDArray[np.float32]:
+    """Return the scores of the best allowed items [<= UNIT_OF], which are the unit of boosts."""
+    none = np.zeros(0, np.int64)
+    best = recommend(snapshot, user, limit=UNIT_OF, allowed=allowed, excluded=none, options=options)
+    scores: NDArray[np.float32] = best.scores.total.numpy()
+    return scores
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -113,11 +113,12 @@ def search(
         return _take(with_keywords(found, matches, float(total)), range(limit))
     heavy = np.flatnonzero(gathered > 0)
     rows, ranked = keyword_scores(matches, matches.items[heavy], np.log(gathered[heavy]) + total)
-    fields = matches.catalogue.fields
+    fields, steering = matches.catalogue.fields, steering.scaled(ranked)
     lineup = line_up_scored(fields, rows, ranked, steering, limit=limit)
     order = heavy[np.isin(matches.items[heavy], lineup.rows)]
     found = _results(matches, order, weights, gathered, personal, total, mass)
-    return _lined_up(with_keywords(found, matches, float(total)), lineup)
+    found = _lined_up(with_keywords(found, matches, float(total)), lineup)
+    return replace(found, boosts=steering.boosts_of(found.rows))
 
 
 def recency(ages: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -19,7 +19,7 @@ over these. Means and deviations are of all keys all the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -63,6 +63,7 @@ class SimilarItems:
     moved: tuple[Moved | None, ...]  # [L] why an item does not stand where its score puts it
     keys: int  # that were attended
     mass: float  # share of the softmax over the keys of all allowed items that these hold
+    boosts: NDArray[np.float32] | None = None  # [L] added to the scores; None without any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,6 +155,7 @@ def similar(
     keys are always attended. Every key is, unless the mode of `options` is `coarse`.
     """
     compared = compare_items(snapshot, row, allowed=allowed, spaces=spaces)
+    steering = steering.scaled(compared.scores)
     if options.mode == "coarse" and len(compared.rows):
         near = [_nearest(snapshot, space, row, allowed, options) for space in compared.spaces]
         compared = compared.among([np.union1d(rows, steering.pinned) for rows in near])
@@ -163,7 +165,8 @@ def similar(
     lineup = line_up_scored(
         snapshot.catalogue.fields, compared.rows, compared.scores, steering, limit=limit
     )
-    return compared.take(np.searchsorted(compared.rows, lineup.rows), lineup.moved)
+    found = compared.take(np.searchsorted(compared.rows, lineup.rows), lineup.moved)
+    return replace(found, boosts=steering.boosts_of(found.rows))
 
 
 @torch.inference_mode()

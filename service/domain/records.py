@@ -177,14 +177,14 @@ def check_weight(value: float, pointer: str = "") -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Invalid(pointer, f"must be a number, not {type(value).__name__}")
     if value <= 0:
-        why = (
-            "leave out an event that counts for nothing"
-            if value == 0
-            else ("an event of type dislike says that a user does not want an item")
-        )
+        why = "leave out an event that counts for nothing"
+        if value < 0:
+            why = "an event of type dislike says that a user does not want an item"
         raise Invalid(pointer, f"must be above 0 (got {value:g}); {why}")
     if not MIN_WEIGHT <= value <= MAX_WEIGHT:  # also refuses NaN
-        raise Invalid(pointer, f"must be finite, from {MIN_WEIGHT:.3g} to {MAX_WEIGHT:.3g}")
+        raise Invalid(
+            pointer, f"must lie between {MIN_WEIGHT:g} and {MAX_WEIGHT:.3g}, not be {value:g}"
+        )
     return value
 
 

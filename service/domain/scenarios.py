@@ -31,6 +31,6 @@ class Scenario:
 
     @property
     def fields(self) -> Mapping[str, Any]:
-        """The fields of the question."""
-        body = self.body or {}
-        return {name: body[name] for name in body if name not in {"question", "fallback"}}
+        """The fields of the question; null stands for one that is left out."""
+        given = {name: value for name, value in (self.body or {}).items() if value is not None}
+        return {name: given[name] for name in given if name not in {"question", "fallback"}}

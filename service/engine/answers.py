@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explain import Reason
-from models.ranking.recommend import Ranked
+from models.ranking.recommend import Ranked, best_scores
 from models.ranking.scoring import Scores, score
+from models.ranking.steering.item_steering import ItemSteering
 from models.text.query_parser import ParsedQuery
 from service.domain.errors import Invalid, NotFound
 from service.domain.item_selection import comparisons
@@ -38,7 +39,12 @@ from service.engine.compose import Parts
 from service.engine.explanation.naming import name_reasons, name_rows
 from service.engine.explanation.reasons import explain_items
 from service.engine.highlight import add_highlights
-from service.engine.questions.attend import attend_catalogue, attend_user, attend_vectors
+from service.engine.questions.attend import (
+    attend_catalogue,
+    attend_user,
+    attend_vectors,
+    content_of,
+)
 from service.engine.questions.recommend import excluded_rows, recommend_items
 from service.engine.questions.score import ItemRows, item_row, score_answer
 from service.engine.questions.search import (
@@ -70,13 +76,13 @@ class Answers:
         self._parts, self._steps = parts, RequestSteps(parts)
 
     async def score(self, query: ScoreQuery, stages: StageClock) -> Answer:
-        """Score targets. Raises `NotFound` naming the first target that has no vector."""
+        """Score targets. Raises `NotFound` naming the first target that is not known."""
         request = await self._steps.open(query.requester, stages)
         snapshot = request.snapshot
         targets = snapshot.catalogue.rows(query.item_ids)
-        scorable = snapshot.is_scorable(targets)
-        if not scorable.all():
-            place = int(np.argmin(scorable))
+        known = snapshot.is_known(targets)
+        if not known.all():
+            place = int(np.argmin(known))
             raise NotFound(f"/item_ids/{place}: no item {query.item_ids[place]!r} in the catalogue")
 
         rules = await self._steps.filter(
@@ -85,13 +91,19 @@ class Answers:
             stages,
             sum(comparisons(rule.when) for rule in query.rules),
         )
-        boost = rules.boost
+        steering, size = ItemSteering(rules.boost, is_relative=True), request.size(len(targets))
+        if rules.boost is not None:
+            size = math.inf  # the best items of the catalogue are scored too
 
         def rank(user: UserMemory) -> tuple[ItemRows, Scores]:
             scores = score(snapshot, user, targets, request.options)
-            return targets, scores if boost is None else scores.with_boost(boost[targets])
+            if rules.boost is None:
+                return targets, scores
+            best = best_scores(snapshot, user, snapshot.catalogue.servable, request.options)
+            boosts = steering.scaled(best).boosts_of(targets)
+            return targets, scores if boosts is None else scores.with_boost(boosts)
 
-        answer = await self._ranked(request, stages, rank, request.size(len(targets)))
+        answer = await self._ranked(request, stages, rank, size)
         rules.describe(answer.items, targets)
         if rules.warnings:
             answer = replace(answer, warnings=rules.warnings)
@@ -222,7 +234,7 @@ class Answers:
 
         Raises:
             NotFound: when the catalogue has no such item.
-            Invalid: when it has no key in the requested space.
+            Invalid: when it has no key in the requested space, but has one in another.
         """
         with stages("store"):
             snapshot = await self._parts.live.current()
@@ -245,7 +257,7 @@ class Answers:
             raise Invalid("/query", "one of vector, item_id and text must be given")
         memory = query.memory
         if isinstance(memory, VectorMemory):
-            vector = snapshot.catalogue.content[target] if isinstance(target, int) else target
+            vector = content_of(snapshot, target) if isinstance(target, int) else target
             return await self._steps.compute(stages, lambda: attend_vectors(query, memory, vector))
         if not isinstance(memory, StoredUserMemory):
             result = await self._steps.compute(

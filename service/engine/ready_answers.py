@@ -148,7 +148,7 @@ class ReadyAnswers:
                 excluded=excluded,
                 size=min(MOST_POOLED, _POOLED * query.rows * query.limit),
                 limit=query.limit,
-                steered=steered,
+                steering=steered.steering,
             )
 
         options = memories.options(requester)
@@ -201,14 +201,14 @@ class ReadyAnswers:
 
         scored = await self._steps.compute(stages, rank)
         is_degraded = self._is_degraded or any(events.is_stale for events in histories)
-        users, servable = [], snapshot.catalogue.servable
+        users = []
         with stages("explain"):
             for each in scored:
                 await asyncio.sleep(0)  # let other tasks run
                 named = await name_reasons(self._parts.store, snapshot, each.events, [each.reasons])
                 is_degraded = is_degraded or named.is_degraded
                 reasons = named.of_items[0] if query.explain else None
-                users.append(audience_user(snapshot, each, reasons, servable))
+                users.append(audience_user(snapshot, each, reasons))
         return AudienceAnswer(
             users,
             snapshot.version,

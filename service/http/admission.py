@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.domain.errors import DeadlineExceeded, Overloaded
 from service.domain.settings import Settings
 from service.engine.compose import compute_threads
+from service.http.access.engines import OPENING
 from service.http.arrivals import Places, sender_of
 from service.http.limits import BODY, is_stream
 from service.http.telemetry import Metrics
@@ -110,6 +111,8 @@ class Admission:
                 raise
             self._metrics.count_refusal("deadline")
             detail = f"Not done within {seconds:g} s (HEED_DEADLINE)."
+            if (name := scope.get(OPENING)) is not None:
+                detail = f"The namespace {name!r} is being opened; send the request again. {detail}"
             raise DeadlineExceeded(detail) from error
         finally:
             self._in_flight.give_back(sender)

@@ -19,7 +19,7 @@ from service.domain.settings import Settings, unknown_variables
 from service.engine.engine import Engine, open_engine
 from service.engine.namespaces import Namespaces
 from service.http import openapi
-from service.http.access.access_control import AccessControl
+from service.http.access.access_control import NAMESPACE_HEADER, AccessControl
 from service.http.access.engines import Engines
 from service.http.access.origin_checks import OriginChecks
 from service.http.access.rate_limits import RateLimits
@@ -154,7 +154,7 @@ def _cors(settings: Settings) -> list[Middleware]:
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
             allow_methods=("GET", "POST", "PUT", "PATCH", "DELETE"),
-            allow_headers=("Authorization", "Content-Type", "X-Request-ID"),
+            allow_headers=("Authorization", "Content-Type", NAMESPACE_HEADER, "X-Request-ID"),
             expose_headers=("Retry-After", "Server-Timing", "WWW-Authenticate", "X-Request-ID"),
         )
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from urllib.parse import unquote_to_bytes
 
 from starlette.datastructures import Headers
@@ -26,6 +27,7 @@ CROWDED = "heed.crowded"  # in the scope once all connections are in work: why i
 MIN_STREAM_RATE = 1024  # bytes a second, far below what any link carries
 ITEMS_PATH = "/v1/items"
 STREAM_TYPE = "application/x-ndjson"
+_NOT_GZIP = HTTPException(400, "The body is no whole gzip, as its Content-Encoding says.")
 MERGE_PATCH_TYPE = "application/merge-patch+json"  # RFC 7396
 
 
@@ -70,7 +72,8 @@ class Bodies:
     All bodies that are held at one time share `max_buffered_bytes`, so that many slow senders
     cannot fill the memory either. Streams pass through chunk by chunk, each within that time, and
     not slower than `MIN_STREAM_RATE`; their reader bounds the lines. One sender has at most its
-    share of the bytes, of the streams and of the slow bodies.
+    share of the bytes, of the streams and of the slow bodies. A gzip body is inflated, and its size
+    is bounded before and after.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings, arrivals: Arrivals) -> None:
@@ -90,6 +93,8 @@ class Bodies:
         connection, sender = connection_of(scope), sender_of(scope)
         connection.sender = sender
         if is_stream(scope):
+            if _is_compressed(scope):
+                raise _unread("A stream is read without Content-Encoding.")
             self._arrivals.streams.take(sender)
             try:
                 await self._app(scope, self._paced(receive, connection), send)
@@ -99,8 +104,11 @@ class Bodies:
             chunks: list[bytes] = []
             try:
                 await self._read(scope, receive, connection, chunks)
-                scope[BODY] = b"".join(chunks)
-                chunks[:] = [scope[BODY]]  # not held twice
+                chunks[:] = [b"".join(chunks)]  # not held twice
+                if _is_compressed(scope):
+                    chunks.append(await asyncio.to_thread(self._inflated, chunks[0]))
+                    self._arrivals.buffered.take(sender, len(chunks[1]))
+                scope[BODY] = chunks[-1]
                 await self._app(scope, receive, send)
             finally:
                 self._arrivals.buffered.give_back(sender, sum(map(len, chunks)))
@@ -162,12 +170,40 @@ class Bodies:
         detail = f"The body took longer than {self._timeout:g} s to arrive (HEED_BODY_TIMEOUT)."
         return _too_slow(detail)
 
+    def _inflated(self, body: bytes) -> bytes:
+        """Return the bytes of a gzip body. Raises `TooLarge` beyond the size of any body."""
+        inflated, rest = b"", body
+        while rest:  # gzip may have several members
+            member = zlib.decompressobj(16 + zlib.MAX_WBITS)
+            try:
+                inflated += member.decompress(rest, self._max_body + 1 - len(inflated))
+            except zlib.error:
+                raise _NOT_GZIP from None
+            if len(inflated) > self._max_body:
+                raise self._too_large()
+            if not member.eof:
+                raise _NOT_GZIP
+            rest = member.unused_data
+        return inflated
+
     def _too_large(self) -> TooLarge:
         return TooLarge(f"The body is larger than {self._max_body} bytes (HEED_MAX_BODY_BYTES).")
 
 
 def _too_slow(detail: str) -> HTTPException:
     return HTTPException(408, detail, headers={"Connection": "close"})
+
+
+def _unread(detail: str) -> HTTPException:
+    return HTTPException(415, detail, headers={"Accept-Encoding": "gzip", "Connection": "close"})
+
+
+def _is_compressed(scope: Scope) -> bool:
+    """True for a gzip body. Raises HTTPException (415) for any other encoding."""
+    encoding = ",".join(Headers(scope=scope).getlist("content-encoding")).strip().lower()
+    if encoding not in ("", "identity", "gzip", "x-gzip"):
+        raise _unread(f"Content-Encoding may be gzip, not {encoding[:50]}.")
+    return encoding.endswith("gzip")
 
 
 def is_stream(scope: Scope) -> bool:

@@ -24,7 +24,8 @@ with microseconds. **Numbers** are finite JSON numbers, and vectors hold none ab
 those of validation name each offending field by a JSON pointer. Every answer carries
 `X-Request-ID` (yours, if you sent one) and `Server-Timing`. **Keys**, where the installation has
 any, are sent as `Authorization: Bearer KEY`; each operation names the scopes of which a key needs
-one, and `admin` implies all.
+one, and `admin` implies all. A key is for one **namespace**; without keys a request is about
+`default`, or about the namespace that the header `Heed-Namespace` names.
 """
 
 TAGS = [

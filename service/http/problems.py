@@ -72,6 +72,9 @@ _PLAINER = {
     "finite_number": "must be a finite number",
 }
 
+_BOUNDS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
+_SHOWN = 50  # characters of a number that is out of bounds
+
 
 def problem(
     scope: Scope,
@@ -308,7 +311,8 @@ def _plain(error: Mapping[str, Any]) -> str:
         return plainer
     message = str(error["msg"]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    return message.replace("input should", "must")
+    came = f", not {error['input']}" if error["type"] in _BOUNDS else ""
+    return message.replace("input should", "must") + came[:_SHOWN]
 
 
 def _escaped(step: str) -> str:

@@ -38,6 +38,8 @@ def is_wanted(item: Item) -> bool:
 
 
 WANTED = {id_ for id_, item in ITEMS.items() if is_wanted(item)}
+LANGUAGE = {"field": "attributes.language"}
+TEXT = "its values are text"
 QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/recommend", {"user_id": "u0", "exclude_seen": False, "at": AT}),
     ("/v1/search", {"query": "moon guitar melody"}),
@@ -195,6 +197,29 @@ def test_fields_come_beside_the_score(http: httpx.Client, path: str, body: dict[
             {"field": "attributes.nothing", "exists": True},
             ("/filter/field", "no item has the attribute 'nothing'"),
         ),
+        (
+            {"any": [{"field": "attributes.number", "eq": 1}, LANGUAGE | {"in": [1, 2.5]}]},
+            ("/filter/any/1/in", f"no item has numbers in {LANGUAGE['field']}; {TEXT}"),
+        ),
+        (
+            LANGUAGE | {"eq": 7},
+            ("/filter/eq", f"no item has numbers in {LANGUAGE['field']}; {TEXT}"),
+        ),
+        (
+            LANGUAGE | {"within_km": {"lat": 1, "lon": 1, "km": 1}},
+            ("/filter/within_km", f"no item has places in {LANGUAGE['field']}; {TEXT}"),
+        ),
+        (
+            {"field": "attributes.number", "gte": 1, "contains": "5"},
+            (
+                "/filter/contains",
+                "no item has text in attributes.number; its values are numbers",
+            ),
+        ),
+        (
+            {"field": "attributes.number", "lt": "5"},
+            ("/filter/lt", "no item has text in attributes.number; its values are numbers"),
+        ),
     ],
 )
 def test_values_that_no_item_has_are_warned_of(
@@ -203,6 +228,27 @@ def test_values_that_no_item_has_are_warned_of(
     """The answer names the place in the filter, and the nearest value that there is."""
     answer = ask(http, "/v1/search", filter=filter_)
     assert answer["warnings"] == [{"pointer": warning[0], "detail": warning[1]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [*QUESTIONS, ("/v1/popular", {}), ("/v1/rows", {"user_id": "u1"}),
+     ("/v1/search", {"query": "moon"}), ("/v1/items/space-01/similar", {}),
+     ("/v1/search", {"query": "moon", "memory": "history", "user_id": "u1"}),
+     ("/v1/items/space-01/together", {})],
+)  # fmt: skip
+def test_a_comparison_with_a_type_that_no_item_has_is_warned_of(
+    http: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    """A number below which no text is would be an empty answer without a word, in each question."""
+    wanted, detail = LANGUAGE | {"lt": 5}, f"no item has numbers in {LANGUAGE['field']}; {TEXT}"
+    warning = {"pointer": "/filter/lt", "detail": detail}
+    assert warning in ask(http, path, **body, filter=wanted)["warnings"]
+    if "memory" in body or (path == "/v1/search" and not body):
+        return  # without rules
+    rules = [{"name": "cheap", "when": wanted, "boost": 1}]
+    warnings = ask(http, path, **body, rules=rules)["warnings"]
+    assert {"pointer": "/rules/0/when/lt", "detail": detail} in warnings
 
 
 def test_attributes_that_are_counted_or_sorted_by_are_warned_of(http: httpx.Client) -> None:

@@ -15,7 +15,7 @@ import pytest
 from service.runtime.data_layout import MODELS_FOLDER
 from service.runtime.namespace_folders import remove_namespace
 from service.snapshots.registry import Registry
-from tests.support.namespaced import choose_by_header, copy_namespace, empty_namespace
+from tests.support.namespaced import copy_namespace, empty_namespace
 from tests.support.server import Server
 from tests.support.tiny import AT, World, item_id
 from tests.support.workers import Answered, Worker, eventually, workers
@@ -30,7 +30,7 @@ def server(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     """The small world as `default` and once more as another namespace, served by two workers."""
     data = world.copy(tmp_path_factory.mktemp("namespaces") / "data")
     copy_namespace(world.data, data, OTHER)
-    with Server(data, workers=COUNT, prepare=choose_by_header) as server:
+    with Server(data, workers=COUNT) as server:
         # Opened at the start by each worker.
         eventually(lambda: len(opened(server, OTHER)) == COUNT)
         yield server
@@ -53,7 +53,7 @@ def opened(server: Server, namespace: str) -> set[str]:
 
 def ask(worker: Worker, method: str, path: str, body: Any = None, of: str = OTHER) -> Answered:
     """Ask a worker about a namespace."""
-    return worker.ask(method, path, body, x_namespace=of)
+    return worker.ask(method, path, body, heed_namespace=of)
 
 
 def test_a_write_is_in_the_next_answer_of_the_other_worker(pair: tuple[Worker, Worker]) -> None:

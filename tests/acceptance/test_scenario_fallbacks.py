@@ -167,9 +167,13 @@ def expected_fillers(
 ) -> list[str]:
     """Return the items that fill an answer up, taken by a loop from the fallback's plain list."""
     asked = filler_fields(kind, saved, request)
-    out = {*before, *request.get("exclude", ())}
+    out, seen = {*before, *request.get("exclude", ())}, set[str]()
     if request.get("exclude_seen") or (hides_seen and saved.get("exclude_seen", by_default(kind))):
-        out |= seen_by(http, request)
+        seen = seen_by(http, request)
+    if by_default(kind) and "rules" in asked:  # what is seen counts for the unit of boosts
+        asked["exclude"] = sorted(seen)
+    else:
+        out |= seen
     hidden = {"none": [{"field": "item_id", "in": sorted(out)}]}
     most = {each["field"]: each["count"] for each in saved.get("at_most", ())}
     for each in request.get("at_most", ()):

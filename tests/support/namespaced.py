@@ -1,4 +1,4 @@
-"""Namespaces for tests: chosen by a header, as access control chooses them by a key."""
+"""A service with namespaces for tests, chosen by their header."""
 
 from __future__ import annotations
 
@@ -10,34 +10,14 @@ from typing import Any
 import httpx
 import orjson
 from fastapi import FastAPI
-from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.domain.settings import Settings
 from service.engine.namespaces import Namespaces
 from service.http import app
-from service.http.access.access_control import NAMESPACE
-from service.http.access.engines import Engines
-from service.http.serving import server
+from service.http.access.access_control import NAMESPACE_HEADER
 from service.runtime.data_layout import STORE_FILE
 from service.runtime.namespace_folders import create_namespace
 from service.stores.sqlite.store import SQLiteStore
-
-HEADER = "x-namespace"
-
-
-class NamespaceHeader:
-    """ASGI middleware that sets the namespace of each request that has the header."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        for name, value in scope.get("headers", ()):
-            if name == HEADER.encode():
-                scope[NAMESPACE] = value.decode()
-        await self._app(scope, receive, send)
 
 
 class NamespacedService:
@@ -52,7 +32,6 @@ class NamespacedService:
     def __init__(self, runner: asyncio.Runner, data: Path, **settings: Any) -> None:
         self.runner = runner
         self.app: FastAPI = app.create_app(Settings(data=data, **{"deadline": 60, **settings}))
-        _choose_by_header(self.app)
         self._lifespan = self.app.router.lifespan_context(self.app)
         runner.run(self._lifespan.__aenter__())
         transport = httpx.ASGITransport(self.app)
@@ -92,25 +71,8 @@ class NamespacedService:
     ) -> httpx.Response:
         """Send a request from a coroutine of the same event loop."""
         content = body if body is None or isinstance(body, str) else orjson.dumps(body)
-        headers = {"content-type": kind, HEADER: namespace}
+        headers = {"content-type": kind, NAMESPACE_HEADER: namespace}
         return await self._http.request(method, path, content=content, headers=headers)
-
-
-def choose_by_header() -> None:
-    """Let this process' server choose namespaces by the header."""
-
-    def create(*args: Any, **more: Any) -> Any:
-        made = app.create_app(*args, **more)
-        _choose_by_header(made)
-        return made
-
-    server.create_app = create  # type: ignore[attr-defined]  # imported there
-
-
-def _choose_by_header(made: FastAPI) -> None:
-    """Put the header's namespace in the place of the one that access control sets."""
-    inner = [str(each.cls) for each in made.user_middleware].index(str(Engines))
-    made.user_middleware.insert(inner, Middleware(NamespaceHeader))
 
 
 def copy_namespace(source: Path, data: Path, name: str) -> Path:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from service.domain.records import Item
 from service.domain.steering import AtMost, PinnedItem
@@ -36,6 +37,12 @@ def within_quotas(
     return taken
 
 
+def unit(scores: Iterable[float]) -> float:
+    """What a boost of 1 adds: the standard deviation of the 100 largest scores; 1 without any."""
+    best = sorted(scores)[-100:]
+    return statistics.pstdev(best) or 1.0 if best else 1.0
+
+
 def steered_order(
     sections: Sequence[Mapping[str, float]],
     items: Mapping[str, Item],
@@ -62,7 +69,9 @@ def steered_order(
     order = []
     for scores in sections:
         own = {
-            name: score + sum(boost for boost, holds in boosts.items() if holds(items[name]))
+            name: score
+            + unit(scores.values())
+            * sum(boost for boost, holds in boosts.items() if holds(items[name]))
             for name, score in scores.items()
         }
         order += sorted((name for name in own if name not in pinned), key=lambda name: -own[name])

@@ -115,6 +115,11 @@ class KeywordColumn:
         """Number of strings that have codes, whether an item still has them or not."""
         return max(0, len(self.counts) - STRINGS)
 
+    @property
+    def has_strings(self) -> bool:
+        """Whether some item has a string."""
+        return bool(self.counts.array[STRINGS:].any())
+
     def strings(self) -> list[str]:
         """Return the strings that some item has."""
         ids = self.vocabulary.ids

@@ -30,3 +30,4 @@ class SearchResults:
     # [L] of the scores, what the requester's memory added; None = nothing was added
     personal: NDArray[np.float32] | None = None
     moved: tuple[Moved | None, ...] = ()  # [L] of steered results; empty = by score alone
+    boosts: NDArray[np.float32] | None = None  # [L] that are ranked with the scores

@@ -1,4 +1,4 @@
-"""Unit of boosts where several rankings with scores of different scales share one set of rules."""
+"""Unit of boosts, so that one means the same in rankings whose scores have different scales."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-UNIT_OF = 100  # scores, the largest: so many are compared for a row, whatever the row's length
+UNIT_OF = 100  # scores, the largest, whatever the length of the answer
 
 
 def boost_unit(scores: NDArray[np.floating[Any]]) -> float:

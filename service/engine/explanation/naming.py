@@ -27,8 +27,7 @@ async def name_reasons(
 ) -> NamedReasons:
     """Name the requester's events and interests behind the reasons of each of some items.
 
-    The events of one item and type are one contribution, as `merge_events` has it, and so are those
-    of hidden and deleted items, which are not named.
+    The events of one item and type are one contribution, as `merge_events` has it.
     """
     named = await name_events(store, snapshot, events, reasons)
     return named._replace(of_items=[merge_events(each) for each in named.of_items])
@@ -37,17 +36,16 @@ async def name_reasons(
 async def name_events(
     store: Store, snapshot: Snapshot, events: EventColumns, reasons: Sequence[Sequence[Reason]]
 ) -> NamedReasons:
-    """Name events as `name_reasons` does, each by itself but for those of hidden items."""
+    """Name events as `name_reasons` does, each of them; those of hidden items are no reasons."""
     sources = dict.fromkeys(reason.source for each in reasons for reason in each)
     event_ids = await _event_ids(store, events, sources)
     known = event_ids or {}
     rows = {source: _memory_row(snapshot, events, source, known) for source in sources}
     named = [
-        _without_hidden(
-            [
-                Contribution(rows[source], weight, contribution, effect, is_exact)
-                for source, weight, contribution, effect, is_exact in each
-            ]
+        tuple(
+            Contribution(rows[source], weight, contribution, effect, is_exact)
+            for source, weight, contribution, effect, is_exact in each
+            if rows[source] is not _HIDDEN
         )
         for each in reasons
     ]
@@ -142,21 +140,6 @@ async def _event_ids(
     return dict(zip(stored, ids, strict=True))
 
 
-def _without_hidden(contributions: Sequence[Contribution]) -> tuple[Contribution, ...]:
-    """Put one contribution in place of those of `_HIDDEN`, in the order of contributions."""
-    hidden = [each for each in contributions if each.row is _HIDDEN]
-    if not hidden:
-        return tuple(contributions)
-    named = [each for each in contributions if each.row is not _HIDDEN]
-    weight, contribution = (
-        sum(values)
-        for values in zip(*((each.weight, each.contribution) for each in hidden), strict=True)
-    )
-    events = sum(each.events for each in hidden)
-    named.append(Contribution(_HIDDEN, weight, contribution, events=events))
-    return tuple(sorted(named, key=lambda each: -each.contribution))
-
-
 def _memory_row(
     snapshot: Snapshot, events: EventColumns, source: int, event_ids: Mapping[int, str | None]
 ) -> MemoryRow:
@@ -164,13 +147,13 @@ def _memory_row(
     if source < 0:
         interest = events.interests[-1 - source]
         row = snapshot.catalogue.row(interest)
-        if _is_hidden(snapshot, row):
+        if snapshot.catalogue.is_withheld(row):
             return _HIDDEN
         if row < 0:
             return MemoryRow(None, None, interest, "profile", None)
         return MemoryRow(None, interest, titles[row], "profile", None)
     row = int(events.rows[source])
-    if _is_hidden(snapshot, row):
+    if snapshot.catalogue.is_withheld(row):
         return _HIDDEN
     return MemoryRow(
         event_ids.get(source),
@@ -179,11 +162,3 @@ def _memory_row(
         events.type_names[events.types[source]],
         int(events.timestamps[source]),
     )
-
-
-def _is_hidden(snapshot: Snapshot, row: int) -> bool:
-    """Whether an item was hidden or deleted; one that is only known from events was not."""
-    catalogue = snapshot.catalogue
-    if not 0 <= row < len(catalogue):
-        return False
-    return bool(catalogue.deleted[row] or (catalogue.present[row] and not catalogue.visible[row]))

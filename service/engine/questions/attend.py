@@ -100,7 +100,7 @@ def attend_catalogue(query: AttendQuery, snapshot: Snapshot, target: Vector | in
     catalogue = snapshot.catalogue
     seen = catalogue.keys.mask(catalogue.visible)
     if isinstance(target, int):
-        vector = catalogue.content[target]
+        vector = content_of(snapshot, target)
         if query.exclude_self:
             seen = seen & (catalogue.keys.owners != target)
     else:
@@ -201,6 +201,15 @@ def _block(keys: Vector, values: Vector, heads: int, bias: Tensor | None = None)
 def _split(vectors: Vector, heads: int) -> Tensor:
     """[n, H·d] -> [H, n, d]."""
     return split_heads(torch.from_numpy(np.ascontiguousarray(vectors)), heads)
+
+
+def content_of(snapshot: Snapshot, row: int) -> Vector:
+    """Return the embedding of an item. Raises `Invalid` for one without."""
+    if not snapshot.catalogue.has_content[row]:
+        name = snapshot.catalogue.vocabulary.id(row)
+        raise Invalid("/query/item_id", f"item {name!r} has neither a text nor an embedding")
+    vector: Vector = snapshot.catalogue.content[row]
+    return vector
 
 
 def _check_content(snapshot: Snapshot, vector: Vector) -> None:

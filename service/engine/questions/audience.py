@@ -116,10 +116,9 @@ def audience_user(
     snapshot: Snapshot,
     scored: ScoredUser,
     explanation: tuple[Contribution, ...] | None,
-    servable: NDArray[np.bool_],
 ) -> AudienceUser:
-    """Make the answer's entry of a user. Events on items that are not servable are not named."""
-    scores, row_of = scored.score.scores, snapshot.catalogue.row
+    """Make the answer's entry of a user."""
+    scores = scored.score.scores
     user: AudienceUser = {
         "user_id": scored.events.user_id,
         "score": scored.total,
@@ -130,16 +129,7 @@ def audience_user(
         "reason": snapshot.memory_reason,
     }
     if explanation is not None:
-        named = tuple(
-            each
-            for each in explanation
-            if each.contribution > 0
-            and (
-                each.row.item_id is None
-                or (row := row_of(each.row.item_id)) < 0
-                or bool(servable[row])
-            )
-        )
+        named = tuple(each for each in explanation if each.contribution > 0)
         user["explanation"] = named
         user["remainder"] = remainder_of(named, float(scores.personal[0]), scores.memory_rows)
     return user

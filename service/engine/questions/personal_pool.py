@@ -12,11 +12,9 @@ from models.attention.attention_options import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason, explain
-from models.ranking.recommend import Ranked, recommend
-from models.ranking.steering.boost_unit import UNIT_OF, boost_unit
-from models.ranking.steering.item_steering import ItemSteering
+from models.ranking.recommend import Ranked, best_scores, recommend
+from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
 from service.domain.records import DISLIKE
-from service.engine.selection.steering import UNSTEERED, SteeredItems
 from service.histories.event_columns import EventColumns
 
 REASONS = 5  # of each recommended item
@@ -30,7 +28,6 @@ class PersonalPool:
     fresh: Ranked  # items that the requester has not had, best first
     reasons: Sequence[Sequence[Reason]]  # of each of these
     again: Ranked  # items that the requester took at several times
-    steered: SteeredItems  # by which both are ranked
 
 
 def personal_pool(
@@ -43,7 +40,7 @@ def personal_pool(
     excluded: NDArray[np.int64],
     size: int,
     limit: int,
-    steered: SteeredItems = UNSTEERED,
+    steering: ItemSteering = NO_STEERING,
 ) -> PersonalPool:
     """Rank up to `size` new items and up to `limit` items that come back.
 
@@ -56,16 +53,11 @@ def personal_pool(
         excluded: item rows that may not.
         size: the most new items; of a long history at most `MOST_OF_LONG`.
         limit: the most items that come back.
-        steered: over the same catalogue. Boosts alone count, in `boost_unit` of the requester's
-            scores.
+        steering: of the same catalogue, of which only boosts count.
     """
-    if steered.steering.boost is not None:
-        none = excluded[:0]
-        best = recommend(
-            snapshot, user, limit=UNIT_OF, allowed=allowed, excluded=none, options=options
-        )
-        steered = steered.scaled(boost_unit(best.scores.total.numpy()))
-    steering = ItemSteering(boost=steered.steering.boost)
+    if steering.boost is not None:
+        scaled = steering.scaled(best_scores(snapshot, user, allowed, options))
+        steering = ItemSteering(boost=scaled.boost)
     seen = events.items[events.items < len(allowed)]
     fresh = recommend(
         snapshot,
@@ -88,7 +80,7 @@ def personal_pool(
         options=options,
         steering=steering,
     )
-    return PersonalPool(fresh, reasons, again, steered)
+    return PersonalPool(fresh, reasons, again)
 
 
 def showable_items(

@@ -20,7 +20,6 @@ from models.ranking.ready.popularity import (
     trending,
     unlike_ratings,
 )
-from models.ranking.steering.boost_unit import boost_unit
 from models.ranking.steering.ranked_lineup import line_up_ranked
 from service.domain.item_selection import FilterWarning
 from service.domain.queries import Answer, AnswerItem
@@ -41,8 +40,6 @@ def popular_items(
     steered: SteeredItems,
     excluded: NDArray[np.int64],
     at: int,
-    *,
-    in_deviations: bool = False,
 ) -> Answer:
     """Rank the items that were taken, published or rated as the query says.
 
@@ -55,14 +52,11 @@ def popular_items(
         steered: by the question, over the same catalogue.
         excluded: item rows that may not be answered.
         at: the time of the request, microseconds UTC.
-        in_deviations: count boosts in `boost_unit` of the scores, instead of as they are.
     """
     ranked, is_ranked, doubts = _ranked(query, snapshot, log, types, at)
     mask = selection.allowed & is_ranked
-    if in_deviations and steered.steering.boost is not None:
-        steered = steered.scaled(boost_unit(ranked.scores[mask]))
+    steering = steered.steering.scaled(ranked.scores[mask])
     mask[excluded] = False
-    steering = steered.steering
     if steering.boost is not None:
         ranked.parts["rules"] = steering.boost.astype(np.float64)
     scores = ranked.scores

@@ -103,7 +103,7 @@ class HomePage:
         made = _alternating(first, others)
         if len(made) < count:
             reason = RowReason("recommended", "Recommended for you")
-            made += self._rest(pool, pool.fresh, reason)
+            made += self._rest(pool.fresh, reason)
         if len(made) < count:
             made += self._ranked("popular")
         return made
@@ -118,7 +118,7 @@ class HomePage:
         if len(made) < count and (categories := self._categories()):
             made += self._ranked("newest", categories)
         if len(made) < count:
-            made += self._rest(pool, pool.again, RowReason("again", "Take it again"))
+            made += self._rest(pool.again, RowReason("again", "Take it again"))
         return made
 
     def _because(
@@ -127,7 +127,7 @@ class HomePage:
         """Return rows of items that one item of the history, or one interest, raises most."""
         catalogue = self.snapshot.catalogue
         servable = catalogue.servable
-        items = self._items(pool, pool.fresh)
+        items = self._items(pool.fresh)
         scores = pool.fresh.scores
         personal = scores.personal.tolist()
         causes: dict[str, int] = {}
@@ -137,7 +137,7 @@ class HomePage:
             for each in named:
                 name = _name(each)
                 row = catalogue.row(name)
-                if row < 0 or servable[row]:  # hidden and deleted items are named nowhere
+                if row < 0 or servable[row]:  # one that is only known from events has no title
                     cause = causes.setdefault(name, len(causes))
                     entries.append((target, cause, each.contribution))
         gains = np.zeros((len(items), len(causes)))
@@ -188,7 +188,6 @@ class HomePage:
             self.steered,
             rows.astype(np.int64),
             self.at,
-            in_deviations=True,
         )
         text = {
             "popular": "Popular with everybody",
@@ -204,9 +203,9 @@ class HomePage:
         rows = self.events.rows[places].tolist()
         return distinctive_categories(self.snapshot.catalogue, rows, _CATEGORIES)
 
-    def _rest(self, pool: PersonalPool, ranked: Ranked, reason: RowReason) -> list[AnswerRow]:
+    def _rest(self, ranked: Ranked, reason: RowReason) -> list[AnswerRow]:
         """Return a row of the best items that are in no other row; none of too few items."""
-        items, rows = self._items(pool, ranked), ranked.rows
+        items, rows = self._items(ranked), ranked.rows
         left = np.flatnonzero([item["item_id"] not in self.used for item in items])
         row = AnswerRow(reason, [items[place] for place in self._choice(rows)(left).tolist()])
         return [row] if self._take(row) else []
@@ -217,10 +216,10 @@ class HomePage:
     def _fewest(self) -> int:
         return min(FEWEST, self.query.limit)
 
-    def _items(self, pool: PersonalPool, ranked: Ranked) -> Sequence[AnswerItem]:
+    def _items(self, ranked: Ranked) -> Sequence[AnswerItem]:
         requester, snapshot = self.query.requester, self.snapshot
         items = score_answer(requester, snapshot, ranked.rows, ranked.scores, ()).items
-        pool.steered.applied.describe(items, ranked.rows)
+        self.steered.applied.describe(items, ranked.rows)
         return items
 
     def _choice(self, rows: NDArray[np.integer]) -> QuotaChoice:

@@ -17,9 +17,9 @@ ItemRows = NDArray[np.int32] | NDArray[np.int64]
 
 
 def item_row(snapshot: Snapshot, item_id: str) -> int:
-    """Return the row of an item that can be scored. Raises `NotFound`."""
+    """Return the row of an item that can be asked about. Raises `NotFound`."""
     rows = snapshot.catalogue.rows([item_id])
-    if not snapshot.is_scorable(rows).all():
+    if not snapshot.is_known(rows).all():
         raise NotFound(f"no item {item_id!r} in the catalogue")
     return int(rows[0])
 

@@ -250,7 +250,7 @@ def search_answer(
     requester = query.requester
     found, scores, catalogue = outcome.found, outcome.scores, snapshot.catalogue
     masses = scores.mass.tolist()
-    parts = _parts(found, steered.steering)
+    parts = _parts(found)
     totals = np.sum(list(parts.values()), axis=0).tolist()
     columns = {name: numbers.tolist() for name, numbers in parts.items()}
     items: list[AnswerItem] = [
@@ -298,12 +298,12 @@ def search_answer(
     return describe_query(answer, query, outcome.parsed, found=any("score" in i for i in items))
 
 
-def _parts(found: SearchResults, steering: ItemSteering) -> dict[str, NDArray[np.float64]]:
+def _parts(found: SearchResults) -> dict[str, NDArray[np.float64]]:
     """Return the addends [L] of the scores by name, -inf for an item that was not compared."""
     scores = found.scores.astype(np.float64)
     parts = {"match": scores}
     if found.personal is not None:
         parts = {"match": scores - found.personal, "memory": found.personal.astype(np.float64)}
-    if (boost := steering.boosts_of(found.rows)) is not None:
-        parts["rules"] = boost.astype(np.float64)
+    if found.boosts is not None:
+        parts["rules"] = found.boosts.astype(np.float64)
     return parts

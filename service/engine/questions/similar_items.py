@@ -7,6 +7,7 @@ from models.catalogue.snapshot import Snapshot
 from models.ranking.similar_items import comparable, similar, spaces_of
 from models.ranking.steering.ranked_lineup import SteeredRows
 from service.domain.errors import Invalid
+from service.domain.item_selection import FilterWarning
 from service.domain.queries import Answer, AnswerItem, SimilarQuery, Space
 from service.engine.questions.score import item_row
 from service.engine.selection.item_selection import count_items, select_items
@@ -21,13 +22,15 @@ _LACKS: dict[Space, str] = {
 def similar_items(query: SimilarQuery, snapshot: Snapshot) -> Answer:
     """Find the items most similar to one, in the requested space or wherever it has a key.
 
+    Nothing is similar to an item without any key, and a warning says so.
+
     Raises:
         NotFound: where there is no such item.
-        Invalid: where it has no key in the requested space.
+        Invalid: where it has no key in the requested space, but has one in another.
     """
     catalogue, row = snapshot.catalogue, item_row(snapshot, query.item_id)
     spaces = spaces_of(snapshot, row)
-    if query.space is not None:
+    if query.space is not None and spaces:
         if query.space not in spaces:
             lacks = _LACKS[query.space]
             raise Invalid(
@@ -46,6 +49,11 @@ def similar_items(query: SimilarQuery, snapshot: Snapshot) -> Answer:
         comparable=others,
     )
     selection = selection.with_warnings(steered.warnings)
+    if not spaces:
+        lacks = " and ".join(_LACKS.values())
+        selection = selection.with_warnings(
+            (FilterWarning("/item_id", f"nothing is compared: item {query.item_id!r} {lacks}"),)
+        )
     retrieval = query.retrieval
     found = similar(
         snapshot,
@@ -56,7 +64,6 @@ def similar_items(query: SimilarQuery, snapshot: Snapshot) -> Answer:
         steering=steered.steering,
         options=AttentionOptions(mode=retrieval.mode, k=retrieval.k, probes=retrieval.probes),
     )
-    boost = steered.steering.boosts_of(found.rows)
     items: list[AnswerItem] = [
         {
             "item_id": catalogue.vocabulary.id(row),
@@ -71,8 +78,8 @@ def similar_items(query: SimilarQuery, snapshot: Snapshot) -> Answer:
         }
         for at, row in enumerate(found.rows.tolist())
     ]
-    if boost is not None:
-        for item, added in zip(items, boost.tolist(), strict=True):
+    if found.boosts is not None:
+        for item, added in zip(items, found.boosts.tolist(), strict=True):
             item["score"] += added
             item["parts"]["rules"] = added
     answer = Answer(

@@ -81,9 +81,12 @@ def together(
         comparable=is_taken | is_similar,
     )
     steering = steered.steering
+    added = np.zeros(len(catalogue))
+    if (boosts := steering.scaled(scores[found.rows]).boosts_of(found.rows)) is not None:
+        added[found.rows] = boosts
     every = steering.reorders or len(steering.pins) > 0
     ranked = best_rows(
-        scores if steering.boost is None else scores + steering.boost,
+        scores + added,
         found.rows,
         len(found.rows) if every else query.limit,
         catalogue,
@@ -91,17 +94,17 @@ def together(
     if (every or len(ranked) < query.limit) and is_similar.any():
         near = compare_items(snapshot, row, allowed=is_similar, spaces=spaces)
         scores[near.rows] = near.cosines_in("content")
-        boosts = steering.boosts_of(near.rows)
-        cosines = scores[near.rows] if boosts is None else scores[near.rows] + boosts
-        order = near.rows[np.argsort(-cosines, kind="stable")]
+        if (boosts := steering.scaled(scores[near.rows]).boosts_of(near.rows)) is not None:
+            added[near.rows] = boosts
+        order = near.rows[np.argsort(-(scores + added)[near.rows], kind="stable")]
         ranked = np.concatenate([ranked, order if every else order[: query.limit]])
     ranked = ranked[~np.isin(ranked, steering.pinned)]
     lineup = line_up_ranked(catalogue.fields, ranked, steering, limit=query.limit)
     items = _items(query, snapshot, found, lineup.rows, scores)
-    if (boost := steering.boosts_of(lineup.rows)) is not None:
-        for item, added in zip(items, boost.tolist(), strict=True):
-            item["score"] += added
-            item["parts"]["rules"] = added
+    if steering.boost is not None:
+        for item, boost in zip(items, added[lineup.rows].tolist(), strict=True):
+            item["score"] += boost
+            item["parts"]["rules"] = boost
     answer = steered.describe(Answer(items, snapshot.version), lineup)
     counted = count_items(snapshot, is_taken, query.facets)
     return selection.with_warnings(steered.warnings).described(answer, counted)

@@ -29,7 +29,7 @@ class AppliedRules:
     """Rules with the items that each moves."""
 
     rules: tuple[tuple[AppliedRule, NDArray[np.bool_]], ...] = ()  # each with a mask [N]
-    boost: NDArray[np.float32] | None = None  # [N] sum of the boosts; None without any
+    boost: NDArray[np.float32] | None = None  # [N] sum of the relative boosts; None without any
     buried: NDArray[np.bool_] | None = None  # [N]; None without any
     warnings: tuple[FilterWarning, ...] = ()
 
@@ -39,25 +39,6 @@ class AppliedRules:
             for place in np.flatnonzero(mask[rows]).tolist():
                 items[place].setdefault("rules", []).append(rule)
 
-    def scaled(self, unit: float) -> AppliedRules:
-        """Return these rules with boosts that are counted in a unit of the scores.
-
-        Where the unit is so large that a boost would be no finite float32, as of scores that are
-        sums of weights of 1e38, the boosts are in the largest unit whose boosts are.
-        """
-        if self.boost is None:
-            return self
-        largest = max(1.0, float(np.abs(self.boost).max(initial=0.0)))
-        # Half of it, so that no boost is rounded to infinity.
-        unit = min(unit, float(np.finfo(np.float32).max) / largest / 2)
-        rules = tuple(
-            (AppliedRule(name=rule["name"], boost=rule["boost"] * unit), mask)
-            if "boost" in rule
-            else (rule, mask)
-            for rule, mask in self.rules
-        )
-        return replace(self, rules=rules, boost=self.boost * np.float32(unit))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SteeredItems:
@@ -66,11 +47,6 @@ class SteeredItems:
     applied: AppliedRules = field(default_factory=AppliedRules)
     steering: ItemSteering = NO_STEERING
     warnings: tuple[FilterWarning, ...] = ()
-
-    def scaled(self, unit: float) -> SteeredItems:
-        """Return this steering with boosts that are counted in a unit of the scores."""
-        applied = self.applied.scaled(unit)
-        return replace(self, applied=applied, steering=replace(self.steering, boost=applied.boost))
 
     def describe(self, answer: Answer, ranked: Ranked | SteeredRows) -> Answer:
         """Return an answer that says of each item what moved it, and how likely it was shown."""
@@ -153,6 +129,7 @@ def steer_items(
             tuple(Quota(each.field, each.count, shown) for each in steering.at_most),
             steering.explore,
             seed,
+            is_relative=True,
         ),
         (*applied.warnings, *refused, *attribute_warnings(snapshot.catalogue.fields, names)),
     )

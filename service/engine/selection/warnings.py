@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
+from typing import Any
 
 from models.catalogue.fields.field_columns import FieldColumns
 from models.catalogue.fields.item_fields import ItemFields
@@ -25,8 +26,9 @@ _SINGULAR = {"categories": "category", "tags": "tag"}
 def filter_warnings(fields: ItemFields, wanted: Filter) -> tuple[FilterWarning, ...]:
     """Return warnings about fields and values that no item has, the first few.
 
-    Only `eq` and `in` are looked at, of categories, tags and attributes: what a user of an API
-    misspells. Numbers and times are not, nor are conditions whose pointers are not known.
+    These are values of `eq` and `in` that a user of an API misspells, of categories, tags and
+    attributes, and comparisons with a number, a string or a place where no item has any. Conditions
+    whose pointers are not known are not looked at.
     """
     found = (
         warning for condition in _conditions(wanted) for warning in _warnings(fields, condition)
@@ -64,9 +66,11 @@ def _conditions(wanted: Filter) -> Iterator[FieldCondition]:
 
 def _warnings(fields: ItemFields, condition: FieldCondition) -> Iterator[FilterWarning]:
     name = condition.field
+    columns = fields.columns_of(name)
+    if name == "published_at" and "field" in condition.pointers and not _has_values(columns):
+        yield FilterWarning(condition.pointers["field"], "no item has published_at")
     if not (name in _SINGULAR or name.startswith(ATTRIBUTES)):
         return
-    columns = fields.columns_of(name)
     if name.startswith(ATTRIBUTES) and not _has_values(columns):
         warning = _unknown_attribute(fields, name, condition.pointers.get("field", ""))
         if warning is not None and warning.pointer:
@@ -78,10 +82,43 @@ def _warnings(fields: ItemFields, condition: FieldCondition) -> Iterator[FilterW
         operand, pointer = condition.comparisons[operator], condition.pointers[operator]
         several = operator == "in"
         for place, value in enumerate(operand if several else [operand]):
-            if not is_number(value) and not _is_known(columns, value):
+            if is_number(value):
+                continue
+            if not _is_known(columns, value):
                 of = _SINGULAR.get(name, f"value of {name}")
                 detail = f"no item has the {of} {_shown(value)}{_suggestion(columns, value)}"
                 yield FilterWarning(f"{pointer}/{place}" if several else pointer, detail)
+    for operator, operand in condition.comparisons.items():
+        kind = _kind_of(operator, operand)
+        if kind is None or kind in (kinds := _kinds(columns)) or operator not in condition.pointers:
+            continue
+        detail = f"no item has {kind} in {name}; its values are {' and '.join(kinds) or 'others'}"
+        yield FilterWarning(condition.pointers[operator], detail)
+
+
+def _kind_of(operator: str, operand: Any) -> str | None:
+    """Return what an operator compares with; None for values that are looked up one by one."""
+    if operator == "within_km":
+        return "places"
+    if operator == "contains":
+        return "text"
+    if operator in ("gt", "gte", "lt", "lte"):
+        return "numbers" if is_number(operand) else "text"
+    if operator == "in":
+        return "numbers" if operand and all(map(is_number, operand)) else None
+    return "numbers" if operator == "eq" and is_number(operand) else None
+
+
+def _kinds(columns: FieldColumns) -> list[str]:
+    """Return the kinds of values that some item has in a field."""
+    found = []
+    if columns.keywords is not None and columns.keywords.has_strings:
+        found.append("text")
+    if columns.numbers is not None and columns.numbers.has_values():
+        found.append("numbers")
+    if columns.points is not None and columns.points.has_values():
+        found.append("places")
+    return found
 
 
 def _has_values(columns: FieldColumns) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.domain.errors import HeedError
 from service.domain.keys import ApiKey, parse_token
-from service.domain.names import DEFAULT_NAMESPACE
+from service.domain.names import DEFAULT_NAMESPACE, is_name
 from service.domain.settings import Settings
 from service.domain.timestamps import to_rfc3339
 from service.http.access.bind_address import is_exposed
@@ -27,7 +28,10 @@ KEY = "heed.key"  # in the scope of every request: its `ApiKey`, or None without
 NAMESPACE = "heed.namespace"  # in the scope of every request: the namespace that it is about
 ANONYMOUS = "heed.anonymous"  # in the scope of every request: keys are on, and it has none
 
+NAMESPACE_HEADER = "Heed-Namespace"  # of a request without a key; a key has its own namespace
+
 _PREFIX = "/v1/"
+_SHOWN = 80  # characters of a wrong name
 _REALM = 'Bearer realm="heed"'
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -54,7 +58,7 @@ class AccessControl:
         if scope["type"] == "http":
             scope[KEY], scope[NAMESPACE], scope[ANONYMOUS] = None, DEFAULT_NAMESPACE, False
             if self._is_off:
-                _note_namespace(scope)
+                _choose_namespace(scope)
             else:
                 await self._check(scope)
         await self._app(scope, receive, send)
@@ -69,11 +73,14 @@ class AccessControl:
             await self._note(scope, store)
             return
         if not self._keys_are_on(store):
-            _note_namespace(scope)
+            _choose_namespace(scope)
             return
         key = await self._authenticate(scope, store)
         scope[KEY], scope[NAMESPACE] = key, key.namespace
         _note_namespace(scope)
+        if (named := _named_namespace(scope)) not in (None, key.namespace):
+            detail = f"The key {key.name} is for the namespace {key.namespace}, not for {named!r}."
+            raise HTTPException(403, detail, headers=_closing(scope))
         if key.rate is not None:
             await self._rates.count(key, key.rate, store.rate_windows)
         if needed is None:
@@ -85,7 +92,9 @@ class AccessControl:
     async def _note(self, scope: Scope, store: KeyStore) -> None:
         """Note the key of a request that needs none; a wrong one is as none."""
         try:
-            if self._keys_are_on(store):
+            if not self._keys_are_on(store):
+                _choose_namespace(scope)
+            else:
                 scope[ANONYMOUS] = True
                 key = await self._authenticate(scope, store)
                 scope[KEY], scope[NAMESPACE], scope[ANONYMOUS] = key, key.namespace, False
@@ -136,6 +145,22 @@ def is_about_data(scope: Scope) -> bool:
     return path.removeprefix(scope["root_path"]).startswith(_PREFIX)
 
 
+def _named_namespace(scope: Scope) -> str | None:
+    """Return the namespace that the header of a request names, if it has one."""
+    name = Headers(scope=scope).get(NAMESPACE_HEADER)
+    return None if name is None else name[:_SHOWN]
+
+
+def _choose_namespace(scope: Scope) -> None:
+    """Set the namespace of a request without a key. Raises HTTPException (404)."""
+    name = _named_namespace(scope)
+    if name is not None:
+        if not is_name(name) and name != DEFAULT_NAMESPACE:
+            raise HTTPException(404, f"There is no namespace {name!r}.", headers=_closing(scope))
+        scope[NAMESPACE] = name
+    _note_namespace(scope)
+
+
 def _note_namespace(scope: Scope) -> None:
     """Count a request for its namespace from here on, even if it is refused later."""
     name = scope[NAMESPACE]
@@ -156,7 +181,9 @@ def _forbidden(scope: Scope, key: ApiKey, needed: str) -> HTTPException:
 
 
 def _headers(scope: Scope, challenge: str) -> dict[str, str]:
-    headers = {"WWW-Authenticate": challenge}
-    if scope["method"] not in _SAFE_METHODS:
-        headers["Connection"] = "close"  # its body is not read
-    return headers
+    return {"WWW-Authenticate": challenge, **_closing(scope)}
+
+
+def _closing(scope: Scope) -> dict[str, str]:
+    """Return the header that ends the connection of a request whose body is not read."""
+    return {} if scope["method"] in _SAFE_METHODS else {"Connection": "close"}

@@ -11,6 +11,7 @@ from service.engine.namespaces import Namespaces
 from service.http.access.access_control import KEY, NAMESPACE, is_about_data
 from service.http.telemetry.metrics import SERVED
 
+OPENING = "heed.opening"  # in the scope while a request waits for this namespace to be opened
 ENGINE = "heed.engine"  # in the scope of every request under /v1/
 
 
@@ -43,7 +44,9 @@ class Engines:
             return
         try:
             key: ApiKey | None = scope.get(KEY)
+            scope[OPENING] = name
             async with namespaces.lease(name, None if key is None else key.namespace_id) as engine:
+                del scope[OPENING]
                 scope[SERVED], scope[ENGINE] = name, engine
                 await self._app(scope, receive, send)
         except NotFound:

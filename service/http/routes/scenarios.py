@@ -122,7 +122,8 @@ async def ask_scenario(name: PathName, body: ScenarioQuestion, context: Context)
     one, rules of the scenario stay. The answer is that of the question, with `scenario` and
     `scenario_version`. Where it has fewer items than `limit`, those of the fallback follow.
     """
-    return Json(await _answer(name, body.model_extra or {}, context))
+    given = {name: own for name, own in (body.model_extra or {}).items() if own is not None}
+    return Json(await _answer(name, given, context))
 
 
 async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dict[str, Any]:

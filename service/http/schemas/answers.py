@@ -108,7 +108,11 @@ class AppliedRuleOut(BaseModel):
     """A rule of the question that holds for an item."""
 
     name: str
-    boost: float | None = Field(None, description="Its addend of `parts.rules`.")
+    boost: float | None = Field(
+        None,
+        description="As the rule has it. The sum of these, in the unit of "
+        "the score, is `parts.rules`.",
+    )
     bury: bool | None = Field(None, description="True where it puts the item behind all others.")
 
 

@@ -6,7 +6,8 @@ that are settings are checked by the routes.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -15,6 +16,7 @@ from pydantic import (
     Field,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 
 from service.domain.records import MAX_WEIGHT, MIN_WEIGHT, are_plain_ids, check_weight
@@ -29,9 +31,39 @@ def example(**body: Any) -> ConfigDict:
 
 
 class Body(BaseModel):
-    """Base of every request body and of the objects in it."""
+    """Base of every request body and of the objects in it.
+
+    Null stands for a member that is left out, if it is no value of the member.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    _optional: ClassVar[frozenset[str]] = frozenset()  # members of which null is no value
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Note the members that may be left out."""
+        cls._optional = frozenset(
+            own.alias or name
+            for name, own in cls.model_fields.items()
+            if not own.is_required() and not _takes_null(own.annotation)
+        )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, members: Any) -> Any:
+        if not isinstance(members, dict) or None not in members.values():
+            return members
+        return {k: v for k, v in members.items() if v is not None or k not in cls._optional}
+
+
+def _takes_null(annotation: Any) -> bool:
+    """Report whether null is a value of a type, inside of `Annotated` and unions too."""
+    return annotation in (None, type(None), Any) or any(
+        _takes_null(part)
+        for part in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]
+        if get_origin(annotation) in (Annotated, Union, UnionType)
+    )
 
 
 class Params(BaseModel):

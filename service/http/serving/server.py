@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -62,6 +63,8 @@ _SWITCH_INTERVAL = 0.0002
 # numbers takes ten times as long.
 _COLLECTED = (50_000, 20, 20)
 _CLOSING = 5.0  # seconds beyond those to drain, after which a process ends as it is
+_OTHER = f"give one of its own with --host or {PREFIX}HOST, such as 127.0.0.1"
+_EVERY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104  # compared with, not bound
 _GRACE = 2.0  # seconds beyond all those, after which a worker is killed
 
 
@@ -105,15 +108,25 @@ class _Server(uvicorn.Server):
         _log.info("serving", extra={"host": self.config.host, "port": port, "version": __version__})
         if self._console is None:
             return
-        host = self.config.host if ":" not in self.config.host else f"[{self.config.host}]"
-        base = f"http://{host}:{port}"
-        hint = "open it in a browser; the API is at /docs"
-        self._console.print(f"\n[bold]Heed serves on {base}[/]  ({hint})")
+        where, base = _told(self.config.host, port)
+        hint = "the page is at /, the API at /docs"
+        self._console.print(f"\n[bold]Heed serves {where}[/]  ({hint})")
         for example in self._examples:
             self._console.print(
                 example.replace("BASE", base), highlight=False, markup=False, soft_wrap=True
             )
         self._console.print("\nStop with Ctrl-C.", style="dim")
+
+
+def _told(host: str, port: int) -> tuple[str, str]:
+    """Return where a service is, and the address in examples.
+
+    One on every address may be published under any other, as that of a container: none is named.
+    """
+    if host in _EVERY_ADDRESS:
+        return f"port {port} of every address", f"http://localhost:{port}"
+    base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"on {base}", base
 
 
 def run(
@@ -289,8 +302,13 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
 
 
 def _bind_all(host: str, port: int, *, shared: bool) -> list[socket.socket]:
-    """Bind a socket to each address of a host. Raises OSError."""
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    """Bind a socket to each address of a host. Raises `Invalid` where that is not possible."""
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except socket.gaierror as error:
+        raise Invalid("", f"cannot find the host {host!r} ({error.strerror}): {_OTHER}") from error
     bound = []
     for family, address in dict.fromkeys((each[0], each[4]) for each in found):
         # Alone first: that sockets share a port must not hide that another service is there.
@@ -311,7 +329,25 @@ def _bind(family: int, address: Any, *, shared: bool) -> socket.socket:
         if family == socket.AF_INET6:
             one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         one.bind(address)
-    except OSError:
+    except OSError as error:
         one.close()
-        raise
+        raise Invalid("", _unbound(error, *address[:2])) from error
     return one
+
+
+def _unbound(error: OSError, host: str, port: int) -> str:
+    """Return the sentence about an address that cannot be bound, and what to do."""
+    at = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} is in use: another program, perhaps another Heed, listens on {at}. Stop "
+            f"it, or serve on another port with --port or {PREFIX}PORT"
+        )
+    if error.errno == errno.EACCES:
+        return (
+            f"port {port} is only for root: ports from 1024 on are for everybody. Give one with "
+            f"--port or {PREFIX}PORT"
+        )
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is no address of this machine: {_OTHER}"
+    return f"cannot listen on {at}: {error.strerror}"

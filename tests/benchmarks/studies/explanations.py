@@ -118,7 +118,7 @@ def measure(
 def _case(snapshot: Snapshot, history: UserHistory, rng: np.random.Generator) -> Case:
     at = int(history.timestamps.max()) + 3_600_000_000  # an hour after the newest event
     user = build_memory(snapshot, history, at)
-    allowed = snapshot.is_scorable(np.arange(len(snapshot.catalogue)))
+    allowed = snapshot.is_known(np.arange(len(snapshot.catalogue)))
     ranked = recommend(
         snapshot,
         user,

@@ -34,8 +34,7 @@ class Figures:
 
     answers: int
     items: int
-    unexplained: int  # items without any reason, a withheld one included
-    withheld: int  # items with a reason that stands for hidden items and does not name them
+    unexplained: int  # items without any reason
     reasons: int  # events with a contribution above 0, as "because of" names them
     exact: int  # of these, whose effect is not an estimate
     raising: int  # of these, without which the whole model scores the item lower
@@ -117,13 +116,11 @@ def count(items: Sequence[AnswerItem], listed: Set[str]) -> Counter[str]:
     """
     found = Counter(items=len(items))
     for item in items:
-        every = named(item)
-        reasons = [each for each in every if each.row.type != "hidden"]
-        told = [each for each in reasons if each.contribution >= _least(every)]
+        reasons = named(item)
+        told = [each for each in reasons if each.contribution >= _least(reasons)]
         events = [each.row.event_id for each in reasons if each.row.event_id is not None]
         on = [each.row.item_id for each in reasons if each.row.item_id is not None]
-        found["unexplained"] += not every
-        found["withheld"] += len(every) > len(reasons)
+        found["unexplained"] += not reasons
         found["reasons"] += len(reasons)
         found["exact"] += sum(each.effect_is_exact for each in reasons)
         found["raising"] += sum((each.effect or 0.0) > 0 for each in reasons)
@@ -156,7 +153,6 @@ def shown(found: Figures, data: Path) -> Table:
     for name, value in (
         ("items", found.items),
         ("items without a reason", found.unexplained),
-        ("items with a reason that is withheld, of hidden items", found.withheld),
         ("reasons: events that contribute to the score", found.reasons),
         ("reasons whose effect is exact", found.exact),
         ("reasons without which the score is lower", found.raising),

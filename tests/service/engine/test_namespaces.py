@@ -143,6 +143,7 @@ def test_an_opening_outlasts_the_request_that_is_out_of_time(
         answer = service.ask("GET", "/v1/items", namespace="a")
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) >= 1
+        assert answer.json()["detail"].startswith("The namespace 'a' is being opened; send")
         go.set()
         eventually(service, lambda: others(service) == {"a"})
 

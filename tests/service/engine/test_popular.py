@@ -19,6 +19,7 @@ from service.domain.steering import AtMost, PinnedItem, Rule, Steering
 from service.engine.engine import Engine, open_engine
 from service.stores.base import Store
 from tests.support.engine_story import run
+from tests.support.steered_order import unit
 
 HOUR = 3_600_000_000
 DAY = 24 * HOUR
@@ -170,8 +171,9 @@ def test_steered_answers_are_those_of_a_loop(tmp_path: Path) -> None:
         await engine.store.append(drawn(source, 90))
         for by in ("popular", "trending", "rated"):
             scores = expected(engine.store, by, NOW, None, None)
+            added = 2.5 * unit(scores.values())
             for name in scores:
-                scores[name] += 2.5 * (int(name[1:]) % 2 == 0)
+                scores[name] += added * (int(name[1:]) % 2 == 0)
             scores.pop("i19", None)
             ranked = sorted(scores, key=lambda name: (name in {"i1", "i2"}, -scores[name], name))
             left = {0: 3, 1: 2}  # even, and odd beside the pin
@@ -186,8 +188,9 @@ def test_steered_answers_are_those_of_a_loop(tmp_path: Path) -> None:
             for item in answer.items:
                 assert sum(item["parts"].values()) == pytest.approx(item["score"], abs=1e-6)
                 boosted = int(item["item_id"][1:]) % 2 == 0
-                assert item["parts"]["rules"] == 2.5 * boosted
-                assert ("even" in [rule["name"] for rule in item.get("rules", [])]) == boosted
+                assert item["parts"]["rules"] == pytest.approx(added * boosted, rel=1e-5)
+                asked = {rule["name"]: rule.get("boost") for rule in item.get("rules", [])}
+                assert asked.get("even") == (2.5 if boosted else None)
             moved = {item["item_id"]: item.get("moved") for item in answer.items}
             assert moved.pop("i19") == "pinned"
             assert {name for name, why in moved.items() if why} == {"i1", "i2"} & moved.keys()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from service.domain.steering import AtMost, PinnedItem, Rule, Steering
 from service.engine.engine import Engine
 from tests.support import tiny
 from tests.support.engine_story import run
-from tests.support.steered_order import Holds, steered_order, within_quotas
+from tests.support.steered_order import Holds, steered_order, unit, within_quotas
 from tests.support.tiny import NOON, item_id
 
 ITEMS = {item.item_id: item for item in tiny.items()}
@@ -105,15 +105,18 @@ def sections(answer: Answer) -> list[dict[str, float]]:
     return [*found.values()]
 
 
-def check_parts(item: AnswerItem, before: float, boosted: Sequence[str]) -> None:
+def check_parts(item: AnswerItem, before: Mapping[str, float], boosted: Sequence[str]) -> None:
     """The boosts that hold are named, are a part, and all parts add up to the score."""
     holding = [name for name in boosted if BOOSTED[name][1](ITEMS[item["item_id"]])]
     assert [rule["name"] for rule in item.get("rules", []) if "boost" in rule] == holding
-    boost = sum(BOOSTED[name][0] for name in holding)
-    assert item["parts"].get("rules", 0.0) == pytest.approx(boost, abs=1e-5)
+    asked = [rule["boost"] for rule in item.get("rules", []) if "boost" in rule]
+    assert asked == [BOOSTED[name][0] for name in holding]
+    boost = unit(before.values()) * sum(asked)
+    assert item["parts"].get("rules", 0.0) == pytest.approx(boost, rel=1e-5, abs=1e-5)
     assert ("rules" in item["parts"]) == bool(boosted)
-    assert item["score"] == pytest.approx(before + boost, abs=1e-4)
-    assert sum(item["parts"].values()) == pytest.approx(item["score"], abs=1e-5)
+    score = before[item["item_id"]] + boost
+    assert item["score"] == pytest.approx(score, rel=1e-5, abs=1e-4)
+    assert sum(item["parts"].values()) == pytest.approx(item["score"], rel=1e-6, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["search", "personal search", "similar", "after", "basket"])
@@ -141,7 +144,8 @@ def test_rules_pins_and_quotas_order_as_a_loop_does(data: Path, name: str) -> No
             assert (answer.warnings, answer.facets) == (plain.warnings, plain.facets)
             pinned = {pin.item_id for pin in steering.pins}
             for item in answer.items:
-                check_parts(item, before[item["item_id"]], boosted)
+                (section,) = (each for each in sections(plain) if item["item_id"] in each)
+                check_parts(item, section, boosted)
                 assert item.get("reason") == reasons[item["item_id"]]
                 german = is_german(ITEMS[item["item_id"]])
                 moved = "pinned" if item["item_id"] in pinned else "buried"

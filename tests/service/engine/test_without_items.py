@@ -5,8 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from service.domain.errors import NotFound
-from service.domain.queries import RecommendQuery, Requester, ScoreQuery, SimilarQuery
+from service.domain.errors import Invalid, NotFound
+from service.domain.queries import (
+    AttendQuery,
+    CatalogueMemory,
+    RecommendQuery,
+    Requester,
+    ScoreQuery,
+    SimilarQuery,
+    StoredUserMemory,
+)
+from service.domain.ready_queries import AudienceQuery, PopularQuery, TogetherQuery
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
@@ -75,6 +84,47 @@ def test_an_item_without_text_or_event_is_not_recommended(tmp_path: Path) -> Non
             await engine.store.append([Event("u", "ghost")])
             await engine.live.refresh_popularity()
             assert await offered() == {"a", "ghost"}
+        finally:
+            await engine.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_listed", [True, False], ids=["no text", "no catalogue"])
+def test_what_is_recommended_is_known_to_every_question(tmp_path: Path, is_listed: bool) -> None:
+    """Without a model too, an item that has no text is asked about as any other."""
+
+    async def story() -> None:
+        engine = await open_engine(Settings(data=tmp_path))
+        ask, ready, clock = engine.answers, engine.ready_answers, StageClock()
+        try:
+            if is_listed:
+                await engine.live.catalogue.put_items([Item("a"), Item("b"), Item("c", "a comet")])
+            await engine.store.append([Event("u", "a"), Event("v", "a"), Event("v", "b")])
+            await ready.popular(PopularQuery(Requester()), clock)  # brings the items of events in
+            await engine.live.refresh_popularity()
+            found = await ask.recommend(RecommendQuery(Requester(), 9), clock)
+            offered = [item["item_id"] for item in found.items]
+            assert {"a", "b"} <= set(offered)
+            requester = Requester(user_id="u", explain=3)
+            scored = await ask.score(ScoreQuery(requester, tuple(offered)), clock)
+            assert [item["item_id"] for item in scored.items] == offered
+            for item in offered:
+                await ready.together(TogetherQuery(item), clock)
+                await ready.audience(AudienceQuery(item), clock)
+                memory = StoredUserMemory("u")
+                await ask.attend(AttendQuery(memory, item_id=item), clock)
+            for space in (None, "content"):
+                similar = await ask.similar(SimilarQuery("a", space=space), clock)
+                assert similar.items == []
+                (warning,) = similar.warnings or ()
+                assert warning.pointer == "/item_id"
+                assert "'a' has neither a text nor an embedding" in warning.detail
+            with pytest.raises(Invalid, match="neither a text nor an embedding"):
+                await ask.attend(AttendQuery(CatalogueMemory(), item_id="a"), clock)
+            for unknown in ("x", ""):
+                with pytest.raises(NotFound):
+                    await ask.similar(SimilarQuery(unknown), clock)
         finally:
             await engine.close()
 

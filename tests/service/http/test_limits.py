@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -44,6 +45,35 @@ def test_a_body_too_long_is_refused_by_its_length_alone() -> None:
         sent = client.runner.run(call(client, {**JSON, "content-length": "101"}, []))
     assert sent[0]["status"] == 413
     assert (b"connection", b"close") in sent[0]["headers"]
+
+
+def compressed(client: Client, body: bytes, encoding: str = "gzip", path: str = "/v1/score") -> Any:
+    headers = {"content-encoding": encoding, "content-type": "application/json"}
+    if path == "/v1/items":
+        headers["content-type"] = "application/x-ndjson"
+    return client.request("POST", path, content=body, headers=headers)
+
+
+def test_a_gzip_body_is_read_within_the_limit_of_its_bytes() -> None:
+    """What is inflated is bounded as any body; other encodings are 415, and broken bytes 400."""
+    plain = b'{"item_ids": ["a"]}'
+    with serving(max_body_bytes=1000) as client:
+        assert compressed(client, gzip.compress(plain)).status_code == 200
+        # A file may have several members.
+        members = gzip.compress(plain[:5]) + gzip.compress(plain[5:])
+        assert compressed(client, members).status_code == 200
+        assert compressed(client, plain, "identity").status_code == 200
+        full = plain.ljust(1000)
+        assert compressed(client, gzip.compress(full)).status_code == 200
+        for large in (full + b" ", b" " * 200_000):
+            assert compressed(client, gzip.compress(large)).status_code == 413
+        for broken in (plain, gzip.compress(plain)[:-1], gzip.compress(plain) + b"x"):
+            assert compressed(client, broken).status_code == 400
+        refused = compressed(client, plain, "br")
+        assert (refused.status_code, refused.headers["accept-encoding"]) == (415, "gzip")
+        assert refused.json()["detail"] == "Content-Encoding may be gzip, not br."
+        assert compressed(client, gzip.compress(b"{}"), path="/v1/items").status_code == 415
+        assert client.app.state.arrivals.buffered.taken == 0
 
 
 async def call(client: Client, headers: dict[str, str], messages: list[Any]) -> list[Any]:
@@ -265,7 +295,7 @@ def test_an_activation_has_no_deadline() -> None:
 
         activated, late = client.runner.run(both())
     assert (late.status_code, late.json()["title"]) == (503, "Deadline Exceeded")
-    assert (activated.status_code, activated.json()["version"]) == (200, "v1")
+    assert (activated.status_code, activated.json()["model_version"]) == (200, "v1")
 
 
 def test_an_activation_takes_a_place() -> None:

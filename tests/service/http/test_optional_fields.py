@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from service.domain.settings import Settings
 from service.http.app import create_app
+from service.http.schemas.base import Body
+from service.http.schemas.write import ItemDetails
 from tests.support import tiny
 from tests.support.namespaced import NamespacedService
 
@@ -475,3 +478,55 @@ def test_a_batch_and_a_scenario_carry_every_field(service: NamespacedService, ca
         answer = service.ask("POST", "/v1/scenarios/walk", {}).json()
         named = {"scenario": "walk", "scenario_version": saved.json()["version"]}
         assert answer == alone.json() | named
+
+
+# ---------------------------------------------------------------------------- null
+
+# What each body needs; those that are not here need nothing.
+NEEDED: dict[str, Fields] = {
+    "AtMostIn": {"field": "tags", "count": 1},
+    "AttendIn": {"memory": {"user_id": "u"}, "query": {"item_id": "a"}},
+    "AttendQueryIn": {"item_id": "a"},
+    "BatchIn": {"requests": []},
+    "BatchedIn": {"path": "/v1/score"},
+    "EventIn": {"user_id": "u", "item_id": "i"},
+    "EventsIn": {"events": []},
+    "FacetIn": {"field": "tags"},
+    "FilterIn": {"field": "attributes.price", "lte": 5},
+    "InlineEventIn": {"item_id": "i"},
+    "ItemIn": {"item_id": "i"},
+    "ItemsIn": {"items": []},
+    "MemoryIn": {"user_id": "u"},
+    "MergeIn": {"from": "u"},
+    "PinIn": {"item_id": "i", "position": 1},
+    "RuleIn": {"name": "r", "when": ODD, "boost": 1},
+    "ScenarioIn": {"question": "popular"},
+    "ScoreIn": {"item_ids": ["i"]},
+    "SortIn": {"field": "title"},
+    "WithinIn": {"lat": 1, "lon": 1, "km": 1},
+}
+
+
+def bodies(base: type[Body] = Body) -> Iterator[type[Body]]:
+    """Yield every class of a body, and of the objects in one."""
+    for own in base.__subclasses__():
+        yield own
+        yield from bodies(own)
+
+
+OTHERS = [own for own in bodies() if not issubclass(own, ItemDetails)]  # of which null removes
+
+
+@pytest.mark.parametrize("body", OTHERS, ids=lambda own: str(own.__name__))
+def test_null_stands_for_a_member_that_is_left_out(body: type[Body]) -> None:
+    """Clients that write every member may send null for what they do not set."""
+    needed = NEEDED.get(body.__name__, {})
+    for name, field in body.model_fields.items():
+        member = field.alias or name
+        if member in needed or (body.__name__, member) == ("FilterIn", "eq"):  # a value there
+            continue
+        left_out = body.model_validate(dict(needed))
+        assert body.model_validate({**needed, member: None}) == left_out, member
+    for member in needed.keys() - {"field", "lte", "boost", "user_id", "item_id"}:
+        with pytest.raises(ValidationError):
+            body.model_validate({**needed, member: None})

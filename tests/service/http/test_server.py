@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Literal, cast
 
@@ -10,9 +11,11 @@ import httpx
 import pytest
 import uvicorn
 
+from service.domain.errors import Invalid
 from service.domain.settings import Settings
 from service.engine.engine import Engine
 from service.http.app import create_app
+from service.http.serving.server import _bind_all, _told
 from service.http.serving.uvicorn_config import configure
 from tests.support.http_fake import FakeEngine
 
@@ -130,3 +133,21 @@ def test_shutdown_does_not_wait_for_ever() -> None:
 
     asyncio.run(scenario())
     assert engine.closed
+
+
+def test_an_address_that_cannot_be_bound_says_what_to_do() -> None:
+    """The port, and the options that give another one; never an errno."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for shared in (False, True):
+            with pytest.raises(Invalid, match=rf"^port {port} is in use: .* --port or HEED_PORT$"):
+                _bind_all("127.0.0.1", port, shared=shared)
+    with pytest.raises(Invalid, match=r"^192\.0\.2\.1 is no address of this machine: .*HEED_HOST"):
+        _bind_all("192.0.2.1", 0, shared=False)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
+def test_a_service_on_every_address_names_none_that_cannot_be_opened(host: str) -> None:
+    """A container publishes its port under an address that only its host knows."""
+    assert _told(host, 8000)[0] == "port 8000 of every address"
+    assert _told("::1", 8000) == ("on http://[::1]:8000", "http://[::1]:8000")

@@ -5,9 +5,18 @@ import { $ } from "../lib/dom.js";
 const NAME = "heed-key";
 const kept = () => sessionStorage.getItem(NAME);
 
-export const given = () => (kept() ? { authorization: `Bearer ${kept()}` } : {});
+// Without keys, `/?namespace=NAME` chooses what this tab shows.
+const chosen = new URLSearchParams(location.search).get("namespace");
+if (chosen) sessionStorage.setItem("heed-namespace", chosen);
+const namespace = sessionStorage.getItem("heed-namespace");
+
+export const given = () => ({
+  ...(kept() && { authorization: `Bearer ${kept()}` }),
+  ...(namespace && !kept() && { "heed-namespace": namespace }),
+});
 
 export function begin() {
+  if (namespace && !kept()) document.querySelector(".promise").textContent = document.title = `Heed: ${namespace}`;
   $("change-key").hidden = !kept();
   $("change-key").addEventListener("click", () => want("Change the key", "The key in use is replaced by the next."));
   $("give-key").addEventListener("submit", () => {

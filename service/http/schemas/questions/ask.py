@@ -297,10 +297,8 @@ class SearchIn(Question):
     rules: Rules = Field(
         [],
         description="Boosts, which are a part of the score (`parts.rules`), and items to put "
-        "behind all others. Scores of a search are logarithms of weights: a boost of 1 counts as "
-        "much as 2.7 times the weight, and of an item that matches in words the score is often 10 "
-        "to 30 above that of one that does not. Of a large catalogue, the items that the search "
-        "compared are moved. Not for a list, which is in the order of its fields.",
+        "behind all others. If the catalogue is large, the items that the search compared are "
+        "moved. Not for a list, which is in the order of its fields.",
     )
     pin: Pins = Field(
         [],

@@ -110,14 +110,10 @@ class FilterIn(Body):
     @model_validator(mode="after")
     def _check_condition(self) -> FilterIn:
         given = self._comparisons()
-        if "within_km" in given and self.within_km is None:
-            raise Invalid("/within_km", "must be a JSON object with lat, lon and km")
-        if "field" not in self.model_fields_set:
+        if self.field is None:
             if given:
                 raise Invalid("/field", f"is required beside {_quoted(given)}")
             return self
-        if self.field is None:
-            raise Invalid("/field", "must be a string")
         if not given:
             raise Invalid("", f"needs a comparison beside `field`: one of {', '.join(_OPERATORS)}")
         for name in (*_GROUPS, "categories", "attributes", "published"):
@@ -146,6 +142,8 @@ class FilterIn(Body):
             attribute = "in_" if name == "in" else name
             if attribute in self.model_fields_set:
                 operand = getattr(self, attribute)
+                if operand is None and name != "eq":
+                    continue
                 if isinstance(operand, WithinIn):
                     operand = (operand.lat, operand.lon, operand.km)
                 given[name] = operand

@@ -56,7 +56,9 @@ Scalar = _checked(
     ["string", "number", "boolean", "null"],
 )
 Bound = _checked(
-    lambda value: isinstance(value, str | int | float) and not isinstance(value, bool),
+    lambda value: (
+        value is None or (isinstance(value, str | int | float) and not isinstance(value, bool))
+    ),  # null stands for no bound
     "a number or a string",
     ["string", "number"],
 )

@@ -55,12 +55,9 @@ class RowsIn(Body):
     exclude: Ids = Field([], description="Items to leave out.")
     rules: Rules = Field(
         [],
-        description="Boosts in standard deviations of the scores that a row is ranked by, so that "
-        "1 means the same in a row of counts and in a personal one. It is the deviation of the "
-        "100 largest scores, without rules, of the items that pass the filter (of a row of new "
-        "items, also its categories); all rows that come from the user's history share one. The "
-        "boosts that items name, and `parts.rules`, are in the unit of the score. Buried items "
-        "are left out: a page has few places.",
+        description="Boosts, which are a part of the score (`parts.rules`) by the scores that each "
+        "row is ranked by; rows that come from the user's history share these. Buried items are "
+        "left out: a page has few places.",
     )
     at_most: AtMosts = Field(
         [], description="How many items of one row may share a value of a field."

@@ -36,8 +36,9 @@ class RuleIn(Body):
         None,
         ge=-MAX_BOOST,
         le=MAX_BOOST,
-        description="Added to the scores of these items, in their unit; boosts of several rules "
-        "add up.",
+        description="A boost of 1 raises these items by the standard deviation of the 100 best "
+        "scores, without rules, of the items that pass the filter: 0.5 helps a little, 3 lifts "
+        "nearly to the top, whatever the question ranks by. Boosts of several rules add up.",
     )
     bury: bool = Field(False, description="Put these items behind all others, instead of a boost.")
 

@@ -63,9 +63,8 @@ class TogetherIn(Body):
     rules: Rules = Field(
         [],
         description="Boosts, which are a part of the score (`parts.rules`), and items to put "
-        "behind all others, similar ones too. Boosts are in the unit of the scores: transition "
-        "counts in `after`, G² in `basket`, cosines of items that are only similar, which come "
-        "after those that are taken together whatever their boosts.",
+        "behind all others, similar ones too. Items that are only similar come after those that "
+        "are taken together, whatever their boosts.",
     )
     pin: Pins = Field(
         [],

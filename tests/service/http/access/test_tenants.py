@@ -174,6 +174,30 @@ def test_a_key_sees_the_state_of_its_namespace_alone(site: Site) -> None:
         assert 'namespace="default"' not in answer.text
 
 
+def test_a_header_names_the_namespace_where_no_key_does(site: Site) -> None:
+    """Without keys each namespace is beside `default`; from the first key on, a key's is it."""
+    site.create("acme")
+
+    def titles(namespace: str, token: str | None = None) -> tuple[int, list[str]]:
+        headers = {"heed-namespace": namespace}
+        if token is not None:
+            headers["authorization"] = f"Bearer {token}"
+        answer = site.runner.run(site.http.get("/v1/items", headers=headers))
+        return answer.status_code, [item["title"] for item in answer.json().get("items", [])]
+
+    sent = site.runner.run(
+        site.http.post("/v1/items", json=ITEM, headers={"heed-namespace": "acme"})
+    )
+    assert sent.status_code == 200
+    assert titles("acme") == (200, ["a kettle"])
+    assert titles("default") == (200, [])
+    assert [titles(name)[0] for name in ("globex", "../acme", "")] == [404] * 3
+    token = site.issue("acme", "read")
+    assert titles("acme", token) == (200, ["a kettle"])
+    assert titles("default", token)[0] == 403
+    assert titles("acme")[0] == 401
+
+
 def test_a_probe_hears_no_reason(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the service is not ready, a key sees the checks; other clients see only the status."""
     token = site.issue("default", "read")
