@@ -79,13 +79,15 @@ async def train_beside(engine: Engine, console: Console, base: str) -> None:
         "\nA model is trained beside, and served when it is ready; until then answers come from "
         f"content and popularity. Its progress: {base}/#/models"
     )
-    clock, due = asyncio.get_running_loop().time, 0.0
+    clock, due, last = asyncio.get_running_loop().time, 0.0, None
     while not job.is_final:
-        if (progress := job.progress) is not None and clock() >= due:
+        progress = job.progress or {"stage": "starting"}
+        kind = progress["stage"], "eta_s" in progress
+        if kind != last or clock() >= due:
             epoch = ", epoch {epoch} of at most {epochs}" if "epoch" in progress else ""
             left = ", about {eta_s:.0f} s left" if "eta_s" in progress else ""
             say(("{stage}" + epoch + left).format_map(progress))
-            due = clock() + (_SAY if left else _LOOK)
+            due, last = clock() + _SAY, kind
         await asyncio.sleep(_LOOK)
         job = await engine.jobs.get(job.id)
     if job.result is None:
