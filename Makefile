@@ -2,14 +2,16 @@
 
 VENV        ?= .venv
 HEED_DATA   ?= ./data-demo
-# Where torch's CPU build is looked for first; `make setup TORCH_INDEX=` takes pip's own (CUDA on Linux).
+# Where torch's CPU build is looked for first; `make install TORCH_INDEX=` takes pip's own (CUDA on Linux).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 export HEED_DATA
 
 PY  := $(VENV)/bin/python
-# Compiling all of torch doubles the wait, so bytecode is left to imports; setup does the heavy ones.
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
-# Written last, so a setup that was cut short is taken up again.
+# Compiling all of torch doubles the wait, so bytecode is left to imports; the heavy ones are done at the end.
+# Twice quiet: errors are printed, and no warning of an index or of a build that went well.
+PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --no-compile
+# Written last, so that an installation that was cut short is resumed: what running needs, and what tests need on top.
+INSTALLED := $(VENV)/.installed
 STAMP := $(VENV)/.setup
 RECTOOLS := $(VENV)-rectools
 AUDIT := $(VENV)-audit
@@ -17,15 +19,17 @@ PEERS := $(VENV)-peers
 CLIENTS := $(VENV)-clients
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz known walk faults distributed browser prometheus postgres clients cluster-drill lint audit bench bench-training bench-page bench-peers lock clean
+.PHONY: help install setup demo test fuzz known walk faults distributed browser prometheus postgres clients cluster-drill lint audit bench bench-training bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-setup: $(STAMP) ## create or refresh .venv
+install: $(INSTALLED) ## create or refresh .venv with what running needs
 
-demo: $(STAMP) ## fetch a public data set, train, evaluate and serve
-	$(VENV)/bin/heed demo
+setup: $(STAMP) ## the same, with what tests and checks need
+
+demo: $(INSTALLED) ## fetch a public data set, serve it, and train beside
+	@$(VENV)/bin/heed demo
 
 # Schemathesis makes a test of each operation, all of one id, of which processes that share tests would run one: these
 # run beside the others, and report when all of them are done.
@@ -141,17 +145,24 @@ clean: ## remove .venv, caches and builds; data stays
 	rm -rf $(VENV) $(RECTOOLS) $(PEERS) $(AUDIT) $(CLIENTS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# dev.txt is whole but for torch, which some of it asks for and which comes next: so no dependencies.
-$(STAMP): pyproject.toml requirements/runtime.txt requirements/dev.txt requirements/torch.txt
+# runtime.txt is whole but for torch, which some of it asks for and which comes next: so no dependencies.
+$(INSTALLED): pyproject.toml requirements/runtime.txt requirements/torch.txt
 	@$(find_python); \
 	$(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo "setup: creating $(VENV) with $$python"; "$$python" -m venv --clear $(VENV); }
-	@echo "setup: installing into $(VENV) (the first time downloads about 460 MB, a minute or two)"
+	  echo "install: creating $(VENV) with $$python"; "$$python" -m venv --clear $(VENV); }
+	@echo "install: into $(VENV) (the first time downloads about 290 MB; about half a minute from a cache)"
 	@$(filter-out --no-compile,$(PIP)) 'pip==26.3'  # the one of Python 3.11 takes twice as long
-	@$(PIP) --no-deps --require-hashes -r requirements/dev.txt
+	@$(PIP) --no-deps --require-hashes -r requirements/runtime.txt
 	@$(PIP) $$($(PY) requirements/torch_index.py '$(TORCH_INDEX)') -r requirements/torch.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
-	@PYTHONDONTWRITEBYTECODE= $(PY) -c 'import faiss, fastapi, pytest, torch._dynamo'
+	@PYTHONDONTWRITEBYTECODE= $(PY) -c 'import faiss, fastapi, torch._dynamo'
+	@touch $@
+
+# dev.txt repeats runtime.txt, which is installed already.
+$(STAMP): $(INSTALLED) requirements/dev.txt
+	@echo "setup: adding what tests and checks need (the first time downloads about 230 MB)"
+	@$(PIP) --no-deps --require-hashes -r requirements/dev.txt
+	@PYTHONDONTWRITEBYTECODE= $(PY) -c 'import pytest'
 	@touch $@
 
 # RecTools wants other versions than Heed's, so it has an environment of its own.
@@ -196,7 +207,7 @@ set -e; python=; for each in $(or $(PYTHON),python3.11 python3.12 python3.13 pyt
     python=$$each; break; fi; done; \
 if [ -z "$$python" ]; then \
   echo "Heed needs Python 3.11 or later with the venv module ($(or $(PYTHON),python3) will not do)." \
-    "Install one, or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; fi
+    "Install one, or name it: make install PYTHON=/path/to/python3.11" >&2; exit 1; fi
 endef
 
 # torch stays out of the locks (pip-compile warns of it, rightly); its CPU build keeps CUDA's packages out of the resolution too.

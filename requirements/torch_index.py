@@ -22,6 +22,7 @@ def main(index: str) -> None:
     pins = Path(__file__).with_name("torch.txt").read_text().splitlines()
     version = next(pin.removeprefix("torch==") for pin in pins if pin.startswith("torch=="))
     answered, offered = threading.Event(), threading.Event()
+    problems: list[str] = []
 
     def ask() -> None:
         try:
@@ -30,7 +31,7 @@ def main(index: str) -> None:
                 if re.search(rf"torch-{re.escape(version)}(\+|%2B|-)", page.read().decode()):
                     offered.set()
         except (OSError, HTTPException, ValueError) as error:
-            print(f"torch: {index}: {error}", file=sys.stderr)
+            problems.append(f" ({index}: {error})")
 
     if index:
         asking = threading.Thread(target=ask, daemon=True)
@@ -42,7 +43,7 @@ def main(index: str) -> None:
         print(f"torch: {version} from {index}", file=sys.stderr)
         print("--index-url", index)
     else:
-        print(f"torch: {version} from pip's own index", file=sys.stderr)
+        print(f"torch: {version} from pip's own index{''.join(problems)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

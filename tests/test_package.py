@@ -23,7 +23,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
     for folder in ("service", "models"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--no-index", "--wheel-dir", str(out), str(copy)], check=True)
+    command = [*pip, "--no-index", "--wheel-dir", str(out), str(copy)]
+    built = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert built.stdout + built.stderr == ""  # every line would be the first thing of `make demo`
     (path,) = out.glob("*.whl")
     return zipfile.Path(path)
 

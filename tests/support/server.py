@@ -29,6 +29,7 @@ class Server:
     Args:
         data: the data directory; what the server logs is beside it.
         fresh: start an interpreter that has imported nothing.
+        command: `serve`, or another one that serves.
         prepare: called in its process before it serves.
         settings: HEED_* variables by their lower-case names. The deadline is long unless it is
             named, for a busy machine is no failure.
@@ -39,6 +40,7 @@ class Server:
         data: Path,
         *,
         fresh: bool = False,
+        command: str = "serve",
         prepare: Callable[[], None] | None = None,
         **settings: Any,
     ) -> None:
@@ -46,7 +48,7 @@ class Server:
         self.killed = False
         named = {"port": 0, "deadline": 60, "drain_timeout": 60} | settings
         self.process = HeedProcess(
-            "serve",
+            command,
             "--data",
             data,
             log=data.with_name(data.name + ".log"),
@@ -96,6 +98,10 @@ class Server:
     def wait(self) -> int:
         """Its exit code, when it has ended."""
         return self.process.wait()
+
+    def out(self) -> str:
+        """Return all that it printed."""
+        return self.process.out()
 
     def log(self) -> str:
         """What it wrote to stderr."""

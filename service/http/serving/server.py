@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Coroutine
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -34,7 +35,6 @@ from service.engine.preload import preload
 from service.http.access.prepared_keys import prepare_keys
 from service.http.access.rate_limits import RateLimits
 from service.http.app import create_app
-from service.http.examples import suggest
 from service.http.routes import health
 from service.http.serving.file_limit import fit_connections
 from service.http.serving.uvicorn_config import configure
@@ -53,6 +53,8 @@ from service.stores.sqlite_files.kept_copies import remove_kept_copies
 
 _log = logging.getLogger(__name__)
 
+OnServing = Callable[[Engine, Console, str], Coroutine[Any, Any, None]]
+
 _REFRESH = 5.0  # seconds for the other workers to serve items that were written
 _FOLLOW = 60.0  # seconds for the other workers to load a model that was activated
 _CLOSED = b"closed"  # the answer of a worker that reads the namespace when it opens it
@@ -69,19 +71,20 @@ _GRACE = 2.0  # seconds beyond all those, after which a worker is killed
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which prints its address and example requests once it listens."""
+    """uvicorn's server, which prints its address once it listens, and works beside from then on."""
 
     def __init__(
         self,
         config: uvicorn.Config,
         console: Console | None,
-        examples: list[str],
+        on_serving: Callable[[Console, str], Coroutine[Any, Any, None]] | None,
         limit: ShutdownLimit,
     ) -> None:
         super().__init__(config)
         self._limit = limit
         self._console = console
-        self._examples = examples
+        self._on_serving = on_serving
+        self._beside: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
         """Stop; at the second Ctrl-C, at once.
@@ -96,6 +99,8 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and let requests in flight finish."""
         _log.info("stopping")
+        if self._beside is not None:
+            self._beside.cancel()
         await super().shutdown(sockets=sockets)
         _log.info("stopped")
 
@@ -109,13 +114,10 @@ class _Server(uvicorn.Server):
         if self._console is None:
             return
         where, base = _told(self.config.host, port)
-        hint = "the page is at /, the API at /docs"
+        hint = "the page is at /, the API at /docs; stop with Ctrl-C"
         self._console.print(f"\n[bold]Heed serves {where}[/]  ({hint})")
-        for example in self._examples:
-            self._console.print(
-                example.replace("BASE", base), highlight=False, markup=False, soft_wrap=True
-            )
-        self._console.print("\nStop with Ctrl-C.", style="dim")
+        if self._on_serving is not None:
+            self._beside = asyncio.create_task(self._on_serving(self._console, base))
 
 
 def _told(host: str, port: int) -> tuple[str, str]:
@@ -130,11 +132,16 @@ def _told(host: str, port: int) -> tuple[str, str]:
 
 
 def run(
-    settings: Settings, console: Console, *, examples: bool, with_first_key: bool = False
+    settings: Settings,
+    console: Console,
+    *,
+    on_serving: OnServing | None = None,
+    with_first_key: bool = False,
 ) -> None:
     """Serve until SIGINT or SIGTERM, then let requests in flight finish.
 
-    With `with_first_key`, an installation without any API key gets one.
+    With `with_first_key`, an installation without any API key gets one. `on_serving` is called with
+    the address once it is served; it runs beside the requests and is cancelled with the service.
 
     Raises:
         Invalid: when the address would be open to other machines.
@@ -145,14 +152,14 @@ def run(
         _log.warning("%s", sentence)
     settings = fit_connections(settings)
     if settings.workers > 1:
-        _share(settings, console, examples=examples)
+        _share(settings, console, on_serving=on_serving)
     else:
         with contextlib.ExitStack() as stack:
             sockets = _bind_all(settings.host, settings.port, shared=False)
             for each in sockets:  # closed also if the service cannot start
                 stack.enter_context(each)
             runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-            runner.run(_serve(settings, console, sockets, examples=examples))
+            runner.run(_serve(settings, console, sockets, on_serving=on_serving))
     if is_shared(settings.store):
         return
     # Started and stopped: nobody needs to go back to the Heed before a migration any more.
@@ -167,7 +174,7 @@ async def _serve(
     console: Console | None,
     sockets: list[socket.socket],
     *,
-    examples: bool,
+    on_serving: OnServing | None,
     loaded: PreloadedSnapshot | None = None,
     peers: WorkerPeers | None = None,
     rates: RateLimits | None = None,
@@ -178,7 +185,6 @@ async def _serve(
     Without a console nothing is printed. `loaded` is the snapshot from before the fork.
     """
     engine = await open_engine(settings, preloaded=loaded)
-    tries = await suggest(engine) if examples and console else []
     app = create_app(settings, engine=engine, rates=rates)
     app.state.peers = peers
     # What is loaded by now stays: the collector need not walk it again at every generation,
@@ -195,7 +201,7 @@ async def _serve(
     if tracing.start(__version__):
         export_measurements(engine)
     try:
-        await _listen(settings, console, sockets, app, tries, peers, heartbeats)
+        await _listen(settings, console, sockets, app, on_serving, peers, heartbeats)
     finally:
         await asyncio.to_thread(tracing.stop)
 
@@ -205,7 +211,7 @@ async def _listen(
     console: Console | None,
     sockets: list[socket.socket],
     app: FastAPI,
-    tries: list[str],
+    on_serving: OnServing | None,
     peers: WorkerPeers | None,
     heartbeats: Heartbeats | None,
 ) -> None:
@@ -218,7 +224,8 @@ async def _listen(
             opened.abandon()
 
     limit = ShutdownLimit(settings.drain_timeout + _CLOSING, abandon=abandon)
-    server = _Server(config, console, tries, limit)
+    beside = None if on_serving is None else partial(on_serving, namespaces.default)
+    server = _Server(config, console, beside, limit)
     if peers is None or heartbeats is None:
         await server.serve(sockets)
         return
@@ -259,7 +266,7 @@ async def _listen(
         answering.close()
 
 
-def _share(settings: Settings, console: Console, *, examples: bool) -> None:
+def _share(settings: Settings, console: Console, *, on_serving: OnServing | None) -> None:
     """Load once, and fork workers that share the memory of the model and the port.
 
     Each worker listens on a socket of its own, over which the kernel spreads connections evenly.
@@ -283,7 +290,7 @@ def _share(settings: Settings, console: Console, *, examples: bool) -> None:
                     settings,
                     speaks,
                     [_bind(one.family, one.getsockname(), shared=True) for one in bound],
-                    examples=examples,
+                    on_serving=on_serving,
                     loaded=loaded,
                     peers=WorkerPeers(points, number, heartbeats, table),
                     rates=rates,
