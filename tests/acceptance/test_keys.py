@@ -103,7 +103,7 @@ def test_an_exposed_service_gets_its_first_key(heed: Heed, tmp_path: Path) -> No
         process = HeedProcess(
             *("serve", "--first-key", "--data", data), log=log, environment=settings
         )
-        eventually(lambda: "Heed serves on" in process.out() or not process.is_alive)  # noqa: B023
+        eventually(lambda: "Heed serves " in process.out() or not process.is_alive)  # noqa: B023
         out = " ".join(process.out().split())
         port = out.partition("http://0.0.0.0:")[2].split()[0]
         path = data / "admin.key"
