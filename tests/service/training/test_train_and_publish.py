@@ -340,7 +340,7 @@ def test_the_seed_decides_the_model(
     assert list(dict.fromkeys(stage for stage, *_ in stages)) == [
         "reading events", "reading items", "encoding texts", "training",
         "baseline: popularity", "baseline: popularity of 7 days", "baseline: EASE",
-        "baseline: transition counts",
+        "baseline: transition counts", "comparing with what is served",
     ]  # fmt: skip
     one = [(done, total) for stage, done, total in stages if stage == "training"][
         : len(epochs) // 3

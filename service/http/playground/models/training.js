@@ -3,7 +3,7 @@
 import { get, post } from "../lib/api.js";
 import { epochs } from "../lib/charts.js";
 import { $, button, el, head, say, trouble } from "../lib/dom.js";
-import { duration, number, when } from "../lib/format.js";
+import { duration, when } from "../lib/format.js";
 
 const EVERY = 1000; // milliseconds between two looks at a running job
 const SHOWN = 5; // trainings before
@@ -98,7 +98,7 @@ function range(label, figures) {
 }
 
 function told(job, running) {
-  const { progress, metrics, started, finished, result } = job;
+  const { progress, started, finished, result } = job;
   if (running && progress) {
     const epoch = progress.epoch ? `, epoch ${progress.epoch} of at most ${progress.epochs}` : "";
     const left = progress.eta_s ? `, about ${duration(progress.eta_s)} left` : "";
@@ -106,8 +106,7 @@ function told(job, running) {
   }
   if (running) return "It is being started.";
   const took = started && finished ? ` in ${duration((new Date(finished) - new Date(started)) / 1000)}` : "";
-  const reached = typeof metrics?.ndcg === "number" ? `, NDCG@10 ${number(metrics.ndcg)}` : "";
-  return result?.version ? `Version ${result.version}${took}${reached}.` : `Nothing was published${took ? `, after${took.slice(3)}` : ""}.`;
+  return result?.version ? `Version ${result.version}${took}. ${result.sentence ?? ""}` : `Nothing was published${took ? `, after${took.slice(3)}` : ""}.`;
 }
 
 const past = (job) =>
