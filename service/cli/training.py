@@ -263,6 +263,8 @@ def evaluate(
             first_seed=seed,
             progress=progress,
         )
+    if not corpus.has_times:
+        out.print("Most events have no time of their own: the last of a user is one at random.")
     out.print(comparison_report.render_table(task, table))
     used = chosen.as_trained(task.train, task.validation)
     write_json(json_file, comparison_report.to_json(task, table, str(used)))

@@ -21,12 +21,12 @@ from models.data.log_shards import LogShards
 from models.data.vocabulary import Vocabulary
 from models.encoder.event_types import UNKNOWN
 from models.evaluation.full_ranking import evaluate
-from models.evaluation.metrics import ndcg_gains
+from models.evaluation.metrics import CaseValues, ndcg_gains
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.recommender.artifact import TrainedModel
 from service.domain.errors import HeedError
-from service.snapshots.registry import Registry
+from service.snapshots.registry import Registry, Version
 from service.training.judgement import HEED, Judgement
 from service.training.question_metrics import QuestionMetrics
 from service.training.training_corpus import TrainingCorpus
@@ -74,6 +74,7 @@ class CurrentModel:
     created: int  # microseconds UTC
     trained: TrainedModel
     judged: Mapping[int, int] | None  # rank by digest; None in versions of earlier programs
+    metadata: Mapping[str, Any]
 
     @classmethod
     def read(cls, registry: Registry, encoder: str, shards: LogShards) -> CurrentModel | None:
@@ -82,12 +83,11 @@ class CurrentModel:
         Collective over the shards, of which the first reads.
         """
 
-        def load() -> tuple[str, int, dict[str, bytearray]] | None:
+        def load() -> tuple[Version, dict[str, bytearray]] | None:
             try:
-                version = registry.current()
-                if version is None:
-                    return None
-                return version, registry.created(version), registry.load(version)
+                name = registry.current()
+                found = [each for each in registry.versions() if each.version == name]
+                return (found[0], registry.load(found[0].version)) if found else None
             except HeedError as error:
                 _log.warning("the served model is not compared with: %s", error.detail)
                 return None
@@ -95,16 +95,32 @@ class CurrentModel:
         read = shards.broadcast(load)
         if read is None:
             return None
-        version, created, files = read
+        version, files = read
         try:
             trained, judged = TrainedModel.from_files(files), None
             if JUDGED_FILE in files:
                 rows = np.load(io.BytesIO(files[JUDGED_FILE]), allow_pickle=False)
                 judged = dict(zip(rows["case"].tolist(), rows["rank"].tolist(), strict=True))
         except (ValueError, LookupError) as error:
-            _log.warning("the served model %s is not compared with: %s", version, error)
+            _log.warning("the served model is not compared with: %s", error)
             return None
-        return cls(version, created, trained, judged) if trained.text_encoder == encoder else None
+        if trained.text_encoder != encoder:
+            return None
+        return cls(version.version, version.created or 0, trained, judged, version.metadata or {})
+
+    def compare(
+        self, question: QuestionMetrics, corpus: TrainingCorpus, *, exclude_seen: bool, is_new: bool
+    ) -> Verdict:
+        """Compare what was trained with this model by the cases of a question."""
+        how: dict[str, Any] = {"against": self.version, "is_model": True, "is_new": is_new}
+        found = self.metadata.get("new_items") if is_new else self.metadata
+        if self.judged is None and found and self.metadata.get("events") == corpus.events:
+            # The same events, so that their mean is known, if not the rank of each.
+            every = np.ones(len(question.cases), np.bool_)
+            mean = np.full(len(every), float(found["metrics"]["ndcg"]))
+            return _compare(question, mean, every, **how, is_paired=False)
+        ranks, fair = self.ranks(question.cases, corpus, exclude_seen=exclude_seen)
+        return _compare(question, ndcg_gains(ranks), fair, **how)
 
     def ranks(
         self, cases: Holdout, corpus: TrainingCorpus, *, exclude_seen: bool
@@ -148,12 +164,9 @@ def decide(
     asked = [(found.next, exclude_seen)] + ([(found.new, True)] if found.new is not None else [])
     if served is not None:
         rows = [
-            _compare(
-                each, *served.ranks(each.cases, corpus, exclude_seen=seen),
-                against=served.version, is_model=True, is_new=at > 0,
-            )
+            served.compare(each, corpus, exclude_seen=seen, is_new=at > 0)
             for at, (each, seen) in enumerate(asked)
-        ]  # fmt: skip
+        ]
         verdict = _of_all(rows)
         return replace(verdict, is_served=verdict.outcome == "better")
     default = asked[-1][0]
@@ -187,22 +200,26 @@ def _digests(cases: Holdout, corpus: TrainingCorpus, *, exclude_seen: bool) -> N
 
 def _against_baseline(question: QuestionMetrics, name: str, is_new: bool) -> Verdict:
     every = np.ones(len(question.cases), np.bool_)
-    ranks = question.baselines[name].ranks
-    return _compare(question, ranks, every, against=name, is_model=False, is_new=is_new)
+    gains = ndcg_gains(question.baselines[name].ranks)
+    return _compare(question, gains, every, against=name, is_model=False, is_new=is_new)
 
 
 def _compare(
     question: QuestionMetrics,
-    ranks: Ranks,
+    gains: CaseValues,
     fair: NDArray[np.bool_],
     *,
     against: str,
     is_model: bool,
     is_new: bool,
+    is_paired: bool = True,
 ) -> Verdict:
-    """Compare with the ranks [M] of another ranker, by the cases that are fair [M]."""
+    """Compare with the NDCG of another ranker, by the cases that are fair [M].
+
+    `gains` [M] are of each case, or the mean of all: the difference then has the errors of both.
+    """
     shards, of_user = question.cases.history.shards, question.cases.users[fair]
-    ours, theirs = (ndcg_gains(each[fair]) for each in (question.heed.ranks, ranks))
+    ours, theirs = ndcg_gains(question.heed.ranks[fair]), gains[fair]
     users, place = np.unique(of_user, return_inverse=True)
     ours_sum, theirs_sum = float(ours.sum()), float(theirs.sum())
     sums = shards.sum(np.array([ours_sum, theirs_sum, len(ours), len(users)]))
@@ -214,7 +231,7 @@ def _compare(
     # The items of a user's basket are no independent cases: the error is that of users.
     of_users = np.bincount(place, ours - theirs - (ndcg - other), minlength=len(users))
     squares = float(shards.sum(np.array([np.square(of_users).sum()]))[0])
-    error = np.sqrt(squares * n_users / max(1, n_users - 1)) / n
+    error = np.sqrt(squares * n_users / max(1, n_users - 1) * (1 if is_paired else 2)) / n
     low, high = ndcg - other - _DEVIATIONS * error, ndcg - other + _DEVIATIONS * error
     outcome: Outcome = "better" if low > 0 else "worse" if high < 0 else "no better"
     if n_users < MIN_USERS:

@@ -26,6 +26,8 @@ def training_sentence(result: Mapping[str, Any]) -> str:
         subject = f"{result['served']}, published in place of the trained model, is "
     if few:
         users = "1 user" if found["users"] == 1 else f"{found['users']} users"
+        if found["against_model"]:
+            users += " that the served model has not learned from"
         head = (
             f"The held-out events of {users} are too few to tell whether {subject or 'it is '}"
             f"better than {other}"

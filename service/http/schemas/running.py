@@ -19,7 +19,8 @@ class JobDocument(BaseModel):
     """A job: its state, progress and result.
 
     `curve` has a point for each epoch that was told of: its `loss`, and the `hr` and `ndcg` on
-    held-out events as last measured.
+    held-out events as last measured. `result` has the `version` that was published, and a `sentence`
+    that says whether it is better than what is served; `result.verdict.is_served`: it is served.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -15,7 +15,6 @@ from models.data.interactions import Interactions
 from models.evaluation.full_ranking import RankingMetrics
 from models.evaluation.metrics import ndcg_gains
 from models.evaluation.splits import leave_one_out
-from models.recommender.artifact import TrainedModel
 from models.text.static_encoder import StaticEncoder
 from models.training.presets import Preset
 from service.domain.records import Event
@@ -24,7 +23,7 @@ from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from service.training import train_and_publish, training_corpus
-from service.training.gate import JUDGED_FILE, CurrentModel, _compare
+from service.training.gate import CurrentModel, _compare
 from service.training.question_metrics import QuestionMetrics
 from service.training.verdict_sentence import training_sentence
 from tests.support.tiny import NOON, QUICK, SECOND, World, events, item_id
@@ -88,7 +87,7 @@ def test_a_difference_within_its_interval_is_none(
     )  # fmt: skip
     question = QuestionMetrics(leave_one_out(log).test, metrics(set(ours), users), {})
     found = _compare(
-        question, metrics(set(theirs), users).ranks, np.ones(users, np.bool_),
+        question, ndcg_gains(metrics(set(theirs), users).ranks), np.ones(users, np.bool_),
         against="v", is_model=True, is_new=False,
     )  # fmt: skip
     assert found.outcome == outcome
@@ -235,9 +234,16 @@ def test_what_the_served_model_has_not_learned_it_ranks_now(world: World, tmp_pa
     ]
     assert ranks[cases.targets == corpus.item_ids.index("fresh")] > 30  # nothing is known of it
     # Of an earlier version's cases nothing is known: newer ones remain.
-    files = registry.load(world.first)
-    assert JUDGED_FILE in files
-    old = CurrentModel("v", NOON - 1, TrainedModel.from_files(files), None)
+    old = replace(served, created=NOON - 1, judged=None)
     again, fair = old.ranks(cases, corpus, exclude_seen=True)
     assert fair.sum() == 20
     np.testing.assert_array_equal(again[fair], ranks[fair])
+    # Of the same events its mean is known: each of both means has an error.
+    question = QuestionMetrics(cases, metrics(set(range(20)), 40), {})
+    same = replace(old, metadata={"events": corpus.events, "metrics": {"ndcg": 0.25}})
+    found = same.compare(question, corpus, exclude_seen=True, is_new=False)
+    error = np.sqrt(2) * np.std([1, 0], ddof=0) * np.sqrt(40 / 39) / np.sqrt(40)
+    assert found.outcome == "better"
+    assert found.other == pytest.approx(0.25)
+    assert found.low == pytest.approx(0.25 - 1.96 * error)
+    assert found.users == 40
