@@ -19,8 +19,9 @@ class JobDocument(BaseModel):
     """A job: its state, progress and result.
 
     `curve` has a point for each epoch that was told of: its `loss`, and the `hr` and `ndcg` on
-    held-out events as last measured. `result` has the `version` that was published, and a `sentence`
-    that says whether it is better than what is served; `result.verdict.is_served`: it is served.
+    held-out events as last measured. `result` has the `version` that was published, a `sentence`
+    that says whether it is better than what is served, and, in its `verdict`, whether it
+    `is_served`.
     """
 
     model_config = ConfigDict(extra="allow")
