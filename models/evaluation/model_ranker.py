@@ -37,18 +37,21 @@ class ModelRanker:
         target_in_query: bool = True,
         reduced_precision: bool = False,
         two_stage: bool = False,
+        rows: NDArray[np.int64] | None = None,
     ) -> None:
         """Precompute the item tables.
 
         Args:
             model: in eval mode.
-            content: text embeddings of its items [items, D].
+            content: text embeddings of the items to rank [items, D].
             target_in_query: whether queries have the target's part beside the user's.
             reduced_precision: take matrix products in the dtype of training: twice as fast, and
                 accurate enough to choose an epoch by.
             two_stage: rank as recommendations do: the candidates of the coarse step get their
                 exact scores, the others those to first order in the target's part of the queries.
                 In a large catalogue that takes a tenth of the time.
+            rows: of the model for each item to rank [items], -1 for one that it was not trained
+                on; by default the items are those of the model.
         """
         self._model = model
         self._device = device = model.prior.device
@@ -56,12 +59,12 @@ class ModelRanker:
         self._autocast = autocast(device, dtype)
         # Where the target's part of the queries is zero, one readout serves all targets.
         self._target_in_query = target_in_query and bool(model.cross_attention.w_q.weight.any())
-        items = model.config.n_items
+        self._items = items = model.config.n_items if rows is None else len(rows)
         self._candidates = min(items, CANDIDATES) if two_stage else items
+        own = torch.arange(items) if rows is None else torch.from_numpy(rows)
+        self._rows = None if rows is None else own.to(device)
         with torch.inference_mode():
-            self._tables = model.item_tables(
-                torch.arange(items, device=device), self._to_device(content)
-            )
+            self._tables = model.item_tables(own.to(device), self._to_device(content))
 
     def scores(
         self,
@@ -70,13 +73,10 @@ class ModelRanker:
         request_times: NDArray[np.int64] | None,
     ) -> NDArray[np.float32]:
         """Score each user's next event, [B, n_items]; an empty history gets the prior alone."""
-        model = self._model
-        if history.n_items != model.config.n_items:
-            raise ValueError(
-                f"the model ranks {model.config.n_items} items, the log has {history.n_items}"
-            )
+        if history.n_items != self._items:
+            raise ValueError(f"the model ranks {self._items} items, the log has {history.n_items}")
         order = np.argsort(history.lengths[users], kind="stable")
-        out = np.empty((len(users), model.config.n_items), dtype=np.float32)
+        out = np.empty((len(users), self._items), dtype=np.float32)
         with torch.inference_mode(), self._autocast:
             # Users with histories of similar length together.
             for part in np.array_split(order, -(-len(order) // _BATCH_SIZE)) if len(order) else ():
@@ -109,7 +109,7 @@ class ModelRanker:
         total = tables.prior.expand(len(users), -1).clone()
         if model.has_transitions:
             counts = [
-                _user_counts(model, items, event_types)
+                _user_counts(model, items, event_types, self._rows)
                 for items, event_types in _newest_first(events, types, every.lengths)
             ]
             total += model.transition_scores(user, torch.stack(counts))
@@ -117,7 +117,15 @@ class ModelRanker:
         if similarity is not None:
             total += torch.stack(
                 [
-                    user_similarity(similarity, items, event_types, model.config.dislike_type)
+                    _spread(
+                        user_similarity(
+                            similarity,
+                            _rows_of(items, self._rows),
+                            event_types,
+                            model.config.dislike_type,
+                        ),
+                        self._rows,
+                    )
                     for items, event_types in _newest_first(events, types, every.lengths)
                 ]
             )
@@ -263,11 +271,26 @@ def user_similarity(
     return similarity.sums(items, is_liked(types, dislike_type))
 
 
-def _user_counts(model: Recommender, items: Tensor, types: Tensor) -> Tensor:
-    """Count the transitions of one user, [S, N], from items and types, newest first."""
-    counts = [2 * model.statistics.transition_counts.sums(items)]
+def _user_counts(
+    model: Recommender, items: Tensor, types: Tensor, rows: Tensor | None = None
+) -> Tensor:
+    """Count the transitions of one user, [S, N], from items and types, newest first.
+
+    `rows` are those of the model for each of the N items, the model's own items by default.
+    """
+    followed = model.statistics.transition_counts.sums(_rows_of(items, rows))
+    counts = [_spread(2 * followed, rows)]
     if model.counts_repeats:
         depth = model.statistics.cooccurrence_window.depth
         taken = items[:depth][is_liked(types[:depth], model.config.dislike_type)]
-        counts.append(torch.bincount(taken, minlength=model.config.n_items).float())
+        counts.append(torch.bincount(taken, minlength=len(counts[0])).float())
     return torch.stack(counts)
+
+
+def _rows_of(items: Tensor, rows: Tensor | None) -> Tensor:
+    return items if rows is None else rows[items]
+
+
+def _spread(sums: Tensor, rows: Tensor | None) -> Tensor:
+    """Return sums of a model's items [n_items] for other items, by `rows` [N]; 0 at row -1."""
+    return sums if rows is None else torch.cat([sums, sums.new_zeros(1)])[rows]

@@ -86,6 +86,7 @@ def fit(
     )
     model_config = replace(model_config, **prediction_task(log, validation)._asdict())
     train_config = train_config.for_next_basket() if model_config.next_basket else train_config
+    train_config = train_config.divided(has_final=every_event is not None)
     if shards.any(bool(np.any(log.weights <= 0))):
         raise ValueError("weights must be greater than 0: they enter as their logarithm")
     if not shards.any(bool(np.any(~log.disliked & (log.positions > 0)))):

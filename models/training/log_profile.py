@@ -6,6 +6,7 @@ All but `first_interactions` are collective over the shards of the log.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ _MAX_TARGET_WEIGHT = 10.0  # times the median weight
 _BASKET_SHARE = 2 / 3  # of events that share the previous event's time, in a log of baskets
 _MIN_EXPECTED = 10.0  # expected cases of a kind, below which their absence is no evidence
 _REPEAT_SHARE = 0.01  # of events on an item their user had before, in a log with repeats
+_HOUR = 3_600_000_000  # microseconds; in less than that a file is imported
+_AT_ONCE = 10  # events at one time, on average, that no log of what people do has for an hour
 
 
 def target_weights(log: Interactions) -> NDArray[np.float32]:
@@ -107,6 +110,41 @@ def hold_out_rule(log: Interactions) -> HoldOut:
 def _leave_last_event_out(log: Interactions) -> tuple[Interactions, Holdout]:
     test = leave_one_out(log).test
     return test.history, test
+
+
+def lacks_times(log: Interactions) -> bool:
+    """Whether the times of a log say nothing: most events have one time, or that of an import.
+
+    That is so if half of the events lie within an hour, at ten events or more for each of its
+    times: events that were stored without a time have that of the batch they arrived in.
+    """
+    times, shards = np.sort(log.timestamps), log.shards
+    until = np.searchsorted(times, times + _HOUR, side="right")
+    fullest = int(np.argmax(until - np.arange(len(times)))) if len(times) else 0
+    total = shards.total(len(times))
+    for start in shards.gather(times[fullest : fullest + 1]).tolist():
+        within = times[np.searchsorted(times, start) : np.searchsorted(times, start + _HOUR)]
+        count = shards.total(len(within))
+        if 2 * count >= total and count >= _AT_ONCE * shards.max(len(np.unique(within))):
+            return True
+    return False
+
+
+def without_order(log: Interactions, keys: NDArray[np.uint64]) -> Interactions:
+    """Order each user's events by `keys` [E] instead of their times, which become equal.
+
+    The last event of each user is then one at random, and nothing follows another. With keys that
+    depend on a user and an item, it stays the same while other users' events change.
+    """
+    order = np.lexsort((keys, log.users))
+    newest = log.shards.max(int(log.timestamps.max(initial=0)))
+    return replace(
+        log,
+        items=log.items[order],
+        timestamps=np.full(len(log), newest),
+        weights=log.weights[order],
+        types=log.types[order],
+    )
 
 
 def tied_share(log: Interactions) -> float:

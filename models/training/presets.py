@@ -72,9 +72,7 @@ class Preset:
         config = self.train_config
         if prediction_task(log, cases).next_basket:
             config = config.for_next_basket()
-        if cases is None:
-            config = replace(config, final_epochs=0)
-        return replace(self, train_config=config)
+        return replace(self, train_config=config.divided(has_final=cases is not None))
 
     def __str__(self) -> str:
         size = f"{self.dim} dimensions, {self.blocks} blocks"
@@ -86,8 +84,8 @@ def choose_preset(
 ) -> Preset:
     """Choose the preset for a log of so many events and items.
 
-    Without a name, it is `quick` up to `SMALL_LOG` events and `best` beyond. Given `epochs` replace
-    the preset's own. Raises ValueError for another name.
+    Without a name, it is `quick` up to `SMALL_LOG` events and `best` beyond. Given `epochs` are
+    those of all stages together, instead of the preset's. Raises ValueError for another name.
     """
     if name is None:
         name = "quick" if events <= SMALL_LOG else "best"
@@ -106,7 +104,8 @@ def choose_preset(
     fitting = round(tokens / max(1.0, share) / max(1, events))
     most = 2 * _EPOCHS if few else _SPARSE_EPOCHS if sparse else _EPOCHS
     config = TrainConfig(
-        epochs=epochs or min(most, max(2, fitting)),
+        epochs=min(most, max(2, fitting)),
+        asked_epochs=epochs,
         # Validation takes a third of an epoch, and a model of a large log overfits late if ever.
         validate_every=2 if events <= SMALL_LOG else 4,
         batch_tokens=batch,

@@ -29,11 +29,25 @@ class TrainConfig:
     ema_decay: float = 0.998  # of the exponential moving average of the weights, which is served
     sampled_negatives: int = 4_096  # for catalogues beyond `full_softmax_items`
     full_softmax_items: int = 5_000
+    asked_epochs: int | None = None  # of all stages together; None: each stage has its own number
 
     @property
     def total_epochs(self) -> int:
         """Number of epochs of all stages together, if none stops early."""
-        return self.epochs + self.attention_epochs + self.final_epochs
+        return self.asked_epochs or self.epochs + self.attention_epochs + self.final_epochs
+
+    def divided(self, *, has_final: bool) -> TrainConfig:
+        """Return the hyperparameters with the epochs that were asked divided among the stages.
+
+        The later stages have no more than their own numbers, and a third of all at most.
+        """
+        if self.asked_epochs is None:
+            return self if has_final else replace(self, final_epochs=0)
+        most = self.asked_epochs // 3
+        attention = min(self.attention_epochs, most)
+        final = min(self.final_epochs, most) if has_final else 0
+        epochs = self.asked_epochs - attention - final
+        return replace(self, epochs=epochs, attention_epochs=attention, final_epochs=final)
 
     def for_next_basket(self) -> TrainConfig:
         """Return the hyperparameters for a next-basket model.

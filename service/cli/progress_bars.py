@@ -50,7 +50,9 @@ def _plain_lines(console: Console) -> StageProgressCallback:
         nonlocal last
         ended = training is not None and training.step == training.steps
         if stage != last or ended:
-            note = _note(training) if ended and training is not None else ""
+            note = ""
+            if ended and training is not None:
+                note = _note(training) + time_left(training.remaining)
             console.print(f"{stage}  {note}".rstrip())
         last = stage
 
@@ -101,6 +103,15 @@ def both(
 def print_message(message: dict[str, Any]) -> None:
     """Write a message of a job to stdout: a line of JSON, where NaN is null."""
     typer.echo(orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+def time_left(seconds: float | None) -> str:
+    """Say how long a training still takes, after a comma; nothing if that is not known."""
+    if seconds is None or not math.isfinite(seconds) or seconds < 1:
+        return ""
+    return (
+        f", about {seconds:.0f} s left" if seconds < 90 else f", about {seconds / 60:.0f} min left"
+    )
 
 
 def _note(training: Training) -> str:

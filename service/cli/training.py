@@ -46,8 +46,8 @@ Epochs = Annotated[
     typer.Option(
         min=1,
         max=MAX_EPOCHS,
-        help="Of the first stage, at most, instead of the preset's; half as many where users "
-        "buy in baskets. The attention and the newest events take a few more.",
+        help="In all, instead of the preset's; fewer if the validation stops improving, which is "
+        "then said. The last two thirds are of the attention and of the newest events at most.",
     ),
 ]
 
@@ -81,7 +81,10 @@ def train(
     epochs: Epochs = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
     activate: Annotated[
-        bool, typer.Option("--activate/--no-activate", help="Serve it when it is published.")
+        bool,
+        typer.Option(
+            "--activate/--no-activate", help="Serve it if it is better than what is served."
+        ),
     ] = True,
     json_progress: Annotated[
         bool, typer.Option("--json-progress", help="Print progress as JSON lines on stdout.")
@@ -98,7 +101,10 @@ def train(
         bool, typer.Option("--as-job", hidden=True, help="The caller holds the training lock.")
     ] = False,
 ) -> None:
-    """Train on all stored events, and publish what ranks held-out events best.
+    """Train on all stored events, and serve the model if it ranks held-out events better.
+
+    It is compared with the served model on the same events, by NDCG@10. A model that is not better
+    beyond the noise is kept, and [bold]heed models activate[/] serves it.
 
     A model is served only with the text encoder that it was trained with.
 
@@ -113,7 +119,6 @@ def train(
     from models.training.presets import Preset, choose_preset
     from service.cli import progress_bars
     from service.domain.settings import Settings
-    from service.evaluation.sentence import metrics_line, training_sentence
     from service.runtime import logs
     from service.runtime.memory_room import memory_room
     from service.snapshots.versions.opening import open_registry
@@ -156,6 +161,7 @@ def train(
                 preset=chosen,
                 seed=seed,
                 activate=activate,
+                caller_activates=as_job,
                 progress=progress,
                 checkpoint=data / CHECKPOINT_FILE,
                 processes=processes,
@@ -175,15 +181,7 @@ def train(
     if json_progress:
         progress_bars.print_message({"result": result})
         return
-    out.print(
-        f"[bold]{result['version']}[/]: validation {metrics_line(result)}, "
-        f"{result['seconds']:.0f} s"
-    )
-    if "new_items" in result:
-        out.print(f"validation of new items: {metrics_line(result['new_items'])}")
-    if result["served"] != "heed":
-        out.print(f"{result['served']} ranks better than the trained model, and is served.")
-    out.print(training_sentence(result))
+    out.print(f"[bold]{result['version']}[/], in {result['seconds']:.0f} s: {result['sentence']}")
 
 
 def _warn_of_memory(room: int | None) -> None:
@@ -265,6 +263,8 @@ def evaluate(
             first_seed=seed,
             progress=progress,
         )
+    if not corpus.has_times:
+        out.print("Most events have no time of their own: the last of a user is one at random.")
     out.print(comparison_report.render_table(task, table))
     used = chosen.as_trained(task.train, task.validation)
     write_json(json_file, comparison_report.to_json(task, table, str(used)))

@@ -144,9 +144,10 @@ class Engine:
         return await measure(self.parts, self.jobs, await self.ready())
 
     async def _serve_trained(self, job: Job) -> None:
-        """Serve what a training published; what it refused to publish changes nothing."""
-        version = (job.result or {}).get("version")
-        if isinstance(version, str):
+        """Serve what a training published, if it is better than what is served."""
+        result = job.result or {}
+        version = result.get("version")
+        if isinstance(version, str) and result["verdict"]["is_served"]:
             await self.activate(version)
 
 

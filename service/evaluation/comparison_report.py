@@ -85,14 +85,17 @@ def _difference_lines(table: Comparison) -> list[str]:
 
 
 def summarise(task: EvaluationTask, table: Comparison) -> str:
-    """Say in sentences for how many of 100 customers Heed and the best baseline are right."""
-    is_basket = len(np.unique(task.test.users)) < len(task.test)
+    """Say in sentences for how many customers Heed and the best baseline are right."""
+    users = len(np.unique(task.test.users))
+    is_basket = users < len(task.test)
     found = _user_shares(task, table)
-    said = sentence(found.pop(HEED), found, is_basket=is_basket)
+    said = sentence(found.pop(HEED), found, users=users, is_basket=is_basket)
     if (asked := of_new_items(task)) is None:
         return said
     found = _user_shares(asked, new_items_table(table))
-    return f"{said} {new_items_sentence(found.pop(HEED), found, is_basket=is_basket)}"
+    users = len(np.unique(asked.test.users))
+    new = new_items_sentence(found.pop(HEED), found, users=users, is_basket=is_basket)
+    return f"{said} {new}"
 
 
 def _user_shares(task: EvaluationTask, table: Comparison) -> dict[str, float]:

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import platform
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,8 @@ from service.stores.base import Store
 _SAVE_INTERVAL = 1.0  # seconds between two writes of progress to disk
 _ATTEMPTS = 10  # a process that marks interrupted jobs holds the lock for a moment
 _PAUSE = 0.05  # seconds between two attempts
+_INTERRUPTION = signal.SIGUSR1  # raises KeyboardInterrupt in the main thread
+_GRACE = 3.0  # seconds for a cancelled training to end
 
 
 class CommandJob:
@@ -54,8 +57,17 @@ class CommandJob:
             self._write()
 
     def watch(self) -> None:
-        """Interrupt the process, as Ctrl-C does, once it must stop."""
-        self._watch.run_in_thread(self._ended, lambda: os.kill(os.getpid(), signal.SIGINT))
+        """Interrupt the process, as Ctrl-C does, once it must stop; end it if it goes on."""
+        self._watch.run_in_thread(self._ended, self._stop)
+
+    def _stop(self) -> None:
+        # Not SIGINT, which is ignored in what a shell has started with `&`.
+        os.kill(os.getpid(), _INTERRUPTION)
+        if not self._ended.wait(_GRACE):  # in one long computation, without a line of Python
+            self.end(KeyboardInterrupt())
+            sys.stderr.write(f"error: {self.stopped_for}\n")
+            sys.stderr.flush()
+            os._exit(1)
 
     def end(self, error: BaseException | None) -> None:
         """Record how the training ended."""
@@ -101,6 +113,8 @@ def command_job(
         job = dataclasses.replace(job, state="running", started=now)
         running = CommandJob(records, lease, job)
         running.take({"stage": "starting"})
+        before = signal.signal(_INTERRUPTION, signal.default_int_handler)
+        stack.callback(signal.signal, _INTERRUPTION, before)
         threading.Thread(target=running.watch, name="heed-cancellation", daemon=True).start()
         try:
             yield running

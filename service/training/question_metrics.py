@@ -28,6 +28,12 @@ class QuestionMetrics:
         return max(self.baselines, key=lambda name: self.baselines[name].ndcg)
 
     @property
+    def popular(self) -> str:
+        """Name of the popularity with the higher NDCG, which is served without a model."""
+        names = [name for name in (POPULARITY, WEEK) if name in self.baselines]
+        return max(names, key=lambda name: self.baselines[name].ndcg)
+
+    @property
     def popular_is_best(self) -> bool:
         """Whether no ranker beats popularity."""
         best = self.baselines[self.best]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ from service.domain.errors import ModelRejected
 from service.runtime import durable_files
 from service.runtime.malloc_trim import trim
 from service.snapshots.registry import Registry
+from service.training.gate import JUDGED_FILE, CurrentModel, decide, judged_file
 from service.training.judgement import judge
 from service.training.process_group import is_rank_zero, process_count, process_group
 from service.training.training_corpus import StageProgressCallback, TrainingCorpus
+from service.training.verdict_sentence import training_sentence
 
 _log = logging.getLogger(__name__)
 
@@ -43,16 +46,18 @@ def train(
     preset: Preset,
     seed: int = 0,
     activate: bool = True,
+    caller_activates: bool = False,
     progress: StageProgressCallback | None = None,
     checkpoint: Path | None = None,
     processes: int | None = None,
     announce: Callable[[Preset], None] | None = None,
     count_forgotten: Callable[[], int] | None = None,
 ) -> dict[str, Any]:
-    """Fit on all but each user's last events, evaluate on these, publish what beats the baselines.
+    """Fit on all but each user's last events, evaluate on these, publish what ranks them best.
 
     What is published has been trained on these events too, in the training's final epochs: they
-    are the newest that there are, and of a short history many.
+    are the newest that there are, and of a short history many. It becomes current only if it is
+    better than what is served, by `service.training.gate`.
 
     Collective over the shards of the corpus's log: their processes train and judge together, and
     the first one publishes.
@@ -63,7 +68,8 @@ def train(
         encoder: name of the text encoder.
         preset: configuration of the model and of its training.
         seed: of the training.
-        activate: make the model current.
+        activate: make the model current if it is better than what is served.
+        caller_activates: the caller does so, if the verdict is that it `is_served`.
         progress: called as the training proceeds.
         checkpoint: file of the training's state, written after every epoch. An existing one of the
             same events and settings is resumed. It is removed at the end.
@@ -74,8 +80,8 @@ def train(
             the model has learned from them, and its metadata have the number.
 
     Returns:
-        dict: the version, its metrics and those of the baselines; empty in processes other than
-            rank 0.
+        dict: the version, its metrics and those of the baselines, the verdict, and a sentence that
+            says it; empty in processes other than rank 0.
 
     Raises:
         ModelRejected: there are too few events, or popularity, which is served without a model
@@ -88,7 +94,7 @@ def train(
     # The newest events are the validation cases: the service has no use for a test set.
     history, cases = hold_out(corpus.log)
     if not corpus.log.shards.any(len(cases) > 0):
-        raise ModelRejected("no user has three events: there is no order to learn or to evaluate")
+        raise ModelRejected(_without_cases(corpus.log))
     used = preset.as_trained(history, cases)
     if announce is not None:
         announce(used)
@@ -104,6 +110,7 @@ def train(
         every_event=corpus.log,
     )
     # Seen items are candidates as in the choice of the epoch.
+    exclude_seen = not fitted.model.config.repeat_consumption
     found = judge(
         fitted,
         corpus.content,
@@ -111,9 +118,16 @@ def train(
         corpus.log,
         cases,
         log=corpus.log,
-        exclude_seen=not fitted.model.config.repeat_consumption,
+        exclude_seen=exclude_seen,
         progress=progress,
     )
+    if progress is not None:
+        progress("comparing with what is served", 0, 0, None)
+    served = CurrentModel.read(registry, encoder, corpus.log.shards)
+    verdict = decide(found, corpus, served, exclude_seen=exclude_seen)
+    if not (activate or caller_activates):
+        verdict = replace(verdict, is_served=False)
+    judged = judged_file(found, corpus, exclude_seen=exclude_seen)
     outcome, item_counts = found.as_dict(), corpus.log.liked().total_item_counts()
     if not (is_rank_zero() and corpus.log.shards.is_first):
         return {}
@@ -121,9 +135,17 @@ def train(
         _remove_checkpoint(checkpoint)
         asked = found.next
         raise ModelRejected(
-            f"the model reaches NDCG@10 {asked.heed.ndcg:.4f} on validation, {asked.best} "
-            f"{asked.baselines[asked.best].ndcg:.4f}: it is not published"
+            f"the model reaches NDCG@10 {asked.heed.ndcg:.4f} on held-out events, {asked.best} "
+            f"{asked.baselines[asked.best].ndcg:.4f}: it is not published, and "
+            f"{'popularity' if served is None else served.version} stays served"
         )
+    outcome |= {
+        "verdict": verdict.as_dict(),
+        "has_times": corpus.has_times,
+        "epochs": len(fitted.history),
+        "epochs_asked": preset.train_config.asked_epochs,
+    }
+    outcome["sentence"] = training_sentence(outcome)
     metadata = {
         "preset": preset.name,
         "epoch": fitted.epoch,
@@ -151,7 +173,9 @@ def train(
     )
     size = {"items": len(corpus.item_ids), "events": corpus.events}
     version = registry.publish(
-        trained.to_files(), {**outcome, **size, **metadata}, activate=activate
+        {**trained.to_files(), JUDGED_FILE: judged},
+        {**outcome, **size, **metadata},
+        activate=activate and verdict.is_served,
     )
     _remove_checkpoint(checkpoint)
     return {
@@ -160,6 +184,17 @@ def train(
         "seconds": fitted.seconds,
         "preset": str(used),
     }
+
+
+def _without_cases(log: Interactions) -> str:
+    """Say why no event can be held out."""
+    if not len(log.liked()) and len(log):
+        return (
+            "every event is a dislike: without an event of another type there is nothing to "
+            "recommend by"
+        )
+    liked = " that are no dislikes" if log.disliked.any() else ""
+    return f"no user has three events{liked}: one is held out, and two are needed to learn from"
 
 
 def fit_model(

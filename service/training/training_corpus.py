@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from models.data.interactions import DISLIKE, Interactions
 from models.data.log_shards import WHOLE_LOG, LogShards
 from models.data.vocabulary import Vocabulary
 from models.encoder.event_types import UNKNOWN
+from models.evaluation.splits import Holdout
+from models.training.log_profile import lacks_times, without_order
 from models.training.training_run import TrainingProgress
 from service.datasets.base import Dataset
 from service.domain.errors import ModelRejected
@@ -49,11 +52,19 @@ class TrainingCorpus:
     content: NDArray[np.float32]  # [N, D]
     types: tuple[str, ...]  # names of the log's event types, row order
     shard_events: tuple[int, ...]  # number of events of each shard
+    user_keys: NDArray[np.uint64]  # [U] digests of the ids of the log's users
+    has_times: bool = True  # if False, the log's order is random, and its times are equal
 
     @property
     def events(self) -> int:
         """Number of events in all shards."""
         return sum(self.shard_events)
+
+    def case_keys(self, cases: Holdout) -> NDArray[np.uint64]:
+        """Return a digest of each case [M]: its user, its target and, if known, its time."""
+        items = _digests(self.item_ids)[cases.targets]
+        pairs = _mix(self.user_keys[cases.users] + _mix(items))
+        return _mix(pairs + cases.timestamps.astype(np.uint64)) if self.has_times else pairs
 
 
 def read_store(
@@ -142,12 +153,30 @@ def _corpus(
         shards=shards,
     )
     item_ids = tuple(columns.item_ids)
+    user_keys = _digests(columns.user_ids)
+    if not (has_times := not lacks_times(log)):
+        items_of = _digests(item_ids)[log.items]
+        log = without_order(log, _mix(user_keys[log.users] + _mix(items_of)))
     content = first_content(
         lambda: _content(item_ids, items, embeddings, progress),
         (len(item_ids), embeddings.encoder.dimension),
         shards,
     )
-    return TrainingCorpus(log, item_ids, content, types, tuple(shards.gather_objects(len(log))))
+    counts = tuple(shards.gather_objects(len(log)))
+    return TrainingCorpus(log, item_ids, content, types, counts, user_keys, has_times)
+
+
+def _digests(ids: Sequence[str]) -> NDArray[np.uint64]:
+    """Return a number of each id, the same in every training."""
+    made = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in ids)
+    return np.frombuffer(made, np.uint64)
+
+
+def _mix(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Spread numbers over all 64 bits (the finaliser of SplitMix64)."""
+    mixed = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
 
 
 def _content(

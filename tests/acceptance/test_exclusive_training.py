@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,3 +69,46 @@ def test_trainings_of_commands_and_service_exclude_each_other(server: Server) ->
         answer = http.post("/v1/models/train", json={"options": LONG})
         assert answer.status_code == 202
         assert http.post(answer.headers["location"] + "/cancel", json={}).status_code == 202
+
+
+class Deaf:
+    """Ignores SIGINT, as what a shell has started with `&`; a picklable callable.
+
+    With a file, the training is in one computation as soon as the file exists: its main thread runs
+    no line of Python.
+    """
+
+    def __init__(self, computing: Path | None) -> None:
+        self._computing = computing
+
+    def __call__(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if self._computing is not None:
+            from service.training import train_and_publish
+
+            vars(train_and_publish)["hold_out"] = self._compute
+
+    def _compute(self, _log: object) -> None:
+        assert self._computing is not None
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        self._computing.touch()
+        time.sleep(60)
+
+
+@pytest.mark.parametrize("computes", [False, True])
+def test_a_training_in_the_background_is_cancelled(server: Server, computes: bool) -> None:
+    """`heed jobs cancel` ends a training that ignores SIGINT, also in a long computation."""
+    computing = server.data.with_name("computing") if computes else None
+    training = HeedProcess(
+        "train", "--epochs", 1000, "--data", server.data,
+        log=server.data.with_name("training.log"), prepare=Deaf(computing),
+    )  # fmt: skip
+    if computing is not None:
+        eventually(computing.exists)
+    with server.client() as http:
+        job = running(server) if computing is None else http.get("/v1/jobs").json()["jobs"][0]
+    assert heed(server, "jobs", "cancel", job["job_id"], name="cancel").wait() == 0
+    assert training.wait() == 1
+    assert "the training was cancelled on request" in training.log()
+    with server.client() as http:
+        assert http.get(f"/v1/jobs/{job['job_id']}").json()["state"] == "cancelled"

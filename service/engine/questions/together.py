@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +19,7 @@ from service.engine.questions.score import item_row
 from service.engine.selection.item_selection import ItemSelection, count_items
 from service.engine.selection.steering import steer_items
 
+_FEW_TIMES = 1.5  # of a user on average, up to which events have no order
 MAX_USERS = 2_000  # of one item whose histories are read, those who took it last
 
 
@@ -30,8 +33,10 @@ def together(
 ) -> Answer:
     """Rank the items that are taken with one, and after these, similar ones by content.
 
-    Items that follow are ranked by the transition counts of the trained model, where it has any of
-    the item, else by those of the log; items of the same baskets by their significance.
+    If most users have all events at one time, the order is unknown, and what is taken by the same
+    users counts. Items that follow are ranked by the transition counts of the trained model, where
+    it has any of the item, else by those of the log; items of the same baskets by their
+    significance.
 
     Args:
         query: the request.
@@ -51,17 +56,22 @@ def together(
     def events_of(item: int) -> LoggedEvents:
         return _until(of_types(log.of_item(item), types), at)
 
-    trained = _trained_counts(snapshot, row) if query.relation == "after" else None
     own = events_of(row)
     newest = np.argsort(-own.timestamps, kind="stable")
     users = own.users[newest]
     users = users[np.sort(np.unique(users, return_index=True)[1])][:MAX_USERS]
+    events = _until(of_types(log.of_users(users), types), at)
+    of_users, times = log_sizes(events)
+    if query.relation == "after" and len(events.users) > times and times <= _FEW_TIMES * of_users:
+        # As in events that were imported without times: nothing comes after anything.
+        query = replace(query, relation="basket")
+    trained = _trained_counts(snapshot, row) if query.relation == "after" else None
     if log.span is not None and log.span[1] > at:
         sizes = log_sizes(log.between(None, at))
     else:
         sizes = log.sizes
     found = companions(
-        _until(of_types(log.of_users(users), types), at),
+        events,
         row,
         query.relation,
         groups=sizes[0] if query.relation == "after" else sizes[1],

@@ -38,7 +38,10 @@ class JobDocument(BaseModel):
     metrics: dict[str, Any] | None = Field(
         description="Of the result; until then, of the last measurement."
     )
-    result: dict[str, Any] | None = Field(description="The published version.")
+    result: dict[str, Any] | None = Field(
+        description="The `version` that was published, a `sentence` that says whether it is better "
+        "than what is served, and, in its `verdict`, whether it `is_served`."
+    )
     error: str | None = Field(description="Why the job failed or was cancelled.")
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
 from models.evaluation.protocols import next_basket, next_new_item
@@ -16,10 +17,12 @@ from models.training.log_profile import (
     has_repeat_consumption,
     hold_out,
     hold_out_rule,
+    lacks_times,
     prediction_task,
     repeat_share,
     target_weights,
     tied_share,
+    without_order,
 )
 from tests.support.small import DAY, SECOND, cycle
 
@@ -155,3 +158,46 @@ def test_what_is_held_out_is_the_last_event_or_the_last_basket() -> None:
     assert prediction_task(history, cases) == PredictionTask(
         next_basket=False, repeat_consumption=True
     )
+
+
+def logged(times: NDArray[np.int64]) -> Interactions:
+    """Twenty users in turn, each event on an item of its own, at these times."""
+    count = len(times)
+    users, items = np.arange(count) % 20, np.arange(count)
+    return Interactions.from_columns(users, items, times, n_users=20, n_items=count)
+
+
+@pytest.mark.parametrize(
+    ("times", "lacks"),
+    [
+        (np.full(400, 7), True),  # one time for all
+        (np.arange(400) // 40 * 8 * SECOND, True),  # of the batches of an import
+        (np.concatenate([np.full(210, 7), np.arange(190) * DAY]), True),  # for most
+        (np.concatenate([np.full(190, 7), np.arange(210) * DAY]), False),
+        (np.arange(400) // 40 * DAY, False),  # dates are times
+        (np.arange(400) * SECOND, False),  # one after the other
+        (np.arange(400) // 4 * SECOND, False),  # baskets of a busy hour
+        (np.zeros(0, np.int64), False),
+    ],
+)
+def test_times_of_an_import_are_none(times: NDArray[np.int64], lacks: bool) -> None:
+    """A log lacks times if half of its events lie within an hour, at ten or more a time."""
+    assert lacks_times(logged(times)) is lacks
+
+
+def test_a_log_without_order_holds_out_the_same_events_as_it_grows() -> None:
+    """Users' events follow their keys at one time; those of others change nothing."""
+    log = logged(np.full(400, 7))
+    keys = np.random.default_rng(0).permutation(400).astype(np.uint64)
+    found = without_order(log, keys[log.items])
+    assert set(found.timestamps.tolist()) == {7}
+    for user in range(20):
+        own = slice(found.offsets[user], found.offsets[user + 1])
+        expected = sorted(range(user, 400, 20), key=lambda item: keys[item])
+        assert found.items[own].tolist() == expected
+    history, cases = hold_out(found)
+    assert cases.targets.tolist() == found.items[found.offsets[1:] - 1].tolist()
+    assert len(history) == 380
+    fewer = log.where(log.users >= 5)
+    kept = without_order(fewer, keys[fewer.items])
+    assert hold_out(kept)[1].targets.tolist() == cases.targets[5:].tolist()

@@ -54,10 +54,16 @@ def test_another_name_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", [None, *PRESET_NAMES])
 @pytest.mark.parametrize("epochs", [1, 3, 500])
 def test_epochs_may_be_given(name: str | None, epochs: int) -> None:
-    """A given number of epochs replaces the preset's and changes nothing else."""
+    """A given number of epochs is that of all stages, and changes nothing else."""
     own, given = choose_preset(10**6, 4_000, name), choose_preset(10**6, 4_000, name, epochs=epochs)
-    assert given.train_config.epochs == epochs
-    assert given == replace(own, train_config=replace(own.train_config, epochs=epochs))
+    assert given == replace(own, train_config=replace(own.train_config, asked_epochs=epochs))
+    for has_final in (True, False):
+        for config in (given.train_config, given.train_config.for_next_basket()):
+            stages = config.divided(has_final=has_final)
+            each = (stages.epochs, stages.attention_epochs, stages.final_epochs)
+            assert sum(each) == stages.total_epochs == epochs
+            assert stages.epochs >= max(each[1:])
+            assert stages.final_epochs == (min(2, epochs // 3) if has_final else 0)
 
 
 @pytest.mark.parametrize(("in_baskets", "epochs"), [(True, 20 + 1 + 2), (False, 40 + 2 + 2)])

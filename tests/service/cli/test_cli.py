@@ -287,8 +287,7 @@ def test_training_says_its_progress_as_json(heed: Heed, world: World, tmp_path: 
     trained = [message for message in progress if message["stage"] == "training"]
     assert trained
     assert trained[-1]["step"] == trained[-1]["steps"]
-    # The attention takes two epochs more, and all events two.
-    assert trained[-1]["epoch"] == trained[-1]["epochs"] == 7
+    assert trained[-1]["epoch"] == trained[-1]["epochs"] == 3
     assert trained[-1]["loss"] > 0
     assert trained[-1]["eta_s"] == 0
     registry = Registry(data / MODELS_FOLDER)
@@ -296,7 +295,7 @@ def test_training_says_its_progress_as_json(heed: Heed, world: World, tmp_path: 
 
     said = heed("train", "--data", data, "--epochs", 2, "--no-activate")
     assert said.code == 0
-    assert "Training with the preset quick (64 dimensions, 2 blocks, 6 epochs at most)" in said.out
+    assert "Training with the preset quick (64 dimensions, 2 blocks, 2 epochs at most)" in said.out
     assert "popularity" in said.out
     assert registry.current() == version
     assert len(registry.versions()) == 2
@@ -308,7 +307,7 @@ def test_a_preset_may_be_named(heed: Heed, world: World, tmp_path: Path) -> None
     data = world.copy(tmp_path / "world", trained=False)
     said = heed("train", "--data", data, "--epochs", 1, "--preset", "best")
     assert said.code == 0, said.err
-    assert "Training with the preset best (128 dimensions, 3 blocks, 4 epochs at most)" in said.out
+    assert "Training with the preset best (128 dimensions, 3 blocks, 1 epochs at most)" in said.out
     (version,) = Registry(data / MODELS_FOLDER).versions()
     assert version.metadata is not None
     assert version.metadata["preset"] == "best"
@@ -332,18 +331,18 @@ def test_evaluate_compares_the_models(heed: Heed, world: World, tmp_path: Path) 
     """`evaluate` prints a table of all models and writes it as JSON."""
     data = world.copy(tmp_path / "world", trained=False)
     out = tmp_path / "found.json"
-    said = heed("evaluate", "--data", data, "--epochs", 2, "--preset", "quick", "--json", out)
+    said = heed("evaluate", "--data", data, "--epochs", 3, "--preset", "quick", "--json", out)
     assert said.code == 0, said.err
     assert "40 users, 60 items" in " ".join(said.out.split())
     found: dict[str, Any] = json.loads(out.read_text())
     assert (found["users"], found["items"], found["cases"]) == (40, 60, 40)
-    assert found["preset"] == "quick (64 dimensions, 2 blocks, 6 epochs at most)"
+    assert found["preset"] == "quick (64 dimensions, 2 blocks, 3 epochs at most)"
     names = ["popularity", "popularity of 7 days", "EASE", "transition counts"]
     assert list(found["models"]) == [*names, "heed", "heed without final epochs"]
     others = [*names, "heed without final epochs"]
     assert list(found["heed_over"]) == list(found["heed_over_at_time"]) == others
     assert (found["task"], found["date"]) == ("last event", None)
-    assert "of 100 customers the next item is one of" in " ".join(said.out.split())
+    assert "of 40 customers the next item is one of" in " ".join(said.out.split())
     for model in found["models"].values():
         (figures,) = model["test"]
         assert 0 <= figures["ndcg"] <= figures["hr"] <= 1
@@ -359,7 +358,7 @@ def test_evaluate_by_global_time_with_several_seeds(
 ) -> None:
     """`--protocol global-time` trains before its date, once for each seed, on the same cases."""
     data, out = world.copy(tmp_path / "world", trained=False), tmp_path / "found.json"
-    options = ("--protocol", "global-time", "--epochs", 1, "--seeds", 2, "--json", out)
+    options = ("--protocol", "global-time", "--epochs", 3, "--seeds", 2, "--json", out)
     said = heed("evaluate", "--data", data, *options, "--date", "2025-11-26")
     assert said.code == 0, said.err
     printed = " ".join(said.out.split())

@@ -83,8 +83,8 @@ def test_a_pipe_gets_a_line_for_each_stage_and_epoch() -> None:
     assert out.file.getvalue().splitlines() == [
         "reading events",
         "training",
-        "training  epoch 1/3  loss 1.500",
-        "training  epoch 2/3  loss 1.500  validation NDCG@10 0.1250",
+        "training  epoch 1/3  loss 1.500, about 4 s left",
+        "training  epoch 2/3  loss 1.500  validation NDCG@10 0.1250, about 4 s left",
     ]
 
 

@@ -191,3 +191,23 @@ def test_an_item_without_events_has_similar_ones(tmp_path: Path) -> None:
             await ask(engine, "unknown")
 
     run(tmp_path, story)
+
+
+def test_without_times_nothing_comes_after_another(tmp_path: Path) -> None:
+    """If most users have all events at one time, what the same users took is the answer."""
+    rng = random.Random(0)
+
+    async def story(engine: Engine) -> None:
+        await engine.live.catalogue.put_items([Item(f"i{n}") for n in range(20)])
+        sent = [
+            Event(f"u{user}", f"i{user % 4 * 5 + item}", timestamp=NOW - HOUR)
+            for user in range(40)
+            for item in rng.sample(range(5), 3)
+        ]
+        await engine.store.append([*sent, Event("u0", "i19", timestamp=NOW)])
+        together = await ask(engine, "i0", relation="basket")
+        default = await ask(engine, "i0")
+        assert {"i1", "i2", "i3", "i4"} <= {each["item_id"] for each in default.items}
+        assert default.items == together.items
+
+    run(tmp_path, story)

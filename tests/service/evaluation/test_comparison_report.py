@@ -58,14 +58,14 @@ def test_differences_average_each_case_over_seeds() -> None:
 def test_a_sentence_counts_users() -> None:
     """A user finds something if one of the basket is among the ten; seeds are averaged."""
     assert summarise(task(), TABLE) == (
-        "For 67 of 100 customers the next item is one of the ten recommended; "
-        "for 33 with the best baseline, popularity."
+        "For 2 of 3 customers the next item is one of the ten recommended; "
+        "for 1 with the best baseline, popularity."
     )
     baskets = task()
     cases = replace(baskets.test, users=np.array([0, 0, 1], np.int32))
     assert summarise(baskets._replace(test=cases), TABLE) == (
-        "For 75 of 100 customers the next basket holds one of the ten recommended; "
-        "for 50 with the best baseline, popularity."
+        "For 1.5 of 2 customers the next basket holds one of the ten recommended; "
+        "for 1 with the best baseline, popularity."
     )
 
 

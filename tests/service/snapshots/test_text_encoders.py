@@ -123,8 +123,10 @@ def test_model_is_served_only_with_its_encoder(heed: Heed, tmp_path: Path, folde
             time.sleep(0.2)
         assert state["state"] == "succeeded", state
         assert http.post("/v1/search", json={"query": "moon"}).json()["items"]
-    files = registry.load(registry.current() or "")
-    assert registry.current() != first
+    # The same training is no better, and is kept.
+    assert state["result"]["sentence"].startswith(f"No better than the served model {first}: ")
+    assert registry.current() == first
+    files = registry.load(state["result"]["version"])
     assert json.loads(files["model.json"])["text_encoder"] == name
 
 

@@ -183,11 +183,16 @@ def test_a_log_of_baskets_is_trained_and_served_as_one(
 def test_a_log_without_times_is_no_log_of_baskets(
     store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
-    """A log with equal times is trained in order of arrival, without baskets."""
+    """A log with equal times is judged by events at random, and never called one of baskets."""
     fill(store, [replace(event, timestamp=NOON) for event in events()])
     corpus = training_corpus.read_store(store, embeddings)
     done = train_and_publish.train(corpus, registry, embeddings.encoder.name, preset=QUICK)
     assert done["metrics"]["cases"] == corpus.log.n_users
+    assert "popularity of 7 days" not in done["baselines"]
+    assert (
+        "held-out events, drawn at random since most have no time of their own" in done["sentence"]
+    )
+    assert "basket" not in done["sentence"]
     config = TrainedModel.from_files(registry.load(done["version"])).model.config
     assert not config.next_basket
 
@@ -229,6 +234,27 @@ def test_no_order_to_learn(
     """Training without a user of three events is refused."""
     fill(store, events(users=80, each=2))
     assert "no user has three events" in refused(store, registry, embeddings)
+
+
+def test_dislikes_alone(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) -> None:
+    """Sixty users of dislikes are refused for that reason, not for too few events."""
+    fill(store, [replace(event, type="dislike") for event in events(users=60)])
+    assert refused(store, registry, embeddings).startswith("every event is a dislike:")
+
+
+def test_one_user_proves_nothing(
+    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
+) -> None:
+    """A model of one user's events is kept, and no share of users is said of it."""
+    fill(store, [replace(event, user_id="u0") for event in events(users=12)])
+    corpus = training_corpus.read_store(store, embeddings)
+    try:
+        said = train_and_publish.train(corpus, registry, "fake", preset=FAST)["sentence"]
+    except ModelRejected as error:  # popularity ranks the one event as well
+        said = error.detail
+    assert registry.current() is None
+    assert "of 100" not in said
+    assert "1 user are too few to tell" in said or "popularity stays served" in said
 
 
 def crowd() -> list[Event]:
@@ -340,7 +366,7 @@ def test_the_seed_decides_the_model(
     assert list(dict.fromkeys(stage for stage, *_ in stages)) == [
         "reading events", "reading items", "encoding texts", "training",
         "baseline: popularity", "baseline: popularity of 7 days", "baseline: EASE",
-        "baseline: transition counts",
+        "baseline: transition counts", "comparing with what is served",
     ]  # fmt: skip
     one = [(done, total) for stage, done, total in stages if stage == "training"][
         : len(epochs) // 3

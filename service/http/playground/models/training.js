@@ -3,7 +3,7 @@
 import { get, post } from "../lib/api.js";
 import { epochs } from "../lib/charts.js";
 import { $, button, el, head, say, trouble } from "../lib/dom.js";
-import { duration, number, when } from "../lib/format.js";
+import { duration, when } from "../lib/format.js";
 import { isRunning, told as progressOf } from "../shell/figures.js";
 
 const EVERY = 1000; // milliseconds between two looks at a running job
@@ -98,10 +98,9 @@ function range(label, figures) {
 
 function told(job, running) {
   if (running) return progressOf(job);
-  const { metrics, started, finished, result } = job;
+  const { started, finished, result } = job;
   const took = started && finished ? ` in ${duration((new Date(finished) - new Date(started)) / 1000)}` : "";
-  const reached = typeof metrics?.ndcg === "number" ? `, NDCG@10 ${number(metrics.ndcg)}` : "";
-  return result?.version ? `Version ${result.version}${took}${result.sentence ? `. ${result.sentence}` : `${reached}.`}` : `Nothing was published${took ? `, after${took.slice(3)}` : ""}.`;
+  return result?.version ? `Version ${result.version}${took}. ${result.sentence ?? ""}` : `Nothing was published${took ? `, after${took.slice(3)}` : ""}.`;
 }
 
 const past = (job) =>

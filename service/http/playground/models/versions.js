@@ -10,7 +10,7 @@ export async function refresh() {
   const [{ models }, ready] = await Promise.all([get("v1/models"), get("health/ready")]);
   const served = ready.checks?.model ?? "";
   $("versions-note").textContent = models.length
-    ? "The newest first. Each was judged by what users did next, which it was not shown."
+    ? "The newest first. Each says what it was worth when it was trained, on events that were held out."
     : "None is trained yet: answers come from content and popularity. Start a training, or run heed train.";
   $("version-list").replaceChildren(...models.toReversed().map((model) => version(model, served)));
 }
@@ -35,20 +35,20 @@ function version(model, served) {
       el("h3", {}, el("span", { class: "version" }, model.version), now ? el("span", { class: "badge" }, "served") : null),
       model.broken ? el("p", { class: "errors" }, `It cannot be served: ${model.broken}`) : null,
       el("dl", { class: "labels" }, known.map(([label, value]) => el("div", {}, el("dt", {}, label), el("dd", {}, value)))),
-      figures.questions(model).map(judged),
+      metadata.sentence ? el("p", { class: "reason" }, metadata.sentence) : null,
+      el("details", { class: "figures" }, el("summary", {}, "Figures"), figures.questions(model).map(judged)),
       model.broken ? null : el("div", { class: "actions" }, serve(model.version, now)),
     ),
   );
 }
 
-// A question by which a model was judged: in a sentence, and its figures beside those of its rivals.
+// A question by which a model was judged: its figures beside those of its rivals.
 function judged(question) {
   const bars = Object.entries(figures.NAMES).map(([metric, name]) => {
     const rows = figures.bars(question, metric);
     return rows.length ? el("div", {}, el("p", { class: "metric" }, name), rows) : null;
   });
-  const folded = el("details", { class: "figures" }, el("summary", {}, "Figures"), el("div", { class: "bars" }, bars));
-  return el("div", { class: "question" }, question.title ? el("h4", {}, question.title) : null, el("p", { class: "reason" }, figures.sentence(question)), folded);
+  return el("div", { class: "question" }, question.title ? el("h4", {}, question.title) : null, el("div", { class: "bars" }, bars));
 }
 
 const serve = (version, now) =>

@@ -27,28 +27,15 @@ export function bars(model, metric) {
 }
 
 // The questions by which a model was judged: what comes next, and, where users take items again, what is new to them,
-// which is what recommendations answer by default. Each can be given to `bars` and `sentence`.
+// which is what recommendations answer by default. Each can be given to `bars`.
 export function questions({ metrics, metadata }) {
-  const next = { metrics, metadata, basket: metadata?.next_basket };
+  const next = { metrics, metadata };
   const items = metadata?.new_items;
   if (!items) return [next];
   return [
-    { ...next, title: next.basket ? "The next basket" : "The next item" },
-    { metrics: items.metrics, metadata: items, basket: next.basket, title: "What is new to the user, as recommended by default", isNew: true },
+    { ...next, title: metadata.has_times === false ? "The held-out item" : metadata.next_basket ? "The next basket" : "The next item" },
+    { metrics: items.metrics, metadata: items, title: "What is new to the user, as recommended by default" },
   ];
-}
-
-// For how many of 100 users something they take next is among ten recommended.
-export function sentence(question) {
-  if (question.metadata?.sentence) return question.metadata.sentence; // what the training found
-  const [heed, best] = rivals(question);
-  if (typeof heed?.user_hr !== "number" || typeof best?.user_hr !== "number") return "";
-  const { basket, isNew } = question;
-  const ten = isNew ? "Ten items that a user did not have before" : "Ten recommendations";
-  const target = basket ? "something of the next basket" : "the next item";
-  const whose = !isNew ? "" : basket ? " whose next basket has something new" : " whose next item is new";
-  const of = (row) => `for ${number(100 * row.user_hr, 0)} of 100 users`;
-  return `${ten} hold ${target} ${of(heed)}${whose}, and ${of(best)} by the best rival, ${best.name}.`;
 }
 
 export async function refresh() {
@@ -57,7 +44,7 @@ export async function refresh() {
     const served = ready.checks?.model ?? "";
     const model = models.find(({ version }) => version === served);
     $("version").textContent = served;
-    $("model-note").textContent = model ? sentence(questions(model)[0]) : "None is trained: answers come from content and popularity.";
+    $("model-note").textContent = model ? (model.metadata?.sentence ?? "") : "None is trained: answers come from content and popularity.";
   } catch (error) {
     trouble(error);
   }

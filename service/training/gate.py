@@ -1,0 +1,254 @@
+"""Decision whether a trained model is served: a comparison on the same held-out cases.
+
+The measure is the NDCG@10 of what is to be published, less that of what is served, over the cases
+that were held out of both. A model that is served has learned from events that were its own cases,
+in its final epochs: what it had ranked before these is kept beside it, as a digest of each case and
+a rank. Cases that have come since are new to it, and it ranks them now.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.data.log_shards import LogShards
+from models.data.vocabulary import Vocabulary
+from models.encoder.event_types import UNKNOWN
+from models.evaluation.full_ranking import evaluate
+from models.evaluation.metrics import CaseValues, ndcg_gains
+from models.evaluation.model_ranker import ModelRanker
+from models.evaluation.splits import Holdout
+from models.recommender.artifact import TrainedModel
+from service.domain.errors import HeedError
+from service.snapshots.registry import Registry, Version
+from service.training.judgement import HEED, Judgement
+from service.training.question_metrics import QuestionMetrics
+from service.training.training_corpus import TrainingCorpus
+
+_log = logging.getLogger(__name__)
+
+JUDGED_FILE = "judged_cases.npy"  # of a model version: the digests of its cases, and their ranks
+MIN_USERS = 20  # with held-out events, below which a mean says nothing
+_DEVIATIONS = 1.96  # of a 95 % interval
+_ROW = np.dtype([("case", "<u8"), ("rank", "<i4")])
+
+Outcome = Literal["better", "no better", "worse", "unknown"]
+Ranks = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a comparison found. Figures are NDCG@10."""
+
+    outcome: Outcome  # unknown if too few users have cases
+    against: str  # the version that is served, or a baseline
+    against_model: bool  # the former
+    new_items: bool  # the cases are those of items that are new to their user
+    cases: int
+    users: int
+    ndcg: float
+    other: float
+    low: float  # of the 95 % interval of the difference
+    high: float
+    is_served: bool = False  # what was trained is served
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values; what has no value is None."""
+        return {
+            name: None if isinstance(value, float) and np.isnan(value) else value
+            for name, value in asdict(self).items()
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CurrentModel:
+    """The version that is served, and what it had ranked before it learned from its cases."""
+
+    version: str
+    created: int  # microseconds UTC
+    trained: TrainedModel
+    judged: Mapping[int, int] | None  # rank by digest; None in versions of earlier programs
+    metadata: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, registry: Registry, encoder: str, shards: LogShards) -> CurrentModel | None:
+        """Read the current version; None without one that this text encoder can serve.
+
+        Collective over the shards, of which the first reads.
+        """
+
+        def load() -> tuple[Version, dict[str, bytearray]] | None:
+            try:
+                name = registry.current()
+                found = [each for each in registry.versions() if each.version == name]
+                return (found[0], registry.load(found[0].version)) if found else None
+            except HeedError as error:
+                _log.warning("the served model is not compared with: %s", error.detail)
+                return None
+
+        read = shards.broadcast(load)
+        if read is None:
+            return None
+        version, files = read
+        try:
+            trained, judged = TrainedModel.from_files(files), None
+            if JUDGED_FILE in files:
+                rows = np.load(io.BytesIO(files[JUDGED_FILE]), allow_pickle=False)
+                judged = dict(zip(rows["case"].tolist(), rows["rank"].tolist(), strict=True))
+        except (ValueError, LookupError) as error:
+            _log.warning("the served model is not compared with: %s", error)
+            return None
+        if trained.text_encoder != encoder:
+            return None
+        return cls(version.version, version.created or 0, trained, judged, version.metadata or {})
+
+    def compare(
+        self, question: QuestionMetrics, corpus: TrainingCorpus, *, exclude_seen: bool, is_new: bool
+    ) -> Verdict:
+        """Compare what was trained with this model by the cases of a question."""
+        how: dict[str, Any] = {"against": self.version, "is_model": True, "is_new": is_new}
+        found = self.metadata.get("new_items") if is_new else self.metadata
+        if self.judged is None and found and self.metadata.get("events") == corpus.events:
+            # The same events, so that their mean is known, if not the rank of each.
+            every = np.ones(len(question.cases), np.bool_)
+            mean = np.full(len(every), float(found["metrics"]["ndcg"]))
+            return _compare(question, mean, every, **how, is_paired=False)
+        ranks, fair = self.ranks(question.cases, corpus, exclude_seen=exclude_seen)
+        return _compare(question, ndcg_gains(ranks), fair, **how)
+
+    def ranks(
+        self, cases: Holdout, corpus: TrainingCorpus, *, exclude_seen: bool
+    ) -> tuple[Ranks, NDArray[np.bool_]]:
+        """Rank the cases [M]; also returns which of them, [M], it can be judged by."""
+        if self.judged is None:
+            ranks = np.zeros(len(cases), np.int64)
+            is_new = cases.timestamps > self.created
+            is_new &= corpus.has_times
+            fair = is_new.copy()
+        else:
+            keys = _digests(cases, corpus, exclude_seen=exclude_seen)
+            ranks = np.array([self.judged.get(key, -1) for key in keys.tolist()], np.int64)
+            is_new, fair = ranks < 0, np.ones(len(cases), np.bool_)
+        if corpus.log.shards.any(bool(is_new.any())):
+            rows = Vocabulary(self.trained.item_ids).rows(corpus.item_ids).astype(np.int64)
+            ranker = ModelRanker(self.trained.model, corpus.content, two_stage=True, rows=rows)
+            chosen = cases.where(is_new)
+            chosen = replace(chosen, history=self._as_read(chosen, corpus))
+            ranks[is_new] = evaluate(ranker, chosen, exclude_seen=exclude_seen).ranks
+        return ranks, fair
+
+    def _as_read(self, cases: Holdout, corpus: TrainingCorpus) -> Any:
+        """Return the history of cases with the types of the served model."""
+        config, known = self.trained.model.config, list(self.trained.event_types)
+        history = cases.history if config.dislike_type >= 0 else cases.history.liked()
+        lookup = [known.index(name) if name in known else UNKNOWN for name in corpus.types]
+        types = np.array([*lookup, UNKNOWN], np.int16)[history.types]  # the last is that of -1
+        return replace(history, types=types, dislike_type=config.dislike_type)
+
+
+def decide(
+    found: Judgement, corpus: TrainingCorpus, served: CurrentModel | None, *, exclude_seen: bool
+) -> Verdict:
+    """Compare what is to be published with what is served, and decide whether it is served.
+
+    That is the served model, or popularity. A model that is served is replaced by a better one:
+    better at one question beyond the noise, and worse at none. Popularity is replaced likewise; the
+    verdict is then about the best baseline. Collective over the shards of the log.
+    """
+    asked = [(found.next, exclude_seen)] + ([(found.new, True)] if found.new is not None else [])
+    if served is not None:
+        rows = [
+            served.compare(each, corpus, exclude_seen=seen, is_new=at > 0)
+            for at, (each, seen) in enumerate(asked)
+        ]
+        verdict = _of_all(rows)
+        return replace(verdict, is_served=verdict.outcome == "better")
+    default = asked[-1][0]
+    best = default.best if found.served == HEED else default.popular
+    against_best, against_popular = (
+        _of_all([_against_baseline(each, name, at > 0) for at, (each, _) in enumerate(asked)])
+        for name in (best, default.popular)
+    )
+    return replace(against_best, is_served=against_popular.outcome == "better")
+
+
+def judged_file(found: Judgement, corpus: TrainingCorpus, *, exclude_seen: bool) -> bytes:
+    """Return the ranks of the cases of a judgement, for `CurrentModel`. Collective."""
+    asked = [(found.next, exclude_seen)] + ([(found.new, True)] if found.new is not None else [])
+    shards = corpus.log.shards
+    parts = []
+    for question, seen in asked:
+        rows = np.empty(len(question.cases), _ROW)
+        rows["case"] = _digests(question.cases, corpus, exclude_seen=seen)
+        rows["rank"] = question.heed.ranks
+        parts.append(shards.gather(rows))
+    out = io.BytesIO()
+    np.save(out, np.concatenate(parts), allow_pickle=False)
+    return out.getvalue()
+
+
+def _digests(cases: Holdout, corpus: TrainingCorpus, *, exclude_seen: bool) -> NDArray[np.uint64]:
+    """Return the digests of cases [M] of one question."""
+    return corpus.case_keys(cases) ^ np.uint64(exclude_seen)
+
+
+def _against_baseline(question: QuestionMetrics, name: str, is_new: bool) -> Verdict:
+    every = np.ones(len(question.cases), np.bool_)
+    gains = ndcg_gains(question.baselines[name].ranks)
+    return _compare(question, gains, every, against=name, is_model=False, is_new=is_new)
+
+
+def _compare(
+    question: QuestionMetrics,
+    gains: CaseValues,
+    fair: NDArray[np.bool_],
+    *,
+    against: str,
+    is_model: bool,
+    is_new: bool,
+    is_paired: bool = True,
+) -> Verdict:
+    """Compare with the NDCG of another ranker, by the cases that are fair [M].
+
+    `gains` [M] are of each case, or the mean of all: the difference then has the errors of both.
+    """
+    shards, of_user = question.cases.history.shards, question.cases.users[fair]
+    ours, theirs = ndcg_gains(question.heed.ranks[fair]), gains[fair]
+    users, place = np.unique(of_user, return_inverse=True)
+    ours_sum, theirs_sum = float(ours.sum()), float(theirs.sum())
+    sums = shards.sum(np.array([ours_sum, theirs_sum, len(ours), len(users)]))
+    n, n_users = int(sums[2]), int(sums[3])
+    if not n:
+        nan = float("nan")
+        return Verdict("unknown", against, is_model, is_new, 0, 0, nan, nan, nan, nan)
+    ndcg, other = (sums[:2] / n).tolist()
+    # The items of a user's basket are no independent cases: the error is that of users.
+    of_users = np.bincount(place, ours - theirs - (ndcg - other), minlength=len(users))
+    squares = float(shards.sum(np.array([np.square(of_users).sum()]))[0])
+    error = np.sqrt(squares * n_users / max(1, n_users - 1) * (1 if is_paired else 2)) / n
+    low, high = ndcg - other - _DEVIATIONS * error, ndcg - other + _DEVIATIONS * error
+    outcome: Outcome = "better" if low > 0 else "worse" if high < 0 else "no better"
+    if n_users < MIN_USERS:
+        outcome = "unknown"
+    return Verdict(
+        outcome, against, is_model, is_new, n, n_users, ndcg, other, float(low), float(high)
+    )
+
+
+def _of_all(rows: Sequence[Verdict]) -> Verdict:
+    """Return the verdict that decides: a worse one, else a better one, else the default question's.
+
+    The last question is the default one.
+    """
+    known = [row for row in rows if row.outcome != "unknown"] or list(rows)
+    for outcome in ("worse", "better"):
+        for row in reversed(known):
+            if row.outcome == outcome:
+                return row
+    return known[-1]
