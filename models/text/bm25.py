@@ -16,7 +16,8 @@ import orjson
 import tantivy
 from numpy.typing import NDArray
 
-from models.text.index_terms import IndexTerms, analyser, fold_sigma
+from models.text.folding import fold
+from models.text.index_terms import IndexTerms, analyser
 from models.text.keywords import KeywordHits, KeywordIndex, keyword_terms
 from models.text.query_parser import ParsedQuery, QueryParser
 
@@ -76,7 +77,7 @@ class BM25Writer:
             encoded = _encode(document)
             if encoded is None:
                 continue  # an empty document would change every term's weight
-            self._letters.update(set(document.title.lower()))
+            self._letters.update(set(fold(document.title)))
             writer.add_json(encoded)
             added.append(encoded)
             if count % _BATCH == 0:
@@ -138,7 +139,7 @@ def _encode(document: Document) -> str | None:
     terms = keyword_terms(keywords)
     if not terms and not any(text.strip() for text in (title, *texts)):
         return None
-    title, texts = fold_sigma(title), [fold_sigma(text) for text in texts]
+    title, texts = fold(title), [*map(fold, texts)]
     # One value for each text, so that no phrase spans two.
     stems = [*[title] * TITLE_WEIGHT, *texts]
     fields = {"row": row, "stems": stems, "titles": title, "texts": texts, "keywords": [*terms]}
@@ -209,18 +210,19 @@ class BM25Index:
     def match_spans(self, parsed: ParsedQuery) -> Callable[[str], list[tuple[int, int]]]:
         """Return a function that finds the words of a query in a text.
 
-        It returns their places, (start, end) in characters, ascending.
+        It returns their places, (start, end) in characters, ascending and apart.
         """
         words = [word for words in parsed.terms for word in words]
         words += [compound.text for compound in parsed.compounds]
         stems = {stem for word in words for stem in self._terms.stems(word)}
 
         def spans_of(text: str) -> list[tuple[int, int]]:
-            return [
-                (token.char_offset_from, token.char_offset_to)
-                for token in self._terms.stem_tokens(text)
-                if token.text in stems
-            ]
+            spans: list[tuple[int, int]] = []
+            for token in self._terms.stem_tokens(text):
+                # Two words may be folded from one character, as those of a fraction are.
+                if token.text in stems and not (spans and token.start < spans[-1][1]):
+                    spans.append((token.start, token.end))
+            return spans
 
         return spans_of
 

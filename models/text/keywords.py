@@ -11,8 +11,6 @@ import numpy as np
 import tantivy
 from numpy.typing import NDArray
 
-from models.text.index_terms import fold_sigma
-
 WHOLE = 2.0  # level of a keyword that was typed as a whole
 MAX_COMPLETED = 200  # keywords at most that a beginning stands for
 _MAX_CHARACTERS = 256  # longer values are texts
@@ -45,7 +43,7 @@ def normalize_keyword(text: str) -> str:
     Separators are white space, hyphens, full stops, underscores, slashes and colons. A text of
     separators alone keeps them.
     """
-    folded = fold_sigma(unicodedata.normalize("NFKC", text).casefold()).replace(_FIELD, "")
+    folded = unicodedata.normalize("NFKC", text).casefold().replace(_FIELD, "")
     return _SEPARATORS.sub("", folded) or folded.strip()
 
 

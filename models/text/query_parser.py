@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
-from tantivy import Token
-
 from models.compute.checkpoint import checkpoint
 from models.text.compounds import Compound, joined_words, split_word
-from models.text.index_terms import IndexTerms
+from models.text.index_terms import IndexTerms, Token
 from models.text.keywords import KeywordIndex, KeywordQuery, normalize_keyword
 from models.text.spelling import match_case, nearest_word
 
@@ -81,6 +80,7 @@ class QueryParser:
 
     def parse(self, query: str) -> ParsedQuery:
         """Parse a query; any text is one."""
+        query = unicodedata.normalize("NFKC", query)
         parts = list(_PARTS.finditer(query))
         spans = self._keyword_spans(query, parts)
         words: list[_Word] = []
@@ -227,7 +227,7 @@ def _respelt(text: str, tokens: Sequence[Token], words: Sequence[str]) -> str:
     """Return a text with other words in the places of its tokens, in the letter case of these."""
     out, copied = "", 0
     for token, word in zip(tokens, words, strict=True):
-        begin, end = token.char_offset_from, token.char_offset_to
+        begin, end = token.start, token.end
         own = text[begin:end]
         out += text[copied:begin] + (own if word == token.text else match_case(word, own))
         copied = end

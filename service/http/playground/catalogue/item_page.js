@@ -3,6 +3,7 @@
 import { ask, get, itemPath } from "../lib/api.js";
 import { button, $, el, say, trouble } from "../lib/dom.js";
 import { shown } from "../lib/fields.js";
+import { plain } from "../lib/format.js";
 import { jsonEditor } from "../lib/json_editor.js";
 import { picture } from "../explore/card.js";
 import { mergePatch } from "./merge_patch.js";
@@ -54,7 +55,7 @@ function draw(item, changed) {
     el("h2", {}, name, item.hidden ? el("span", { class: "badge" }, "hidden") : null),
     el("p", { class: "beside" }, [price, subtitle].filter(Boolean).join(" · ")),
     el("p", { class: "beside" }, "id ", el("code", {}, item.item_id)),
-    ...[labels.length && el("dl", { class: "labels" }, labels.map(([label, told]) => el("div", {}, el("dt", {}, label), el("dd", {}, told)))), item.description && el("p", { class: "description" }, item.description)].filter(Boolean),
+    ...[labels.length && el("dl", { class: "labels" }, labels.map(([label, told]) => el("div", {}, el("dt", {}, label), el("dd", {}, told)))), item.description && el("p", { class: "description" }, plain(item.description))].filter(Boolean),
     el(
       "div",
       { class: "actions" },
