@@ -27,6 +27,7 @@ _HEAP = 64_000_000  # bytes that an index may gather before it writes a segment
 _BATCH = 50_000  # documents between two commits
 _MAX_NAMED = 5_000  # allowed items up to which the query names them
 _MAX_OVERSAMPLED = 20_000  # hits that are taken at most, to be filtered
+_STARRED_SCORE = 1e-3  # of any word that begins as a starred one
 _MAX_LETTERS = 100  # the most frequent of titles, which corrections of spelling may insert
 
 _should, _must = tantivy.Occur.Should, tantivy.Occur.Must
@@ -212,16 +213,28 @@ class BM25Index:
 
         It returns their places, (start, end) in characters, ascending and apart.
         """
-        words = [word for words in parsed.terms for word in words]
-        words += [compound.text for compound in parsed.compounds]
-        stems = {stem for word in words for stem in self._terms.stems(word)}
+        stems = {
+            stem for words in parsed.terms for word in words for stem in self._terms.stems(word)
+        }
+        side_by_side = [self._terms.stems(compound.text) for compound in parsed.compounds]
 
         def spans_of(text: str) -> list[tuple[int, int]]:
+            tokens = self._terms.stem_tokens(text)
+            found = [token.text for token in tokens]
+            marked = {at for at, stem in enumerate(found) if stem in stems}
+            for at in range(len(found)):
+                for wanted in side_by_side:
+                    if wanted and found[at : at + len(wanted)] == wanted:
+                        marked.update(range(at, at + len(wanted)))
+            marked |= {
+                at for at, stem in enumerate(found) if stem.startswith(parsed.prefixes or ("\0",))
+            }
             spans: list[tuple[int, int]] = []
-            for token in self._terms.stem_tokens(text):
+            for at in sorted(marked):
+                start, end = tokens[at].start, tokens[at].end
                 # Two words may be folded from one character, as those of a fraction are.
-                if token.text in stems and not (spans and token.start < spans[-1][1]):
-                    spans.append((token.start, token.end))
+                if not (spans and start < spans[-1][1]):
+                    spans.append((start, end))
             return spans
 
         return spans_of
@@ -250,4 +263,10 @@ class BM25Index:
         for compound in parsed.compounds[:MAX_QUERY_TERMS]:
             one = self._terms.phrase_query(compound.text)
             clauses.append((_should, tantivy.Query.boost_query(one, compound.weight)))
+        for prefix in parsed.prefixes:  # the words beyond those that are ranked
+            clauses += [
+                (_should, tantivy.Query.const_score_query(query, _STARRED_SCORE))
+                for field in ("titles", "texts")
+                for query in [tantivy.Query.regex_query(self._schema, field, f"{prefix}.*")]
+            ]
         return tantivy.Query.boolean_query(clauses) if clauses else None
