@@ -178,15 +178,17 @@ class BM25Index:
             return Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
         taken, filtered = count, allowed_count < len(allowed)
         if filtered and allowed_count <= _MAX_NAMED:
-            named = np.flatnonzero(allowed).tolist()
-            among = tantivy.Query.term_set_query(self._schema, "row", named)
-            among = tantivy.Query.const_score_query(among, 0.0)
-            query = tantivy.Query.boolean_query([(_must, query), (_must, among)])
+            query = self._among(query, np.flatnonzero(allowed))
         elif filtered:
             taken = min(max(count, _MAX_OVERSAMPLED), 2 * count * len(allowed) // allowed_count)
         rows, scores = self._run(query, taken)
         stays = np.flatnonzero(allowed[rows])[:count]
-        return Hits(rows[stays], scores[stays])
+        found = Hits(rows[stays], scores[stays])
+        if not parsed.asides or not len(found.rows):
+            return found
+        whole = self._query(parsed._replace(terms=parsed.terms + parsed.asides))
+        among = self._among(query if whole is None else whole, found.rows)
+        return self._run(among, len(found.rows))
 
     def rows_with_words(self, parsed: ParsedQuery, most: int) -> NDArray[np.int64]:
         """Return the rows [≤ most] that have a word of a query and all its phrases, best first."""
@@ -238,6 +240,12 @@ class BM25Index:
             return spans
 
         return spans_of
+
+    def _among(self, query: tantivy.Query, rows: NDArray[np.int64]) -> tantivy.Query:
+        """Return a query for the same words in some items."""
+        among = tantivy.Query.term_set_query(self._schema, "row", rows.tolist())
+        among = tantivy.Query.const_score_query(among, 0.0)
+        return tantivy.Query.boolean_query([(_must, query), (_must, among)])
 
     def _run(self, query: tantivy.Query, count: int) -> Hits:
         hits = self._searcher.search(query, count, count=False).hits

@@ -42,6 +42,7 @@ class ParsedQuery(NamedTuple):
     did_you_mean: str | None = None  # the query with spellings that were not applied
     coverage: float = 0.0  # share of the words' inverse document frequencies that is of known ones
     prefixes: tuple[str, ...] = ()  # starred words, which stand for all words that begin with them
+    asides: tuple[tuple[str, ...], ...] = ()  # words that only add to the score of those with terms
 
 
 class _Word(NamedTuple):
@@ -52,7 +53,7 @@ class _Word(NamedTuple):
     splits: tuple[Compound, ...] = ()
     offered: str | None = None  # another spelling, which is not searched for
     near: tuple[str, ...] = ()  # spellings of a word that no item has
-    is_term: bool = True  # is searched for, beside the compounds
+    role: Literal["term", "aside", "part"] = "term"  # searched for; of others; of a compound only
 
 
 class _Span(NamedTuple):
@@ -82,7 +83,7 @@ class _Part(NamedTuple):
     @property
     def is_number(self) -> bool:
         """Whether its words are one term."""
-        return len(self.words) > 1 and not any(word.is_term for word in self.words)
+        return len(self.words) > 1 and all(word.role == "part" for word in self.words)
 
     @property
     def is_lost(self) -> bool:
@@ -98,9 +99,9 @@ class QueryParser:
     star follows; otherwise for the two words that it is made of, or for a title's word at a
     distance of one edit, if it is long enough or stands beside its neighbour in some item. All of
     this is told in `corrections`. Other spellings are only offered: of short words, of quoted ones,
-    and of words that hardly any item has. Words that say nothing are not searched for beside one
-    that some item has. All other text stays as it was typed, since what it means may depend on more
-    than its words.
+    and of words that hardly any item has. Words that say nothing find no item, and are no match, if
+    some item has another word. All other text stays as it was typed, since what it means may depend
+    on more than its words.
 
     A keyword is the whole query, or parts of it that have a digit and are no words of any text. Its
     words are neither completed nor corrected, and what is not a word too is not encoded. Numbers
@@ -122,7 +123,7 @@ class QueryParser:
         for match in matched:
             parts.append(self._part(query, match, spans, parts[-1] if parts else None))
         self._correct_by_neighbours(parts)
-        _drop_stop_words(parts)
+        _set_stop_words_aside(parts)
         # The query with its corrections, and with all spellings, copied up to a position.
         text, offered, copied = "", "", 0
         runs: list[list[str]] = [[]]  # of words without a quoted part or a keyword between them
@@ -155,7 +156,7 @@ class QueryParser:
         quoted = [part.plain for part in parts if "quoted" in part.modes]
         return ParsedQuery(
             " ".join(text.split()) if is_changed else text,
-            tuple(word.alternatives for word in words if word.is_term),
+            tuple(word.alternatives for word in words if word.role == "term"),
             tuple(filter(self._terms.stems, quoted)),
             corrections,
             tuple(dict.fromkeys(compounds)),
@@ -163,6 +164,7 @@ class QueryParser:
             " ".join((offered + query[copied:]).split()) if any(w.offered for w in words) else None,
             known / sum(rarities) if rarities else 0.0,
             tuple(part.tokens[-1].text for part in parts if "starred" in part.modes),
+            tuple(word.alternatives for word in words if word.role == "aside"),
         )
 
     def _part(
@@ -200,8 +202,8 @@ class QueryParser:
         first, *rest = ((word,) for word in typed)
         found = bool(splits)
         return [
-            _Word(first, found, splits, is_term=False),
-            *[_Word(each, found, is_term=False) for each in rest],
+            _Word(first, found, splits, role="part"),
+            *[_Word(each, found, role="part") for each in rest],
         ]
 
     def _correct_by_neighbours(self, parts: Sequence[_Part]) -> None:
@@ -295,7 +297,7 @@ def _look_up(terms: IndexTerms, word: str, how: _Mode) -> _Word:
             offered = None
         return _Word((word,), True, splits, offered)
     if split is not None and is_measure(word):
-        return _Word((split.text,), True, splits, is_term=False)
+        return _Word((split.text,), True, splits, role="part")
     if how == "unfinished":
         longer = tuple(
             terms.title_words(word, _MAX_COMPLETIONS) or terms.all_words(word, _MAX_COMPLETIONS)
@@ -310,8 +312,8 @@ def _look_up(terms: IndexTerms, word: str, how: _Mode) -> _Word:
     return _Word((word,), False, (), near[0] if near else None, near)
 
 
-def _drop_stop_words(parts: Sequence[_Part]) -> None:
-    """Search for no word that says nothing if there is another one that some item has."""
+def _set_stop_words_aside(parts: Sequence[_Part]) -> None:
+    """Let no word that says nothing find an item if some item has another one."""
     places = [
         (part, at, token.text in STOP_WORDS and part.modes[at] in ("typed", "unfinished"))
         for part in parts
@@ -320,7 +322,7 @@ def _drop_stop_words(parts: Sequence[_Part]) -> None:
     if any(part.words[at].known for part, at, is_stop in places if not is_stop):
         for part, at, is_stop in places:
             if is_stop:
-                part.words[at] = part.words[at]._replace(is_term=False)
+                part.words[at] = part.words[at]._replace(role="aside")
 
 
 def _respelt(text: str, tokens: Sequence[Token], words: Sequence[str]) -> str:
