@@ -173,22 +173,19 @@ class BM25Index:
             allowed: bool [N], the items that may be returned.
         """
         query = self._query(parsed)
-        allowed_count = int(np.count_nonzero(allowed))
-        if query is None or not allowed_count or not len(self):
+        if query is None or not np.any(allowed) or not len(self):
             return Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        taken, filtered = count, allowed_count < len(allowed)
-        if filtered and allowed_count <= _MAX_NAMED:
-            query = self._among(query, np.flatnonzero(allowed))
-        elif filtered:
-            taken = min(max(count, _MAX_OVERSAMPLED), 2 * count * len(allowed) // allowed_count)
-        rows, scores = self._run(query, taken)
-        stays = np.flatnonzero(allowed[rows])[:count]
-        found = Hits(rows[stays], scores[stays])
-        if not parsed.asides or not len(found.rows):
-            return found
+        found = self._best(query, count, allowed)
         whole = self._query(parsed._replace(terms=parsed.terms + parsed.asides))
-        among = self._among(query if whole is None else whole, found.rows)
-        return self._run(among, len(found.rows))
+        if not parsed.asides or whole is None or not len(found.rows):
+            return found
+        # Two unions of bare terms take less than one query of what must and what may be there.
+        ranked = self._best(whole, count, allowed)
+        stays = np.isin(ranked.rows, found.rows)
+        rest = ~np.isin(found.rows, ranked.rows)  # their scores lack the asides
+        scores = np.concatenate([ranked.scores[stays], found.scores[rest]])
+        order = np.argsort(-scores, kind="stable")
+        return Hits(np.concatenate([ranked.rows[stays], found.rows[rest]])[order], scores[order])
 
     def rows_with_words(self, parsed: ParsedQuery, most: int) -> NDArray[np.int64]:
         """Return the rows [≤ most] that have a word of a query and all its phrases, best first."""
@@ -241,11 +238,20 @@ class BM25Index:
 
         return spans_of
 
-    def _among(self, query: tantivy.Query, rows: NDArray[np.int64]) -> tantivy.Query:
-        """Return a query for the same words in some items."""
-        among = tantivy.Query.term_set_query(self._schema, "row", rows.tolist())
-        among = tantivy.Query.const_score_query(among, 0.0)
-        return tantivy.Query.boolean_query([(_must, query), (_must, among)])
+    def _best(self, query: tantivy.Query, count: int, allowed: NDArray[np.bool_]) -> Hits:
+        """Return the best hits [≤ count] among the allowed items [N]."""
+        allowed_count = int(np.count_nonzero(allowed))
+        taken, filtered = count, allowed_count < len(allowed)
+        if filtered and allowed_count <= _MAX_NAMED:
+            named = np.flatnonzero(allowed).tolist()
+            among = tantivy.Query.term_set_query(self._schema, "row", named)
+            among = tantivy.Query.const_score_query(among, 0.0)
+            query = tantivy.Query.boolean_query([(_must, query), (_must, among)])
+        elif filtered:
+            taken = min(max(count, _MAX_OVERSAMPLED), 2 * count * len(allowed) // allowed_count)
+        rows, scores = self._run(query, taken)
+        stays = np.flatnonzero(allowed[rows])[:count]
+        return Hits(rows[stays], scores[stays])
 
     def _run(self, query: tantivy.Query, count: int) -> Hits:
         hits = self._searcher.search(query, count, count=False).hits
