@@ -302,7 +302,7 @@ def _relevant(
     `total` is the log of the sum of exponentials over all field keys.
     """
     if min_score is not None:
-        least = np.exp(np.float64(min_score) - total)
+        least = np.exp(min(min_score - float(total), 1.0))  # no weight is over 1
         return np.asarray(gathered >= least)
     share = MATCH_SHARE ** (1 / matches.options.temperature)  # the same matches at any temperature
     found: NDArray[np.bool_] = np.greater_equal(gathered, share * gathered.max(initial=0))

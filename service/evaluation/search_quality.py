@@ -145,7 +145,7 @@ def _ranked(
     catalogue, allowed = snapshot.catalogue, snapshot.catalogue.servable
     if mode != "BM25 alone":
         _, matches = match_text(query, snapshot, encode, allowed=allowed, parameters=parameters)
-        rows = search(matches, limit=count, fill=False).rows
+        rows = search(matches, limit=count).rows
     elif catalogue.bm25_index is None:
         raise RuntimeError("the catalogue has no BM25 index")
     else:

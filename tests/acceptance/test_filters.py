@@ -39,7 +39,7 @@ def is_wanted(item: Item) -> bool:
 WANTED = {id_ for id_, item in ITEMS.items() if is_wanted(item)}
 QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/recommend", {"user_id": "u0", "exclude_seen": False, "at": AT}),
-    ("/v1/search", {"query": "moon guitar melody"}),
+    ("/v1/search", {"query": "moon guitar melody", "fill": True}),
     ("/v1/search", {}),
     ("/v1/items/cooking-00/similar", {}),
 ]

@@ -108,6 +108,8 @@ def test_a_search_is_not_filled_with_items_that_do_not_match() -> None:
     least = ask(served, replace(query, min_score=scores[1]))
     assert found(least) == found(answer)[:2]
     assert least.total == 2
+    assert found(ask(served, replace(query, min_score=1e300))) == []
+    assert len(ask(served, replace(query, min_score=-1e300)).items) == len(filled.items)
 
 
 def test_a_query_without_known_words_finds_by_meaning() -> None:
