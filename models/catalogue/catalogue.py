@@ -250,7 +250,7 @@ class Catalogue:
         return self.bm25_writer.update(
             Document(
                 row,
-                entry.title,
+                entry.fields.get("title", ""),
                 [text for name, text in entry.fields.items() if name != "title"],
                 # A hidden item is found by nothing: without text it is no document.
                 {} if entry.hidden else entry.keywords,

@@ -44,6 +44,7 @@ from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
 from models.ranking.steering.ranked_lineup import SteeredRows, line_up_scored
 
 RECENCY = 0.5  # R, in logits: a match of 1.65 times the weight is better whatever its age
+MATCH_SHARE = 1e-3  # of the best item's weight, from which an item without these words matches
 HALVED = 30 * 86_400 * 1_000_000  # A, in microseconds
 
 
@@ -69,16 +70,16 @@ def nearest(matches: FieldMatches, count: int) -> RowIndices:
 
 
 @torch.inference_mode()
-def strong_matches(matches: FieldMatches, share: float) -> RowIndices:
-    """Return the items that weigh at least a share of the heaviest by their texts, ascending.
+def strong_matches(matches: FieldMatches, min_score: float | None = None) -> RowIndices:
+    """Return the items that match by the floor of `search`, ascending.
 
     Items whose keywords match are always among them.
     """
-    temperature = matches.parameters.temperature
+    temperature = matches.parameters.temperature * matches.options.temperature
     bias = matches.offset + matches.bias(matches.places, None, temperature)
-    weights = _softmax(matches, bias, temperature, hard=False)
-    gathered = _gathered(matches, weights)
-    heavy = np.flatnonzero((gathered > 0) & (gathered >= share * gathered.max(initial=0)))
+    gathered = _gathered(matches, _softmax(matches, bias, temperature, hard=matches.options.hard))
+    total = np.float32(torch.logsumexp((matches.cosines + bias)[0] / temperature, 0))
+    heavy = np.flatnonzero(_relevant(matches, gathered, total, min_score) & (gathered > 0))
     return np.union1d(matches.items.take(heavy), matches.keywords.rows)
 
 
@@ -89,6 +90,8 @@ def search(
     limit: int,
     personal: NDArray[np.float32] | None = None,
     steering: ItemSteering = NO_STEERING,
+    fill: bool = True,
+    min_score: float | None = None,
 ) -> SearchResults:
     """Rank the items by the weight that their keys gather.
 
@@ -98,6 +101,9 @@ def search(
         personal: [N], logits that the requester's memory adds to each item's keys.
         steering: of the same catalogue, which moves the items that were compared; its pins are
             returned even where they were not.
+        fill: return also items that do not match: they share no word with the query, and weigh less
+            than `MATCH_SHARE` of what the best item weighs.
+        min_score: without `fill`, the least score without the memory, in place of that.
     """
     temperature = matches.parameters.temperature * matches.options.temperature
     bias = matches.offset + matches.bias(matches.places, personal, temperature)
@@ -106,11 +112,14 @@ def search(
     # Over the sum of exponentials, a weight is comparable between queries.
     total = np.float32(torch.logsumexp(scores[0] / temperature, 0))
     gathered = _gathered(matches, weights)
+    if not fill:
+        plain = gathered if personal is None else gathered * np.exp(-personal[matches.items])
+        gathered = np.where(_relevant(matches, plain, total, min_score), gathered, 0)
     mass = _mass(matches, personal, scores, temperature)
     if steering is NO_STEERING:
         order = _largest(gathered, limit)
         found = _results(matches, order, weights, gathered, personal, total, mass)
-        return _take(with_keywords(found, matches, float(total)), range(limit))
+        return take(with_keywords(found, matches, float(total)), range(limit))
     heavy = np.flatnonzero(gathered > 0)
     rows, ranked = keyword_scores(matches, matches.items[heavy], np.log(gathered[heavy]) + total)
     fields, steering = matches.catalogue.fields, steering.scaled(ranked)
@@ -127,7 +136,13 @@ def recency(ages: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def search_events(
-    matches: FieldMatches, rows: NDArray[np.integer], ages: NDArray[np.int64], *, limit: int
+    matches: FieldMatches,
+    rows: NDArray[np.integer],
+    ages: NDArray[np.int64],
+    *,
+    limit: int,
+    fill: bool = True,
+    min_score: float | None = None,
 ) -> EventResults:
     """Rank events by how well their items match, and by their age.
 
@@ -136,6 +151,7 @@ def search_events(
         rows: the item row of each event [n], oldest event first.
         ages: of the events at the time of the request [n], microseconds.
         limit: the most events; hard attention leaves one.
+        fill: as of `search`, and so is `min_score`.
     """
     fresh = recency(ages) / matches.options.temperature
     size = len(matches.catalogue)
@@ -148,7 +164,13 @@ def search_events(
         prior[rows] = np.log(np.bincount(rows, np.exp(fresh), size)[rows])
         boost[rows] = newest[rows] - prior[rows]
     # The items of the best events are those that are best by their newest event.
-    items = search(replace(matches, prior=prior), limit=limit, steering=ItemSteering(boost))
+    items = search(
+        replace(matches, prior=prior),
+        limit=limit,
+        steering=ItemSteering(boost),
+        fill=fill,
+        min_score=min_score,
+    )
     is_found = np.zeros(size, np.bool_)
     is_found[items.rows] = True
     events = np.flatnonzero(is_found[rows])
@@ -201,7 +223,7 @@ def _results(
     )
 
 
-def _take(found: SearchResults, places: Iterable[int]) -> SearchResults:
+def take(found: SearchResults, places: Iterable[int]) -> SearchResults:
     """Return the results at some places, as far as there are so many."""
     at = [place for place in places if place < len(found.rows)]
     if len(at) == len(found.rows):
@@ -213,6 +235,7 @@ def _take(found: SearchResults, places: Iterable[int]) -> SearchResults:
         scores=found.scores[at],
         matched=tuple(found.matched[place] for place in at),
         personal=None if found.personal is None else found.personal[at],
+        moved=tuple(found.moved[place] for place in at) if found.moved else (),
     )
 
 
@@ -267,6 +290,25 @@ def _softmax(
         hard=hard,
     )
     return found.weights[0].numpy()
+
+
+def _relevant(
+    matches: FieldMatches,
+    gathered: NDArray[np.float32],
+    total: np.float32,
+    min_score: float | None,
+) -> NDArray[np.bool_]:
+    """Return which items [I] match, of the weight of each without a memory [I].
+
+    `total` is the log of the sum of exponentials over all field keys.
+    """
+    if min_score is not None:
+        least = np.exp(min(min_score - float(total), 1.0))  # no weight is over 1
+        return np.asarray(gathered >= least)
+    share = MATCH_SHARE ** (1 / matches.options.temperature)  # the same matches at any temperature
+    found: NDArray[np.bool_] = np.greater_equal(gathered, share * gathered.max(initial=0))
+    found[matches.item_of[matches.bm25[0].numpy() > 0]] = True
+    return found
 
 
 def _largest(gathered: NDArray[np.float32], count: int) -> NDArray[np.int64]:

@@ -16,7 +16,8 @@ import orjson
 import tantivy
 from numpy.typing import NDArray
 
-from models.text.index_terms import IndexTerms, analyser, fold_sigma
+from models.text.folding import fold
+from models.text.index_terms import IndexTerms, analyser
 from models.text.keywords import KeywordHits, KeywordIndex, keyword_terms
 from models.text.query_parser import ParsedQuery, QueryParser
 
@@ -26,6 +27,7 @@ _HEAP = 64_000_000  # bytes that an index may gather before it writes a segment
 _BATCH = 50_000  # documents between two commits
 _MAX_NAMED = 5_000  # allowed items up to which the query names them
 _MAX_OVERSAMPLED = 20_000  # hits that are taken at most, to be filtered
+_STARRED_SCORE = 1e-3  # of any word that begins as a starred one
 _MAX_LETTERS = 100  # the most frequent of titles, which corrections of spelling may insert
 
 _should, _must = tantivy.Occur.Should, tantivy.Occur.Must
@@ -76,7 +78,7 @@ class BM25Writer:
             encoded = _encode(document)
             if encoded is None:
                 continue  # an empty document would change every term's weight
-            self._letters.update(set(document.title.lower()))
+            self._letters.update(set(fold(document.title)))
             writer.add_json(encoded)
             added.append(encoded)
             if count % _BATCH == 0:
@@ -138,7 +140,7 @@ def _encode(document: Document) -> str | None:
     terms = keyword_terms(keywords)
     if not terms and not any(text.strip() for text in (title, *texts)):
         return None
-    title, texts = fold_sigma(title), [fold_sigma(text) for text in texts]
+    title, texts = fold(title), [*map(fold, texts)]
     # One value for each text, so that no phrase spans two.
     stems = [*[title] * TITLE_WEIGHT, *texts]
     fields = {"row": row, "stems": stems, "titles": title, "texts": texts, "keywords": [*terms]}
@@ -171,20 +173,19 @@ class BM25Index:
             allowed: bool [N], the items that may be returned.
         """
         query = self._query(parsed)
-        allowed_count = int(np.count_nonzero(allowed))
-        if query is None or not allowed_count or not len(self):
+        if query is None or not np.any(allowed) or not len(self):
             return Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        taken, filtered = count, allowed_count < len(allowed)
-        if filtered and allowed_count <= _MAX_NAMED:
-            named = np.flatnonzero(allowed).tolist()
-            among = tantivy.Query.term_set_query(self._schema, "row", named)
-            among = tantivy.Query.const_score_query(among, 0.0)
-            query = tantivy.Query.boolean_query([(_must, query), (_must, among)])
-        elif filtered:
-            taken = min(max(count, _MAX_OVERSAMPLED), 2 * count * len(allowed) // allowed_count)
-        rows, scores = self._run(query, taken)
-        stays = np.flatnonzero(allowed[rows])[:count]
-        return Hits(rows[stays], scores[stays])
+        found = self._best(query, count, allowed)
+        whole = self._query(parsed._replace(terms=parsed.terms + parsed.asides))
+        if not parsed.asides or whole is None or not len(found.rows):
+            return found
+        # Two unions of bare terms take less than one query of what must and what may be there.
+        ranked = self._best(whole, count, allowed)
+        stays = np.isin(ranked.rows, found.rows)
+        rest = ~np.isin(found.rows, ranked.rows)  # their scores lack the asides
+        scores = np.concatenate([ranked.scores[stays], found.scores[rest]])
+        order = np.argsort(-scores, kind="stable")
+        return Hits(np.concatenate([ranked.rows[stays], found.rows[rest]])[order], scores[order])
 
     def rows_with_words(self, parsed: ParsedQuery, most: int) -> NDArray[np.int64]:
         """Return the rows [≤ most] that have a word of a query and all its phrases, best first."""
@@ -209,20 +210,48 @@ class BM25Index:
     def match_spans(self, parsed: ParsedQuery) -> Callable[[str], list[tuple[int, int]]]:
         """Return a function that finds the words of a query in a text.
 
-        It returns their places, (start, end) in characters, ascending.
+        It returns their places, (start, end) in characters, ascending and apart.
         """
-        words = [word for words in parsed.terms for word in words]
-        words += [compound.text for compound in parsed.compounds]
-        stems = {stem for word in words for stem in self._terms.stems(word)}
+        stems = {
+            stem for words in parsed.terms for word in words for stem in self._terms.stems(word)
+        }
+        side_by_side = [self._terms.stems(compound.text) for compound in parsed.compounds]
 
         def spans_of(text: str) -> list[tuple[int, int]]:
-            return [
-                (token.char_offset_from, token.char_offset_to)
-                for token in self._terms.stem_tokens(text)
-                if token.text in stems
-            ]
+            tokens = self._terms.stem_tokens(text)
+            found = [token.text for token in tokens]
+            marked = {at for at, stem in enumerate(found) if stem in stems}
+            for at in range(len(found)):
+                for wanted in side_by_side:
+                    if wanted and found[at : at + len(wanted)] == wanted:
+                        marked.update(range(at, at + len(wanted)))
+            marked |= {
+                at for at, stem in enumerate(found) if stem.startswith(parsed.prefixes or ("\0",))
+            }
+            spans: list[tuple[int, int]] = []
+            for at in sorted(marked):
+                start, end = tokens[at].start, tokens[at].end
+                # Two words may be folded from one character, as those of a fraction are.
+                if not (spans and start < spans[-1][1]):
+                    spans.append((start, end))
+            return spans
 
         return spans_of
+
+    def _best(self, query: tantivy.Query, count: int, allowed: NDArray[np.bool_]) -> Hits:
+        """Return the best hits [≤ count] among the allowed items [N]."""
+        allowed_count = int(np.count_nonzero(allowed))
+        taken, filtered = count, allowed_count < len(allowed)
+        if filtered and allowed_count <= _MAX_NAMED:
+            named = np.flatnonzero(allowed).tolist()
+            among = tantivy.Query.term_set_query(self._schema, "row", named)
+            among = tantivy.Query.const_score_query(among, 0.0)
+            query = tantivy.Query.boolean_query([(_must, query), (_must, among)])
+        elif filtered:
+            taken = min(max(count, _MAX_OVERSAMPLED), 2 * count * len(allowed) // allowed_count)
+        rows, scores = self._run(query, taken)
+        stays = np.flatnonzero(allowed[rows])[:count]
+        return Hits(rows[stays], scores[stays])
 
     def _run(self, query: tantivy.Query, count: int) -> Hits:
         hits = self._searcher.search(query, count, count=False).hits
@@ -248,4 +277,10 @@ class BM25Index:
         for compound in parsed.compounds[:MAX_QUERY_TERMS]:
             one = self._terms.phrase_query(compound.text)
             clauses.append((_should, tantivy.Query.boost_query(one, compound.weight)))
+        for prefix in parsed.prefixes:  # the words beyond those that are ranked
+            clauses += [
+                (_should, tantivy.Query.const_score_query(query, _STARRED_SCORE))
+                for field in ("titles", "texts")
+                for query in [tantivy.Query.regex_query(self._schema, field, f"{prefix}.*")]
+            ]
         return tantivy.Query.boolean_query(clauses) if clauses else None

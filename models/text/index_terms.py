@@ -5,12 +5,139 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tantivy
 
+from models.text.folding import fold, fold_aligned
+
 _MAX_TERM_BYTES = 40  # longer tokens are dropped
 _COMMON, _FEW = 8, 5  # a word is common in one of so many documents, if they are not few
+
+# Words of English that say nothing about a text; of several words in a query they are not searched.
+STOP_WORDS = frozenset(
+    [
+        "a",
+        "about",
+        "above",
+        "after",
+        "again",
+        "all",
+        "also",
+        "am",
+        "an",
+        "and",
+        "any",
+        "are",
+        "as",
+        "at",
+        "be",
+        "because",
+        "been",
+        "before",
+        "being",
+        "below",
+        "between",
+        "both",
+        "but",
+        "by",
+        "can",
+        "could",
+        "did",
+        "do",
+        "does",
+        "doing",
+        "down",
+        "during",
+        "each",
+        "few",
+        "for",
+        "from",
+        "further",
+        "had",
+        "has",
+        "have",
+        "having",
+        "he",
+        "her",
+        "here",
+        "hers",
+        "him",
+        "his",
+        "how",
+        "i",
+        "if",
+        "in",
+        "into",
+        "is",
+        "it",
+        "its",
+        "itself",
+        "just",
+        "me",
+        "more",
+        "most",
+        "my",
+        "no",
+        "nor",
+        "not",
+        "of",
+        "off",
+        "on",
+        "once",
+        "only",
+        "or",
+        "other",
+        "our",
+        "ours",
+        "out",
+        "over",
+        "own",
+        "same",
+        "she",
+        "should",
+        "so",
+        "some",
+        "such",
+        "than",
+        "that",
+        "the",
+        "their",
+        "theirs",
+        "them",
+        "then",
+        "there",
+        "these",
+        "they",
+        "this",
+        "those",
+        "through",
+        "to",
+        "too",
+        "under",
+        "until",
+        "up",
+        "us",
+        "very",
+        "was",
+        "we",
+        "were",
+        "what",
+        "when",
+        "where",
+        "which",
+        "while",
+        "who",
+        "whom",
+        "why",
+        "will",
+        "with",
+        "would",
+        "you",
+        "your",
+        "yours",
+    ]
+)
 
 
 def analyser(*, stemmed: bool) -> tantivy.TextAnalyzer:
@@ -22,12 +149,12 @@ def analyser(*, stemmed: bool) -> tantivy.TextAnalyzer:
     return (builder.filter(kept.stemmer("english")) if stemmed else builder).build()
 
 
-def fold_sigma(text: str) -> str:
-    """Write the final sigma as any other, as case folding does and tantivy's `lowercase` does not.
+class Token(NamedTuple):
+    """A term of a text, and its place there in characters."""
 
-    With it, two texts that differ in letter case alone have the same terms.
-    """
-    return text.replace("ς", "σ")
+    text: str
+    start: int
+    end: int
 
 
 class IndexTerms:
@@ -44,19 +171,20 @@ class IndexTerms:
     ) -> None:
         self._searcher, self._schema = searcher, schema
         self._stems, self._words = analyser(stemmed=True), analyser(stemmed=False)
-        self.letters = frozenset(own for each in letters for own in self._words.analyze(each))
+        folded = [own for each in letters for own in self._words.analyze(each)]
+        self.letters = frozenset(own for own in folded if not own.isdigit())
 
-    def words(self, text: str) -> list[tantivy.Token]:
-        """Return the words of a text as tantivy's tokens, with their offsets in characters."""
-        return self._words.pre_tokenize(fold_sigma(text)).tokens
+    def words(self, text: str) -> list[Token]:
+        """Return the words of a text in their order."""
+        return _tokens(self._words, text)
 
     def stems(self, text: str) -> list[str]:
         """Return the stems of a text in their order."""
-        return self._stems.analyze(fold_sigma(text))
+        return self._stems.analyze(fold(text))
 
-    def stem_tokens(self, text: str) -> list[tantivy.Token]:
-        """Return the stems of a text as tantivy's tokens, with their offsets in characters."""
-        return self._stems.pre_tokenize(fold_sigma(text)).tokens
+    def stem_tokens(self, text: str) -> list[Token]:
+        """Return the stems of a text in their order, with their places."""
+        return _tokens(self._stems, text)
 
     def stem_frequency(self, stem: str) -> int:
         """Count the documents that have a stem in any field."""
@@ -105,3 +233,11 @@ class IndexTerms:
         if len(stems) == 1:
             return tantivy.Query.term_query(self._schema, "stems", stems[0])
         return tantivy.Query.phrase_query(self._schema, "stems", [*stems])
+
+
+def _tokens(analyser: tantivy.TextAnalyzer, text: str) -> list[Token]:
+    folded, starts, ends = fold_aligned(text)
+    return [
+        Token(each.text, starts[each.char_offset_from], ends[each.char_offset_to - 1])
+        for each in analyser.pre_tokenize(folded).tokens
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,10 +12,8 @@ import numpy as np
 import tantivy
 from numpy.typing import NDArray
 
-from models.text.index_terms import fold_sigma
-
 WHOLE = 2.0  # level of a keyword that was typed as a whole
-MAX_COMPLETED = 200  # keywords at most that a beginning stands for
+MAX_COMPLETED = 20_000  # keywords at most that a beginning stands for
 _MAX_CHARACTERS = 256  # longer values are texts
 _SEPARATORS = re.compile(r"[\s\-\u2010-\u2015._/:]+")
 _FIELD = "\0"  # between a keyword and the name of its field, in the terms of the index
@@ -34,6 +33,7 @@ class KeywordHits(NamedTuple):
     rows: NDArray[np.int64]  # [M] item rows, ascending and distinct
     levels: NDArray[np.float32]  # [M] `WHOLE`, or how much of the keyword was typed, see `find`
     fields: tuple[str, ...]  # [M] names of the fields
+    is_cut: bool = False  # a beginning stands for more keywords than were looked up
 
 
 NO_KEYWORDS = KeywordHits(np.zeros(0, np.int64), np.zeros(0, np.float32), ())
@@ -45,7 +45,7 @@ def normalize_keyword(text: str) -> str:
     Separators are white space, hyphens, full stops, underscores, slashes and colons. A text of
     separators alone keeps them.
     """
-    folded = fold_sigma(unicodedata.normalize("NFKC", text).casefold()).replace(_FIELD, "")
+    folded = unicodedata.normalize("NFKC", text).casefold().replace(_FIELD, "")
     return _SEPARATORS.sub("", folded) or folded.strip()
 
 
@@ -72,7 +72,7 @@ class KeywordIndex:
 
     def has(self, keyword: KeywordQuery) -> bool:
         """Whether an item has such a keyword."""
-        return any(len(self._rows(term, 1)) for term in self._terms(keyword))
+        return len(self._rows(self._terms(keyword), 1)) > 0
 
     def find(self, keywords: Sequence[KeywordQuery]) -> KeywordHits:
         """Return the items that have one of these keywords.
@@ -80,29 +80,38 @@ class KeywordIndex:
         The level of a keyword of which a part was typed is the part's share of its length, in
         (0, 1]; if it may also be a word, the share less 1, at most 0.
         """
-        best: dict[int, tuple[float, str]] = {}
+        rows, levels, names = [NO_KEYWORDS.rows], [NO_KEYWORDS.levels], list[str]()
+        is_cut = False
         for keyword in keywords:
-            for term in self._terms(keyword):
+            terms = self._terms(keyword)
+            is_cut |= len(terms) > MAX_COMPLETED
+            # Keywords of a field that are equally long have one level: one query finds their items.
+            alike = defaultdict[tuple[int, str], list[str]](list)
+            for term in terms[:MAX_COMPLETED]:
                 whole, _, field = term.partition(_FIELD)
-                share = len(keyword.text) / len(whole)
+                alike[len(whole), field].append(term)
+            for (length, field), same in alike.items():
+                share = len(keyword.text) / length
                 level = share if keyword.is_code else share - 1
-                found = (level if keyword.prefix else WHOLE, field)
-                for row in self._rows(term, max(1, int(self._searcher.num_docs))).tolist():
-                    if row not in best or found[0] > best[row][0]:
-                        best[row] = found
-        if not best:
-            return NO_KEYWORDS
-        rows = sorted(best)
-        levels = np.array([best[row][0] for row in rows], np.float32)
-        return KeywordHits(np.array(rows, np.int64), levels, tuple(best[row][1] for row in rows))
+                found = self._rows(same, max(1, int(self._searcher.num_docs)))
+                rows.append(found)
+                levels.append(np.full(len(found), level if keyword.prefix else WHOLE, np.float32))
+                names += [field] * len(found)
+        every, ranked = np.concatenate(rows), np.concatenate(levels)
+        order = np.lexsort((-ranked, every))
+        best = order[np.flatnonzero(np.diff(every[order], prepend=-1))]  # of each row the first
+        fields = tuple(names[at] for at in best.tolist())
+        return KeywordHits(every[best], ranked[best], fields, is_cut)
 
     def _terms(self, keyword: KeywordQuery) -> list[str]:
         prefix = keyword.text if keyword.prefix else keyword.text + _FIELD
-        found = self._searcher.terms_with_prefix("keywords", prefix, limit=MAX_COMPLETED)
+        found = self._searcher.terms_with_prefix("keywords", prefix, limit=MAX_COMPLETED + 1)
         return [term for term, _ in found]
 
-    def _rows(self, term: str, most: int) -> NDArray[np.int64]:
-        query = tantivy.Query.term_query(self._schema, "keywords", term)
+    def _rows(self, terms: Sequence[str], most: int) -> NDArray[np.int64]:
+        if not terms:
+            return np.zeros(0, np.int64)
+        query = tantivy.Query.term_set_query(self._schema, "keywords", [*terms])
         query = tantivy.Query.const_score_query(query, 1.0)
         hits = self._searcher.search(query, most, count=False).hits
         rows = self._searcher.fast_field_values("row", [address for _, address in hits])

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
-from tantivy import Token
-
 from models.compute.checkpoint import checkpoint
-from models.text.compounds import Compound, joined_words, split_word
-from models.text.index_terms import IndexTerms
+from models.text.compounds import Compound, is_measure, joined_words, split_word, unit_parts
+from models.text.index_terms import STOP_WORDS, IndexTerms, Token
 from models.text.keywords import KeywordIndex, KeywordQuery, normalize_keyword
-from models.text.spelling import match_case, nearest_word
+from models.text.spelling import has_digit, match_case, near_words
 
 MAX_STARRED = 64  # words that a prefix with a star stands for, the most frequent
 _MAX_COMPLETIONS = 3  # words that an unfinished word may stand for, the most frequent
@@ -22,10 +21,13 @@ _RARE = 5  # documents up to which a word may be a misspelling that they have to
 _FREQUENT = 100  # times as many titles must have the correction of a word that documents have
 _MIN_PREFIX = 3  # characters of a keyword's beginning without a star
 _MIN_STARRED = 2  # with one
+_MAX_SPELLINGS = 20  # of a word, that are looked for beside its neighbours
 _MAX_RUN = 6  # parts of a query that are one keyword, as "978 3 16 148410 0"
 _MAX_PARTS = 64  # of a query, among which keywords are looked for
 _CACHED = 4_096  # words that were looked up
 _PARTS = re.compile(r'"([^"]*)"|([^\s"]+)')
+
+_Mode = Literal["typed", "unfinished", "starred", "quoted", "exact"]
 
 
 class ParsedQuery(NamedTuple):
@@ -39,6 +41,8 @@ class ParsedQuery(NamedTuple):
     keywords: tuple[KeywordQuery, ...] = ()
     did_you_mean: str | None = None  # the query with spellings that were not applied
     coverage: float = 0.0  # share of the words' inverse document frequencies that is of known ones
+    prefixes: tuple[str, ...] = ()  # starred words, which stand for all words that begin with them
+    asides: tuple[tuple[str, ...], ...] = ()  # words that only add to the score of those with terms
 
 
 class _Word(NamedTuple):
@@ -46,8 +50,10 @@ class _Word(NamedTuple):
 
     alternatives: tuple[str, ...]  # that are searched for
     known: bool  # an item has it, or what stands for it
-    split: Compound | None = None
+    splits: tuple[Compound, ...] = ()
     offered: str | None = None  # another spelling, which is not searched for
+    near: tuple[str, ...] = ()  # spellings of a word that no item has
+    role: Literal["term", "aside", "part"] = "term"  # searched for; of others; of a compound only
 
 
 class _Span(NamedTuple):
@@ -58,19 +64,48 @@ class _Span(NamedTuple):
     keyword: KeywordQuery
 
 
+class _Part(NamedTuple):
+    """A part of a query between white space or quotes."""
+
+    start: int
+    end: int
+    plain: str
+    tokens: list[Token]
+    modes: list[_Mode]
+    words: list[_Word]
+    is_code: bool  # of a keyword that is no word
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether its words do not belong with those before and after it."""
+        return self.is_code or "quoted" in self.modes
+
+    @property
+    def is_number(self) -> bool:
+        """Whether its words are one term."""
+        return len(self.words) > 1 and all(word.role == "part" for word in self.words)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has no meaning: a keyword that is no word, or a number that no item has."""
+        return self.is_code or (self.is_number and not any(word.known for word in self.words))
+
+
 class QueryParser:
     """Parses queries by the words and keywords of one state of an index.
 
     A quoted part is a phrase. A word that some item has is searched for as it is. One that no item
     has stands for longer ones where it ends the query, as it does while somebody types, or where a
     star follows; otherwise for the two words that it is made of, or for a title's word at a
-    distance of one edit, if it is long enough. All of this is told in `corrections`. Other
-    spellings are only offered: of short words, of quoted ones, and of words that hardly any item
-    has. All other text stays as it was typed, since what it means may depend on more than its
-    words.
+    distance of one edit, if it is long enough or stands beside its neighbour in some item. All of
+    this is told in `corrections`. Other spellings are only offered: of short words, of quoted ones,
+    and of words that hardly any item has. Words that say nothing find no item, and are no match, if
+    some item has another word. All other text stays as it was typed, since what it means may depend
+    on more than its words.
 
     A keyword is the whole query, or parts of it that have a digit and are no words of any text. Its
-    words are neither completed nor corrected, and what is not a word too is not encoded.
+    words are neither completed nor corrected, and what is not a word too is not encoded. Numbers
+    that are written as one, as 978-0-439-02348-1 and 2.5, are one term that some item has, or none.
     """
 
     def __init__(self, terms: IndexTerms, keywords: KeywordIndex) -> None:
@@ -81,63 +116,116 @@ class QueryParser:
 
     def parse(self, query: str) -> ParsedQuery:
         """Parse a query; any text is one."""
-        parts = list(_PARTS.finditer(query))
-        spans = self._keyword_spans(query, parts)
-        words: list[_Word] = []
-        typed: list[str] = []
-        runs: list[list[str]] = [[]]  # of words without a quoted part or a keyword between them
-        phrases: list[str] = []
+        query = unicodedata.normalize("NFKC", query)
+        matched = list(_PARTS.finditer(query))
+        spans = self._keyword_spans(query, matched)
+        parts: list[_Part] = []
+        for match in matched:
+            parts.append(self._part(query, match, spans, parts[-1] if parts else None))
+        self._correct_by_neighbours(parts)
+        _set_stop_words_aside(parts)
         # The query with its corrections, and with all spellings, copied up to a position.
         text, offered, copied = "", "", 0
+        runs: list[list[str]] = [[]]  # of words without a quoted part or a keyword between them
         for part in parts:
-            quoted = part[1] is not None
-            start, plain = part.start(1 if quoted else 2), part[1 if quoted else 2]
-            is_code = any(span.keyword.is_code and _covers(span, part) for span in spans)
-            tokens = self._terms.words(plain)
-            modes: list[_Mode] = ["exact" if is_code else "quoted" if quoted else "typed"]
-            modes *= len(tokens)
-            if tokens and not quoted and plain.endswith("*"):
-                modes[-1] = "starred"
-            elif tokens and modes[-1] == "typed" and part.end() == len(query):
-                modes[-1] = "unfinished"
-            own = [token.text for token in tokens]
-            found = list(map(self._look_up, own, modes))
-            words += found
-            typed += own
-            searched = [word.alternatives[0] for word in found]
-            spelt = [word.offered or word.alternatives[0] for word in found]
-            text += query[copied:start] + ("" if is_code else _respelt(plain, tokens, searched))
-            offered += query[copied:start] + _respelt(plain, tokens, spelt)
-            copied = part.end(1 if quoted else 2)
-            if quoted and self._terms.stems(plain):
-                phrases.append(plain)
-            if quoted or is_code:
+            searched = [word.alternatives[0] for word in part.words]
+            spelt = [word.offered or word.alternatives[0] for word in part.words]
+            kept = "" if part.is_lost else _respelt(part.plain, part.tokens, searched)
+            text += query[copied : part.start] + kept
+            offered += query[copied : part.start] + _respelt(part.plain, part.tokens, spelt)
+            copied = part.end
+            if part.is_apart:
                 runs.append([])
             else:
-                runs[-1] += own
+                own = [token.text for token in part.tokens]
+                runs[-1] += [" ".join(own)] if part.is_number else own
         text = re.sub('[*"]', " ", text + query[copied:])
+        words = [word for part in parts for word in part.words]
+        typed = [token.text for part in parts for token in part.tokens]
         corrections = {
             word: each.alternatives
             for word, each in zip(typed, words, strict=True)
             if each.alternatives != (word,)
         }
-        compounds = [word.split for word in words if word.split is not None]
+        compounds = [compound for word in words for compound in word.splits]
         for run in runs:
             compounds += joined_words(self._terms, run, len(words))
         rarities = list(map(self._rarity, typed))
         known = sum(rarity for rarity, word in zip(rarities, words, strict=True) if word.known)
-        is_changed = bool(corrections) or any(span.keyword.is_code for span in spans)
-        is_offered = any(word.offered for word in words)
+        is_changed = bool(corrections) or any(part.is_lost for part in parts)
+        quoted = [part.plain for part in parts if "quoted" in part.modes]
         return ParsedQuery(
             " ".join(text.split()) if is_changed else text,
-            tuple(word.alternatives for word in words),
-            tuple(phrases),
+            tuple(word.alternatives for word in words if word.role == "term"),
+            tuple(filter(self._terms.stems, quoted)),
             corrections,
             tuple(dict.fromkeys(compounds)),
             tuple(span.keyword for span in spans),
-            " ".join((offered + query[copied:]).split()) if is_offered else None,
+            " ".join((offered + query[copied:]).split()) if any(w.offered for w in words) else None,
             known / sum(rarities) if rarities else 0.0,
+            tuple(part.tokens[-1].text for part in parts if "starred" in part.modes),
+            tuple(word.alternatives for word in words if word.role == "aside"),
         )
+
+    def _part(
+        self, query: str, match: re.Match[str], spans: Sequence[_Span], before: _Part | None
+    ) -> _Part:
+        """Look up the words of a part of a query."""
+        quoted = match[1] is not None
+        group = 1 if quoted else 2
+        plain = match[group]
+        is_code = any(span.keyword.is_code and _covers(span, match) for span in spans)
+        tokens = self._terms.words(plain)
+        has_number = len(tokens) > 1 and any(has_digit(token.text) for token in tokens)
+        modes: list[_Mode] = ["exact" if is_code else "quoted" if quoted else "typed"]
+        modes *= len(tokens)
+        if tokens and not quoted and plain.endswith("*"):
+            modes[-1] = "starred"
+        elif tokens and modes[-1] == "typed" and has_number:
+            modes = ["exact"] * len(tokens)
+        elif tokens and modes[-1] == "typed" and match.end() == len(query):
+            follows = before is not None and before.tokens and before.tokens[-1].text.isdigit()
+            is_counted = tokens[-1].text.isdigit() and follows
+            modes[-1] = "exact" if is_counted else "unfinished"
+        words = [self._look_up(token.text, mode) for token, mode in zip(tokens, modes, strict=True)]
+        if has_number and not is_code and {*modes} == {"exact"}:
+            words = self._number([token.text for token in tokens]) or words
+        return _Part(match.start(group), match.end(group), plain, tokens, modes, words, is_code)
+
+    def _number(self, typed: Sequence[str]) -> list[_Word] | None:
+        """Return the words of a number that is written with separators; None for another part."""
+        if not all(map(has_digit, typed)):
+            return None
+        apart = [part for word in typed for part in unit_parts(word)]
+        ways = dict.fromkeys([" ".join(typed), " ".join(apart), "".join(typed)])
+        splits = tuple(Compound(way, 1.0) for way in ways if self._terms.phrase_frequency(way))
+        first, *rest = ((word,) for word in typed)
+        found = bool(splits)
+        return [
+            _Word(first, found, splits, role="part"),
+            *[_Word(each, found, role="part") for each in rest],
+        ]
+
+    def _correct_by_neighbours(self, parts: Sequence[_Part]) -> None:
+        """Replace unknown words by spellings that stand beside their neighbours in some item."""
+        places = [(part, at) for part in parts for at in range(len(part.words))]
+        for here, (part, at) in enumerate(places):
+            if not part.words[at].near or part.modes[at] not in ("typed", "unfinished"):
+                continue
+            before, after = (
+                [
+                    beside.words[place].alternatives[0]
+                    for beside, place in some
+                    if beside.words[place].known and not beside.is_apart
+                ]
+                for some in (places[max(0, here - 1) : here], places[here + 1 : here + 2])
+            )
+            for spelling in part.words[at].near[:_MAX_SPELLINGS]:
+                phrases = [f"{word} {spelling}" for word in before]
+                phrases += [f"{spelling} {word}" for word in after]
+                if any(map(self._terms.phrase_frequency, phrases)):
+                    part.words[at] = _Word((spelling,), True)
+                    break
 
     def _keyword_spans(self, query: str, parts: Sequence[re.Match[str]]) -> list[_Span]:
         """Return the parts of a query that are keywords, apart from each other."""
@@ -170,7 +258,7 @@ class QueryParser:
             start, end = parts[at].start(), parts[at + count - 1].end()
             written = query[start:end]
             starred = count == 1 and written.endswith("*")
-            is_code = _has_digit(written) and self._is_code(written)
+            is_code = has_digit(written) and self._is_code(written)
             normal = normalize_keyword(written.rstrip("*").strip('"'))
             if len(normal) < (_MIN_STARRED if starred else _MIN_PREFIX):
                 continue
@@ -186,12 +274,9 @@ class QueryParser:
             return True
         return any(
             not self._terms.word_frequency(word)
-            and (_has_digit(word) or not self._terms.title_words(word, 1))
+            and (has_digit(word) or not self._terms.title_words(word, 1))
             for word in words
         )
-
-
-_Mode = Literal["typed", "unfinished", "starred", "quoted", "exact"]
 
 
 def _look_up(terms: IndexTerms, word: str, how: _Mode) -> _Word:
@@ -199,35 +284,52 @@ def _look_up(terms: IndexTerms, word: str, how: _Mode) -> _Word:
     checkpoint()
     frequency = terms.word_frequency(word)
     if how == "exact":
-        return _Word((word,), frequency > 0)
+        split = split_word(terms, word) if is_measure(word) else None
+        return _Word((word,), bool(frequency or split), () if split is None else (split,))
     if how == "starred":
         longer = tuple(terms.all_words(word, MAX_STARRED))
         return _Word(longer or (word,), bool(longer))
     split = None if how == "quoted" else split_word(terms, word)
+    splits = () if split is None else (split,)
     if frequency:
-        offered = nearest_word(terms, word) if frequency <= _RARE else None
+        offered = next(iter(near_words(terms, word)), None) if frequency <= _RARE else None
         if offered and terms.title_frequency(offered) < _FREQUENT * frequency:
             offered = None
-        return _Word((word,), True, split, offered)
+        return _Word((word,), True, splits, offered)
+    if split is not None and is_measure(word):
+        return _Word((split.text,), True, splits, role="part")
     if how == "unfinished":
         longer = tuple(
             terms.title_words(word, _MAX_COMPLETIONS) or terms.all_words(word, _MAX_COMPLETIONS)
         )
         if longer:
-            return _Word(longer, True, split)
+            return _Word(longer, True, splits)
     if split is not None:
-        return _Word((split.text,), True, split)
-    near = nearest_word(terms, word)
-    if near is not None and how != "quoted" and len(word) >= _MIN_REPLACED:
-        return _Word((near,), True)
-    return _Word((word,), False, None, near)
+        return _Word((split.text,), True, splits)
+    near = tuple(near_words(terms, word))
+    if near and how != "quoted" and len(word) >= _MIN_REPLACED:
+        return _Word(near[:1], True, near=near)
+    return _Word((word,), False, (), near[0] if near else None, near)
+
+
+def _set_stop_words_aside(parts: Sequence[_Part]) -> None:
+    """Let no word that says nothing find an item if some item has another one."""
+    places = [
+        (part, at, token.text in STOP_WORDS and part.modes[at] in ("typed", "unfinished"))
+        for part in parts
+        for at, token in enumerate(part.tokens)
+    ]
+    if any(part.words[at].known for part, at, is_stop in places if not is_stop):
+        for part, at, is_stop in places:
+            if is_stop:
+                part.words[at] = part.words[at]._replace(role="aside")
 
 
 def _respelt(text: str, tokens: Sequence[Token], words: Sequence[str]) -> str:
     """Return a text with other words in the places of its tokens, in the letter case of these."""
     out, copied = "", 0
     for token, word in zip(tokens, words, strict=True):
-        begin, end = token.char_offset_from, token.char_offset_to
+        begin, end = token.start, token.end
         own = text[begin:end]
         out += text[copied:begin] + (own if word == token.text else match_case(word, own))
         copied = end
@@ -236,7 +338,3 @@ def _respelt(text: str, tokens: Sequence[Token], words: Sequence[str]) -> str:
 
 def _covers(span: _Span, part: re.Match[str]) -> bool:
     return span.start <= part.start() and part.end() <= span.end
-
-
-def _has_digit(text: str) -> bool:
-    return any(letter.isdigit() for letter in text)

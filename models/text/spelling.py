@@ -1,4 +1,4 @@
-"""Spelling: the word of the titles that is one edit away from an unknown word."""
+"""Spelling: the words of the titles that are one edit away from an unknown word."""
 
 from __future__ import annotations
 
@@ -9,19 +9,25 @@ from models.text.index_terms import IndexTerms
 _MIN_CORRECTED = 3  # letters: shorter words have no correction
 
 
-def nearest_word(terms: IndexTerms, word: str) -> str | None:
-    """Return the most frequent word of titles at a distance of one edit, None without one."""
-    if len(word) < _MIN_CORRECTED:
-        return None
+def near_words(terms: IndexTerms, word: str) -> list[str]:
+    """Return the words of titles at a distance of one edit, the likeliest first.
+
+    These begin as the word does, for few mistake the first letter, have its letters at other
+    places, and are the most frequent. A word with a digit has none: another number is another
+    thing.
+    """
+    if len(word) < _MIN_CORRECTED or has_digit(word):
+        return []
     # Looking up some hundred edits takes less than comparing the word with every word.
-    near = {
-        other: terms.title_frequency(other) for other in single_edits(word, terms.letters | {*word})
-    }
-    for start in (word[0], word[1], ""):  # few mistake the first letter
-        found = [other for other, count in near.items() if count and other.startswith(start)]
-        if found:
-            return min(found, key=lambda other: (-near[other], other))
-    return None
+    edits = single_edits(word, terms.letters | {*word})
+    near = {other: count for other in edits if (count := terms.title_frequency(other))}
+
+    def order(other: str) -> tuple[int, bool, int, str]:
+        starts = (word[0], word[1], "")
+        kind = next(at for at, start in enumerate(starts) if other.startswith(start))
+        return kind, sorted(other) != sorted(word), -near[other], other
+
+    return sorted(near, key=order)
 
 
 def single_edits(word: str, letters: Iterable[str]) -> set[str]:
@@ -44,3 +50,8 @@ def match_case(word: str, like: str) -> str:
     if like.isupper():
         return word.upper()
     return word.capitalize() if like[:1].isupper() else word
+
+
+def has_digit(text: str) -> bool:
+    """Whether a text has a digit."""
+    return any(letter.isdigit() for letter in text)

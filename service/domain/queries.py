@@ -23,6 +23,8 @@ from service.domain.item_selection import (
 )
 from service.domain.steering import NO_STEERING, Rule, Steering
 
+MAX_RANKED = 10_000  # items at most, with those of the pages before, that a search ranks
+
 RetrievalMode = Literal["auto", "exact", "coarse"]
 Retrieved = Literal["exact", "coarse", "lists"]  # how a memory was attended
 ScorerName = Literal["scaled_dot", "cosine", "additive"]
@@ -123,12 +125,14 @@ class SearchQuery:
     personal_weight: float = 2.0  # logits added per standard deviation of the memory's scores
     highlight: bool = False  # answer texts with the query's words marked
     sort: tuple[SortField, ...] = ()
-    offset: int = 0  # of a list in the order of fields
+    offset: int = 0  # items of the list to leave out
     cursor: str | None = None  # of the page before, instead
     facets: tuple[FacetRequest, ...] = ()  # over all matches
     fields: tuple[str, ...] = ()
     steering: Steering = NO_STEERING  # without exploration; of a list, quotas alone
     memory: SearchedMemory = "catalogue"
+    fill: bool = False  # with items that do not match, after the others
+    min_score: float | None = None  # of items that are answered, in place of the default floor
 
     @property
     def is_listing(self) -> bool:
@@ -297,8 +301,8 @@ class Answer:
     corrections: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     did_you_mean: str | None = None  # search: the query with spellings that were not applied
     spaces: tuple[Space, ...] | None = None  # similar: in which the item was compared
-    total: int | None = None  # items that match, with facets or in a list
-    cursor: str | None = None  # of the next page of a list
+    total: int | None = None  # items that match, with facets or in a list, if all were counted
+    cursor: str | None = None  # of the next page of a list or a search
     facets: tuple[FacetResult, ...] | None = None
     warnings: tuple[FilterWarning, ...] | None = None
     seed: int | None = None  # of the draws of `explore`

@@ -20,6 +20,7 @@ from models.text.query_parser import ParsedQuery
 from service.domain.errors import Invalid, NotFound
 from service.domain.item_selection import comparisons
 from service.domain.queries import (
+    MAX_RANKED,
     Answer,
     AnswerItem,
     AttendQuery,
@@ -63,6 +64,7 @@ from service.engine.selection.item_selection import (
     count_items,
     select_items,
 )
+from service.engine.selection.listing import page_offset
 from service.engine.selection.steering import SteeredItems, apply_rules, steer_items
 
 _FIELD_KEY = 10  # targets times rows that are attended while one field key is compared
@@ -154,6 +156,9 @@ class Answers:
             return await self._search_history(query, stages)
         if query.is_listing:
             return await self._list(query, stages)
+        if query.cursor is not None:
+            offset = page_offset(query.cursor, MAX_RANKED - query.limit)
+            query = replace(query, offset=offset, cursor=None)
         request = await self._steps.open(query.requester, stages)
         snapshot, setup = request.snapshot, self._parts.search.setup
         selection = await self._select(snapshot, query, stages)
@@ -329,7 +334,7 @@ class Answers:
             query.steering,
             allowed=selection.allowed,
             exclude=query.exclude if isinstance(query, RecommendQuery) else (),
-            limit=query.limit,
+            limit=query.limit + (query.offset if isinstance(query, SearchQuery) else 0),
         )
         compared = sum(comparisons(rule.when) for rule in query.steering.rules)
         is_steered = query.steering != NO_STEERING

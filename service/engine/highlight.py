@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from models.compute.checkpoint import checkpoint
+from models.text.markup import plain_text
 from service.domain.queries import AnswerItem, HighlightSpan
 from service.domain.records import Item
 
@@ -26,15 +27,14 @@ def add_highlights(
 def highlights(
     item: Item, spans_of: Callable[[str], Spans]
 ) -> dict[str, tuple[HighlightSpan, ...]]:
-    """The title and a snippet of the description, where it has them.
+    """The title and a snippet of the description, where it has them, without markup.
 
     `spans_of` gives the places of the query's words in a text.
     """
     found = {}
-    if item.title:
-        found["title"] = marked(item.title, spans_of(item.title))
-    if item.description:
-        text = " ".join(item.description.split())
+    if title := plain_text(item.title):
+        found["title"] = marked(title, spans_of(title))
+    if text := " ".join(plain_text(item.description).split()):
         found["description"] = snippet(text, spans_of(text))
     return found
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from models.catalogue.item_entry import ItemEntry
 from models.text.keywords import normalize_keyword
+from models.text.markup import plain_text
 from service.domain.item_selection import ATTRIBUTES
 from service.domain.records import Item
 from service.domain.settings import KEYWORD_FIELDS
@@ -29,7 +31,8 @@ def to_entry(
     own = item.embedding
     if own is not None and len(own) != dimension:
         own = None
-    texts = (item.title, item.description, ", ".join(item.tags), ", ".join(item.categories))
+    labels = ", ".join(item.tags), ", ".join(item.categories)
+    texts = [searched_text(text) for text in (item.title, item.description, *labels)]
     wanted = frozenset(map(_normal_name, keyword_fields))
     return ItemEntry(
         item.item_id,
@@ -43,6 +46,11 @@ def to_entry(
         item.tags,
         {"item_id": [item.item_id], **dict(_keywords(item.attributes, wanted))},
     )
+
+
+def searched_text(text: str) -> str:
+    """Return a text as its words and its meaning are taken from: without markup, in NFKC."""
+    return unicodedata.normalize("NFKC", plain_text(text))
 
 
 def _keywords(

@@ -64,7 +64,8 @@ def offered(http: httpx.Client) -> dict[str, bool]:
     return {
         "recommend": "fresh" in ids(post(http, "/v1/recommend", history=SPACE, **everything)),
         "popular": "fresh" in ids(post(http, "/v1/recommend", **everything)),
-        "search": "fresh" in ids(post(http, "/v1/search", query="rocket comet", **everything)),
+        "search": "fresh"
+        in ids(post(http, "/v1/search", query="rocket comet", fill=True, **everything)),
         "similar": "fresh" in similar(http, SPACE[0]["item_id"]),
     }
 
@@ -157,7 +158,7 @@ def test_questions_never_see_a_partial_change(server: Server) -> None:
         ways: list[tuple[str, dict[str, Any]]] = [
             ("/v1/recommend", {"user_id": "u0", **wanted}),
             ("/v1/recommend", {"diversity": 0.3, **wanted}),
-            ("/v1/search", {"query": "rocket", "user_id": "u1", **wanted}),
+            ("/v1/search", {"query": "rocket", "user_id": "u1", "fill": True, **wanted}),
             ("/v1/attend", {"memory": {"catalogue": True}, "query": {"text": "a"}, "limit": 1000}),
         ]
         while writing:
@@ -225,7 +226,7 @@ def test_answers_contain_exactly_the_items_that_pass_the_filter(
         found = post(http, "/v1/recommend", history=history, exclude_seen=False, **asked)
         assert set(ids(found)) == expected
     # A search answers with all that has any weight, and at this temperature everything has.
-    found = post(http, "/v1/search", query="rocket", temperature=100.0, **asked)
+    found = post(http, "/v1/search", query="rocket", temperature=100.0, fill=True, **asked)
     assert set(ids(found)) == expected
     if list(wanted) == ["categories"]:
         seed = item_id(2, 0)
@@ -316,7 +317,8 @@ def test_search_ranks_the_matching_title_first(http: httpx.Client) -> None:
         best = post(http, "/v1/search", query=item.title, limit=1)["items"][0]
         assert best["item_id"] in same
         assert max(best["matched"], key=best["matched"].get) == "title"
-        found = post(http, "/v1/search", query=item.title, limit=1000, temperature=10.0)["items"]
+        every = {"limit": 1000, "temperature": 10.0, "fill": True}
+        found = post(http, "/v1/search", query=item.title, **every)["items"]
         assert sum(each["weight"] for each in found) == pytest.approx(1, abs=1e-4)
         for each in found:
             assert sum(each["matched"].values()) == pytest.approx(1, abs=1e-4)

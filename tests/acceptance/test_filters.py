@@ -42,7 +42,7 @@ LANGUAGE = {"field": "attributes.language"}
 TEXT = "its values are text"
 QUESTIONS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/recommend", {"user_id": "u0", "exclude_seen": False, "at": AT}),
-    ("/v1/search", {"query": "moon guitar melody"}),
+    ("/v1/search", {"query": "moon guitar melody", "fill": True}),
     ("/v1/search", {}),
     ("/v1/items/cooking-00/similar", {}),
 ]

@@ -20,7 +20,7 @@ from tests.support.tiny import AT, item_id
 
 QUERY = "rocket garlic castle"
 FIELDS = ("title", "description", "tags", "categories")
-EVERY = {"query": QUERY, "limit": 1000}
+EVERY = {"query": QUERY, "limit": 1000, "fill": True}
 SESSION = [
     {"item_id": item_id(genre, n), "type": kind, "timestamp": f"2026-01-01T11:{10 * genre + n}:00Z"}
     for genre, n, kind in ((1, 2, "view"), (1, 5, "buy"), (2, 3, "view"), (3, 1, "view"))
@@ -179,6 +179,35 @@ def test_any_query_text_is_answered(http: httpx.Client, query: str, found: int) 
     """A query that nothing of the catalogue is near to returns nothing, any other is answered."""
     answer = search(http, query=query, limit=5)
     assert len(answer["items"]) == found
+
+
+def test_pages_of_a_search_follow_cursors(http: httpx.Client) -> None:
+    """Pages by cursor are the whole answer, for a user too; other cursors are refused."""
+    askers: list[dict[str, Any]] = [{}, {"user_id": "u3"}]
+    for who in askers:
+        whole = search(http, **who)["items"]
+        pages: list[dict[str, Any]] = []
+        cursor: dict[str, str] = {}
+        while True:
+            page = search(http, limit=7, **who, **cursor)
+            pages += page["items"]
+            if "cursor" not in page:
+                break
+            cursor = {"cursor": page["cursor"]}
+        assert [item["item_id"] for item in pages] == [item["item_id"] for item in whole]
+        assert [item["score"] for item in pages] == pytest.approx(
+            [item["score"] for item in whole], abs=1e-4
+        )
+    refused: list[tuple[str, dict[str, Any]]] = [
+        ("/cursor", {"cursor": "bm9uZQ=="}),
+        ("/offset", {"offset": 9_500, "limit": 1_000}),
+        ("/min_score", {"fill": True, "min_score": 1.0}),
+        ("/fill", {"fill": True, "sort": [{"field": "title"}]}),
+    ]
+    for pointer, wrong in refused:
+        answer = http.post("/v1/search", json={"query": QUERY} | wrong)
+        assert answer.status_code == 422, wrong
+        assert answer.json()["errors"][0]["pointer"] == pointer
 
 
 def test_typo_returns_the_results_of_the_corrected_word(http: httpx.Client) -> None:

@@ -24,7 +24,8 @@ def asked(http: httpx.Client) -> dict[str, Any]:
     events = [{"user_id": "seeker", "event_id": f"s{n}", **each} for n, each in enumerate(MINE)]
     assert http.post("/v1/events", json={"events": events}).status_code == 200
     title = http.get(f"/v1/items/{item_id(0, 1)}").json()["title"]
-    return {"memory": "history", "user_id": "seeker", "at": AT, "query": title.upper()}
+    query = {"query": title.upper(), "fill": True}
+    return {"memory": "history", "user_id": "seeker", "at": AT, **query}
 
 
 def post(http: httpx.Client, path: str, **body: Any) -> dict[str, Any]:

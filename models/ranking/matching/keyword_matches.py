@@ -23,7 +23,7 @@ def allowed_keywords(keywords: KeywordHits, allowed: NDArray[np.bool_]) -> Keywo
     """Return the keywords of allowed items [N]."""
     at = np.flatnonzero(allowed[keywords.rows])
     fields = tuple(keywords.fields[place] for place in at.tolist())
-    return KeywordHits(keywords.rows[at], keywords.levels[at], fields)
+    return KeywordHits(keywords.rows[at], keywords.levels[at], fields, keywords.is_cut)
 
 
 def keyword_scores(

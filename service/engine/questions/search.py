@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.catalogue.item_entry import EMBEDDING
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason
@@ -25,19 +26,20 @@ from models.ranking.search import (
     personal_bias,
     search,
     strong_matches,
+    take,
 )
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
 from models.ranking.steering.ranked_lineup import SteeredRows
 from models.text.bm25 import Hits
-from models.text.keywords import NO_KEYWORDS
+from models.text.keywords import MAX_COMPLETED, NO_KEYWORDS
 from models.text.query_parser import ParsedQuery
 from service.domain.item_selection import NO_FILTER, FilterWarning
-from service.domain.queries import Answer, AnswerItem, Contribution, SearchQuery
+from service.domain.queries import MAX_RANKED, Answer, AnswerItem, Contribution, SearchQuery
 from service.engine.explanation.naming import remainder_of
 from service.engine.explanation.reasons import explain_items
 from service.engine.selection.item_selection import Counted, ItemSelection, count_items
-from service.engine.selection.listing import list_items
+from service.engine.selection.listing import list_items, page_cursor
 from service.engine.selection.steering import UNSTEERED, SteeredItems, steer_items
 from service.histories.event_columns import EMPTY, EventColumns
 
@@ -45,8 +47,8 @@ RERANKED = 200  # items matched by text that a user's memory re-ranks
 BM25_HITS = 500  # items at most that BM25 contributes
 MAX_MATCHES = 100_000  # items with words of a query, the best ones, that are counted or sorted
 KNOWN_WORDS = 0.1  # coverage of a query from which on its words are evidence enough
+_MEANT = 3  # words of a query from which on it may be meant rather than named
 _SHOWN = 60  # characters of a query in a warning
-MATCH_SHARE = 1e-3  # of the best item's weight, from which an item without these words matches
 
 # BM25 and the nearest keys of many items take milliseconds each, and both release the GIL.
 _BM25 = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="heed-bm25")
@@ -62,6 +64,8 @@ class SearchOutcome:
     places: Sequence[int]  # [L] of the items found among those, -1 = not re-ranked
     reasons: Sequence[Sequence[Reason]]  # of each item found, if they were asked for
     counted: Counted | None = None  # values of all matches, if they were asked for
+    cursor: str | None = None  # of the next page
+    warnings: tuple[FilterWarning, ...] = ()
 
 
 def search_items(
@@ -89,13 +93,32 @@ def search_items(
         steering: of the same catalogue, without exploration.
         events: of the memory, which reasons are about.
     """
+    end = query.offset + query.limit
     parsed, matches = match_text(
-        query.query, snapshot, encode, allowed=allowed, options=options, parameters=parameters
+        query.query,
+        snapshot,
+        encode,
+        allowed=allowed,
+        options=options,
+        parameters=parameters,
+        depth=end + 1,
     )
     near = nearest(matches, max(RERANKED, query.limit)) if len(user) else np.zeros(0, np.int64)
     scores = score(snapshot, user, near, options)
     personal = personal_bias(snapshot, scores, near, query.personal_weight) if len(user) else None
-    found = search(matches, limit=query.limit, personal=personal, steering=steering)
+    # One item more than the page tells whether there is another page.
+    found = search(
+        matches,
+        limit=end + 1,
+        personal=personal,
+        steering=steering,
+        fill=query.fill,
+        min_score=query.min_score,
+    )
+    cursor, is_cut = None, len(found.rows) > end
+    if is_cut and end + query.limit <= MAX_RANKED:
+        cursor, is_cut = page_cursor(end), False
+    found = take(found, range(query.offset, end))
     place_of = {row: place for place, row in enumerate(near.tolist())}
     places = [place_of.get(row, -1) for row in found.rows.tolist()]
     reasons = explain_items(
@@ -108,11 +131,17 @@ def search_items(
         events=events,
         places=places,
     )
-    counted = None
+    counted, warnings = None, _bounds(matches)
     if query.facets:
-        mask = matched_items(snapshot, parsed, matches, allowed)
+        mask, warnings = matched_items(snapshot, parsed, matches, allowed, query.min_score)
         counted = count_items(snapshot, mask, query.facets)
-    return SearchOutcome(found, parsed, scores, places, reasons, counted)
+        if counted is not None and warnings:
+            counted = replace(counted, total=None)
+    warnings += _unmeant(snapshot, parsed, matches, found)
+    if is_cut:
+        told = f"a search ranks {MAX_RANKED:,} items: more match, which a `sort` lists"
+        warnings += (FilterWarning("/limit", told),)
+    return SearchOutcome(found, parsed, scores, places, reasons, counted, cursor, warnings)
 
 
 def matched_items(
@@ -120,18 +149,55 @@ def matched_items(
     parsed: ParsedQuery | None,
     matches: FieldMatches,
     allowed: NDArray[np.bool_],
-) -> NDArray[np.bool_]:
-    """Mark all matches of a text, bool [N].
+    min_score: float | None = None,
+) -> tuple[NDArray[np.bool_], tuple[FilterWarning, ...]]:
+    """Mask the matches of a text, bool [N], and say if there may be more.
 
-    These are the allowed items that have one of its words, and those that weigh at least
-    `MATCH_SHARE` of what the best item weighs, by words and meaning.
+    These are the allowed items that have one of its words, and those that match by the floor of
+    `search`; with a `min_score`, the latter only.
     """
     mask = np.zeros(len(allowed), np.bool_)
-    index = snapshot.catalogue.bm25_index
-    if index is not None and parsed is not None:
-        mask[index.rows_with_words(parsed, MAX_MATCHES)] = True
-    mask[strong_matches(matches, MATCH_SHARE)] = True
-    return mask & allowed
+    index, warnings = snapshot.catalogue.bm25_index, _bounds(matches)
+    if index is not None and parsed is not None and min_score is None:
+        rows = index.rows_with_words(parsed, MAX_MATCHES)
+        mask[rows] = True
+        if len(rows) == MAX_MATCHES:
+            told = f"more than {MAX_MATCHES:,} items have words of it: the others are not counted"
+            warnings += (FilterWarning("/query", told),)
+    mask[strong_matches(matches, min_score)] = True
+    return mask & allowed, warnings
+
+
+def _bounds(matches: FieldMatches) -> tuple[FilterWarning, ...]:
+    """Say if keywords begin as a query that were not looked up."""
+    if not matches.keywords.is_cut:
+        return ()
+    told = f"more than {MAX_COMPLETED:,} identifiers begin so: items of the others are left out"
+    return (FilterWarning("/query", told),)
+
+
+def _unmeant(
+    snapshot: Snapshot, parsed: ParsedQuery | None, matches: FieldMatches, found: SearchResults
+) -> tuple[FilterWarning, ...]:
+    """Say why a query of several words, most of which the best item lacks, finds little by meaning.
+
+    A description or an embedding is what meaning is compared with.
+    """
+    catalogue = snapshot.catalogue
+    index, names = catalogue.bm25_index, {*catalogue.keys.names}
+    if index is None or parsed is None or len(parsed.terms) < _MEANT or parsed.phrases:
+        return ()
+    if len(found.rows):
+        title = catalogue.titles[int(found.rows[0])]
+        if 2 * len(index.match_spans(parsed)(title)) > len(parsed.terms):
+            return ()
+    if not matches.parameters.meaning:
+        told = "only words are compared: meaning has the weight 0 in this catalogue"
+    elif not names & {"description", EMBEDDING}:
+        told = "no item has a description: meaning is compared with titles and labels only"
+    else:
+        return ()
+    return (FilterWarning("/query", told),)
 
 
 def list_matches(
@@ -149,18 +215,21 @@ def list_matches(
     cursor of another order.
     """
     mask, parsed, matches = selection.allowed, None, None
+    warnings: tuple[FilterWarning, ...] = ()
     if query.query.strip():
         parsed, matches = match_text(
             query.query, snapshot, encode, allowed=mask, options=options, parameters=parameters
         )
-        mask = matched_items(snapshot, parsed, matches, mask)
+        mask, warnings = matched_items(snapshot, parsed, matches, mask)
     steered = steer_items(snapshot, query.steering, allowed=selection.allowed, limit=query.limit)
-    selection = selection.with_warnings(steered.warnings)
+    selection = selection.with_warnings(steered.warnings + warnings)
     answer = list_items(query, snapshot, mask, steered.steering.quotas)
     if matches is not None:
         answer = replace(answer, retrieval=matches.mode, keys_attended=matches.attended)
     counted = count_items(snapshot, mask, query.facets)
     answer = selection.described(answer, counted)
+    if warnings:
+        answer = replace(answer, total=None)
     return describe_query(answer, query, parsed, found=mask.any())
 
 
@@ -172,10 +241,11 @@ def match_text(
     allowed: NDArray[np.bool_],
     options: AttentionOptions = DEFAULT_OPTIONS,
     parameters: SearchParameters = DEFAULTS,
+    depth: int = 0,
 ) -> tuple[ParsedQuery | None, FieldMatches]:
     """Parse a text and match it against the BM25 index and the field keys.
 
-    The arguments are those of `search_items`.
+    The arguments are those of `search_items`; `depth` items are ranked by their words at least.
     """
     index, parsed, keywords = snapshot.catalogue.bm25_index, None, NO_KEYWORDS
     hits: Callable[[], Hits] | None = None
@@ -187,7 +257,7 @@ def match_text(
         if rows is not None:  # only items with the phrases of the query
             allowed, candidates = np.zeros_like(allowed), allowed
             allowed[rows] = candidates[rows]
-        hits = partial(index.search, parsed, BM25_HITS, allowed)
+        hits = partial(index.search, parsed, max(BM25_HITS, depth), allowed)
         if snapshot.key_index is not None:
             hits = _BM25.submit(hits).result
     text = text.strip()
@@ -292,6 +362,8 @@ def search_answer(
         memory_rows=scores.memory_rows if is_asked else None,
         keys_attended=found.keys,
         mass=found.mass,
+        cursor=outcome.cursor,
+        warnings=outcome.warnings or None,
     )
     if found.moved:
         answer = steered.describe(answer, SteeredRows(found.rows.astype(np.int64), found.moved))

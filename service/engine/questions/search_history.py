@@ -51,9 +51,22 @@ def search_history(
     own = np.zeros_like(allowed)
     own[rows] = True
     parsed, matches = match_text(
-        query.query, snapshot, encode, allowed=own, options=options, parameters=parameters
+        query.query,
+        snapshot,
+        encode,
+        allowed=own,
+        options=options,
+        parameters=parameters,
+        depth=query.limit,
     )
-    found = search_events(matches, rows, at - events.timestamps[places], limit=query.limit)
+    found = search_events(
+        matches,
+        rows,
+        at - events.timestamps[places],
+        limit=query.limit,
+        fill=query.fill,
+        min_score=query.min_score,
+    )
     return HistoryOutcome(found, places[found.events].tolist(), parsed)
 
 

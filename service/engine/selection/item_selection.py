@@ -50,7 +50,7 @@ class ItemSelection:
 class Counted:
     """The number of items that match, and of those with each value of some fields."""
 
-    total: int
+    total: int | None  # None = not all were counted
     facets: tuple[FacetResult, ...]
 
 

@@ -59,6 +59,22 @@ def list_items(
     return Answer(items, snapshot.version, total=len(matched), cursor=cursor)
 
 
+def page_cursor(offset: int) -> str:
+    """Return the cursor of the page of a search that begins at an offset."""
+    return base64.urlsafe_b64encode(orjson.dumps(offset)).decode()
+
+
+def page_offset(cursor: str, most: int) -> int:
+    """Return the offset [≤ most] that `page_cursor` wrote. Raises `Invalid`."""
+    try:
+        offset = orjson.loads(base64.urlsafe_b64decode(cursor))
+    except (ValueError, TypeError, binascii.Error):
+        offset = None
+    if isinstance(offset, int) and not isinstance(offset, bool) and 0 <= offset <= most:
+        return offset
+    raise Invalid("/cursor", "is no cursor of a search")
+
+
 def _cursor(order: Sequence[SortField], place: SortPosition) -> str:
     values = [[*value] for value in place.values]  # orjson takes no named tuples
     document = [[[each.field, each.descending] for each in order], values, place.item_id]

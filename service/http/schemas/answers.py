@@ -270,7 +270,8 @@ class AnswerOut(BaseModel):
         None, description="With facets, and in a list: the number of items that match."
     )
     cursor: str | None = Field(
-        None, description="Of a list: the cursor of the next page; left out on the last one."
+        None,
+        description="Of a list or a search: the cursor of the next page; left out on the last one.",
     )
     facets: list[FacetOut] | None = Field(None, description="In the order of the request.")
     warnings: list[WarningOut] | None = Field(

@@ -232,6 +232,63 @@ def test_short_word_is_not_replaced() -> None:
     assert search(words, "lmap", 2).rows.tolist() == []
 
 
+def test_a_short_word_is_corrected_by_its_neighbours() -> None:
+    """A short unknown word becomes the spelling that stands beside its neighbour in some item."""
+    titles = ["Lone Star", "Star Wars", "wash the car", *["war"] * 9]
+    words = indexed(titles)
+    for query, spelling in (("star wasr", "wars"), ("wasr star", None), ("wasr the car", "wash")):
+        parsed = words.parser.parse(query)
+        assert parsed.corrections == ({} if spelling is None else {"wasr": (spelling,)})
+    assert titles[search(words, "star wasr", len(titles)).rows[0]] == "Star Wars"
+    assert words.parser.parse('"star wasr"').corrections == {}
+
+
+@pytest.mark.parametrize(
+    "query", ["978-0-439-02348-1", "978.0.439.02348.1", "978 0 439 02348 1", "b-1", "+49 30 1"]
+)
+def test_a_part_of_an_identifier_is_no_beginning_of_a_year(query: str) -> None:
+    """The parts of a number or a code are neither completed nor corrected."""
+    words = indexed(["It (1990)", "Heat (1995)"])
+    parsed = words.parser.parse(query)
+    assert parsed.corrections == {}
+    assert not len(search(words, query, 2).rows)
+    assert words.parser.parse("1").corrections == {"1": ("1990", "1995")}  # somebody is typing
+
+
+def test_a_number_with_separators_is_one_term() -> None:
+    """A number is found as it is written, or as one word, and not by its parts."""
+    words = indexed(["Volume 1", "see 978-0-439-02348-1", "ISBN 9780439023481", "0 and 439"])
+    assert set(search(words, "978-0-439-02348-1", 4).rows.tolist()) == {1, 2}
+    assert not len(search(words, "978-0-439-02348-2", 4).rows)
+
+
+def test_words_that_say_nothing_find_nothing_beside_others() -> None:
+    """Stop words are searched for and marked only in phrases, and if no other word is known."""
+    titles = ["A Room with a View", "Space War", "The Who", "about robots"]
+    words = indexed(titles)
+    query = "a film about space war with robots"
+    found = {titles[row] for row in search(words, query, 4).rows.tolist()}
+    assert found == {"Space War", "about robots"}
+    mark = words.match_spans(words.parser.parse(query))
+    assert [titles[3][start:end] for start, end in mark(titles[3])] == ["robots"]
+    assert mark(titles[0]) == []
+    assert search(words, "the who", 4).rows.tolist() == [2]
+    assert search(words, '"with a" room', 4).rows.tolist() == [0]
+
+
+def test_a_star_stands_for_any_number_of_words() -> None:
+    """More words than are ranked begin as a starred one, and all of their items are found."""
+    words = indexed([f"zeph{n:03} thing" for n in range(300)] + ["other"])
+    parsed = words.parser.parse("zeph*")
+    assert sorted(search(words, "zeph*", 301, 301).rows.tolist()) == list(range(300))
+    assert len(words.rows_with_words(parsed, 1_000)) == 300
+    allowed = every(301)
+    allowed[:] = False
+    allowed[299] = True
+    assert words.search(parsed, 10, allowed).rows.tolist() == [299]
+    assert words.match_spans(parsed)("a zeph299") == [(2, 9)]
+
+
 def test_coverage_is_the_weight_of_the_known_words() -> None:
     """Coverage is 1 with known words alone, 0 with none, and little with common ones alone."""
     words = indexed([f"the word{n}" for n in range(100)])

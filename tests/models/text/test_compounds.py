@@ -70,3 +70,63 @@ def test_a_compound_weighs_what_its_parts_do() -> None:
     assert short.weight == pytest.approx(2 * parts)
     (long,) = index.parser.parse("red blue cake stand").compounds
     assert long.weight == pytest.approx(0.75 * parts)
+
+
+MEASURES = [
+    "HDMI cable 3m black",
+    "HDMI cable 5 m white",
+    "DDR4 memory 16GB",
+    "DDR4 memory 32 GB",
+    "Paracetamol 500mg tablets",
+    "Ibuprofen 400 mg tablets",
+    "Vitamin B12",
+    "Vitamin D 3",
+    "kettle 1.5 L",
+    "jug 2.5L",
+    "drive 8 TB",
+    "drive 8TB blue",
+]
+
+
+@pytest.mark.parametrize(
+    ("query", "best"),
+    [
+        ("ddr4 32gb", [3]),
+        ("32gb", [3]),
+        ("32 GB", [3]),
+        ("16 gb", [2]),
+        ("5m", [1]),
+        ("5 m", [1]),
+        ("3 m", [0]),
+        ("hdmi-5m", [1]),
+        ("d3", [7]),
+        ("vitamin d3", [7]),
+        ("vitamin b 12", [6]),
+        ("b-12", [6]),
+        ("500 mg", [4]),
+        ("400mg tablets", [5]),
+        ("1.5l", [8]),
+        ("2.5 l", [9]),
+        ("8 tb", [10, 11]),
+        ("8tb", [10, 11]),
+    ],
+)
+def test_a_number_and_its_unit_are_one_term(query: str, best: list[int]) -> None:
+    """A measure is found first however it is spaced, and marked where it stands."""
+    index = indexed(MEASURES)
+    parsed = index.parser.parse(query)
+    rows = index.search(parsed, 20, np.ones(len(MEASURES), np.bool_)).rows.tolist()
+    assert sorted(rows[: len(best)]) == best
+    assert any(
+        char.isdigit()
+        for start, end in index.match_spans(parsed)(MEASURES[best[0]])
+        for char in MEASURES[best[0]][start:end]
+    )
+
+
+@pytest.mark.parametrize("query", ["64gb", "33gb", "4m", "d4", "b13", "600mg", "3.5l", "3.5 kg"])
+def test_another_number_is_another_term(query: str) -> None:
+    """A measure that no item has is neither corrected to another nor found by its unit."""
+    parsed = indexed(MEASURES).parser.parse(query)
+    assert (parsed.corrections, parsed.did_you_mean) == ({}, None)
+    assert found(indexed(MEASURES), query, MEASURES) == []

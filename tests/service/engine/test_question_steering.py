@@ -41,7 +41,7 @@ def questions(engine: Engine) -> dict[str, Ask]:
     ask, ready = engine.answers, engine.ready_answers
 
     def search(requester: Requester, **fields: Any) -> Coroutine[Any, Any, Answer]:
-        query = SearchQuery(requester, "a moon rocket and garlic", **fields)
+        query = SearchQuery(requester, "a moon rocket and garlic", fill=True, **fields)
         return ask.search(query, StageClock())
 
     return {

@@ -29,7 +29,7 @@ def find(
     personal: float = 1.0,
 ) -> SearchOutcome:
     """Search with every reason."""
-    query = SearchQuery(Requester(explain=50), text, limit, personal_weight=personal)
+    query = SearchQuery(Requester(explain=50), text, limit, personal_weight=personal, fill=True)
     allowed = SERVED.catalogue.visible
     rows = user.history.rows
     return search_items(

@@ -45,7 +45,7 @@ SESSION = (
 
 async def ask(engine: Engine, query: str, requester: Requester, **more: Any) -> Answer:
     """Search the history of a requester, as of noon unless they say otherwise."""
-    asked = SearchQuery(requester, query, memory="history", **more)
+    asked = SearchQuery(requester, query, memory="history", fill=True, **more)
     return await engine.answers.search(asked, StageClock())
 
 
@@ -60,7 +60,7 @@ async def expected(
     """(score, recency, weight, event, fields that matched), best first, by a loop in float64."""
     members = [FieldCondition("item_id", {"in": sorted({each.item_id for each in events})})]
     among = FilterGroup("all", (*members, *([] if wanted is None else [wanted])))
-    plain = SearchQuery(Requester(temperature=temperature), query, 1000, among)
+    plain = SearchQuery(Requester(temperature=temperature), query, 1000, among, fill=True)
     items = (await engine.answers.search(plain, StageClock())).items
     by_id = {item["item_id"]: item for item in items}
     scored = []

@@ -68,7 +68,9 @@ QUESTIONS = {
     "search of a user": post("/v1/search", ADA | {"query": "rocket moon", "limit": 10}, "search"),
     "search": post("/v1/search", {"query": "rocket moon", "limit": 10}),
     "search of a history": post(
-        "/v1/search", ADA | {"query": "rocket moon", "memory": "history", "limit": 50}, "search"
+        "/v1/search",
+        ADA | {"query": "rocket moon", "memory": "history", "limit": 50, "fill": True},
+        "search",
     ),
     "list": post("/v1/search", {"sort": [{"field": "attributes.number"}], "limit": 10}),
     "list of matches": post(
@@ -221,7 +223,11 @@ CHANGES: dict[str, Callable[[str, Fields], Change]] = {
     "sort": to(sort=[{"field": "title"}]),
     "SortIn.order": to(order="desc"),
     "offset": to(offset=3),
-    "cursor": to(cursor=NEXT),
+    "cursor": to(cursor=NEXT, limit=2),
+    "fill": to(fill=True, limit=60),
+    "min_score": to(min_score=1_000),
+    "search of a history: fill": to(fill=False),
+    "search of a history: min_score": pair({"fill": False}, {"fill": False, "min_score": 1_000}),
     # ready questions
     "space": to(space="content"),
     "by": to(by="newest"),
@@ -266,20 +272,20 @@ LISTED: dict[str, list[Fields]] = {"InlineEventIn": [{"item_id": "cooking-05"}]}
 EVENTS = {"visible", "at", "exclude_self", "explain", "explain_effects", "explain_exact"}
 REFUSED: dict[str, set[str]] = {
     # A list attends nobody, so that its `sort` is refused beside a user.
-    "search of a user": {"sort", "offset", "cursor"},
+    "search of a user": {"sort"},
     "search of a history": {
         *(*EVENTS - {"visible", "at"}, "personal_weight", "facets"),
         *("retrieval.max_error", "retrieval.probes"),
         *("sort", "offset", "cursor", "rules", "pin", "at_most"),
     },
-    "search": {*EVENTS, "personal_weight", "retrieval.max_error", "offset", "cursor"},
+    "search": {*EVENTS, "personal_weight", "retrieval.max_error"},
     "list": {
         *("memory", *EVENTS, "personal_weight", "user_id", "history", "retrieval", "highlight"),
-        *("temperature", "hard", "rules", "pin"),
+        *("temperature", "hard", "rules", "pin", "fill", "min_score"),
     },
     "list of matches": {
         *("memory", *EVENTS, "personal_weight", "user_id", "history", "retrieval.max_error"),
-        *("temperature", "hard", "rules", "pin"),
+        *("temperature", "hard", "rules", "pin", "fill", "min_score"),
     },
     "similar": {"retrieval.max_error"},
     "similar by address": {"max_error"},

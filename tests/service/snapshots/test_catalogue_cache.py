@@ -155,7 +155,7 @@ def answers(catalogue: Catalogue, query: str) -> list[Any]:
     index = catalogue.bm25_index
     assert index is not None
     parsed = index.parser.parse(query)
-    hits, (rows, levels, names) = (
+    hits, (rows, levels, names, _) = (
         index.search(parsed, 50, catalogue.visible),
         index.keyword_hits(parsed),
     )

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 
 from service.domain.errors import Invalid
 from service.domain.queries import (
+    MAX_RANKED,
     InlineEvent,
     RecommendQuery,
     Requester,
@@ -289,7 +290,18 @@ class SearchIn(Question):
         [], description="The order of a list; items that tie are in the order of their ids."
     )
     offset: Annotated[int, Field(ge=0, le=MAX_OFFSET), INTEGRAL] = Field(
-        0, description="Items of a list to leave out."
+        0, description="Items to leave out, of a list or of a search, which has 10,000."
+    )
+    fill: bool = Field(
+        False,
+        description="Fill the answer up to `limit` with items that do not match, the nearest by "
+        "meaning. Items match if they have a word or a keyword of the query, or weigh at least a "
+        "thousandth of what the best one does. Not for a list.",
+    )
+    min_score: float | None = Field(
+        None,
+        description="The least `parts.match` of items that are answered and counted, in place of "
+        "the default. Not for a list.",
     )
     cursor: Annotated[str, Field(max_length=MAX_CURSOR)] | None = Field(
         None, description="The `cursor` of the page before; the rest of the question is the same."
@@ -339,16 +351,22 @@ class SearchIn(Question):
             tuple(self.fields),
             Steering(to_rules(self.rules), to_pins(self.pin), to_at_most(self.at_most)),
             self.memory,
+            self.fill,
+            self.min_score,
         )
         why = ""
         if query.is_listing:
             ordered = "needs a `query` and no `sort`: a list is in the order of its fields"
-            self._refuse(ordered, "rules", "pin", "temperature", "hard")
+            self._refuse(ordered, "rules", "pin", "temperature", "hard", "fill", "min_score")
             why = "must be left out of a list, which attends no events"
             if not query.query.strip():
                 self._refuse("needs a `query`", "retrieval", "highlight")
         else:
-            self._refuse("needs a `sort`, or an empty `query`", "offset", "cursor")
+            if self.offset + self.limit > MAX_RANKED:
+                why = f"must be at most {MAX_RANKED - self.limit} in a search: `sort` lists further"
+                raise Invalid("/offset", why)
+            if self.fill and self.min_score is not None:
+                raise Invalid("/min_score", "must be left out beside `fill`, which has no floor")
             if self.user_id is None and self.history is None:
                 why = "needs a `user_id` or a `history`, whose events it is about"
         if why:

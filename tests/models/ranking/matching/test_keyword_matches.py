@@ -69,7 +69,7 @@ def test_keywords_are_keys_of_the_same_softmax(temperature: float) -> None:
         }
         assert matched == pytest.approx(shares, abs=1e-5)
     assert search(matches, limit=2).rows.tolist() == [1, 4]
-    assert {1, 4, 5} <= set(strong_matches(matches, 1.0).tolist())
+    assert {1, 4, 5} <= set(strong_matches(matches).tolist())
 
 
 def test_a_lookup_returns_the_whole_keyword() -> None:

@@ -1,0 +1,193 @@
+"""Items that a text finds, by their words and by the meaning of a real encoder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from models.attention.attention_options import DEFAULT_OPTIONS
+from models.catalogue.snapshot import Snapshot
+from models.history.user_memory import build_memory
+from models.text import keywords
+from models.text.static_encoder import StaticEncoder
+from service.domain.item_selection import FacetRequest, FieldCondition, SortField
+from service.domain.queries import Answer, AnswerEvent, AnswerItem, Requester, SearchQuery
+from service.domain.records import Item
+from service.engine.highlight import highlights
+from service.engine.questions.search import list_matches, search_answer, search_items
+from service.engine.selection.item_selection import select_items
+from service.evaluation.search_quality import build_snapshot
+from service.snapshots.text_embeddings import EmbeddingCache
+from tests.support.small import past
+
+EMBEDDINGS = EmbeddingCache(StaticEncoder())
+
+
+def made(*titles: str, description: str = "") -> Snapshot:
+    """A catalogue of titles, whose items' ids are their places."""
+    items = [Item(str(n), title=title, description=description) for n, title in enumerate(titles)]
+    return build_snapshot(items, EMBEDDINGS)
+
+
+def ask(snapshot: Snapshot, query: SearchQuery) -> Answer:
+    """The answer to a search or a list."""
+    selection = select_items(snapshot, query.filter)
+    if query.is_listing:
+        return list_matches(
+            query, snapshot, EMBEDDINGS.query, selection=selection, options=DEFAULT_OPTIONS
+        )
+    outcome = search_items(
+        query,
+        snapshot,
+        build_memory(snapshot, past([], []), 0),
+        EMBEDDINGS.query,
+        allowed=selection.allowed,
+        options=DEFAULT_OPTIONS,
+    )
+    return selection.described(search_answer(query, snapshot, outcome, ()), outcome.counted)
+
+
+def found(answer: Answer) -> list[str]:
+    """The ids of an answer."""
+    return [item["item_id"] for item in answer.items]
+
+
+# ------------------------------------------------------------------ markup
+
+
+def test_markup_finds_nothing_and_is_not_shown() -> None:
+    """Words, meaning and highlights are of a description's text; the item itself is untouched."""
+    written = (
+        "<p>A <strong>sturdy</strong> mug&nbsp;for cold piers.</p>"
+        '<div class="promo" style="color:red">Gift</div>'
+    )
+    mug = Item("mug", title="Harbour Mug &amp; Spoon", description=written)
+    text = "A sturdy mug for cold piers. Gift"
+    plain = Item("plain", title="Harbour Mug & Spoon", description=text)
+    snapshot = build_snapshot([mug, plain], EMBEDDINGS)
+    index, keys = snapshot.catalogue.bm25_index, snapshot.catalogue.keys
+    assert index is not None
+    for word in ("strong", "nbsp", "style", "div", "promo", "amp"):
+        assert not len(index.rows_with_words(index.parser.parse(word), 9)), word
+    parsed = index.parser.parse("sturdy gift")
+    assert len(index.rows_with_words(parsed, 9)) == 2
+    assert (keys.vectors[keys.owners == 0] == keys.vectors[keys.owners == 1]).all()
+    assert snapshot.catalogue.titles[0] == mug.title
+    shown = highlights(mug, index.match_spans(parsed))
+    assert "".join(part.text for part in shown["description"]) == text
+    assert [part.text for part in shown["description"] if part.match] == ["sturdy", "Gift"]
+    assert "".join(part.text for part in shown["title"]) == plain.title
+
+
+# ------------------------------------------------------------------ the floor
+
+
+WORDS = (
+    "red lamp",
+    "blue lamp",
+    "a walnut table",
+    "wool carpet",
+    "garden hose",
+    "lamp with a view",
+)
+
+
+def test_a_search_is_not_filled_with_items_that_do_not_match() -> None:
+    """Items without a word of the query are answered with `fill` only, after those that match."""
+    served = made(*WORDS)
+    query = SearchQuery(Requester(), "lamp with a", facets=(FacetRequest("tags"),))
+    answer = ask(served, query)
+    assert sorted(found(answer)) == ["0", "1", "5"]
+    assert answer.total == 3
+    filled = ask(served, replace(query, fill=True))
+    assert len(filled.items) > 3
+    assert filled.total == 3
+    assert found(filled)[:3] == found(answer)
+    scores = [item["parts"]["match"] for item in filled.items]
+    least = ask(served, replace(query, min_score=scores[1]))
+    assert found(least) == found(answer)[:2]
+    assert least.total == 2
+    assert found(ask(served, replace(query, min_score=1e300))) == []
+    assert len(ask(served, replace(query, min_score=-1e300)).items) == len(filled.items)
+
+
+def test_a_query_without_known_words_finds_by_meaning() -> None:
+    """The floor leaves the nearest by meaning where no item has a word of the query."""
+    served = made("a very big army helicopter", "Vitamin B12", "HDMI cable")
+    answer = ask(served, SearchQuery(Requester(), "military helicopters"))
+    assert found(answer) == ["0"]
+
+
+def test_pages_of_a_search_are_the_parts_of_one_list() -> None:
+    """Pages by offset are the whole list in its order, and tell whether more items match."""
+    served = made(*[f"lamp {'lamp ' * (n % 7)}number {n}" for n in range(25)], "table")
+    whole = ask(served, SearchQuery(Requester(), "lamp", limit=1000))
+    assert len(whole.items) == 25
+    assert whole.cursor is None
+    pages: list[AnswerItem | AnswerEvent] = []
+    offset = 0
+    while True:
+        page = ask(served, SearchQuery(Requester(), "lamp", limit=10, offset=offset))
+        pages += page.items
+        offset += 10
+        if page.cursor is None:
+            break
+    assert pages == whole.items
+    assert offset == 30
+
+
+# ------------------------------------------------------------------ bounds
+
+
+def test_every_identifier_that_begins_so_is_found() -> None:
+    """The beginning of 300 ids finds all of them, and a filter is applied before any bound."""
+    items = [Item(f"J28292{n:03}", title="", description="", tags=(f"t{n}",)) for n in range(300)]
+    served = build_snapshot(items, EMBEDDINGS)
+    query = SearchQuery(Requester(), "J28292", limit=1000, facets=(FacetRequest("tags"),))
+    answer = ask(served, query)
+    assert sorted(found(answer)) == [item.item_id for item in items]
+    assert answer.total == 300
+    assert answer.warnings is None
+    for n in (0, 150, 299):
+        only = FieldCondition("tags", {"eq": f"t{n}"})
+        assert found(ask(served, replace(query, filter=only))) == [f"J28292{n:03}"]
+
+
+def test_a_bound_that_cuts_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A beginning of too many identifiers is answered with a warning, and without a total."""
+    monkeypatch.setattr(keywords, "MAX_COMPLETED", 10)
+    items = [Item(f"J28292{n:03}") for n in range(30)]
+    served = build_snapshot(items, EMBEDDINGS)
+    query = SearchQuery(Requester(), "J28292", facets=(FacetRequest("tags"),))
+    for asked in (query, replace(query, sort=(SortField("item_id"),))):
+        answer = ask(served, asked)
+        assert len(answer.items) == 10
+        assert answer.total is None
+        assert answer.warnings is not None
+        assert ["identifiers begin so" in each.detail for each in answer.warnings] == [True]
+
+
+def test_a_starred_word_lists_every_item() -> None:
+    """A list of `zeph*` has all items with such words, and its total is true."""
+    served = made(*[f"zeph{n:03}" for n in range(300)], "other")
+    query = SearchQuery(Requester(), "zeph*", limit=1000, sort=(SortField("title"),))
+    answer = ask(served, query)
+    assert found(answer) == [str(n) for n in range(300)]
+    assert answer.total == 300
+
+
+# ------------------------------------------------------------------ meaning
+
+
+def test_a_search_by_meaning_in_titles_says_what_is_missing() -> None:
+    """A query that no title has the words of is told that nothing but titles is compared."""
+    titles = ("Star Wars", "The Terminator", "A Room with a View", "Robot dreams")
+    query = SearchQuery(Requester(), "a film about space war with robots")
+    answer = ask(made(*titles), query)
+    assert answer.warnings is not None
+    assert "no item has a description" in answer.warnings[0].detail
+    assert "2" not in found(answer)
+    assert ask(made(*titles, description="A film."), query).warnings is None
+    for text in ("terminator", "robot dreams of sheep"):
+        assert ask(made(*titles), SearchQuery(Requester(), text)).warnings is None
