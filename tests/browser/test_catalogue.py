@@ -74,15 +74,17 @@ def test_the_catalogue_is_filtered_and_searched(page: Page) -> None:
     expect(page.locator("#catalogue-note")).to_contain_text("No item matches.")
 
 
-def test_a_search_that_goes_on_by_meaning_says_how_many_match(page: Page) -> None:
-    """Items beyond those that match are called near, not counted as a part of fewer."""
-    page.route(
-        "**/v1/search", lambda route: route.fulfill(json=route.fetch().json() | {"total": 1})
-    )
-    open_tab(page, "Catalogue")
-    expect(listed(page)).to_have_count(30)
-    expect(page.locator("#catalogue-note")).to_have_text(
-        "1 item matches; the nearest others follow."
+@pytest.mark.changes_data
+def test_a_description_in_html_is_shown_by_its_text(page: Page, server: Server) -> None:
+    """The page of an item shows the text of its markup; the fields to edit are as stored."""
+    written = "<p>A <b>sturdy</b>&nbsp;mug.</p><style>p { color: red }</style><div>Gift</div>"
+    with server.client() as http:
+        item = {"item_id": "mug", "title": "Mug", "description": written}
+        http.post("/v1/items", json={"items": [item]}).raise_for_status()
+    page.goto(f"{server.url}/#/catalogue/mug")
+    expect(page.locator("p.description")).to_have_text("A sturdy mug. Gift")
+    assert (
+        written.replace('"', '\\"') in page.get_by_label(re.compile("^Item as JSON")).input_value()
     )
 
 

@@ -2,8 +2,7 @@
 
 import { ask, get, itemPath } from "../lib/api.js";
 import { button, $, el, say, trouble } from "../lib/dom.js";
-import { shown } from "../lib/fields.js";
-import { plain } from "../lib/format.js";
+import { plain, shown } from "../lib/fields.js";
 import { jsonEditor } from "../lib/json_editor.js";
 import { picture } from "../explore/card.js";
 import { mergePatch } from "./merge_patch.js";

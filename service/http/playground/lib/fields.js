@@ -55,7 +55,10 @@ export const mapped = (role) => mapping[role];
 
 export const hasPictures = () => "image" in mapping;
 
-// What is shown of an item: its name, picture, address, price and labelled fields.
+// The text of HTML.
+export const plain = (text) => (/<\/\w|&\w+;/.test(text) ? new DOMParser().parseFromString(text.replace(/<style.*?<\/style>/gs, "").replaceAll("</", " </"), "text/html").body.textContent : text);
+
+// What is shown of an item.
 export function shown(item) {
   const of = (role) => (mapping[role] ? read(item, mapping[role]) : undefined);
   const value = of("price");

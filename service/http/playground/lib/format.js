@@ -46,14 +46,6 @@ export function listed(words) {
   return words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
 }
 
-// The text of a description that may be HTML; nothing of it runs or is loaded.
-export function plain(text) {
-  if (!/<[/!]?[a-z-]|&#?\w+;/i.test(text)) return text;
-  const { body } = new DOMParser().parseFromString(text.replace(/<(?=\/?(?:p|div|li|ul|ol|br|h\d|t[dr])\b)/gi, "\n<"), "text/html");
-  for (const each of body.querySelectorAll("style, script")) each.remove();
-  return body.textContent.trim();
-}
-
 // Parts of a text, those that match marked.
 export function marked(parts, otherwise) {
   if (!parts) return [otherwise];
