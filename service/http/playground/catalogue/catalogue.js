@@ -85,9 +85,7 @@ function tell({ total, warnings = [] }) {
   const listed = $("catalogue-list").children.length;
   const hidden = $("hidden-only").checked;
   const none = hidden ? "No item is hidden." : filters.isEmpty && !$("catalogue-query").value.trim() ? "The catalogue is empty: POST /v1/items, or heed import items." : "No item matches.";
-  let told = `${count(listed)} of ${counted(total ?? listed, "item")}`;
-  if (hidden || total === undefined) told = counted(listed, hidden ? "hidden item" : "item");
-  else if (listed > total) told = `${counted(total, "item")} ${total === 1 ? "matches" : "match"}; the ${counted(listed - total, "item")} nearest in meaning follow`;
+  const told = hidden || total === undefined ? counted(listed, hidden ? "hidden item" : "item") : `${count(listed)} of ${counted(total, "item")}`;
   $("catalogue-note").textContent = [listed ? `${told}.` : none, ...warnings.map(({ detail }) => detail)].join(" ");
 }
 
