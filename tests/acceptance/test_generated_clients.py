@@ -22,6 +22,7 @@ MODULES = TOOLS / "node_modules"
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a service without items."""
     with Server(tmp_path_factory.mktemp("clients") / "data") as server:
+        httpx.get(f"{server.url}/openapi.json", timeout=PATIENCE)  # the generators wait for 5 s
         yield server.url
 
 

@@ -105,7 +105,7 @@ def test_an_exposed_service_gets_its_first_key(heed: Heed, tmp_path: Path) -> No
         )
         eventually(lambda: "Heed serves " in process.out() or not process.is_alive)  # noqa: B023
         out = " ".join(process.out().split())
-        port = out.partition("http://0.0.0.0:")[2].split()[0]
+        port = out.partition("Heed serves port ")[2].split()[0]
         path = data / "admin.key"
         assert f"cat {path}" in out
         assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -120,7 +120,8 @@ def test_a_training_belongs_to_its_namespace(
         assert version in {each.version for each in Registry(own / MODELS_FOLDER).versions()}
         asked = {"item_ids": [item_id(0, 0)]}
         for worker in pair:
-            assert ask(worker, "POST", "/v1/score", asked).body["model_version"] == version
+            served = ask(worker, "POST", "/v1/score", asked).body["model_version"]
+            assert (served == version) == done["result"]["verdict"]["is_served"]
             scored = worker.ask("POST", "/v1/score", asked).body["model_version"]
             assert scored == world.first
 

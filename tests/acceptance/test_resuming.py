@@ -25,7 +25,7 @@ _EPOCH = re.compile(r"epoch (\d+)/(\d+)")
 
 def training(data: Path) -> HeedProcess:
     """Start `heed train` with a fixed seed and number of epochs, on one thread."""
-    arguments = ("train", "--data", data, "--epochs", 4, "--seed", 4)
+    arguments = ("train", "--data", data, "--epochs", 8, "--seed", 4)
     log = data.with_name(f"{data.name}-{time.monotonic_ns()}.log")
     return HeedProcess(*arguments, log=log, environment={"OMP_NUM_THREADS": "1"})
 
@@ -35,7 +35,7 @@ def trained(data: Path) -> tuple[list[int], str, str]:
     process = training(data)
     assert process.wait() == 0, process.log()
     out = process.out()
-    assert {epochs for _, epochs in _EPOCH.findall(out)} == {"8"}  # two of the attention, two final
+    assert {epochs for _, epochs in _EPOCH.findall(out)} == {"8"}
     return [int(epoch) for epoch, _ in _EPOCH.findall(out)], out, process.log()
 
 

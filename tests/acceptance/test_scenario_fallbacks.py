@@ -63,6 +63,8 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "memory": ("catalogue", "catalogue"),
     "query": ("moon soup", "castle"),
     "personal_weight": (5.0, 1.0),
+    "fill": (True, False),
+    "min_score": (10.0, 1.0),
     "highlight": (True, False),
     "sort": ([{"field": "title"}], [{"field": "published_at"}]),
     "offset": (0, 0),

@@ -64,7 +64,8 @@ assert isinstance(found, AnswerOut)
 assert [item.item_id for item in found.items] == ["green"]
 
 rules = [RuleIn("cheap", when=FilterIn(field="attributes.price", eq=0), boost=1)]
-answer = recommend.sync(client=client, body=RecommendIn(user_id="ada", limit=1, rules=rules))
+asked = RecommendIn(user_id="ada", limit=1, rules=rules, exclude_seen=False)
+answer = recommend.sync(client=client, body=asked)
 assert isinstance(answer, AnswerOut)
 assert len(answer.items) == 1
 
