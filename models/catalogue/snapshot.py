@@ -59,6 +59,8 @@ class Snapshot:
     index: CoarseIndex | None = None  # `item_index` over the first items
     key_index: CoarseIndex | None = None  # over the first field keys
     changed_indexed: int = 0  # number of indexed items that changed since
+    # By name; later snapshots of the same model and catalogue share them.
+    _numbers: dict[str, float] = field(default_factory=dict)
     # Indexes of other keys, filled by the first request that needs one; not of the next snapshot.
     _kept: dict[tuple[str, IndexKind], CoarseIndex] = field(default_factory=dict, init=False)
 
@@ -140,6 +142,12 @@ class Snapshot:
                 if (name, kind) not in self._kept:
                     self._kept[name, kind] = ann_index.build_index(kind, keys())
         return self._kept[name, kind]
+
+    def kept_number(self, name: str, compute: Callable[[], float]) -> float:
+        """Return a number of this model and catalogue, computed by the first request for it."""
+        if name not in self._numbers:
+            self._numbers[name] = compute()
+        return self._numbers[name]
 
     def reindexed(
         self, *, index_from: int = INDEX_FROM, cache: StructureCache | None = None
@@ -225,6 +233,7 @@ class Snapshot:
             tables=pages.tables,
             changed_indexed=self.changed_indexed
             + int(np.count_nonzero(changed < self.indexed_items)),
+            _numbers={},
         )
 
     @torch.inference_mode()

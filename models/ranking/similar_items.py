@@ -10,7 +10,14 @@ the other on equal terms.
 A trained vector says no more than the events that it was learned from. Where content is compared
 too, the trained space counts by the evidence of both items, e = √(r_a r_b) with r = n / (n + 20)
 for an item of n training events: the reliability of a mean of n observations whose noise has 20
-times the variance of what they tell. e is 1 in the content space.
+times the variance of what they tell.
+
+The content space then counts by what it tells of the items that users take: over pairs of an item
+and those that most often follow it in the log, each pair a logit z of e = 1,
+
+    e = (20 + Σ z of the content space) / (20 + Σ z of the trained space),  at most 1.
+
+Titles drawn at random tell nothing, and do not outweigh what is learned from events.
 
 With `coarse`, FAISS names the k keys of each space with the largest cosines, and the softmax is
 over these. Means and deviations are of all keys all the same.
@@ -40,6 +47,9 @@ from models.ranking.steering.ranked_lineup import line_up_scored
 Space = Literal["content", "trained"]
 SPACES: tuple[Space, ...] = ("content", "trained")
 _PRIOR_EVENTS = 20  # training events at which a trained vector counts half
+_PRIOR_PAIRS = 20.0  # pairs that are added, at one deviation in both spaces
+_SAMPLE = 500  # items whose followers weigh the content space, and others that they compare with
+_FOLLOWERS = 10  # of each item
 _TINY = 1e-12  # least length of a vector that is divided by it
 _ALIKE = 1e-6  # standard deviation of cosines below which a space tells no item from another
 
@@ -187,8 +197,8 @@ def compare_items(
         there = _there(snapshot, space)
         cosines.append(_cosines(snapshot, space, row))
         level = _standard(cosines[-1], torch.from_numpy(there & others))
-        if mixed and space == "trained":
-            level = level * _evidence(snapshot, row)
+        if mixed:
+            level = level * _evidence(snapshot, space, row)
         levels.append(level.masked_fill(torch.from_numpy(~there), -torch.inf))
     rows = np.flatnonzero(comparable(snapshot, row, allowed, used))
     if not len(rows):
@@ -251,8 +261,10 @@ def _there(snapshot: Snapshot, space: Space) -> NDArray[np.bool_]:
     return (snapshot.trained_rows >= 0).numpy()
 
 
-def _evidence(snapshot: Snapshot, row: int) -> Tensor:
-    """Return how much the trained vectors of an item and of each other one say, in [0, 1], [N]."""
+def _evidence(snapshot: Snapshot, space: Space, row: int) -> Tensor | float:
+    """Return how much the keys of an item and of each other one say, in [0, 1], [N]."""
+    if space == "content":
+        return snapshot.kept_number("content evidence", partial(_content_evidence, snapshot))
     events = torch.zeros(len(snapshot.trained_rows), dtype=torch.float64)
     if snapshot.trained is not None:
         known = snapshot.trained_rows >= 0
@@ -260,6 +272,42 @@ def _evidence(snapshot: Snapshot, row: int) -> Tensor:
         events[known] = counts[snapshot.trained_rows[known]]
     reliability = events / (events + _PRIOR_EVENTS)
     return (reliability * reliability[row]).sqrt().float()
+
+
+def _content_evidence(snapshot: Snapshot) -> float:
+    """Return how much content tells of what is taken together, by the model's transition counts.
+
+    The pairs are of the items with the most training events. All samples are in the model's order
+    of its items, so that every process finds the same.
+    """
+    model, rows = snapshot.model, snapshot.item_rows
+    both = snapshot.catalogue.has_content[rows] & snapshot.catalogue.servable[rows]
+    known = np.flatnonzero(both)
+    if snapshot.trained is None or not model.has_transitions or len(known) < 2:
+        return 1.0
+    events = -snapshot.trained.item_counts[known]
+    sources = known[np.argpartition(events, min(_SAMPLE, len(known) - 1))[:_SAMPLE]]
+    others = known[np.linspace(0, len(known) - 1, min(_SAMPLE, len(known))).round().astype(int)]
+    counted = model.statistics.transition_counts
+    followers = counted.items[sources, :_FOLLOWERS].numpy()
+    place = np.minimum(followers, len(both) - 1)  # an empty place has no item
+    follows = (counted.counts[sources, :_FOLLOWERS] > 0).numpy() & both[place]
+    apart = torch.from_numpy(sources[:, None] != others)
+    sums = []
+    for space in SPACES:
+        source, other, follower = (
+            torch.from_numpy(_unit(snapshot, space, rows[of].ravel()))
+            for of in (sources, others, place)
+        )
+        cosines = (source @ other.T).double()
+        mean = (cosines * apart).sum(1) / apart.sum(1)
+        variance = ((cosines - mean[:, None]).square() * apart).sum(1) / apart.sum(1)
+        near = (follower.reshape(*place.shape, -1) @ source[:, :, None])[..., 0].double()
+        z = (near - mean[:, None]) / variance.sqrt()[:, None]
+        told = torch.from_numpy(follows) & (variance.sqrt() >= _ALIKE)[:, None]
+        sums.append(max(0.0, float(z[told].sum())))
+    content, trained = sums
+    return min(1.0, (_PRIOR_PAIRS + content) / (_PRIOR_PAIRS + trained))
 
 
 def _cosines(snapshot: Snapshot, space: Space, row: int) -> Tensor:
@@ -277,7 +325,8 @@ def _unit(snapshot: Snapshot, space: Space, rows: NDArray[np.int64]) -> NDArray[
     """Return keys of unit length of items [n], in a space."""
     if space == "content":
         content = snapshot.catalogue.content
-        return content if len(rows) == len(content) else content[rows]  # an index shares its keys
+        every = np.array_equal(rows, np.arange(len(content)))
+        return content if every else content[rows]  # an index shares its keys
     return normalize_rows(snapshot.tables.vectors[torch.from_numpy(rows)].numpy())
 
 

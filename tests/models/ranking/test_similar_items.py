@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from models.attention.attention_options import AttentionOptions
@@ -14,8 +15,9 @@ from models.index import ann_index
 from models.ranking.similar_items import SPACES, SimilarItems, Space, similar, spaces_of
 from models.ranking.steering.item_steering import ItemSteering, Pin
 from models.recommender.recommender import Recommender
+from models.recommender.transition_counts import TransitionCounts
 from tests.support.reference import cosine, softmax
-from tests.support.small import catalogue, encode, random_model, trained
+from tests.support.small import DIMENSION, catalogue, encode, random_model, trained
 
 ITEMS, TRAINED = 30, 24  # the last six are known by their text alone
 MUTE = "i3"  # in training, and without any text
@@ -30,6 +32,29 @@ def model() -> Recommender:
 def snapshot(model: Recommender) -> Snapshot:
     made = catalogue(ITEMS).updated([ItemEntry(MUTE), ItemEntry("hidden", hidden=True)], [], encode)
     return Snapshot.build("v", trained(model), made, np.zeros(ITEMS + 1, np.int64))
+
+
+def content_evidence(snapshot: Snapshot) -> float:
+    """Return what content tells of the followers of items that have both keys, at most 500."""
+    counted = snapshot.model.statistics.transition_counts
+    place = {int(row): at for at, row in enumerate(snapshot.item_rows)}
+    usable = snapshot.catalogue.has_content & snapshot.catalogue.visible
+    known = [row for row in place if usable[row]]
+    sums = []
+    for vectors in (snapshot.catalogue.content, snapshot.tables.vectors.numpy()):
+        total = 0.0
+        for row in known:
+            near = {
+                other: cosine(vectors[row].tolist(), vectors[other].tolist()) for other in known
+            }
+            others = [near[other] for other in known if other != row]
+            followers = counted.items[place[row]][counted.counts[place[row]] > 0][:10]
+            rows = [int(snapshot.item_rows[follower]) for follower in followers.tolist()]
+            total += math.fsum(
+                (near[other] - np.mean(others)) / np.std(others) for other in rows if other in near
+            )
+        sums.append(max(0.0, total))
+    return min(1.0, (20 + sums[0]) / (20 + sums[1]))
 
 
 def loop(
@@ -53,6 +78,7 @@ def loop(
         if place >= 0:
             events[other] = int(snapshot.trained.item_counts[place])
     mixed = all(space in spaces and there[row] for space, (_, there) in tables.items())
+    evidence = content_evidence(snapshot)
     logits: dict[tuple[int, str], float] = {}
     cosines: dict[tuple[int, str], float] = {}
     for space in spaces:
@@ -73,6 +99,8 @@ def loop(
                 if mixed and space == "trained":
                     known = events[row] / (events[row] + 20) * events[other] / (events[other] + 20)
                     logits[other, space] *= math.sqrt(known)
+                elif mixed:
+                    logits[other, space] *= evidence
     for space in SPACES if k is not None else ():
         own_keys = sorted((key for key in logits if key[1] == space), key=lambda key: -cosines[key])
         for key in own_keys[k:]:
@@ -234,11 +262,48 @@ def test_trained_vectors_count_by_their_events(model: Recommender) -> None:
         own = dict(zip(by_model.rows.tolist(), by_model.scores.tolist(), strict=True))
         known = events / (events + 20)
         for row, score in own.items():
-            assert levels[row] == pytest.approx(np.logaddexp(text[row], known * score), abs=1e-4)
+            by_content = content_evidence(snapshot) * text[row]
+            assert levels[row] == pytest.approx(np.logaddexp(by_content, known * score), abs=1e-4)
         best = max(own, key=own.__getitem__)
         shares.append(found.spaces[found.rows.tolist().index(best)]["trained"].share)
     assert shares == sorted(shares)
     assert shares[0] < shares[-1]
+
+
+@pytest.mark.parametrize("told_by", [("content",), ("trained",), SPACES])
+def test_spaces_that_tell_what_is_taken_together_find_sequels(told_by: tuple[Space, ...]) -> None:
+    """Of twelve series of five, items find the other four, though another space is random."""
+    series, rng = np.repeat(np.arange(12), 5), np.random.default_rng(3)
+    items, told = len(series), {}
+    for space, size in (("content", DIMENSION), ("trained", 12)):
+        told[space] = 0.3 * rng.normal(size=(items, size))
+        if space in told_by:
+            told[space] += rng.normal(size=(12, size))[series]
+    model = random_model(5, n_items=items)
+    with torch.no_grad():
+        model.content_projection.weight.zero_()
+        model.id_embedding.weight.copy_(torch.from_numpy(told["trained"]))
+    others = np.array([np.flatnonzero((series == series[row]) & (np.arange(items) != row))
+                       for row in range(items)])  # fmt: skip
+    followers = np.pad(others, ((0, 0), (0, 1)), constant_values=items).astype(np.int32)
+    sums = (followers < items).astype(np.float32)
+    model.statistics.load(TransitionCounts(torch.from_numpy(followers), torch.from_numpy(sums)), 1)
+    made = catalogue(items).updated(
+        [
+            ItemEntry(f"i{row}", f"new {row}", embedding=vector)
+            for row, vector in enumerate(told["content"].astype(np.float32))
+        ],
+        [],
+        encode,
+    )
+    counts = 26 + rng.permutation(items) % 2
+    before = Snapshot.build("v", trained(model, counts), catalogue(items), counts)
+    similar(before, 0, limit=10, allowed=made.visible)  # with the texts that there were
+    snapshot = before.refreshed(made, counts)
+    found = [similar(snapshot, row, limit=10, allowed=made.visible).rows for row in range(items)]
+    first = similar(snapshot, 0, limit=10, allowed=made.visible)
+    check(first, loop(snapshot, 0, made.visible), 10)
+    assert np.mean([np.isin(others[row], rows).sum() for row, rows in enumerate(found)]) > 3.8
 
 
 def test_similar_leaves_out_what_has_no_key(model: Recommender) -> None:
