@@ -236,6 +236,7 @@ def take(found: SearchResults, places: Iterable[int]) -> SearchResults:
         matched=tuple(found.matched[place] for place in at),
         personal=None if found.personal is None else found.personal[at],
         moved=tuple(found.moved[place] for place in at) if found.moved else (),
+        boosts=None if found.boosts is None else found.boosts[at],
     )
 
 

@@ -149,7 +149,7 @@ class FileImport:
 
     def _compare(self, store: Any, sources: Sequence[Any]) -> None:
         """Find the items that the catalogue does not have, and warn of what that says."""
-        from service.datasets.import_warnings import listed, unknown_items
+        from service.datasets.import_warnings import listed, spelling_warning, unknown_items
 
         if self._items_read is not None:
             for source in sources:
@@ -172,6 +172,8 @@ class FileImport:
                 f"{listed(map(repr, unknown), len(unknown))}; --update creates them, and "
                 "--existing-only refuses them"
             )
+            if spelt := asyncio.run(spelling_warning(store, unknown)):
+                self._ahead.append(spelt)
 
     def _check(self, store: Any, sources: Sequence[Any], *, show: bool) -> list[str]:
         """Read everything and print the warnings; with `show` also what would be stored."""
@@ -283,7 +285,7 @@ class FileImport:
                 if source.zero_ratings:
                     texts.append(
                         f"ratings of 0: {source.zero_ratings:,}, stored as dislikes; if 0 stands "
-                        "for no rating, empty these cells"
+                        "for no rating, --absent 0 reads it so"
                     )
             found += [f"{source.name}: {text}" for text in texts if text]
         return found
