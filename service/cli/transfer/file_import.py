@@ -202,10 +202,12 @@ class FileImport:
             by_type = ", ".join(f"{n:,} {name}" for name, n in warnings.types.most_common())
             types = f" ({by_type})" if by_type else ""
             left_out = sum(source.left_out for source in sources)
+            united = sum(source.repeated.rows for source in sources)
             out.print(
                 f"{count:,} {self._kind}{types} would be stored, "
                 f"{f'{created:,} items created, ' if created else ''}{refused:,} bad rows refused, "
-                f"{left_out:,} left out.",
+                f"{left_out:,} left out"
+                f"{f', {united:,} put together with earlier rows of their id' if united else ''}.",
                 markup=False,
                 soft_wrap=True,
             )

@@ -428,6 +428,7 @@ def test_rows_of_one_item_are_put_together(heed: Heed, shop: Path) -> None:
     )
     dry = heed(*items, "--dry-run")
     assert "2 items would be stored" in dry.out
+    assert "0 left out, 2 put together with earlier rows of their id." in dry.out
     assert differing in dry.err
     said = heed(*items)
     assert "export.csv: 2 items stored, in" in said.out
