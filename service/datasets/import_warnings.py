@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import TypeVar
 
@@ -22,6 +22,9 @@ _WORDS = ";|\n\t"
 _GROUPS = re.compile(r"\d{1,3}(,\d{3})+")  # 1,234 is a number
 _EXAMPLES = 5
 _CHUNK = 10_000  # ids that are looked up at once
+_BETWEEN = re.compile(r"[\s,/+&]+")  # ids in one cell, if the catalogue has them
+_COMPARED = 1_000  # unknown ids at most of which other spellings are looked up
+_DIGITS = 14  # of the longest common number of a product, GTIN-14
 
 
 class ImportWarnings:
@@ -72,13 +75,15 @@ class ImportWarnings:
     async def messages(self, store: Store) -> list[str]:
         """Return a message for each kind of oddity; the store says which items are known."""
         found = []
+        unknown = await self._unknown(store)
+        for item_id in await self._joined(store, unknown):
+            self._note("lists", self._lists, item_id)
         if self._lists:
             ids = listed(map(shortened, self._lists), self._counts["lists"])
             found.append(
                 f"item ids that look like lists: {self._counts['lists']:,}: {ids}; an id is one "
                 "item: write a row for each"
             )
-        unknown = await self._unknown(store)
         if unknown:
             events = sum(self._seen[item_id] for item_id in unknown)
             names = listed(map(repr, unknown), len(unknown))
@@ -87,6 +92,8 @@ class ImportWarnings:
                 f"events: {names}; they are stored, and recommended once the catalogue has them; "
                 "--create-items makes items of them"
             )
+            if warning := await spelling_warning(store, unknown, self._listed):
+                found.append(warning)
         timeless = self._counts["timeless"]
         if 0 < timeless < self.types.total():
             found.append(
@@ -114,7 +121,7 @@ class ImportWarnings:
         alike = [" and ".join(map(repr, n)) for n in self._categories.values() if len(n) > 1]
         if alike:
             found.append(
-                f"categories differ in case alone: {listed(alike, len(alike))}; filters, facets "
+                f"categories differ only in case: {listed(alike, len(alike))}; filters, facets "
                 "and at_most tell them apart until the file spells them alike"
             )
         return found
@@ -123,7 +130,10 @@ class ImportWarnings:
         """Return a sentence on events that all lack a time, which no export can mend."""
         if not self.types or self._counts["timeless"] < self.types.total():
             return None
-        return "no event has a time: all get the time of the import, in no order of a user's own"
+        return (
+            "no event has a time: all get the time of the import, newer than what is stored, "
+            "in no order of a user's own"
+        )
 
     def _note(self, kind: str, examples: list[T], value: T) -> None:
         self._counts[kind] += 1
@@ -134,6 +144,13 @@ class ImportWarnings:
         """Return the items of events that are neither stored nor in this import."""
         return await unknown_items(store, (i for i in self._seen if i not in self._listed))
 
+    async def _joined(self, store: Store, unknown: list[str]) -> list[str]:
+        """Return the first of some unknown ids that hold two ids of the catalogue or more."""
+        parts = {i: set(_BETWEEN.split(i)) - {""} for i in unknown[:_CHUNK] if not _is_list(i)}
+        parts = {item_id: words for item_id, words in parts.items() if len(words) > 1}
+        known = await _known(store, set().union(*parts.values()), self._listed)
+        return [item_id for item_id, words in parts.items() if len(words & known) > 1]
+
 
 async def unknown_items(store: Store, item_ids: Iterable[str]) -> list[str]:
     """Return the ids that the catalogue does not have, in their order."""
@@ -143,6 +160,38 @@ async def unknown_items(store: Store, item_ids: Iterable[str]) -> list[str]:
         items = await store.get_items(chunk)
         unknown += [i for i, item in zip(chunk, items, strict=True) if item is None]
     return unknown
+
+
+async def spelling_warning(
+    store: Store, unknown: list[str], imported: Collection[str] = ()
+) -> str | None:
+    """Return a warning of ids that the catalogue has in another case, or with zeros in front."""
+    spelt = {item_id: _spellings(item_id) for item_id in unknown[:_COMPARED]}
+    known = await _known(store, set().union(*spelt.values()), imported)
+    pairs = {i: next((s for s in others if s in known), None) for i, others in spelt.items()}
+    pairs = {item_id: other for item_id, other in pairs.items() if other is not None}
+    if not pairs:
+        return None
+    named = listed((f"{i!r} for {other!r}" for i, other in pairs.items()), len(pairs))
+    return (
+        "ids that differ from those of the catalogue only in letter case or zeros in front: "
+        f"{len(pairs):,}: {named}; they are other items until the file spells them alike"
+    )
+
+
+def _spellings(item_id: str) -> list[str]:
+    """Return what programs make of an id: letters of one case, a number without its zeros."""
+    found = [item_id.upper(), item_id.lower()]
+    if item_id.isdecimal():
+        bare = item_id.lstrip("0")
+        found += [bare.zfill(size) for size in range(max(len(bare), 1), _DIGITS + 1)]
+    return [other for other in found if other != item_id]
+
+
+async def _known(store: Store, item_ids: set[str], imported: Collection[str]) -> set[str]:
+    """Return those of some ids that are in the catalogue, or among the imported ones."""
+    asked = [item_id for item_id in item_ids if item_id not in imported]
+    return item_ids - set(await unknown_items(store, asked))
 
 
 def _is_list(text: str) -> bool:

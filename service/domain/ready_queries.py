@@ -45,7 +45,7 @@ class PopularQuery:
     by: PopularityKind = "popular"
     window: int | None = None  # before the request's time; None = everything
     half_life: int | None = None  # None: no decay
-    types: frozenset[str] | None = None  # of events; None = all but dislikes
+    types: frozenset[str] | None = None  # of events; None = all but negative ones
     limit: int = 20
     filter: Filter = NO_FILTER
     exclude_seen: bool = False
@@ -62,7 +62,7 @@ class TogetherQuery:
     item_id: str
     relation: TogetherRelation = "after"
     limit: int = 20
-    types: frozenset[str] | None = None  # of events; None = all but dislikes
+    types: frozenset[str] | None = None  # of events; None = all but negative ones
     filter: Filter = NO_FILTER
     at: int | None = None
     fields: tuple[str, ...] = ()

@@ -26,6 +26,8 @@ T = TypeVar("T")
 Vector = NDArray[np.float32]
 
 DISLIKE = "dislike"  # the type of negative events, as in `models.data.interactions`
+RETURN = "return"  # the type of events of a negative quantity
+NEGATIVE = frozenset((DISLIKE, RETURN))  # the types of events that speak for no item
 MAX_ID_BYTES = 256
 MAX_ATTRIBUTE_DEPTH = 32  # deeper documents are an attack, not data
 MAX_ATTRIBUTES = 1_000  # distinct names in one document, nested ones too; each is a column

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from models.data.event_log import EventLog, LoggedEvents
 from models.data.vocabulary import Vocabulary
 from service.domain.errors import StoreUnreachable
-from service.domain.records import DISLIKE
+from service.domain.records import NEGATIVE
 from service.runtime.logs import log_failure
 from service.runtime.processes.shared_arrays import SharedArrays
 from service.stores.base import Store
@@ -106,13 +106,13 @@ class LiveEventLog:
         self._loading.add_done_callback(_log_failure)
 
     def type_codes(self, names: frozenset[str] | None) -> NDArray[np.int32]:
-        """Return the codes of event types that the log has; None means all but dislikes."""
+        """Return the codes of event types that the log has; None means all but negative ones."""
         known = self.loaded.types.ids
         return np.array(
             [
                 code
                 for code, name in enumerate(known)
-                if (name != DISLIKE if names is None else name in names)
+                if (name not in NEGATIVE if names is None else name in names)
             ],
             np.int32,
         )

@@ -149,7 +149,7 @@ class FileImport:
 
     def _compare(self, store: Any, sources: Sequence[Any]) -> None:
         """Find the items that the catalogue does not have, and warn of what that says."""
-        from service.datasets.import_warnings import listed, unknown_items
+        from service.datasets.import_warnings import listed, spelling_warning, unknown_items
 
         if self._items_read is not None:
             for source in sources:
@@ -172,6 +172,8 @@ class FileImport:
                 f"{listed(map(repr, unknown), len(unknown))}; --update creates them, and "
                 "--existing-only refuses them"
             )
+            if spelt := asyncio.run(spelling_warning(store, unknown)):
+                self._ahead.append(spelt)
 
     def _check(self, store: Any, sources: Sequence[Any], *, show: bool) -> list[str]:
         """Read everything and print the warnings; with `show` also what would be stored."""
@@ -200,10 +202,12 @@ class FileImport:
             by_type = ", ".join(f"{n:,} {name}" for name, n in warnings.types.most_common())
             types = f" ({by_type})" if by_type else ""
             left_out = sum(source.left_out for source in sources)
+            united = sum(source.repeated.rows for source in sources)
             out.print(
                 f"{count:,} {self._kind}{types} would be stored, "
                 f"{f'{created:,} items created, ' if created else ''}{refused:,} bad rows refused, "
-                f"{left_out:,} left out.",
+                f"{left_out:,} left out"
+                f"{f', {united:,} put together with earlier rows of their id' if united else ''}.",
                 markup=False,
                 soft_wrap=True,
             )
@@ -283,7 +287,7 @@ class FileImport:
                 if source.zero_ratings:
                     texts.append(
                         f"ratings of 0: {source.zero_ratings:,}, stored as dislikes; if 0 stands "
-                        "for no rating, empty these cells"
+                        "for no rating, --absent 0 reads it so"
                     )
             found += [f"{source.name}: {text}" for text in texts if text]
         return found

@@ -54,7 +54,7 @@ Absent = Annotated[
     typer.Option(
         metavar="TEXT",
         help="A text that means that there is no value, in fields of any type, such as NULL. May "
-        "be repeated. \\\\N always does in CSV and Parquet.",
+        "be repeated. \\N always does in CSV and Parquet.",
     ),
 ]
 ListSeparator = Annotated[

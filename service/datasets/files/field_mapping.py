@@ -221,6 +221,7 @@ class BoundMapping:
             missing = " or ".join(names) if names != (target,) else listed_names(list(row))
             detail += f"; the row has {'no ' * (names != (target,))}{missing or 'no members'}"
         got = ", ".join(shortened(value) for value in values if value != "")
+        got = "" if "(got " in detail else got
         return f"{label}: {detail}{got and f' (got {got})'}{hint}"
 
 

@@ -16,9 +16,9 @@ from service.datasets.files.cells import (
 )
 from service.domain.errors import Invalid
 from service.domain.item_selection import ATTRIBUTES
+from service.domain.records import RETURN
 
 Negative = Literal["skip", "return"]
-RETURN = "return"  # the type of events of a negative quantity
 _LISTS = ("tags", "categories", "interests")
 
 

@@ -14,7 +14,7 @@ from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason, explain
 from models.ranking.recommend import Ranked, best_scores, recommend
 from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
-from service.domain.records import DISLIKE
+from service.domain.records import NEGATIVE
 from service.histories.event_columns import EventColumns
 
 REASONS = 5  # of each recommended item
@@ -96,9 +96,9 @@ def showable_items(
 
 
 def liked_events(events: EventColumns, size: int) -> NDArray[np.int64]:
-    """Return the places of events on the first `size` items that are no dislikes."""
-    disliked = np.array([name == DISLIKE for name in events.type_names] or [False], np.bool_)
-    is_liked = ~disliked[events.types] & (events.rows >= 0) & (events.rows < size)
+    """Return the places of events on the first `size` items that are not negative."""
+    negative = np.array([name in NEGATIVE for name in events.type_names] or [False], np.bool_)
+    is_liked = ~negative[events.types] & (events.rows >= 0) & (events.rows < size)
     return np.flatnonzero(is_liked)
 
 

@@ -23,6 +23,7 @@ from service.domain.ready_queries import (
     RowReason,
     RowsQuery,
 )
+from service.domain.records import NEGATIVE
 from service.engine.explanation.naming import merge_events, remainder_of
 from service.engine.questions.personal_pool import PersonalPool, liked_events
 from service.engine.questions.popular import popular_items
@@ -132,7 +133,10 @@ class HomePage:
         personal = scores.personal.tolist()
         causes: dict[str, int] = {}
         entries: list[tuple[int, int, float]] = []
-        raising = [[each for each in named if each.contribution > 0] for named in explanations]
+        raising = [
+            [e for e in named if e.contribution > 0 and e.row.type not in NEGATIVE]
+            for named in explanations
+        ]
         for target, named in enumerate(raising):
             for each in named:
                 name = _name(each)

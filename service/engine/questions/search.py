@@ -138,6 +138,8 @@ def search_items(
         if counted is not None and warnings:
             counted = replace(counted, total=None)
     warnings += _unmeant(snapshot, parsed, matches, found)
+    if query.filter != NO_FILTER and len(found.rows):
+        warnings += _unworded(snapshot, parsed, matches)
     if is_cut:
         told = f"a search ranks {MAX_RANKED:,} items: more match, which a `sort` lists"
         warnings += (FilterWarning("/limit", told),)
@@ -173,6 +175,19 @@ def _bounds(matches: FieldMatches) -> tuple[FilterWarning, ...]:
     if not matches.keywords.is_cut:
         return ()
     told = f"more than {MAX_COMPLETED:,} identifiers begin so: items of the others are left out"
+    return (FilterWarning("/query", told),)
+
+
+def _unworded(
+    snapshot: Snapshot, parsed: ParsedQuery | None, matches: FieldMatches
+) -> tuple[FilterWarning, ...]:
+    """Say if a filter leaves out all items with a word of the query, and meaning finds others."""
+    index = snapshot.catalogue.bm25_index
+    if index is None or parsed is None or matches.bm25.any() or len(matches.keywords.rows):
+        return ()
+    if not len(index.rows_with_words(parsed, 1)):
+        return ()
+    told = "no item that passes the filter has a word of it: these are near to it in meaning"
     return (FilterWarning("/query", told),)
 
 

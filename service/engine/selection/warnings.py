@@ -133,10 +133,17 @@ def _is_known(columns: FieldColumns, value: str | bool | None) -> bool:
 
 
 def _suggestion(columns: FieldColumns, value: str | bool | None) -> str:
-    if not isinstance(value, str):
-        return ""
-    if columns.keywords is None:
+    if columns.keywords is None or not columns.keywords.counts.array.any():
         return "; its values are numbers"
+    if not isinstance(value, str):
+        text = _shown(value)
+        for spelt in (text, text.title(), text.upper()):
+            if columns.keywords.code(keyword_of(spelt)) > 0:
+                return f"; did you mean the text {spelt!r}?"
+        return ""
+    flag = {"true": True, "false": False}.get(value.casefold())
+    if flag is not None and columns.keywords.code(keyword_of(flag)) > 0:
+        return f"; did you mean {_shown(flag)}, without quotation marks?"
     if columns.keywords.strings_known > _COMPARED:
         return ""
     return _closest(value, columns.keywords.strings())

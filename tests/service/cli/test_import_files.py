@@ -65,7 +65,7 @@ def test_a_catalogue_is_read_as_it_was_exported(heed: Heed, shop: Path) -> None:
     assert "products.csv: 3 items stored, in" in said.out
     assert "attributes: price a number" in said.out
     assert "items without a title: 1: '0007'" in said.err
-    assert "categories differ in case alone: 'HOME' and 'Home'; filters, facets" in said.err
+    assert "categories differ only in case: 'HOME' and 'Home'; filters, facets" in said.err
     by_id = {item["item_id"]: item for item in stored(heed, "items", shop)}
     assert by_id["85123B"]["title"] == "CAFÉ SIGN £5"
     assert by_id["85123B"]["attributes"] == {"price": 1234.5}
@@ -235,6 +235,23 @@ def test_ids_that_look_like_lists_are_warned_of(heed: Heed, shop: Path) -> None:
         "item ids that look like lists: 3: 'name:A|id:1;name:B|id:2', 'A-1,B-2', '[\"a\",\"b\"]'"
     )
     assert f"{warning}; an id is one item: write a row for each" in said.err
+
+
+def test_ids_that_the_catalogue_spells_in_another_way_are_warned_of(heed: Heed, shop: Path) -> None:
+    """Ids that hold several known ones, and what programs make of an id."""
+    ids = ["A-1", "B-2", "00123", "12E4", "Paris", "7"]
+    (shop / "i.csv").write_text("item_id,title\n" + "".join(f"{i},Thing\n" for i in ids))
+    assert heed("import", "items", shop / "i.csv").code == 0
+    odd = ["A-1, B-2", "A-1 x 2 + 00123", "7/A-1", "Paris, Texas", "123", "12e4", "007", "9"]
+    (shop / "e.csv").write_text("user_id;item_id\n" + "".join(f"u;{i}\n" for i in [*ids, *odd]))
+    said = heed("import", "events", shop / "e.csv", "--dry-run")
+    lists = "'A-1, B-2', 'A-1 x 2 + 00123', '7/A-1'"
+    spelt = "'123' for '00123', '12e4' for '12E4', '007' for '7'"
+    assert f"item ids that look like lists: 3: {lists}; an id is one item" in said.err
+    assert f"only in letter case or zeros in front: 3: {spelt}; they are other" in said.err
+    (shop / "stock.csv").write_text("item_id,stock\n123,1\n9,1\n")
+    said = heed("import", "items", shop / "stock.csv", "--update", "--dry-run")
+    assert "only in letter case or zeros in front: 1: '123' for '00123'" in said.err
 
 
 def test_two_nights_are_stored_once_and_undone(heed: Heed, shop: Path) -> None:
@@ -411,6 +428,7 @@ def test_rows_of_one_item_are_put_together(heed: Heed, shop: Path) -> None:
     )
     dry = heed(*items, "--dry-run")
     assert "2 items would be stored" in dry.out
+    assert "0 left out, 2 put together with earlier rows of their id." in dry.out
     assert differing in dry.err
     said = heed(*items)
     assert "export.csv: 2 items stored, in" in said.out
@@ -543,10 +561,14 @@ def test_what_ratings_and_missing_times_mean_is_said(heed: Heed, shop: Path) -> 
     assert "attributes.NAME" not in said.err
     assert "events without a time: 2 of 3; they get the time of the import" in said.err
     said = heed(*log, "--map", "rating=stars", "--dislikes-below", "3")
-    assert "ratings of 0: 1, stored as dislikes; if 0 stands for no rating" in said.err
+    assert (
+        "ratings of 0: 1, stored as dislikes; if 0 stands for no rating, --absent 0 reads"
+        in said.err
+    )
     said = heed(*log, "--weight-from", "stars", "--skip-bad")
     assert "log.csv: stars looks like ratings, and is read as weights" in said.err
     assert "line 2, stars (weight): must be above 0 (got 0); leave out an event" in said.err
+    assert "(got '0')" not in said.err
     (shop / "log.csv").write_text("user_id,item_id\nu,a\nu,b\n")
     said = heed(*log)
     assert "no event has a time: all get the time of the import" in said.out

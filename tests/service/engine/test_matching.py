@@ -17,6 +17,7 @@ from service.domain.records import Item
 from service.engine.highlight import highlights
 from service.engine.questions.search import list_matches, search_answer, search_items
 from service.engine.selection.item_selection import select_items
+from service.engine.selection.warnings import filter_warnings
 from service.evaluation.search_quality import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.support.small import past
@@ -191,3 +192,44 @@ def test_a_search_by_meaning_in_titles_says_what_is_missing() -> None:
     assert ask(made(*titles, description="A film."), query).warnings is None
     for text in ("terminator", "robot dreams of sheep"):
         assert ask(made(*titles), SearchQuery(Requester(), text)).warnings is None
+
+
+# ------------------------------------------------------------------ filters
+
+
+def test_a_filter_that_leaves_no_word_of_the_query_is_said() -> None:
+    """Items that are only near in meaning are not taken for what was asked for."""
+    items = [
+        Item("lamp", title="Oak Lamp", attributes={"price": 9}),
+        Item("candle", title="Oak Candle", attributes={"price": 3}),
+        Item("chair", title="Oak Chair", attributes={"price": 3}),
+    ]
+    snapshot = build_snapshot(items, EMBEDDINGS)
+    told = "no item that passes the filter has a word of it: these are near to it in meaning"
+    for text, below, is_said in (("lamp", 5, True), ("lamp", 10, False), ("candle", 5, False)):
+        answer = ask(snapshot, SearchQuery(Requester(), text, filter=cheap(below)))
+        assert found(answer)
+        assert (told in [each.detail for each in answer.warnings or ()]) == is_said, (text, below)
+
+
+def cheap(below: float) -> FieldCondition:
+    """Items of a price below this one."""
+    return FieldCondition("attributes.price", {"lt": below})
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "told"),
+    [
+        ("TRUE", True, "true; did you mean the text 'TRUE'?"),
+        ("false", False, "false; did you mean the text 'false'?"),
+        (True, "True", "'True'; did you mean true, without quotation marks?"),
+        (7, True, "true; its values are numbers"),
+        ("yes", True, "true"),
+    ],
+)
+def test_a_flag_that_is_stored_as_a_text_is_named(stored: object, asked: object, told: str) -> None:
+    """A file's TRUE is a text until its mapping says otherwise, and equals no flag."""
+    snapshot = build_snapshot([Item("a", title="A", attributes={"new": stored})], EMBEDDINGS)
+    wanted = FieldCondition("attributes.new", {"eq": asked}, {"eq": "/filter/eq"})
+    (warning,) = filter_warnings(snapshot.catalogue.fields, wanted)
+    assert warning.detail == f"no item has the value of attributes.new {told}"

@@ -218,6 +218,34 @@ def test_a_boost_is_in_deviations_of_each_rows_scores(data: Path) -> None:
     run(data, story)
 
 
+@pytest.mark.parametrize("kind", ["dislike", "return"])
+def test_nothing_is_offered_because_of_what_was_disliked_or_sent_back(
+    data: Path, kind: str
+) -> None:
+    """A dislike or a return is no reason of a row, does not come again and is not popular."""
+
+    async def story(engine: Engine) -> None:
+        back, kept = [item_id(2, n) for n in range(4)], item_id(0, 3)
+        events = [Event("picky", i, timestamp=AT - DAY * n) for n, i in enumerate([kept, *back], 2)]
+        events += [Event("picky", item, type=kind, timestamp=AT - DAY) for item in back]
+        await engine.store.append(events)
+        page = await ask(engine, "picky", rows=8)
+        reasons = [row.reason for row in page.rows]
+        assert "again" not in {reason.kind for reason in reasons}
+        for row in page.rows:
+            for item in row.items if row.reason.kind == "because" else ():
+                assert kind not in {each.row.type for each in item["explanation"]}
+        assert any(reason.kind == "because" for reason in reasons)
+        requester = Requester(at=AT)
+        query = PopularQuery(requester, "popular", limit=100)
+        answer = await engine.ready_answers.popular(query, StageClock())
+        wanted = replace(query, types=frozenset(["view"]))
+        views = await engine.ready_answers.popular(wanted, StageClock())
+        assert [item["score"] for item in answer.items] == [item["score"] for item in views.items]
+
+    run(data, story)
+
+
 @pytest.mark.parametrize("how", ["hidden", "deleted"])
 def test_nothing_rests_on_an_event_that_has_no_name(data: Path, how: str) -> None:
     """No row, no reason and no affinity names an item or an interest once it is gone."""

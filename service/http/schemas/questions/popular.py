@@ -32,12 +32,15 @@ MAX_TYPES = 100
 
 CountedTypes = Annotated[
     EventType | Annotated[list[EventType], Field(max_length=MAX_TYPES)] | None,
-    Field(description="The type, or types, of the events that count: by default all but dislikes."),
+    Field(
+        description="The type, or types, of the events that count: by default all but dislikes "
+        "and returns."
+    ),
 ]
 
 
 def types_of(given: str | list[str] | None) -> frozenset[str] | None:
-    """Return the event types of a `CountedTypes`; None = all but dislikes."""
+    """Return the event types of a `CountedTypes`; None = all but negative ones."""
     return None if given is None else frozenset([given] if isinstance(given, str) else given)
 
 
