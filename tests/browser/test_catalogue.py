@@ -75,18 +75,6 @@ def test_the_catalogue_is_filtered_and_searched(page: Page) -> None:
     expect(page.locator("#catalogue-note")).to_contain_text("No item matches.")
 
 
-def test_a_search_that_goes_on_by_meaning_says_how_many_match(page: Page) -> None:
-    """Items beyond those that match are called near, not counted as a part of fewer."""
-    page.route(
-        "**/v1/search", lambda route: route.fulfill(json=route.fetch().json() | {"total": 1})
-    )
-    open_tab(page, "Catalogue")
-    expect(listed(page)).to_have_count(30)
-    expect(page.locator("#catalogue-note")).to_have_text(
-        "1 item matches; the 29 items nearest in meaning follow."
-    )
-
-
 @pytest.mark.changes_data
 def test_an_item_is_edited_by_what_changed_alone(page: Page, server: Server) -> None:
     """An edit sends the changed fields; a refusal marks the place; the list shows the new title."""

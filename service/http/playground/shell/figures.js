@@ -54,7 +54,7 @@ export const isRunning = (job) => job?.state === "queued" || job?.state === "run
 
 // How far a training is, and the time that is left of it.
 export function told({ progress }) {
-  if (!progress) return "It is being started.";
+  if (!progress) return "it is being started";
   const epoch = progress.epoch ? `, epoch ${progress.epoch} of at most ${progress.epochs}` : "";
   return `${progress.stage}${epoch}${progress.eta_s ? `, about ${duration(progress.eta_s)} left` : ""}`;
 }
