@@ -44,7 +44,9 @@ export async function refresh() {
     const served = ready.checks?.model ?? "";
     const model = models.find(({ version }) => version === served);
     $("version").textContent = served;
-    $("model-note").textContent = model ? (model.metadata?.sentence ?? "") : "None is trained: answers come from content and popularity.";
+    const { sentence, verdict } = model?.metadata ?? {};
+    const told = verdict?.is_served === false ? "It was activated although it was no better when it was trained." : (sentence ?? "");
+    $("model-note").textContent = model ? told : "None is trained: answers come from content and popularity.";
   } catch (error) {
     trouble(error);
   }
