@@ -122,10 +122,15 @@ def test_a_training_is_shown_on_every_tab_until_its_model_answers(
     """Progress and time left stand beside the model; what is shown is asked again at the end."""
     jobs = [JOB]
     page.route("**/v1/jobs?*", lambda route: route.fulfill(json={"jobs": jobs}))
+    page.route("**/v1/jobs/job-1", lambda route: route.fulfill(json=jobs[0]))
     page.clock.install()
     page.reload()
     note = page.locator("#training-note")
     expect(note).to_have_text("Training now: training, epoch 3 of at most 12, about 3 min left.")
+    page.set_viewport_size({"width": 390, "height": 900})
+    for tab in ("Catalogue", "People", "Models", "Scenarios", "Explore"):
+        open_tab(page, tab)
+        expect(note).to_be_in_viewport()
     page.clock.pause_at(page.evaluate("Date.now()") + 1000)
     jobs[:] = [JOB | {"state": "succeeded", "result": {}}]
     with page.expect_request("**/v1/rows"):
@@ -134,16 +139,19 @@ def test_a_training_is_shown_on_every_tab_until_its_model_answers(
 
 
 def test_the_sentence_of_a_version_is_that_of_its_training(page: Page, world: World) -> None:
-    """What the training found is shown as it says it."""
+    """What the training found is shown as it says it, but not as true of what is served."""
     told = "no better than popularity: 12 of 100 users instead of 12; popularity stays served."
 
     def judged(route: Route) -> None:
         models = route.fetch().json()["models"]
         for model in models:
-            model["metadata"]["sentence"] = told
+            model["metadata"] |= {"sentence": told, "verdict": {"is_served": False}}
         route.fulfill(json={"models": models})
 
     page.route("**/v1/models", judged)
+    page.reload()
+    note = "It was activated although it was no better when it was trained."
+    expect(page.locator("#model-note")).to_have_text(note)
     open_tab(page, "Models")
     version = page.locator(f"[data-version='{world.first}']")
     expect(version.locator(".reason")).to_have_text(told)

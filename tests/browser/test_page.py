@@ -59,9 +59,14 @@ def test_empty_store_shows_the_commands_that_fill_it(browser: Browser, tmp_path:
         open_tab(page, "Scenarios")
         expect(page.locator("#scenarios-note")).to_contain_text("None yet")
         bodies = re.findall(r"-d '(.*)'", page.locator("#empty pre").inner_text())
-        for path, body in zip(("/v1/items", "/v1/events"), bodies, strict=True):
-            http.post(path, json=json.loads(body)).raise_for_status()
+        items, events = (json.loads(body) for body in bodies)
+        http.post("/v1/items", json=items).raise_for_status()
         open_tab(page, "Explore")
+        page.reload()
+        note = "Nobody has done anything with these yet: 1 of 1 items, in no order."
+        expect(page.locator("#search-note")).to_have_text(note)
+        expect(page.locator("#recommended .reason")).not_to_contain_text("Popular")
+        http.post("/v1/events", json=events).raise_for_status()
         page.reload()
         expect(page.locator("#person")).to_have_attribute("data-shown", "ada")
         expect(page.locator("#history > li").first).to_contain_text("Asyncio from the ground up")
@@ -119,7 +124,8 @@ def test_live_figures_are_those_of_the_metrics(page: Page, server: Server) -> No
     expect(page.locator("#refused")).to_have_text("25.0 %")
     expect(page.locator("#failing")).to_have_text("10.0 %")
     expect(page.locator("#failures-note")).to_have_text(
-        "of 100 since this page was opened; 26.9 % refused, 7.7 % failed of 130 since the start"
+        "of 100 requests since this page was opened; "
+        "26.9 % refused, 7.7 % failed of 130 since the start"
     )
     page.get_by_text("Refusals by route").click()
     rows = page.locator("#by-route tbody tr").all_inner_texts()

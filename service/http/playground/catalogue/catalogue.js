@@ -3,7 +3,7 @@
 import { after, get, post } from "../lib/api.js";
 import { $, debounced, el, trouble } from "../lib/dom.js";
 import { mapped, shown, wanted } from "../lib/fields.js";
-import { count, counted } from "../lib/format.js";
+import { asSentence, count, counted } from "../lib/format.js";
 import { Filters } from "../explore/facets.js";
 import { address, link, split } from "../shell/tabs.js";
 import { showItem } from "./item_page.js";
@@ -86,7 +86,7 @@ function tell({ total, warnings = [] }) {
   const hidden = $("hidden-only").checked;
   const none = hidden ? "No item is hidden." : filters.isEmpty && !$("catalogue-query").value.trim() ? "The catalogue is empty: POST /v1/items, or heed import items." : "No item matches.";
   const told = hidden || total === undefined ? counted(listed, hidden ? "hidden item" : "item") : `${count(listed)} of ${counted(total, "item")}`;
-  $("catalogue-note").textContent = [listed ? `${told}.` : none, ...warnings.map(({ detail }) => detail)].join(" ");
+  $("catalogue-note").textContent = [listed ? `${told}.` : none, ...warnings.map(({ detail }) => asSentence(detail))].join(" ");
 }
 
 function row(item) {

@@ -3,7 +3,7 @@
 import { itemPath, post } from "../lib/api.js";
 import { $, button, debounced, el, trouble } from "../lib/dom.js";
 import { wanted } from "../lib/fields.js";
-import { count, counted, listed, marked } from "../lib/format.js";
+import { asSentence, count, counted, listed, marked } from "../lib/format.js";
 import { learn, name, titleOf } from "../lib/titles.js";
 import { address, link } from "../shell/tabs.js";
 import { card } from "./card.js";
@@ -105,7 +105,7 @@ function show(list, title, note, answer, cards) {
     if (each !== list) $(each).replaceChildren();
   }
   $("stage-title").textContent = title;
-  const warnings = (answer.warnings ?? []).map(({ detail }) => detail);
+  const warnings = (answer.warnings ?? []).map(({ detail }) => (note.endsWith(":") ? detail : asSentence(detail)));
   $("search-note").textContent = [note, ...warnings].filter(Boolean).join(" ");
   $("back").hidden = list === "recommended" || list === "rows";
   $("back").onclick = () => {
@@ -125,12 +125,15 @@ async function recommend(_query, asked, signal) {
   learn(answer.items);
   await name(answer.items.flatMap((item) => raising(item).map((row) => row.item_id)));
   if (signal.aborted) return;
-  const note = answer.items.length ? `The best ${answer.items.length} of ${count(answer.total)}.` : nothing("recommend");
-  show("recommended", user ? `Recommended for ${user}` : "Popular now", note, answer, answer.items.map((item) => made(item, [el("p", { class: "reason" }, sentence(item)), figures(item)])));
+  const shown = `${answer.items.length} of ${count(answer.total)}`;
+  const isNew = answer.items.length > 0 && answer.items.every(({ score }) => !score);
+  const note = isNew ? `Nobody has done anything with these yet: ${shown} items, in no order.` : answer.items.length ? `The best ${shown}.` : nothing("recommend");
+  show("recommended", isNew ? "Items" : user ? `Recommended for ${user}` : "Popular now", note, answer, answer.items.map((item) => made(item, [el("p", { class: "reason" }, sentence(item)), figures(item)])));
 }
 
 // A home page: no item is in two rows, and each row has its reason.
-async function rows(_query, { filter, fields: shown, facets }, signal) {
+async function rows(query, asked, signal) {
+  const { filter, fields: shown, facets } = asked;
   const user = session.current();
   const [answer, counted] = await Promise.all([
     post("v1/rows", { ...session.requester(), filter, fields: shown, rows: ROWS, limit: IN_ROW }, { signal }),
@@ -140,6 +143,7 @@ async function rows(_query, { filter, fields: shown, facets }, signal) {
   learn(items);
   await name(items.flatMap((item) => raising(item).map((row) => row.item_id)));
   if (signal.aborted) return;
+  if (!items.length && counted.total) return recommend(query, asked, signal);
   const note = items.length ? `${answer.rows.length} rows of a home page, each with its reason.` : nothing("recommend");
   show("rows", user ? `Recommended for ${user}` : "Popular now", note, { ...answer, facets: counted.facets }, answer.rows.map(rowOf));
 }
@@ -170,13 +174,10 @@ async function search(query, asked, signal) {
   if (answer.did_you_mean) $("search-note").append(" Did you mean ", offered(answer.did_you_mean), "?");
 }
 
-// How many items match the words; a list that is longer goes on with those that are near.
+// How many items match the words.
 function matching({ items, total }) {
-  if (total === undefined) return `The best ${counted(items.length, "item")}.`;
-  const near = items.length - total;
-  if (total > items.length) return `The best ${items.length} of ${counted(total, "match", "es")}.`;
-  if (!total) return "No item has these words: those that come nearest in meaning follow.";
-  return `${counted(total, "match", "es")}${near > 0 ? `, then the ${near === 1 ? "one that comes" : `${near} that come`} nearest in meaning` : ""}.`;
+  const all = `${counted(total, "match", "es")}.`;
+  return total > items.length ? `The best ${items.length} of ${all}` : all;
 }
 
 // Another spelling, which is searched for if it is what was meant.
@@ -208,7 +209,7 @@ async function similar(_query, asked, signal) {
 function likeness(item) {
   const spaces = Object.entries(item.spaces ?? {}).filter(([, { share: part }]) => part >= 0.05);
   const told = listed(spaces.map(([space]) => (space === "content" ? "alike in text" : "taken by the same people")));
-  return told && `${told[0].toUpperCase()}${told.slice(1)}.`;
+  return told && asSentence(told);
 }
 
 const alike = ({ spaces = {} }) =>

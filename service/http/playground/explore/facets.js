@@ -34,9 +34,10 @@ export class Filters {
     this.whole = new Set(); // fields of which every value is shown
   }
 
-  // The facets to ask for.
+  // The facets to ask for: at least one, for an answer with facets says how many items match.
   async facets() {
-    return (await fields()).map((field) => ({ field, limit: this.whole.has(field) ? EVERY : VALUES }));
+    const names = await fields();
+    return (names.length ? names : ["categories"]).map((field) => ({ field, limit: this.whole.has(field) ? EVERY : VALUES }));
   }
 
   // Takes the `filter` of an address.

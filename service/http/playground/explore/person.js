@@ -85,9 +85,11 @@ async function show() {
   $("person").querySelector(".avatar").replaceWith(avatar(user));
   $("person-link").href = link("people", user);
   $("person-link").hidden = false;
-  $("person-note").textContent = events.length
-    ? `${cursor ? `More than ${SHOWN} events` : counted(events.length, "event")}, the last on ${events[0].timestamp.slice(0, 10)}.`
-    : "No event yet: answers come from what is popular. Try something.";
+  $("person-note").replaceChildren(
+    ...(events.length
+      ? [`${cursor ? `More than ${SHOWN} events` : counted(events.length, "event")}, the last on `, when(events[0].timestamp, 10), "."]
+      : ["No event yet: answers come from what is popular. Try something."]),
+  );
   $("trials").hidden = !trials.length;
   $("trials-note").textContent = `${counted(trials.length, "trial")}: answers take ${trials.length === 1 ? "it" : "them"} into account, and nothing is stored.`;
   $("history").replaceChildren(...trials.map(trial), ...events.map(stored));

@@ -33,7 +33,7 @@ export function raising(item) {
 
 export function sentence(item) {
   const events = raising(item);
-  if (!events.length && item.reason === "popular") return "Popular with everyone.";
+  if (!events.length && item.reason === "popular") return item.score ? "Popular with everyone." : "Nobody has done anything with it yet.";
   if (!events.length) return item.reason === "content" ? "Close to what the history is about." : "From the history as a whole.";
   const by = new Map(); // what was done -> titles
   for (const row of events) {

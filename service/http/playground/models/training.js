@@ -77,9 +77,9 @@ function draw(job) {
 
 // The curve of a job, and its figures as a table. What has not changed is left alone: it may be being read.
 function curve(points) {
-  $("curve-part").hidden = !points.length;
+  $("curve-part").hidden = points.length < 2; // one epoch is no curve
   const now = JSON.stringify(points);
-  if (!points.length || shown === now) return;
+  if (points.length < 2 || shown === now) return;
   shown = now;
   show ??= epochs($("curve"), MEASURES);
   const at = points.map(({ epoch }) => epoch);

@@ -45,12 +45,17 @@ export async function showScenario(name, scenarios, from, changed) {
   const editor = jsonEditor({ label: "Question as JSON", value: stored?.scenario ?? begun.scenario, save: put, word: stored ? "Save as a new version" : "Create", rows: 16 });
   const area = editor.querySelector("textarea");
   const draft = () => JSON.parse(area.value);
-  const choose = (event) => (area.value = JSON.stringify(TEMPLATES[event.target.value].scenario, null, 2));
-  const templates = el("select", { id: "template", onchange: choose }, TEMPLATES.map((each, at) => el("option", { value: at, selected: each === begun }, `${each.title}: ${each.about}`)));
+  const about = el("p", { class: "note" }, `${begun.about}.`);
+  const choose = ({ target }) => {
+    const chosen = TEMPLATES[target.value];
+    area.value = JSON.stringify(chosen.scenario, null, 2);
+    about.textContent = `${chosen.about}.`;
+  };
+  const templates = el("select", { id: "template", onchange: choose }, TEMPLATES.map((each, at) => el("option", { value: at, selected: each === begun }, each.title)));
   $("scenarios-one").replaceChildren(
     el("p", { class: "back" }, el("a", { href: "#/scenarios" }, "All scenarios")),
     el("h2", {}, name, el("span", { class: "badge" }, stored ? `version ${stored.version}` : "new")),
-    ...(stored ? [] : [el("label", { for: "template" }, "Template"), templates]),
+    ...(stored ? [] : [el("label", { for: "template" }, "Template"), templates, about]),
     el("p", { class: "note" }, "Each field below is a default, which a request may narrow."),
     editor,
     ...(stored ? [el("div", { class: "actions" }, button("Delete this scenario", drop, { class: "danger" }))] : []),

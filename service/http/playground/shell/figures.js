@@ -44,7 +44,9 @@ export async function refresh() {
     const served = ready.checks?.model ?? "";
     const model = models.find(({ version }) => version === served);
     $("version").textContent = served;
-    $("model-note").textContent = model ? (model.metadata?.sentence ?? "") : "None is trained: answers come from content and popularity.";
+    const { sentence, verdict } = model?.metadata ?? {};
+    const told = verdict?.is_served === false ? "It was activated although it was no better when it was trained." : (sentence ?? "");
+    $("model-note").textContent = model ? told : "None is trained: answers come from content and popularity.";
   } catch (error) {
     trouble(error);
   }
@@ -54,7 +56,7 @@ export const isRunning = (job) => job?.state === "queued" || job?.state === "run
 
 // How far a training is, and the time that is left of it.
 export function told({ progress }) {
-  if (!progress) return "It is being started.";
+  if (!progress) return "it is being started";
   const epoch = progress.epoch ? `, epoch ${progress.epoch} of at most ${progress.epochs}` : "";
   return `${progress.stage}${epoch}${progress.eta_s ? `, about ${duration(progress.eta_s)} left` : ""}`;
 }

@@ -82,7 +82,7 @@ function draw(routes) {
   tell("waiting", Number.isFinite(slow) ? `19 of 20 within ${milliseconds(slow)} ${span}` : "no request yet", waits, "Median latency over the last minutes");
 
   tell("failures", outcomes(routes, opened), steps.map((one) => [one.at, one.failed]), "Refused and failed requests over the last minutes");
-  $("pulse-line").textContent = `${count(now.items)} items · ${count(now.events)} events · ${milliseconds(middle)} · ${$("refused").textContent} refused`;
+  $("pulse-line").textContent = `${count(now.items)} items · ${count(now.events)} events · ${milliseconds(middle)} · ${$("refused").textContent} refused`.replace(" %", "\u00a0%");
 }
 
 // A note, and beside it the line through points of a time and a value.

@@ -1,7 +1,7 @@
 // Which routes refuse or fail.
 
 import { $, el, head } from "../lib/dom.js";
-import { count, percent } from "../lib/format.js";
+import { count, counted, percent } from "../lib/format.js";
 
 // Shows refused and failed requests by route, of `all` and since this page was `opened`. Returns a note.
 export function outcomes(all, opened) {
@@ -12,7 +12,7 @@ export function outcomes(all, opened) {
     el("thead", {}, el("tr", {}, ["route", "since this page was opened", "since the start"].map((text) => head(text)))),
     el("tbody", {}, rows.map(([route, counts]) => el("tr", {}, el("th", { scope: "row" }, route), [here(route), counts].map((each) => el("td", {}, said(each)))))),
   );
-  return `of ${count(here("all")[0])} since this page was opened; ${said(all.all)} since the start`;
+  return `of ${counted(here("all")[0], "request")} since this page was opened; ${said(all.all)} since the start`.replaceAll(" %", "\u00a0%");
 }
 
 const shares = ([requests, ...parts]) => parts.map((part) => (requests ? percent(part / requests) : "–"));
