@@ -45,7 +45,7 @@ export async function refresh() {
     const model = models.find(({ version }) => version === served);
     $("version").textContent = served;
     const { sentence, verdict } = model?.metadata ?? {};
-    const told = verdict?.is_served === false ? "It was activated although it was no better when it was trained." : (sentence ?? "");
+    const told = verdict?.is_served === false ? "It was activated although it was no better when it was trained." : (sentence ?? "").replace(/: NDCG@10 .*?\); .*?\.( |$)/, ".$1"); // its figures are in Models
     $("model-note").textContent = model ? told : "None is trained: answers come from content and popularity.";
   } catch (error) {
     trouble(error);
