@@ -185,7 +185,7 @@ def check_weight(value: float, pointer: str = "") -> float:
         raise Invalid(pointer, f"must be above 0 (got {value:g}); {why}")
     if not MIN_WEIGHT <= value <= MAX_WEIGHT:  # also refuses NaN
         raise Invalid(
-            pointer, f"must lie between {MIN_WEIGHT:g} and {MAX_WEIGHT:.3g}, not be {value:g}"
+            pointer, f"must be finite, from {MIN_WEIGHT:.3g} to {MAX_WEIGHT:.3g}, not {value:g}"
         )
     return value
 

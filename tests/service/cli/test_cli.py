@@ -139,8 +139,8 @@ def test_full_export_reproduces_the_store(heed: Heed, tmp_path: Path) -> None:
     assert "u3" not in after["histories"]
 
 
-def test_profiles_are_read_from_csv_and_the_last_one_counts(heed: Heed, tmp_path: Path) -> None:
-    """Profiles are read from CSV, the last row per user wins, and bad rows name their line."""
+def test_profiles_are_read_from_csv_and_put_together(heed: Heed, tmp_path: Path) -> None:
+    """Rows of one user in a CSV of profiles are put together, and bad rows name their line."""
     path = tmp_path / "people.csv"
     path.write_text(
         "user_id,interests,attributes\n"
@@ -154,13 +154,13 @@ def test_profiles_are_read_from_csv_and_the_last_one_counts(heed: Heed, tmp_path
     assert "people.csv, line 4, attributes: must be an object" in said.err
     assert counts(tmp_path / "data")["users"] == 0
     said = heed("import", "users", path, "--skip-bad")
-    assert (said.code, "3 profiles stored" in said.out) == (0, True)
+    assert (said.code, "2 profiles stored" in said.out) == (0, True)
     assert "skipped" in said.err
     assert "line 4" in said.err
     assert "2 users written" in heed("export", "users", tmp_path / "out.jsonl").out
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert written == [
-        {"user_id": "ann", "interests": ["cooking"]},
+        {"user_id": "ann", "interests": ["space", "music", "cooking"]},
         {"user_id": "bob", "attributes": {"age": 24}},
     ]
 

@@ -253,8 +253,6 @@ def test_lists_facets_and_fields_reach_the_engine(client: Client) -> None:
 @pytest.mark.parametrize(
     ("body", "pointer"),
     [
-        ({"query": "a", "offset": 1}, "/offset"),
-        ({"query": "a", "cursor": "x"}, "/cursor"),
         ({"offset": 1, "cursor": "x"}, "/offset"),
         ({"offset": 100_001}, "/offset"),
         ({"sort": [{"field": "price"}]}, "/sort/0/field"),
