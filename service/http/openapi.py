@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
 from service.http.access.route_scopes import ROUTES
-from service.http.problems import Problem, documented
+from service.http.problems import MEDIA_TYPE, Problem, documented
 
 DESCRIPTION = """\
 A memory is a set of (key, value) rows, and a query attends over it: a user's history, the
@@ -56,6 +56,22 @@ _HEADERS = {
         "description": "How to authenticate (RFC 6750).",
         "schema": {"type": "string"},
     },
+}
+# By status: the title and the detail of a problem, as an example.
+_PROBLEMS = {
+    401: ("Unauthorized", "An API key is needed: send it as Authorization: Bearer KEY."),
+    403: ("Forbidden", "This needs a key with the scope write; the key shop has read."),
+    404: ("Not Found", "no item 'talk-8' in the catalogue"),
+    408: ("Request Timeout", "The body took longer than 20 s to arrive (HEED_BODY_TIMEOUT)."),
+    409: ("Conflict", "a training is running"),
+    413: ("Too Large", "The body is larger than 1048576 bytes (HEED_MAX_BODY_BYTES)."),
+    415: ("Unsupported Media Type", "Content-Encoding may be gzip, not br."),
+    421: ("Misdirected Request", "The host shop.example.org is not one of HEED_ALLOWED_HOSTS."),
+    422: ("Invalid", "/events/3/weight: must be a number above 0, such as 1, not 0"),
+    429: ("Overloaded", "too many requests in flight (HEED_MAX_IN_FLIGHT)"),
+    500: ("Internal Server Error", "An unexpected error; the log has it under this request_id."),
+    503: ("Deadline Exceeded", "Not done within 10 s (HEED_DEADLINE)."),
+    507: ("Store Full", "The disk is full: reads go on, and writes once there is room."),
 }
 _SCHEME = {"type": "http", "scheme": "bearer", "description": "An API key."}
 _ALWAYS = ("X-Request-ID", "Server-Timing")
@@ -166,6 +182,8 @@ def _complete(method: str, path: str, operation: dict[str, Any], problems: dict[
     statuses = [421, 429, 500, 503]
     scopes = ROUTES[method.upper(), path]
     # Each of the alternatives suffices; the first is no key, for installations without keys.
+    # Swagger UI shows it beside the path: a sentence says more than the name of a function.
+    operation["summary"] = " ".join(operation["description"].partition("\n\n")[0].split())
     operation["security"] = [{}, *({"key": [scope]} for scope in sorted(scopes))]
     if scopes:
         statuses += [401]
@@ -182,12 +200,29 @@ def _complete(method: str, path: str, operation: dict[str, Any], problems: dict[
     for status, response in documented(*statuses).items():
         retry = ("Retry-After",) if status in _RETRY else ()
         challenge = ("WWW-Authenticate",) if status == 401 else ()
+        response["content"][MEDIA_TYPE]["example"] = _example(int(status))
         problems[str(status)] = {**response, "headers": _headers(*_ALWAYS, *retry, *challenge)}
         responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
     for status, response in responses.items():
         if status < "400":
             response["headers"] = _headers(*_ALWAYS)
     operation["responses"] = dict(sorted(responses.items()))
+
+
+def _example(status: int) -> dict[str, Any]:
+    """Return the body of a problem as the service answers it."""
+    title, detail = _PROBLEMS[status]
+    body = {
+        "type": f"urn:heed:problem:{title.lower().replace(' ', '-')}",
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "request_id": "446d391f261e43119de4c64ce183c822",
+    }
+    if status == 422:
+        pointer, _, why = detail.partition(": ")
+        body["errors"] = [{"in": "body", "pointer": pointer, "detail": why}]
+    return body
 
 
 def _headers(*names: str) -> dict[str, Any]:

@@ -26,6 +26,18 @@ def test_docs_work_without_another_host(page: Page, server: Server) -> None:
     expect(page.locator(".opblock")).to_have_count(operations)
 
 
+def test_docs_follow_the_colour_scheme_and_lead_back(page: Page, server: Server) -> None:
+    """The documentation is dark where the page is, and a link returns to it."""
+    page.emulate_media(color_scheme="dark")
+    page.goto(f"{server.url}/docs")
+    expect(page.get_by_role("heading", name=re.compile("^Heed"))).to_be_visible()
+    dark = "getComputedStyle(document.documentElement).backgroundColor"
+    channels = [int(number) for number in re.findall(r"\d+", page.evaluate(dark))[:3]]
+    assert max(channels) < 100
+    page.get_by_role("link", name="Heed").first.click()
+    expect(page.get_by_role("tab", name="Explore")).to_be_visible()
+
+
 @pytest.mark.parametrize("name", ["swagger-ui-bundle.js", "swagger-ui.css", "", "../docs"])
 def test_docs_are_served_under_a_strict_policy(server: Server, name: str) -> None:
     """No script but the service's own runs in the documentation; what is not there is a 404."""

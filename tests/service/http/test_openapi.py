@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, Phase, settings
 from service.domain.settings import Settings
 from service.engine.engine import Engine
 from service.http.app import create_app
+from service.http.problems import Problem
 from service.http.routes import ask, attend, events, health, items, models, users
 from tests.support.http_fake import FakeEngine, serving
 
@@ -35,6 +36,7 @@ OPERATIONS = [
 def test_every_operation_is_documented(path: str, method: str, operation: dict[str, Any]) -> None:
     """Each has a name of its own, a text, a described success and its problems."""
     assert operation["description"]
+    assert operation["summary"].endswith((".", "`"))  # a sentence
     assert operation["operationId"].isidentifier()
     statuses = set(operation["responses"])
     assert {"421", "429", "500", "503"} <= statuses
@@ -66,6 +68,20 @@ def test_every_reference_leads_somewhere() -> None:
         node = DOCUMENT
         for step in ref.removeprefix("#/").split("/"):
             node = node[step]
+
+
+def test_each_problem_shows_its_own_body() -> None:
+    """The example of a problem has the status that it is of, and all that `Problem` requires."""
+    responses = DOCUMENT["components"]["responses"]
+    assert {"401", "404", "413", "422", "503"} <= responses.keys()
+    details = set()
+    for status, response in responses.items():
+        (content,) = response["content"].values()
+        example = Problem.model_validate(content["example"])
+        assert str(example.status) == status
+        assert (example.errors is not None) == (status == "422")
+        details.add(example.detail)
+    assert len(details) == len(responses)
 
 
 def test_bounds_are_documented() -> None:

@@ -2,6 +2,11 @@
 
 import { given } from "../shell/key.js";
 
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const follow = () => document.documentElement.classList.toggle("dark-mode", dark.matches);
+dark.addEventListener("change", follow);
+follow();
+
 SwaggerUIBundle({
   url: "openapi.json",
   dom_id: "#swagger-ui",
