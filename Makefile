@@ -185,7 +185,7 @@ $(CLIENTS)/.setup: Makefile | $(STAMP)
 	@echo "test: fetching generators of clients"
 	@$(PY) -m venv --clear --without-pip $(CLIENTS)
 	@$(subst -m pip,-m pip --python $(CLIENTS)/bin/python,$(PIP)) 'openapi-python-client==0.29.1'
-	@npm install --silent --no-save --ignore-scripts --prefix $(CLIENTS) \
+	@npm install --loglevel error --no-fund --no-audit --no-save --ignore-scripts --prefix $(CLIENTS) \
 	  openapi-typescript@7.13.0 openapi-fetch@0.17.0 typescript@5.9.3
 	@touch $@
 
