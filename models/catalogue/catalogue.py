@@ -304,18 +304,16 @@ class Catalogue:
         """
         return self.visible if self.present.any() else ~self.deleted
 
-    @property
-    def withheld(self) -> NDArray[np.bool_]:
-        """Items that no answer may name, bool [N]: hidden and deleted ones.
+    def withheld(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Return which of some items [n] no answer may name: hidden and deleted ones.
 
-        One that is only known from events is not withheld.
+        One that is only known from events is not withheld. Row -1 and rows beyond the catalogue are
+        no items.
         """
-        return self.deleted | (self.present & ~self.visible)
-
-    def is_withheld(self, row: int) -> bool:
-        """Whether no answer may name an item; row -1 and rows beyond the catalogue are none."""
-        known = 0 <= row < len(self)
-        return known and bool(self.deleted[row] or (self.present[row] and not self.visible[row]))
+        found = (rows >= 0) & (rows < len(self))
+        at = rows[found]
+        found[found] = self.deleted[at] | (self.present[at] & ~self.visible[at])
+        return found
 
     def allowed(self, wanted: ItemFilter = EVERYTHING) -> NDArray[np.bool_]:
         """Return the servable items that pass a filter, bool [N]; exact however narrow."""

@@ -63,6 +63,7 @@ class Snapshot:
     _numbers: dict[str, float] = field(default_factory=dict)
     # Indexes of other keys, filled by the first request that needs one; not of the next snapshot.
     _kept: dict[tuple[str, IndexKind], CoarseIndex] = field(default_factory=dict, init=False)
+    _recommendable: list[NDArray[np.bool_]] = field(default_factory=list, init=False)  # once known
 
     @classmethod
     def build(
@@ -280,9 +281,12 @@ class Snapshot:
 
         If no item has any of these, all are.
         """
-        catalogue = self.catalogue
-        found = catalogue.is_named | catalogue.has_content | (self.counts > 0)
-        return found if (found & catalogue.servable).any() else np.ones_like(found)
+        if not self._recommendable:
+            catalogue = self.catalogue
+            found = catalogue.is_named | catalogue.has_content | (self.counts > 0)
+            has_any = (found & catalogue.servable).any()
+            self._recommendable.append(found if has_any else np.ones_like(found))
+        return self._recommendable[0]
 
     @property
     def memory_reason(self) -> str:

@@ -78,8 +78,7 @@ def explain(
             )
             for place, target in enumerate(targets)
         ]
-    withheld = np.append(snapshot.catalogue.withheld, np.False_)  # the last is that of row -1
-    named = [_foremost(each, top, withheld) for each in found]  # memory rows, [T][≤ top] of each
+    named = [_foremost(each, top, snapshot) for each in found]  # memory rows, [T][≤ top] of each
     reasons = [_reasons(*each) for each in zip(found, named, strict=True)]
     if effects != "none":
         completed = effects_of(
@@ -98,16 +97,11 @@ def explain(
     return [target for memory in reasons for target in memory]
 
 
-def _foremost(
-    found: Contributions, top: int, withheld: NDArray[np.bool_]
-) -> list[NDArray[np.int64]]:
-    """Choose the rows to name for each target, by descending contribution.
-
-    `withheld` [N + 1] marks the items whose events are not named.
-    """
+def _foremost(found: Contributions, top: int, snapshot: Snapshot) -> list[NDArray[np.int64]]:
+    """Choose the rows to name for each target, by descending contribution."""
     each = found.each.numpy()
     nameable = ((found.weights.sum(0) > 0).numpy() | (each != 0)) & (found.user.source != REMAINDER)
-    nameable &= ~withheld[found.user.rows.numpy()]
+    nameable &= ~snapshot.catalogue.withheld(found.user.rows.numpy())
     # What cannot be named counts as 0, which comes last.
     orders = rank_contributions(np.where(nameable, each, 0.0))
     if not nameable.all():

@@ -325,7 +325,7 @@ def _unit(snapshot: Snapshot, space: Space, rows: NDArray[np.int64]) -> NDArray[
     """Return keys of unit length of items [n], in a space."""
     if space == "content":
         content = snapshot.catalogue.content
-        every = np.array_equal(rows, np.arange(len(content)))
+        every = len(rows) == len(content) and np.array_equal(rows, np.arange(len(rows)))
         return content if every else content[rows]  # an index shares its keys
     return normalize_rows(snapshot.tables.vectors[torch.from_numpy(rows)].numpy())
 

@@ -126,7 +126,9 @@ class Engine:
         """
         ids = list(dict.fromkeys(item_ids))
         catalogue = self.live.snapshot.catalogue
-        known = np.append(catalogue.present, np.False_)[catalogue.rows(ids)]  # the last is row -1's
+        rows = catalogue.rows(ids)
+        known = rows >= 0
+        known[known] = catalogue.present[rows[known]]
         doubtful = [i for i, is_known in zip(ids, known, strict=True) if not is_known]
         items = await self.store.get_items(doubtful) if doubtful else []
         return [i for i, item in zip(doubtful, items, strict=True) if item is None]

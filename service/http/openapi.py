@@ -67,7 +67,10 @@ _PROBLEMS = {
     413: ("Too Large", "The body is larger than 1048576 bytes (HEED_MAX_BODY_BYTES)."),
     415: ("Unsupported Media Type", "Content-Encoding may be gzip, not br."),
     421: ("Misdirected Request", "The host shop.example.org is not one of HEED_ALLOWED_HOSTS."),
-    422: ("Invalid", "/events/3/weight: must be a number above 0, such as 1, not 0"),
+    422: (
+        "Invalid",
+        "/events/3/weight: must be above 0 (got 0); leave out an event that counts for nothing",
+    ),
     429: ("Overloaded", "too many requests in flight (HEED_MAX_IN_FLIGHT)"),
     500: ("Internal Server Error", "An unexpected error; the log has it under this request_id."),
     503: ("Deadline Exceeded", "Not done within 10 s (HEED_DEADLINE)."),

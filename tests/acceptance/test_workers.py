@@ -214,9 +214,8 @@ def test_training_is_shared_by_all_workers(pair: tuple[Worker, Worker]) -> None:
         each.ask("POST", "/v1/score", asked).body["model_version"] for each in (trainer, other)
     }
     assert len(versions) == 1
-    version = done["result"].get("version")
-    if version and done["result"]["verdict"]["is_served"]:
-        assert versions == {version}
+    if version := done["result"].get("version"):
+        assert (versions == {version}) == done["result"]["verdict"]["is_served"]
 
 
 def test_metrics_cover_all_workers_from_any_worker(pair: tuple[Worker, Worker]) -> None:

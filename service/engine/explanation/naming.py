@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from models.catalogue.snapshot import Snapshot
 from models.ranking.explain import Reason
 from service.domain.errors import StoreUnreachable
@@ -147,13 +149,13 @@ def _memory_row(
     if source < 0:
         interest = events.interests[-1 - source]
         row = snapshot.catalogue.row(interest)
-        if snapshot.catalogue.is_withheld(row):
+        if snapshot.catalogue.withheld(np.array([row]))[0]:
             return _HIDDEN
         if row < 0:
             return MemoryRow(None, None, interest, "profile", None)
         return MemoryRow(None, interest, titles[row], "profile", None)
     row = int(events.rows[source])
-    if snapshot.catalogue.is_withheld(row):
+    if snapshot.catalogue.withheld(np.array([row]))[0]:
         return _HIDDEN
     return MemoryRow(
         event_ids.get(source),
