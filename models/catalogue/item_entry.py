@@ -35,7 +35,7 @@ class ItemEntry:
 
     @property
     def is_named(self) -> bool:
-        """Whether the item has a title or another text of its own, beside tags and categories."""
+        """True if the item has a title or another text of its own, beside tags and categories."""
         texts = (text for name, text in self.fields.items() if name not in _LABELS)
         return bool(self.title.strip()) or any(text.strip() for text in texts)
 

@@ -108,7 +108,7 @@ def _meeting_all(
 
 
 def _is_slow(wanted: ItemFilter) -> bool:
-    """Whether a filter computes distances or looks into strings."""
+    """Report whether a filter computes distances or looks into strings."""
     if isinstance(wanted, Condition):
         slow = wanted.comparisons.keys() & {"within_km", "contains"}
         bounds = wanted.comparisons.keys() & _BOUNDS.keys()
@@ -181,7 +181,7 @@ def _compared(
 
 
 def _is_above(number: int, comparisons: Mapping[str, Any]) -> bool:
-    """Whether comparisons with numbers hold for larger ones than a number alone."""
+    """Report whether comparisons with numbers hold for larger ones than a number alone."""
     return any(comparisons.get(name, number) > number for name in ("gt", "gte"))
 
 

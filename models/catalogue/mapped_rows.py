@@ -96,7 +96,7 @@ class MappedRows:
             return MappedRows(self._room[: self._length], self)
 
     def follows(self, version: int, more: int) -> bool:
-        """Whether a version is the latest, and the next can follow it with `more` changed rows.
+        """True if a version is the latest, and the next can follow it with `more` changed rows.
 
         False where too many rows changed since an old version that is still read.
         """

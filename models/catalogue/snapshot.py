@@ -174,7 +174,7 @@ class Snapshot:
         )
 
     def needs_reindex(self, *, index_from: int = INDEX_FROM) -> bool:
-        """Whether too many rows are outside the indexes, or changed since they were built."""
+        """True if too many rows are outside the indexes, or changed since they were built."""
         fresh = len(self.catalogue) - self.indexed_items + self.changed_indexed
         keys = self.catalogue.keys
         fresh_keys = len(keys) - self.indexed_keys + keys.orphans
@@ -263,7 +263,7 @@ class Snapshot:
         return np.array([known.get(name, UNKNOWN) for name in names], dtype=np.int32)
 
     def is_known(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Whether each of some items [n] can be asked about; row -1 is no item.
+        """Report whether each of some items [n] can be asked about; row -1 is no item.
 
         These are the items of the catalogue, hidden or not, with a vector or without, and those
         that the model was trained on. Deleted items are not known.

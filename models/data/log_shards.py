@@ -39,7 +39,7 @@ class LogShards:
         return int(self.sum(np.array([number]))[0])
 
     def any(self, condition: bool) -> bool:
-        """Whether a condition holds in any shard."""
+        """Report whether a condition holds in any shard."""
         return self.total(int(condition)) > 0
 
     def min(self, number: int) -> int:

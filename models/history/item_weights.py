@@ -111,7 +111,7 @@ class ItemWeights:
         return sum(part.nbytes for part in (*own, *groups))
 
     def depends_on(self, rows: NDArray[np.int64]) -> bool:
-        """Whether a change of some items changes any key, value or weight here."""
+        """Report whether a change of some items changes any key, value or weight here."""
         inside = rows[rows < len(self._places)]
         return bool((self._places[inside] >= 0).any() or np.isin(rows, self._missing).any())
 

@@ -64,7 +64,7 @@ class _TargetRows(NamedTuple):
 
     @property
     def are_items(self) -> list[bool]:
-        """Whether the rows are items: the encoder reads events on these alone."""
+        """Report whether the rows are items: the encoder reads events on these alone."""
         are_items: list[bool] = (self.found.user.rows.numpy()[self.rows] >= 0).tolist()
         return are_items
 

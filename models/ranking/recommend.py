@@ -152,7 +152,7 @@ class _Ranking:
     steering: ItemSteering
 
     def is_small(self, items: int) -> bool:
-        """Whether so many items are all scored, because candidates would be no more than near."""
+        """True if so many items are all scored, because candidates would be no more than near."""
         work = items * _cost(self.user)
         return self.snapshot.model.encoder is None and work <= EXACT_WORK
 

@@ -213,7 +213,7 @@ def _tensors_in(data: bytes | bytearray) -> dict[str, Tensor]:
 
 
 def _is_finite(weight: Tensor) -> bool:
-    """Whether all elements are finite: as they are where their sum is, which takes no memory."""
+    """True if all elements are finite: as they are where their sum is, which takes no memory."""
     return bool(torch.isfinite(weight.sum())) or bool(torch.isfinite(weight).all())
 
 

@@ -74,12 +74,12 @@ class Recommender(nn.Module):
 
     @property
     def has_transitions(self) -> bool:
-        """Whether there is a transition part; λ is a function of the user state."""
+        """Report whether there is a transition part; λ is a function of the user state."""
         return self.encoder is not None and self.config.transitions_per_item > 0
 
     @property
     def counts_repeats(self) -> bool:
-        """Whether the user's own count of an item is a second transition count."""
+        """Report whether the user's own count of an item is a second transition count."""
         return self.config.next_basket and self.config.repeat_consumption
 
     def set_similarity(self, similarity: ItemSimilarity | None) -> None:

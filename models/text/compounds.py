@@ -59,7 +59,7 @@ def unit_parts(word: str) -> tuple[str, ...]:
 
 
 def is_measure(word: str) -> bool:
-    """Whether a word is a number with a unit, or a letter with a number: 32gb, b12."""
+    """Report whether a word is a number with a unit, or a letter with a number: 32gb, b12."""
     parts = unit_parts(word)
     return len(parts) == 2 and parts[0].isdigit() != parts[1].isdigit()
 
@@ -69,7 +69,7 @@ def _weight(terms: IndexTerms, word: str, parts: Sequence[str], *, is_known: boo
 
 
 def _is_compound(terms: IndexTerms, pair: tuple[str, str], *, is_known: bool) -> bool:
-    """Whether two words that an item has side by side may be meant by one.
+    """Report whether two words that an item has side by side may be meant by one.
 
     Of a word that some item has, both parts are words apart from each other, and tell something:
     many a text breaks a word by mistake. Two short parts are none if either is a common word, for

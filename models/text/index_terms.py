@@ -108,7 +108,7 @@ class IndexTerms:
         return int(found.count)  # which tantivy's type stubs lack
 
     def is_common(self, word: str) -> bool:
-        """Whether so many documents have a word that it tells little: an eighth, and over five."""
+        """True if so many documents have a word that it tells little: an eighth, and over five."""
         return self.word_frequency(word) > max(_FEW, int(self._searcher.num_docs) // _COMMON)
 
     def phrase_query(self, phrase: str) -> tantivy.Query:

@@ -71,7 +71,7 @@ class KeywordIndex:
         self._searcher, self._schema = searcher, schema
 
     def has(self, keyword: KeywordQuery) -> bool:
-        """Whether an item has such a keyword."""
+        """Report whether an item has such a keyword."""
         return len(self._rows(self._terms(keyword), 1)) > 0
 
     def find(self, keywords: Sequence[KeywordQuery]) -> KeywordHits:

@@ -77,17 +77,17 @@ class _Part(NamedTuple):
 
     @property
     def is_apart(self) -> bool:
-        """Whether its words do not belong with those before and after it."""
+        """Report whether its words do not belong with those before and after it."""
         return self.is_code or "quoted" in self.modes
 
     @property
     def is_number(self) -> bool:
-        """Whether its words are one term."""
+        """Report whether its words are one term."""
         return len(self.words) > 1 and all(word.role == "part" for word in self.words)
 
     @property
     def is_lost(self) -> bool:
-        """Whether it has no meaning: a keyword that is no word, or a number that no item has."""
+        """True if it has no meaning: a keyword that is no word, or a number that no item has."""
         return self.is_code or (self.is_number and not any(word.known for word in self.words))
 
 
@@ -268,7 +268,7 @@ class QueryParser:
         return None
 
     def _is_code(self, text: str) -> bool:
-        """Whether a text has a word that no item's texts have, nor any that titles complete."""
+        """True if a text has a word that no item's texts have, nor any that titles complete."""
         words = [token.text for token in self._terms.words(text)]
         if not words:
             return True

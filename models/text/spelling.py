@@ -53,5 +53,5 @@ def match_case(word: str, like: str) -> str:
 
 
 def has_digit(text: str) -> bool:
-    """Whether a text has a digit."""
+    """Report whether a text has a digit."""
     return any(letter.isdigit() for letter in text)

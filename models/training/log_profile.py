@@ -54,7 +54,7 @@ def repeat_share(log: Interactions) -> float:
 
 
 def has_repeat_consumption(log: Interactions) -> bool:
-    """Whether users take items again, so that seen items are neither masked nor excluded."""
+    """Report whether users take items again, so that seen items are neither masked nor excluded."""
     return repeat_share(log) >= _REPEAT_SHARE
 
 
@@ -113,7 +113,7 @@ def _leave_last_event_out(log: Interactions) -> tuple[Interactions, Holdout]:
 
 
 def lacks_times(log: Interactions) -> bool:
-    """Whether the times of a log say nothing: most events have one time, or that of an import.
+    """True if the times of a log say nothing: most events have one time, or that of an import.
 
     That is so if half of the events lie within an hour, at ten events or more for each of its
     times: events that were stored without a time have that of the batch they arrived in.

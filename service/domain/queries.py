@@ -136,7 +136,7 @@ class SearchQuery:
 
     @property
     def is_listing(self) -> bool:
-        """Whether items are listed in the order of their fields."""
+        """Report whether items are listed in the order of their fields."""
         return bool(self.sort) or not self.query.strip()
 
 

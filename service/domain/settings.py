@@ -334,7 +334,7 @@ def check_embedding_dim(settings: Settings, encoder: str, dimension: int) -> Non
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address; False for other host names."""
+    """Report whether only this machine can reach an address; False for other host names."""
     if host == "localhost":
         return True
     try:

@@ -116,7 +116,7 @@ class Engine:
         return {"model_version": snapshot.version, "previous": before}
 
     async def ready(self) -> tuple[bool, Mapping[str, Any]]:
-        """Whether requests can be answered, and the result of each check (`readiness.check`)."""
+        """True if requests can be answered, and the result of each check (`readiness.check`)."""
         return await readiness.check(self.store, self.live, self.parts.settings.data)
 
     async def unknown_items(self, item_ids: Iterable[str]) -> list[str]:

@@ -43,7 +43,7 @@ class QueryEncoding:
 
     @property
     def is_table_good(self) -> bool:
-        """Whether the table shall encode queries.
+        """Report whether the table shall encode queries.
 
         It shall where its queries add to words alone more than a standard error, and more than half
         of what the transformer's add; or where the transformer's add no more, or nothing.

@@ -25,7 +25,7 @@ class Slo:
     seconds: float
 
     def is_met(self, share: float) -> bool:
-        """Whether this share of requests that succeeded in time is enough."""
+        """Report whether this share of requests that succeeded in time is enough."""
         return share >= self.percentile / 100
 
     def allowed(self, requests: int) -> int:

@@ -59,7 +59,7 @@ class Recording:
         return self.schedule.kinds[int(self.schedule.kind[number])]
 
     def succeeded(self, number: int) -> bool:
-        """Whether a request was answered with a status of success."""
+        """Report whether a request was answered with a status of success."""
         return 200 <= int(self.status[number]) < 300
 
     def refused(self, number: int) -> bool:

@@ -88,7 +88,7 @@ def configure(
 
 
 def is_json() -> bool:
-    """Whether `configure` has chosen JSON for this process."""
+    """Report whether `configure` has chosen JSON for this process."""
     return any(isinstance(each, _Handler) and each.as_json for each in logging.root.handlers)
 
 
@@ -113,7 +113,7 @@ def write(logger: logging.Logger, level: int, event: str, fields: Mapping[str, A
 
 
 def _is_of_root(logger: logging.Logger) -> bool:
-    """Whether the root logger's handlers are all that see the records of a logger."""
+    """Report whether the root logger's handlers are all that see the records of a logger."""
     each: logging.Logger | None = logger
     while each is not None and each is not logging.root:
         if each.handlers or not each.propagate:

@@ -50,7 +50,7 @@ def load_search_parameters(path: Path, encoder: str) -> SearchParameters:
 
 
 def has_search_parameters(path: Path, encoder: str) -> bool:
-    """Whether parameters were fitted for an encoder of queries.
+    """Report whether parameters were fitted for an encoder of queries.
 
     Raises:
         Corrupt: as `load_search_parameters`.
@@ -87,7 +87,7 @@ def save_search_parameters(
 
 
 def is_calibration_due(path: Path, encoder: str, items: int) -> bool:
-    """Whether a catalogue has grown enough to be calibrated on, since it last was.
+    """Report whether a catalogue has grown enough to be calibrated on, since it last was.
 
     Parameters fitted to judgments are never due.
 

@@ -174,14 +174,14 @@ class EmbeddingCache:
 
 
 def is_intact(path: Path) -> bool:
-    """Whether a file of embeddings matches its checksum. Raises `OSError`."""
+    """Report whether a file of embeddings matches its checksum. Raises `OSError`."""
     content = path.read_bytes()
     data = content[18 + int.from_bytes(content[16:18], "big") :]
     return content[:16] == hashlib.blake2b(data, digest_size=16).digest()
 
 
 def is_of_other_encoder(path: Path, encoder: str) -> bool:
-    """Whether a file holds vectors of another encoder than the one of this name."""
+    """Report whether a file holds vectors of another encoder than the one of this name."""
     try:
         with path.open("rb") as file:
             head = file.read(18)

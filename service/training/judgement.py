@@ -45,7 +45,7 @@ class Judgement:
 
     @property
     def popular_is_best(self) -> bool:
-        """Whether no ranker beats popularity, which is served without a model too."""
+        """Report whether no ranker beats popularity, which is served without a model too."""
         return self.next.popular_is_best and (self.new is None or self.new.popular_is_best)
 
     def as_dict(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def best_replacement(
 def is_replacement(
     row: Sequence[RankingMetrics], heed: Sequence[RankingMetrics], shards: LogShards = WHOLE_LOG
 ) -> bool:
-    """Whether a baseline is better than a model at one question beyond the noise, worse at none."""
+    """True if a baseline is better than a model at one question beyond the noise, worse at none."""
     pairs = list(zip(row, heed, strict=True))
     return any(_is_better(theirs, ours, shards) for theirs, ours in pairs) and not any(
         _is_better(ours, theirs, shards) for theirs, ours in pairs
@@ -155,6 +155,6 @@ def is_replacement(
 
 
 def _is_better(one: RankingMetrics, other: RankingMetrics, shards: LogShards) -> bool:
-    """Whether one NDCG is above another by more than a standard error of the difference."""
+    """Report whether one NDCG is above another by more than a standard error of the difference."""
     more = ndcg_gains(one.ranks) - ndcg_gains(other.ranks)
     return mean(more, shards) > standard_error(more, shards)

@@ -35,13 +35,13 @@ class QuestionMetrics:
 
     @property
     def popular_is_best(self) -> bool:
-        """Whether no ranker beats popularity."""
+        """Report whether no ranker beats popularity."""
         best = self.baselines[self.best]
         return self.best in {POPULARITY, WEEK} and self.heed.ndcg <= best.ndcg
 
     @property
     def is_basket(self) -> bool:
-        """Whether a user has several cases, the items of a basket; collective over the shards."""
+        """True if a user has several cases, the items of a basket; collective over the shards."""
         several = len(np.unique(self.cases.users)) < len(self.cases)
         return self.cases.history.shards.any(several)
 

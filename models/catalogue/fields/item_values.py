@@ -118,7 +118,7 @@ def keyword_of(value: str | bool | None) -> Keyword:
 
 
 def is_number(value: object) -> bool:
-    """Whether a JSON value is a number; true and false are not."""
+    """Report whether a JSON value is a number; true and false are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -117,7 +117,7 @@ class KeywordColumn:
 
     @property
     def has_strings(self) -> bool:
-        """Whether some item has a string."""
+        """Report whether some item has a string."""
         return bool(self.counts.array[STRINGS:].any())
 
     def strings(self) -> list[str]:

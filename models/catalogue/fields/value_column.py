@@ -55,7 +55,7 @@ class ValueColumn(Generic[T]):
 
     @property
     def has_nan(self) -> bool:
-        """Whether `missing` is NaN, which meets no comparison."""
+        """Report whether `missing` is NaN, which meets no comparison."""
         return bool(self.missing != self.missing)
 
     def filled(self, values: NDArray[T]) -> NDArray[np.bool_]:
@@ -72,7 +72,7 @@ class ValueColumn(Generic[T]):
         return replace(self, dense=dense, extra_values=extra_values)
 
     def has_values(self) -> bool:
-        """Whether any row has a value."""
+        """Report whether any row has a value."""
         return any(
             bool(self.filled(own.array[begin : begin + _GLANCE]).any())
             for own in (*self.dense, self.extra_values)

@@ -67,7 +67,7 @@ class ItemSteering:
 
     @property
     def reorders(self) -> bool:
-        """Whether more than the first items by score must be looked at."""
+        """Report whether more than the first items by score must be looked at."""
         return self.buried is not None or bool(self.quotas) or self.explore > 0
 
 

@@ -92,7 +92,7 @@ class QuotaCounts:
 
     @property
     def constrains(self) -> bool:
-        """Whether taking an item may close others."""
+        """Report whether taking an item may close others."""
         return len(self._left) > 0
 
     def take(self, place: int) -> None:

@@ -42,8 +42,7 @@ Quotes = Annotated[
     bool | None,
     typer.Option(
         "--quotes/--no-quotes",
-        help="Whether quotation marks enclose cells of CSV, or are letters. Found out if not "
-        "given.",
+        help="Quotation marks enclose cells of CSV, or are letters. Found out if not given.",
     ),
 ]
 Decimal = Annotated[

@@ -123,7 +123,7 @@ def foremost_reasons(
 
 
 def _repeats(events: EventColumns) -> bool:
-    """Whether two events are of one item and type."""
+    """Report whether two events are of one item and type."""
     return _distinct(events) < len(events)
 
 

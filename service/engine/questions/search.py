@@ -296,7 +296,7 @@ def match_text(
 def _is_nonsense(
     parsed: ParsedQuery, matches: FieldMatches, encode: Callable[[str], NDArray[np.float32]]
 ) -> bool:
-    """Whether a query has no known word, nor comes nearer to any key than nonsense does.
+    """Report whether a query has no known word, nor comes nearer to any key than nonsense does.
 
     A few common words among unknown ones are none. Where words do not count, nothing is nonsense.
     """

@@ -43,7 +43,7 @@ class ObjectFolder:
         return self._objects / digest
 
     def has(self, digest: str, size: int) -> bool:
-        """Whether an object of this size is there. Its content is not read."""
+        """Report whether an object of this size is there. Its content is not read."""
         try:
             status = self.path(digest).lstat()
         except FileNotFoundError:

@@ -18,7 +18,7 @@ class ComparedTable(NamedTuple):
 
     @property
     def is_same(self) -> bool:
-        """Whether both have the same records."""
+        """Report whether both have the same records."""
         return self.source == self.target
 
 

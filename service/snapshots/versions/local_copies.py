@@ -54,7 +54,7 @@ class LocalCopies:
         self._shared.put(version, sealed, send_files(directory, manifest))
 
     def has(self, stored: FileSet) -> bool:
-        """Whether a version is on this disk with the manifest that it has in the database."""
+        """True if a version is on this disk with the manifest that it has in the database."""
         try:
             return read_file(self._versions / stored.name, MANIFEST) == stored.description
         except Corrupt:

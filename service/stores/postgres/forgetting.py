@@ -153,7 +153,7 @@ async def forget_entry(
 
 
 async def has_noted_names(connection: AsyncConnection, namespace_no: int) -> bool:
-    """Whether there are names to be looked at."""
+    """Report whether there are names to be looked at."""
     cursor = await connection.execute(
         b"SELECT FROM heed.unused_names WHERE namespace_no = %s LIMIT 1", (namespace_no,)
     )

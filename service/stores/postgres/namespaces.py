@@ -139,7 +139,7 @@ def namespace_ids(connection: Connection) -> dict[str, str]:
 
 
 def is_unused(connection: Connection) -> bool:
-    """Whether there is no namespace but an empty `default`, without records, models and jobs."""
+    """True if there is no namespace but an empty `default`, without records, models and jobs."""
     if set(read_namespaces(connection)) - {DEFAULT_NAMESPACE}:
         return False
     rows = " UNION ALL ".join(f"(SELECT FROM heed.{table} LIMIT 1)" for table in _RECORDS)

@@ -107,7 +107,7 @@ def forget_entry(
 
 
 def has_noted_names(connection: apsw.Connection) -> bool:
-    """Whether there are names to be looked at."""
+    """Report whether there are names to be looked at."""
     return connection.execute("SELECT 1 FROM unused_names LIMIT 1").get is not None
 
 

@@ -37,7 +37,7 @@ class ListShard:
         return shard
 
     def has(self, user_id: str) -> bool:
-        """Whether a user is in the shard."""
+        """Report whether a user is in the shard."""
         return self.count == 1 or user_key(user_id) % self.count == self.number - 1
 
     def __str__(self) -> str:

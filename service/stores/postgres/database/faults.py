@@ -45,7 +45,7 @@ def explain(error: psycopg.Error) -> HeedError:
 
 
 def is_retried(error: psycopg.Error) -> bool:
-    """Whether the same transaction may succeed at once, since another one was only faster."""
+    """True if the same transaction may succeed at once, since another one was only faster."""
     # Of rows that it copies to a worker, Citus passes on the worker's message without its code.
     return isinstance(error, _RETRIED) or (
         isinstance(error, errors.InternalError_) and "event_ids_pkey" in str(error)
@@ -53,14 +53,14 @@ def is_retried(error: psycopg.Error) -> bool:
 
 
 def is_disconnected(error: psycopg.Error) -> bool:
-    """Whether the connection is lost, or that of a distributed database to one of its workers."""
+    """True if the connection is lost, or that of a distributed database to one of its workers."""
     return is_lost(error) or (
         isinstance(error, psycopg.OperationalError) and str(error.sqlstate).startswith("08")
     )
 
 
 def is_lost(error: psycopg.Error) -> bool:
-    """Whether the connection is lost, so that another one may succeed."""
+    """Report whether the connection is lost, so that another one may succeed."""
     return isinstance(error, psycopg.OperationalError) and (
         error.sqlstate is None or error.sqlstate.startswith("57P")
     )

@@ -54,7 +54,7 @@ class FrozenFile:
         return connection
 
     def is_unchanged(self) -> bool:
-        """Whether no process has written to the store since; a connection would not notice."""
+        """True if no process has written to the store since; a connection would not notice."""
         return not self._is_logged() and self._sign() == self._signature
 
     def _is_logged(self) -> bool:

@@ -74,7 +74,7 @@ _FILL_EVENTS = (
 
 
 def is_distributed(connection: Connection, table: str = "users") -> bool:
-    """Whether a table of the schema, which exists, is distributed."""
+    """Report whether a table of the schema, which exists, is distributed."""
     return _is_true(connection, _HAS_CITUS) and _is_true(
         connection, _IS_DISTRIBUTED, f"heed.{table}"
     )

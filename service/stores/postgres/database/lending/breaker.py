@@ -22,7 +22,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls fail."""
+        """Report whether calls fail."""
         return self._open_until is not None
 
     def permits(self) -> bool:

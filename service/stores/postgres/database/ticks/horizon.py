@@ -50,7 +50,7 @@ def horizon_query(is_distributed: bool) -> str:
 
 
 async def has_unseen(connection: AsyncConnection, tick: int) -> bool:
-    """Whether a worker may not show yet what a transaction has committed before a tick."""
+    """Report whether a worker may not show yet what a transaction has committed before a tick."""
     query = f"SELECT tick_base + {TICKS} * ({_PREPARED}) < %s FROM heed.installation"  # noqa: S608
     row = await (await connection.execute(query.encode(), (tick,))).fetchone()
     return row is not None and bool(row[0])
