@@ -25,6 +25,7 @@ ROOMS = (
     "models.evaluation",
     "models.training",
     "service.domain",
+    "service.questions",
     "service.runtime",
     "service.stores",
     "service.datasets",
