@@ -35,6 +35,22 @@ from service.http.telemetry.access_log import AccessLog
 
 _log = logging.getLogger(__name__)
 
+# What is asked most comes first: routes are tried one after the other.
+ROUTERS = (
+    questions.ask_router,
+    records.events_router,
+    questions.attend_router,
+    questions.ready_router,
+    scenarios.router,
+    batch.router,
+    records.items_router,
+    questions.similar_router,
+    records.users_router,
+    running.models_router,
+    running.health_router,
+    page.router,
+)
+
 
 def create_app(
     settings: Settings | None = None,
@@ -105,30 +121,15 @@ def create_app(
     app.state.metrics = metrics
     app.state.arrivals = arrivals
     app.state.peers = None
-    # What is asked most comes first: routes are tried one after the other.
-    routers = (
-        questions.ask_router,
-        records.events_router,
-        questions.attend_router,
-        questions.ready_router,
-        scenarios.router,
-        batch.router,
-        records.items_router,
-        questions.similar_router,
-        records.users_router,
-        running.models_router,
-        running.health_router,
-        page.router,
-    )
     own = [route for route in app.routes if isinstance(route, Route)]  # FastAPI's: /openapi.json
-    for router in routers:
+    for router in ROUTERS:
         app.include_router(router)
     scopes = {
         **ROUTES,
         **{(row.method, row.path): frozenset({row.scope}) for row in questions.QUESTIONS},
     }
     app.state.route_scopes = RouteScopes(
-        [*own, *(route for router in routers for route in router.routes)], scopes
+        [*own, *(route for router in ROUTERS for route in router.routes)], scopes
     )
     app.openapi = openapi.describe(app, scopes)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
