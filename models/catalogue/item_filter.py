@@ -60,7 +60,9 @@ class Group:
 
     kind: Literal["all", "any", "none"]
     members: tuple[ItemFilter, ...] = ()
-    pointers: tuple[str, ...] = dataclasses.field(default=(), compare=False)  # of each member, within the group
+    pointers: tuple[str, ...] = dataclasses.field(
+        default=(), compare=False
+    )  # of each member, within the group
 
 
 ItemFilter: TypeAlias = Condition | Group

@@ -130,7 +130,7 @@ def remainder_of(
     }
 
 
-class Writer:
+class ExplanationWriter:
     """Writes explanations of one answer, each memory row once."""
 
     def __init__(self) -> None:

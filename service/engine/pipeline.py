@@ -41,7 +41,7 @@ from service.engine.selection import (
 from service.histories.event_columns import EMPTY, EventColumns
 from service.histories.memory_provider import LONG
 from service.questions.answers import AnsweredItemOut, AnswerOut
-from service.questions.asked import InlineEventIn, Question
+from service.questions.asked import InlineEventIn, PersonalQuestion
 from service.questions.parts import ALL_EVENTS, FacetIn, RuleIn, SortIn, VisibleIn
 from service.runtime.work_queue import current_turn
 
@@ -79,7 +79,7 @@ class Request(Generic[Q]):
 
     # --------------------------------------------------------------------------- open
 
-    async def open_for(self, question: Question) -> None:
+    async def open_for(self, question: PersonalQuestion) -> None:
         """Open the memory of the person that a question names, then the snapshot."""
         await self.open(
             question.user_id,

@@ -16,11 +16,11 @@ from models.ranking.recommend import Ranked, best_scores, recommend
 from models.ranking.scoring import Scores, score
 from models.ranking.steering.item_steering import ItemSteering
 from service.domain.errors import NotFound
-from service.engine.explanation import Contribution, Writer, explain_items, remainder_of
+from service.engine.explanation import Contribution, ExplanationWriter, explain_items, remainder_of
 from service.engine.pipeline import Request
 from service.engine.selection import Counted, count_items, warn
 from service.questions.answers import AnsweredItemOut, AnswerOut, check_finite
-from service.questions.asked import Question, RecommendIn, ScoreIn
+from service.questions.asked import PersonalQuestion, RecommendIn, ScoreIn
 
 ItemRows = NDArray[np.int32] | NDArray[np.int64]
 
@@ -113,7 +113,7 @@ async def _ranked(
     size: float = math.inf,
 ) -> AnswerOut:
     """Answer with the items that `rank` returns, explained; a sample of them is audited."""
-    question: Question = request.question
+    question: PersonalQuestion = request.question
     snapshot, options = request.snapshot, request.options
 
     def attend(user: UserMemory) -> tuple[ItemRows, Scores, list[list[Reason]]]:
@@ -182,7 +182,7 @@ def scored_items(
         for item_id, total, title, parts, mass in columns
     ]
     if explanations:
-        personal, count, writer = scores.personal.tolist(), scores.memory_rows, Writer()
+        personal, count, writer = scores.personal.tolist(), scores.memory_rows, ExplanationWriter()
         for item, explanation, whole in zip(items, explanations, personal, strict=True):
             item["explanation"] = writer.write(explanation)
             item["remainder"] = remainder_of(explanation, whole, count)

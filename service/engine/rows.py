@@ -22,8 +22,8 @@ from models.ranking.steering.ranked_lineup import QuotaChoice
 from service.domain.records import NEGATIVE
 from service.engine.explanation import (
     Contribution,
+    ExplanationWriter,
     MemoryRow,
-    Writer,
     merge_events,
     name_events,
     remainder_of,
@@ -215,7 +215,7 @@ class HomePage:
         gains = np.zeros((len(items), len(causes)))
         for target, cause, gain in entries:
             gains[target, cause] += gain
-        names, writer = list(causes), Writer()
+        names, writer = list(causes), ExplanationWriter()
         rows: list[RowOut] = []
         for chosen in because_rows(
             gains,

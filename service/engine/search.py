@@ -46,7 +46,13 @@ from models.text.query_parser import ParsedQuery
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.domain.timestamps import to_rfc3339
-from service.engine.explanation import Contribution, Writer, explain_items, name_rows, remainder_of
+from service.engine.explanation import (
+    Contribution,
+    ExplanationWriter,
+    explain_items,
+    name_rows,
+    remainder_of,
+)
 from service.engine.highlight import add_highlights
 from service.engine.pipeline import Request
 from service.engine.selection import (
@@ -529,7 +535,7 @@ def search_answer(
         if place >= 0:
             item["mass"] = masses[place]
     if question.explain and (question.user_id is not None or question.history is not None):
-        personal, count, writer = scores.personal.tolist(), scores.memory_rows, Writer()
+        personal, count, writer = scores.personal.tolist(), scores.memory_rows, ExplanationWriter()
         for item, explanation, place in zip(items, explanations, outcome.places, strict=True):
             item["explanation"] = writer.write(explanation)
             if place >= 0:

@@ -28,7 +28,7 @@ from models.ranking.scoring import Scores
 from service.domain.timestamps import to_rfc3339
 from service.engine.explanation import (
     Contribution,
-    Writer,
+    ExplanationWriter,
     foremost_reasons,
     name_reasons,
     remainder_of,
@@ -231,6 +231,6 @@ def audience_user(
     }
     if explanation is not None:
         named = tuple(each for each in explanation if each.contribution > 0)
-        user["explanation"] = Writer().write(named)
+        user["explanation"] = ExplanationWriter().write(named)
         user["remainder"] = remainder_of(named, float(scores.personal[0]), scores.memory_rows)
     return user

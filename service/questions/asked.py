@@ -100,7 +100,7 @@ class InlineEventIn(Body):
 Session = Annotated[list[InlineEventIn], Field(max_length=MAX_HISTORY)]
 
 
-class Question(Body):
+class PersonalQuestion(Body):
     """Members that score, recommend and search share: whose memory is attended, and how."""
 
     user_id: Id | None = Field(None, description="The user whose stored history is attended.")
@@ -163,7 +163,7 @@ class Question(Body):
             )
 
 
-class ScoreIn(Question):
+class ScoreIn(PersonalQuestion):
     """Targets to score."""
 
     model_config = example(user_id="ada", item_ids=["talk-7", "talk-8"], explain=3)
@@ -189,7 +189,7 @@ class ScoreIn(Question):
         check_steering(self.rules)
 
 
-class RecommendIn(Question):
+class RecommendIn(PersonalQuestion):
     """A request for recommendations from the whole catalogue."""
 
     model_config = example(
@@ -242,7 +242,7 @@ class RecommendIn(Question):
         check_steering(self.rules, self.pin, self.at_most)
 
 
-class SearchIn(Question):
+class SearchIn(PersonalQuestion):
     """Search the catalogue by text, or list it; with a user, a search is re-ranked for them.
 
     Without a `query` items are listed in the order of `sort`, by default the newest first; with

@@ -147,7 +147,7 @@ def test_only_visible_events_of_the_requester_are_found(world: tiny.World, tmp_p
         assert {event["item_id"] for event in now} - {event["item_id"] for event in told} == gone
         assert len({event["item_id"] for event in told} & gone) == 0
         nobody = await ask(engine, "rocket", asking.who("nobody"))
-        assert (nobody.items, nobody.keys_attended) == ([], 0)
+        assert (nobody.events, nobody.keys_attended) == ([], 0)
         (warning,) = nobody.warnings
         assert warning.detail == "no item of the history matches 'rocket'"
 

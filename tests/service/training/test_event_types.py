@@ -174,7 +174,7 @@ async def test_a_history_has_the_models_numbers(engine: Engine) -> None:
 @pytest.mark.anyio
 async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
     """Parts sum to the score, contributions to their parts, and each reason names its type."""
-    requester = asking.who(user_id="u3", explain=50, explain_exact=True)
+    requester = asking.who(user_id="u3", explain=10, explain_exact=True)
     answer = await asking.ask(engine, asking.score(requester, NAMES[::7]))
     kinds = {event.item_id: event.type for event in of_kinds() if event.user_id == "u3"}
     said = set()
@@ -233,7 +233,9 @@ async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) 
             return [item["score"] for item in answer.items]
 
         assert await scores(liked, disliked) == await scores(liked)
-        assert await scores(liked, replace(disliked, type="view")) != await scores(liked)
+        assert await scores(liked, disliked.model_copy(update={"type": "view"})) != await scores(
+            liked
+        )
         _, history = await events_of(opened, "u3")
         assert set(np.unique(history.types).tolist()) == {UNKNOWN, MASKED}
     finally:
