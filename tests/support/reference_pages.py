@@ -26,10 +26,9 @@ _ON_ALL = {"worker", "namespace", "le"}  # labels of every metric that has them
 _SCOPES = ("read", "write", "train", "metrics")
 _INTRODUCTIONS = {
     "settings": "Settings are environment variables, read once at start-up.",
-    "commands": "`heed COMMAND --help` explains a command and its options. All but a few take `--data`, "
-    "and those about one namespace `--namespace`.",
-    "routes": "`/docs` of a running service shows each route with its fields, and `/openapi.json` is "
-    "the same for programs. A request needs a key with one of the scopes, or with `admin`, once "
+    "commands": "Each command explains itself and its options with `--help`.",
+    "routes": "`/docs` of a running service shows each route with its fields, and `/openapi.json` "
+    "is the same for programs. A request needs a key with one of the scopes, or with `admin`, once "
     "there are [keys](../operate/keys.md).",
     "metrics": "`/metrics` has the metrics of all workers, in the text format of Prometheus. With "
     "several workers each series has the label `worker`: sum or compare them, since a worker that "
