@@ -75,7 +75,7 @@ def read_blocks(*sections: tuple[str, str]) -> list[Block]:
 def check_heed(words: Sequence[str]) -> None:
     """Assert that `heed` accepts these arguments, without running it."""
     command: Any = get_command(app)
-    rest = list(words)
+    rest = [word for word in words if word != "--help"]
     while rest and rest[0] in getattr(command, "commands", {}):
         command = command.commands[rest.pop(0)]
     if rest:  # a name alone speaks of the command
