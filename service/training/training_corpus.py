@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
 from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
-from models.data.interactions import DISLIKE, Interactions
+from models.data.interactions import DISLIKE, NEGATIVE, Interactions
 from models.data.log_shards import WHOLE_LOG, LogShards
 from models.data.vocabulary import Vocabulary
 from models.encoder.event_types import UNKNOWN
@@ -209,7 +209,13 @@ def encode_with_progress(
 def _encode_types(
     codes: NDArray[np.integer[Any]], names: Sequence[str], shards: LogShards
 ) -> tuple[NDArray[np.int16], tuple[str, ...]]:
-    """Encode event types [E] as rows of the returned names; -1 for the rarest beyond the limit."""
+    """Encode event types [E] as rows of the returned names; -1 for the rarest beyond the limit.
+
+    Negative types are one, the dislike.
+    """
+    read = [DISLIKE if name in NEGATIVE else name for name in names]
+    names = list(dict.fromkeys(read))
+    codes = np.array([names.index(name) for name in read], np.int32)[codes]
     every = shards.sum(np.bincount(codes, minlength=len(names)))
     present = np.flatnonzero(every)
     counts = every[present]
