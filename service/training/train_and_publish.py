@@ -142,6 +142,7 @@ def train(
     outcome |= {
         "verdict": verdict.as_dict(),
         "has_times": corpus.has_times,
+        "without_time": corpus.without_time,
         "epochs": len(fitted.history),
         "epochs_asked": preset.train_config.asked_epochs,
     }
