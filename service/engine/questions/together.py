@@ -11,9 +11,10 @@ from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog, LoggedEvents, log_sizes, of_types
 from models.data.import_times import at_import, lacks_order
 from models.ranking.ready.popularity import best_rows
-from models.ranking.ready.together import Companions, companions
+from models.ranking.ready.together import MIN_SUPPORT, Companions, companions
 from models.ranking.similar_items import comparable, compare_items
 from models.ranking.steering.ranked_lineup import line_up_ranked
+from service.domain.item_selection import FilterWarning
 from service.domain.queries import Answer, AnswerItem, Space
 from service.domain.ready_queries import TogetherQuery
 from service.engine.questions.score import item_row
@@ -121,7 +122,26 @@ def together(
             item["parts"]["rules"] = boost
     answer = steered.describe(Answer(items, snapshot.version), lineup)
     counted = count_items(snapshot, is_taken, query.facets)
+    if not items:
+        empty = FilterWarning("/item_id", _why_empty(query, snapshot, row, len(own.users)))
+        selection = selection.with_warnings((empty,))
     return selection.with_warnings(steered.warnings).described(answer, counted)
+
+
+def _why_empty(query: TogetherQuery, snapshot: Snapshot, row: int, events: int) -> str:
+    """Return why no item is taken with one, or similar to it by content."""
+    catalogue = snapshot.catalogue
+    takers = "users" if query.relation == "after" else "baskets"
+    if not catalogue.present[row]:
+        text = "it is not in the catalogue, and has no text to be compared by"
+    elif not catalogue.has_content[row]:
+        text = "it has no text to be compared by"
+    else:
+        text = "no such item has a text to compare with its own"
+    return (
+        f"no item that may be answered is taken with {query.item_id!r} ({events:,} events that "
+        f"count) by {MIN_SUPPORT} {takers} or more and oftener than by chance; {text}"
+    )
 
 
 def _known_row(snapshot: Snapshot, log: EventLog, item_id: str) -> int:

@@ -194,6 +194,32 @@ def test_an_item_without_events_has_similar_ones(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+def test_an_empty_answer_says_why(tmp_path: Path) -> None:
+    """The warning says whether the item has a text, is in the catalogue, and what events it has."""
+
+    async def story(engine: Engine) -> None:
+        await engine.live.catalogue.put_items([Item("a", "a rocket"), Item("b"), Item("c")])
+        await engine.store.append([Event("u", "only events", timestamp=NOW - HOUR)])
+        await engine.live.refresh_popularity()
+        why = {
+            "only events": "(1 events that count) by 2 users or more and oftener than by chance; "
+            "it is not in the catalogue, and has no text to be compared by",
+            "b": "(0 events that count) by 2 users or more and oftener than by chance; it has no "
+            "text to be compared by",
+            "a": "; no such item has a text to compare with its own",
+        }
+        for item_id, end in why.items():
+            answer = await ask(engine, item_id)
+            assert answer.items == []
+            (warning,) = answer.warnings or ()
+            assert warning.pointer == "/item_id"
+            begin = f"no item that may be answered is taken with {item_id!r} ("
+            assert warning.detail.startswith(begin)
+            assert warning.detail.endswith(end)
+
+    run(tmp_path, story)
+
+
 @pytest.mark.parametrize("relation", ["after", "basket"])
 def test_ratings_with_the_time_of_an_import_follow_nothing(tmp_path: Path, relation: str) -> None:
     """Beside dated orders, events that were stored without a time change no answer."""
