@@ -152,7 +152,7 @@ def test_an_item_is_edited_field_by_field(page: Page, server: Server, refusals: 
 
 
 def test_the_page_of_an_item_shows_what_people_do_with_it(page: Page, server: Server) -> None:
-    """Its events are counted; similar items, companions and its audience are those of the API."""
+    """Its newest events, similar items, companions and audience are those of the API."""
     page.goto(f"{server.url}/#/catalogue/space-03")
     with server.client() as http:
         events = sum(
@@ -160,12 +160,14 @@ def test_the_page_of_an_item_shows_what_people_do_with_it(page: Page, server: Se
             for user in http.get("/v1/users").json()["users"]
             for event in http.get(f"/v1/users/{user['user_id']}/history").json()["events"]
         )
+        newest = http.get("/v1/items/space-03/events?limit=6").json()["events"]
         similar = http.get("/v1/items/space-03/similar?limit=6").json()["items"]
         together = http.get("/v1/items/space-03/together?limit=6&relation=basket").json()["items"]
         audience = http.get("/v1/items/space-03/audience?limit=6").json()["users"]
     panels = page.locator("#catalogue-one .panel")
     expect(panels.nth(0)).to_contain_text(f"{events} event")
     for at, ids in (
+        (0, [event["user_id"] for event in newest]),
         (1, [item["item_id"] for item in similar]),
         (2, [item["item_id"] for item in together]),
         (3, [user["user_id"] for user in audience]),

@@ -14,17 +14,19 @@ from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
 from service.http.routes.streams import store_stream
 from service.http.schemas.answers import AnswerOut, answer_out
-from service.http.schemas.base import ItemsPage
+from service.http.schemas.base import ItemEventsParams, ItemsPage
 from service.http.schemas.conversion import convert_rows
 from service.http.schemas.questions.similar import SimilarIn, SimilarParams
 from service.http.schemas.rendering import Json
 from service.http.schemas.scalars import PathId
 from service.http.schemas.stored import (
+    ItemEventsOut,
     ItemOut,
     ItemsOut,
     Stored,
     StoredLines,
     StoredUpdates,
+    item_events_out,
     item_out,
 )
 from service.http.schemas.write import ItemPatchIn, ItemsIn
@@ -114,6 +116,17 @@ async def delete_item(item_id: PathId, context: Context) -> Response:
         if not await context.engine.live.catalogue.delete_item(item_id):
             raise NotFound(f"no item {item_id!r}")
     return Response(status_code=204)
+
+
+@router.get(
+    "/v1/items/{item_id}/events", responses={200: {"model": ItemEventsOut}, **documented(404)}
+)
+async def item_events(
+    item_id: PathId, params: Annotated[ItemEventsParams, Query()], context: Context
+) -> Response:
+    """List the newest events of an item, of all users."""
+    answer = await context.engine.ready_answers.item_events(item_id, params.limit, context.stages)
+    return await context.render(item_events_out, answer, len(answer.events))
 
 
 @router.get("/v1/items/{item_id}/similar", responses={200: {"model": AnswerOut}, **documented(404)})

@@ -111,6 +111,12 @@ class ItemsPage(Page):
     hidden: bool = Field(False, description="Only items that are hidden.")
 
 
+class ItemEventsParams(Params):
+    """Query parameters of an item's events."""
+
+    limit: Limit = 20
+
+
 class UsersPage(Page):
     """Query parameters of a page of users."""
 
