@@ -66,6 +66,7 @@ async def _show(engine: Engine, console: Console, base: str, *, trains: bool) ->
 
 async def train_beside(engine: Engine, console: Console, base: str) -> None:
     """Train in a job of the service, print the time left, and say what is served at the end."""
+    from service.cli.progress_bars import said
 
     def say(text: str) -> None:
         console.print(text.rstrip(), markup=False, soft_wrap=True)
@@ -84,9 +85,7 @@ async def train_beside(engine: Engine, console: Console, base: str) -> None:
         progress = job.progress or {"stage": "starting"}
         kind = progress["stage"], "eta_s" in progress
         if kind != last or clock() >= due:
-            epoch = ", epoch {epoch} of at most {epochs}" if "epoch" in progress else ""
-            left = ", about {eta_s:.0f} s left" if "eta_s" in progress else ""
-            say(("{stage}" + epoch + left).format_map(progress))
+            say(said(progress))
             due, last = clock() + _SAY, kind
         await asyncio.sleep(_LOOK)
         job = await engine.jobs.get(job.id)

@@ -147,6 +147,23 @@ def test_a_home_page_says_why_each_row_is_there(http: httpx.Client) -> None:
         assert refused.json()["errors"][0]["pointer"] == f"/{name}"
 
 
+def test_every_list_names_an_item_without_markup(http: httpx.Client) -> None:
+    """A title in HTML is read as its text, but for the item as it is stored."""
+    written = {"item_id": "html", "title": "<i>Tom</i> &amp; Co", "description": "A <b>mug</b>."}
+    http.post("/v1/items", json={"items": [written]}).raise_for_status()
+    event = {"user_id": "html", "item_id": "html", "type": "nod"}
+    http.post("/v1/events", json={"events": [event]}).raise_for_status()
+    assert [item["title"] for item in popular(http, type="nod")] == ["Tom & Co"]
+    one = {"path": "/v1/items/html", "body": {"plain": True}}
+    (batched,) = http.post("/v1/batch", json={"requests": [one]}).json()["responses"]
+    assert (batched["body"]["title"], batched["body"]["description"]) == ("Tom & Co", "A mug.")
+    listed = http.get("/v1/items?plain=true&limit=1000").json()["items"]
+    assert next(item for item in listed if item["item_id"] == "html") == batched["body"]
+    assert http.get("/v1/items/html").json()["title"] == written["title"]
+    assert http.delete("/v1/users/html").json() == {"forgotten": 1}
+    http.delete("/v1/items/html").raise_for_status()
+
+
 def test_events_of_an_item_are_those_of_its_users_histories(http: httpx.Client) -> None:
     """They are the newest ones of all users, of any type, with the number of all."""
     item = tiny.item_id(1, 4)
