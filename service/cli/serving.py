@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,7 +50,15 @@ def demo(
             import_dataset(store, open_movielens(dataset, data))
         model = open_registry(data, store).current()
     if not prepare:
-        _serve(on_serving=partial(_show, trains=model is None), data=data, host=host, port=port)
+        # Lines for people: no line for each request of the page, unless that is asked for.
+        _serve(
+            on_serving=partial(_show, trains=model is None),
+            data=data,
+            host=host,
+            port=port,
+            access_log=None if "HEED_ACCESS_LOG" in os.environ else 0,
+            log_format=None if "HEED_LOG_FORMAT" in os.environ else "console",
+        )
     elif model is None:
         train(data, Settings.read().encoder)
 

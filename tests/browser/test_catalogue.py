@@ -216,9 +216,27 @@ def test_every_category_can_be_reached(page: Page, server: Server) -> None:
     expect(chips.locator("[aria-pressed]")).to_have_count(2)
     chips.get_by_role("button", name="All categories").click()
     expect(chips.locator("[aria-pressed]")).to_have_count(len(facet["values"]))
+    expect(chips).not_to_contain_text("Only the")
     last = facet["values"][-1]
     chips.locator("[aria-pressed]").last.click()
     expect(page.locator("#catalogue-note")).to_contain_text(f"of {last['count']} item")
+
+
+def test_a_field_of_too_many_values_says_that_some_are_listed(page: Page) -> None:
+    """All that are asked for are not all that there are, and the list of them says so."""
+
+    def more(route: Route) -> None:
+        told = route.fetch().json()
+        for facet in told.get("facets", []):
+            facet["other"] = 7
+        route.fulfill(json=told)
+
+    page.route("**/v1/search", more)
+    open_tab(page, "Catalogue")
+    chips = page.locator("#catalogue-chips").get_by_role("group", name="categories")
+    expect(chips).not_to_contain_text("Only the")
+    chips.get_by_role("button", name="All categories").click()
+    expect(chips).to_contain_text("Only the 1,000 most frequent are listed.")
 
 
 @pytest.mark.changes_data

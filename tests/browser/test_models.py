@@ -105,6 +105,7 @@ def test_a_running_training_is_found_after_a_reload(page: Page, world: World) ->
     expect(page.locator("#job-note")).to_have_text(
         "training, epoch 3 of at most 12, about 3 min left in this stage"
     )
+    expect(page.get_by_text("Trainings before")).to_be_hidden()
     assert page.get_by_role("progressbar").evaluate("bar => bar.value") == 0.25
     name = "Loss from 4.00 to 2.00, NDCG@10 from 0.100 to 0.250, epochs 1 to 3"
     expect(page.get_by_role("img", name=name)).to_be_visible()

@@ -26,6 +26,7 @@ export async function refresh(trained) {
   const { jobs } = await get(`v1/jobs?limit=${SHOWN + 1}`);
   const [latest, ...before] = jobs;
   draw(latest);
+  $("trainings").parentElement.hidden = !before.length;
   $("trainings").replaceChildren(...before.slice(0, SHOWN).map(past));
   if (isRunning(latest) && following !== latest.job_id) follow(latest.job_id, trained);
 }
