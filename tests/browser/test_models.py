@@ -112,7 +112,7 @@ def test_a_running_training_is_found_after_a_reload(page: Page, world: World) ->
     page.unroute("**/v1/jobs?*")
     page.route("**/v1/jobs?*", lambda route: route.fulfill(json={"jobs": [done]}))
     expect(page.locator("#job-note")).to_have_text(
-        f"Version {world.second} in 3 min. Better than v1, served until now."
+        f"Version {world.second}, trained in 3 min. Better than v1, served until now."
     )
     expect(page.get_by_role("progressbar")).to_be_hidden()
 

@@ -101,7 +101,7 @@ function told(job, running) {
   if (running) return progressOf(job);
   const { started, finished, result } = job;
   const took = started && finished ? ` in ${duration((new Date(finished) - new Date(started)) / 1000)}` : "";
-  return result?.version ? `Version ${result.version}${took}. ${result.sentence ?? ""}` : `Nothing was published${took ? `, after${took.slice(3)}` : ""}.`;
+  return result?.version ? `Version ${result.version}${took && `, trained${took}`}. ${result.sentence ?? ""}` : `Nothing was published${took ? `, after${took.slice(3)}` : ""}.`;
 }
 
 const past = (job) =>
