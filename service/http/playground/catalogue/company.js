@@ -37,10 +37,11 @@ function panel(title, load) {
 
 const list = (rows, none) => (rows.length ? [el("ul", { class: "list" }, rows)] : [el("p", { class: "note" }, none)]);
 
-const other = (item, beside) =>
-  el("li", {}, el("a", { href: link("catalogue", item.item_id) }, el("span", { class: "who" }, item.title || item.item_id), typeof beside === "string" ? el("span", { class: "beside" }, beside) : null));
+const row = (href, who, beside) => el("li", {}, el("a", { href }, el("span", { class: "who" }, who), beside ? el("span", { class: "beside" }, beside) : null));
 
-const event = ({ user_id: user, type, timestamp }) => el("li", {}, el("a", { href: link("people", user) }, el("span", { class: "who" }, user), el("span", { class: "beside" }, type, " ", when(timestamp, 10))));
+const other = (item, beside) => row(link("catalogue", item.item_id), item.title || item.item_id, typeof beside === "string" && beside);
+
+const event = ({ user_id: user, type, timestamp }) => row(link("people", user), user, [type, " ", when(timestamp, 10)]);
 
 const person = (user) =>
   el("li", {}, el("a", { href: link("explore", user.user_id), class: "person" }, avatar(user.user_id), el("span", {}, el("span", { class: "who" }, user.user_id), el("span", { class: "beside" }, sentence(user).replace("Because you", "Because they")))));
