@@ -13,7 +13,6 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from models.compute.progress import Stopwatch
 from models.training.training_run import TrainingProgress as Training
 from service.cli.transfer.row_bars import columns
 from service.training.training_corpus import StageProgressCallback
@@ -67,18 +66,20 @@ def json_lines() -> StageProgressCallback:
 
 def job_messages(take: Callable[[dict[str, Any]], None]) -> StageProgressCallback:
     """Return a callback that hands progress to `take` in the form of a job's messages."""
-    latest, watch = ("", 0.0), Stopwatch()
+    latest, begun = ("", 0.0), (0, 0.0)  # begun: what was done, and when, as the stage began
 
     def write(stage: str, done: int, total: int, training: Training | None) -> None:
-        nonlocal latest, watch
+        nonlocal latest, begun
         now = time.monotonic()
         if stage == latest[0] and now - latest[1] < _MESSAGE_INTERVAL and done != total:
             return
         if stage.partition(":")[0] != latest[0].partition(":")[0]:  # each baseline has its name
-            watch = Stopwatch()
+            begun = (done, now)
         latest = (stage, now)
         message: dict[str, Any] = {"stage": stage, "step": done, "steps": total}
-        remaining = watch.remaining(done / total) if total else math.nan
+        remaining = math.nan
+        if begun[0] < done <= total:
+            remaining = (total - done) * (now - begun[1]) / (done - begun[0])
         if training is not None:
             message |= {"epoch": training.epoch, "epochs": training.epochs, "loss": training.loss}
             remaining = training.remaining
