@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from models.compute.checkpoint import checkpoint
@@ -37,6 +38,12 @@ def highlights(item: Item, spans_of: Callable[[str], Spans]) -> dict[str, list[M
     if text := " ".join(plain_text(item.description).split()):
         found["description"] = snippet(text, spans_of(text))
     return found
+
+
+def without_markup(item: Item) -> Item:
+    """Return an item with its title and description as a reader sees them."""
+    texts = plain_text(item.title), plain_text(item.description)
+    return replace(item, title=texts[0], description=texts[1])
 
 
 def marked(text: str, spans: Spans) -> list[MarkedOut]:

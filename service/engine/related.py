@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import LoggedEvents, log_sizes, of_types
+from models.data.import_times import at_import, lacks_order
 from models.ranking.ready.popularity import best_rows
-from models.ranking.ready.together import Companions, companions
+from models.ranking.ready.together import MIN_SUPPORT, Companions, companions
 from models.ranking.similar_items import comparable, compare_items, similar, spaces_of
 from models.ranking.steering.ranked_lineup import SteeredRows, line_up_ranked
 from service.domain.errors import Invalid
+from service.domain.timestamps import to_rfc3339
 from service.engine.pipeline import Request
 from service.engine.selection import ItemSelection, count_items, steer_items
 from service.questions.answers import (
     AnsweredItemOut,
     AnswerOut,
+    ItemEventOut,
+    ItemEventsOut,
     Space,
     WarningOut,
     check_finite,
 )
 from service.questions.asked import SimilarIn
-from service.questions.ready import TogetherIn, types_of
+from service.questions.ready import ItemEventsParams, TogetherIn, types_of
 
 Relation = Literal["after", "basket"]
 
@@ -32,7 +36,7 @@ _LACKS: dict[Space, str] = {
     "content": "has neither a text nor an embedding",
     "trained": "was not in the training of the served model",
 }
-_FEW_TIMES = 1.5  # of a user on average, up to which events have no order
+_FEW_BASKETS = 1.5  # of a user on average, up to which nothing comes after them
 MAX_USERS = 2_000  # of one item whose histories are read, those who took it last
 
 
@@ -57,10 +61,12 @@ async def similar_items(request: Request[SimilarIn]) -> AnswerOut:
 async def items_together(request: Request[TogetherIn]) -> AnswerOut:
     """Rank the items that are taken with one, and after these, similar ones by content.
 
-    If most users have all events at one time, the order is unknown, and what is taken by the same
-    users counts. Items that follow are ranked by the transition counts of the trained model, where
-    it has any of the item, else by those of the log; items of the same baskets by their
-    significance. Raises `NotFound` where there is no such item.
+    Events with the time of an import have no order and are no basket. If most events have it, or
+    most users have one basket, what is taken by the same users counts. Items that follow are ranked
+    by the transition counts of the trained model, where it has any of the item, else by those of
+    the log; items of the same baskets by their significance.
+
+    Raises `NotFound` where there is no such item.
     """
     question = request.question
     await request.open_log()
@@ -68,6 +74,24 @@ async def items_together(request: Request[TogetherIn]) -> AnswerOut:
     answer = await request.compute(lambda: _together(request, selection), stage="count")
     await request.add_fields(answer["items"], question.fields)
     return request.finish(answer, with_log=True)
+
+
+async def item_events(request: Request[ItemEventsParams]) -> ItemEventsOut:
+    """Return the newest events of an item. Raises `NotFound`."""
+    await request.open_log()
+    own = request.log.of_item(known_row(request))
+    newest = own.take(np.argsort(-own.timestamps, kind="stable")[: request.question.limit])
+    with request.stages("store"):
+        names = await request.parts.store.user_ids(newest.users.tolist())
+    types = request.parts.event_log.loaded.types
+    columns = zip(names, newest.types.tolist(), newest.timestamps.tolist(), strict=True)
+    events: list[ItemEventOut] = [
+        {"user_id": name, "type": types.id(code), "timestamp": to_rfc3339(time)}
+        for name, code, time in columns
+        if name is not None  # forgotten since the log was read
+    ]
+    degraded = request.is_degraded(with_log=True)
+    return {"events": events, "total": len(own.users), "degraded": degraded}
 
 
 # ------------------------------------------------------------------------------- similar
@@ -157,7 +181,7 @@ def _together(request: Request[TogetherIn], selection: ItemSelection) -> AnswerO
     question, snapshot, log, at = request.question, request.snapshot, request.log, request.until
     types = request.parts.event_log.type_codes(types_of(question.type))
     catalogue = snapshot.catalogue
-    row = _known_row(request)
+    row = known_row(request)
     allowed = selection.allowed.copy()
     allowed[row] = False
 
@@ -169,10 +193,13 @@ def _together(request: Request[TogetherIn], selection: ItemSelection) -> AnswerO
     users = own.users[newest]
     users = users[np.sort(np.unique(users, return_index=True)[1])][:MAX_USERS]
     events = _until(of_types(log.of_users(users), types), at)
-    of_users, times = log_sizes(events)
+    imported = at_import(events.timestamps, is_part=True)
+    if not (is_unordered := lacks_order(imported)):
+        events = events.take(~imported)
+    of_users, baskets = log_sizes(events)
+    is_unordered |= len(events.users) > baskets and baskets <= _FEW_BASKETS * of_users
     relation = question.relation
-    if relation == "after" and len(events.users) > times and times <= _FEW_TIMES * of_users:
-        # As in events that were imported without times: nothing comes after anything.
+    if relation == "after" and is_unordered:
         relation = "basket"
     trained = _trained_counts(snapshot, row) if relation == "after" else None
     if log.span is not None and log.span[1] > at:
@@ -229,9 +256,28 @@ def _together(request: Request[TogetherIn], selection: ItemSelection) -> AnswerO
             item["parts"]["rules"] = boost
     answer = _answer(snapshot, items)
     steered.describe(answer, lineup)
+    if not items:
+        detail = _why_empty(request, relation, row, len(own.users))
+        selection = selection.with_warnings((WarningOut(pointer="/item_id", detail=detail),))
     selection = selection.with_warnings(steered.warnings)
     selection.describe(answer, count_items(snapshot, is_taken, question.facets))
     return answer
+
+
+def _why_empty(request: Request[TogetherIn], relation: Relation, row: int, events: int) -> str:
+    """Return why no item is taken with one, or similar to it by content."""
+    catalogue = request.snapshot.catalogue
+    takers = "users" if relation == "after" else "baskets"
+    if not catalogue.present[row]:
+        text = "it is not in the catalogue, and has no text to be compared by"
+    elif not catalogue.has_content[row]:
+        text = "it has no text to be compared by"
+    else:
+        text = "no such item has a text to compare with its own"
+    return (
+        f"no item that may be answered is taken with {request.about!r} ({events:,} events that "
+        f"count) by {MIN_SUPPORT} {takers} or more and oftener than by chance; {text}"
+    )
 
 
 def _answer(snapshot: Snapshot, items: list[AnsweredItemOut]) -> AnswerOut:
@@ -244,7 +290,7 @@ def _answer(snapshot: Snapshot, items: list[AnsweredItemOut]) -> AnswerOut:
     }
 
 
-def _known_row(request: Request[TogetherIn]) -> int:
+def known_row(request: Request[Any]) -> int:
     """Return the row of an item with events or with a vector. Raises `NotFound`."""
     catalogue = request.snapshot.catalogue
     row = catalogue.row(request.about)

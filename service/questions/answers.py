@@ -589,6 +589,22 @@ class RowsOut(TypedDict):
     scenario_version: NotRequired[int]
 
 
+class ItemEventOut(TypedDict):
+    """One event of an item."""
+
+    user_id: Id
+    type: str
+    timestamp: WrittenTime
+
+
+class ItemEventsOut(TypedDict):
+    """The newest events of an item, newest first."""
+
+    events: list[ItemEventOut]
+    total: Annotated[int, Field(description="Number of all events of the item.")]
+    degraded: bool
+
+
 class AudienceUserOut(TypedDict):
     """One user of an audience."""
 

@@ -234,6 +234,12 @@ class RowsIn(Body):
         check_steering(self.rules, at_most=self.at_most)
 
 
+class ItemEventsParams(Params):
+    """Query parameters of an item's events."""
+
+    limit: Limit = 20
+
+
 class AudienceParams(RetrievalParams):
     """Query parameters of an item's audience."""
 
@@ -243,9 +249,6 @@ class AudienceParams(RetrievalParams):
         3, description="The most events to name for each user."
     )
     at: RequestTime = None
-
-    def check(self, settings: Settings) -> None:
-        """Accept: all parts go together."""
 
 
 class AffinitiesParams(RetrievalParams):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Protocol, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Union, get_args, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,14 @@ def example(**body: Any) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": [body]})
 
 
-class Body(BaseModel):
+class Checked(BaseModel):
+    """A question: its members are validated one by one, and `check` looks at all of them."""
+
+    def check(self, settings: Settings) -> None:
+        """Raise `Invalid` where members do not go together, or exceed a setting."""
+
+
+class Body(Checked):
     """Base of every request body and of the objects in it.
 
     Null stands for a member that is left out, if it is no value of the member.
@@ -92,14 +99,7 @@ def _takes_null(annotation: Any) -> bool:
     )
 
 
-class Checked(Protocol):
-    """A question: its parts are validated one by one, and `check` looks at all of them."""
-
-    def check(self, settings: Settings) -> None:
-        """Raise `Invalid` where parts do not go together, or exceed a setting."""
-
-
-class Params(BaseModel):
+class Params(Checked):
     """Base of query parameters, which are text and so are converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -136,7 +136,7 @@ EventType = Annotated[
             "minLength": 1,
             "maxLength": 64,
             "example": "view",
-            "description": "Any name. `dislike` marks an item as disliked.",
+            "description": "Any name. `dislike` marks an item as disliked, `return` as sent back.",
         }
     ),
 ]

@@ -286,8 +286,20 @@ class FakeEngine:
                 {"value": "rock", "mass": 0.25, "score": None, "events": 1},
             ]
             return {"field": question.field, "values": values, **self._made()}
-        if name in ("similar_items", "items_together", "item_audience") and about not in self.items:
+        if (
+            name
+            in (
+                "similar_items",
+                "items_together",
+                "item_audience",
+                "item_events",
+            )
+            and about not in self.items
+        ):
             raise NotFound(f"There is no item {about!r}.")
+        if name == "item_events":
+            event = {"user_id": "u", "type": "view", "timestamp": "1970-01-01T00:00:00.000001Z"}
+            return {"events": [event][: question.limit], "total": 1, "degraded": False}
         if name == "item_audience":
             user = {
                 "user_id": "u",

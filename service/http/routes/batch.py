@@ -18,6 +18,7 @@ from service.domain.records import check_id
 from service.http import problems
 from service.http.routes.context import Context, JsonRoute, body_errors
 from service.http.routes.questions import QUESTIONS, Question
+from service.http.routes.record_bodies import ItemParams
 from service.http.routes.records import get_item
 from service.http.routes.scenarios import ScenarioQuestion, ask_scenario
 from service.questions.scalars import Body, example
@@ -102,7 +103,8 @@ async def _handle(question: BatchedIn, context: Context) -> Response:
         asked = ScenarioQuestion.model_validate(question.body)
         return await ask_scenario(unquote(scenario[1]), asked, context)
     if item := _ITEM.fullmatch(question.path):
-        return await get_item(check_id(unquote(item[1])), context)
+        read = ItemParams.model_validate(question.body)
+        return await get_item(check_id(unquote(item[1])), read, context)
     raise NotFound(f"a batch takes no {question.path!r}; allowed are {', '.join(_ALLOWED)}")
 
 
@@ -120,7 +122,8 @@ def _row(rows: Mapping[str, Question], body: Mapping[str, Any]) -> Question:
 def _by_path() -> dict[str, dict[str, Question]]:
     paths: dict[str, dict[str, Question]] = {}
     # Questions about one item or user come last, and the most asked of them first.
-    for row in sorted(QUESTIONS, key=lambda row: (row.about is not None, row.tag != "items")):
+    rows = [row for row in QUESTIONS if row.is_batched]
+    for row in sorted(rows, key=lambda row: (row.about is not None, row.tag != "items")):
         paths.setdefault(row.path, {})[row.method] = row
     return paths
 

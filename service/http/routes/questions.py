@@ -16,7 +16,7 @@ from service.engine.attend import attend_memory
 from service.engine.pipeline import Request
 from service.engine.popular import answer_popular
 from service.engine.recommend import recommend_items, score_items
-from service.engine.related import items_together, similar_items
+from service.engine.related import item_events, items_together, similar_items
 from service.engine.rows import answer_rows
 from service.engine.search import answer_search
 from service.engine.users import item_audience, user_affinities
@@ -29,6 +29,7 @@ from service.questions.answers import (
     AttendedOut,
     AudienceOut,
     FoundEventsOut,
+    ItemEventsOut,
     RowsOut,
 )
 from service.questions.asked import RecommendIn, ScoreIn, SearchIn, SimilarIn, SimilarParams
@@ -36,6 +37,7 @@ from service.questions.attend import AttendIn
 from service.questions.ready import (
     AffinitiesParams,
     AudienceParams,
+    ItemEventsParams,
     PopularIn,
     RowsIn,
     TogetherIn,
@@ -61,6 +63,7 @@ class Question(NamedTuple):
     saved: str = ""  # the name by which scenarios save it, if they do
     # Members that a request brings; what a scenario saves is checked together with these.
     brought: Mapping[str, Any] = {}
+    is_batched: bool = True  # whether a batch takes it
     lists_items: bool = True  # whether its answer is one list of items, as far as the kind says
 
     @property
@@ -80,7 +83,7 @@ class Question(NamedTuple):
 
     def check(self, body: Any, saved: Set[str], settings: Settings) -> None:
         """Raise `Invalid` for saved fields that do not go together; the others are brought."""
-        self.schema.model_construct(_fields_set={*saved}, **vars(body)).check(settings)  # type: ignore[union-attr]
+        self.schema.model_construct(_fields_set={*saved}, **vars(body)).check(settings)
 
     async def respond(self, body: Any, about: str, context: Context) -> Response:
         """Answer a body, or parameters, about an item or a user."""
@@ -230,6 +233,17 @@ _READY = (
     ),
 )
 _SIMILAR = (
+    Question(
+        "/v1/items/{item_id}/events",
+        "item_events",
+        ItemEventsParams,
+        item_events,
+        ItemEventsOut,
+        "List the newest events of an item, of all users.",
+        tag="items",
+        statuses=(404,),
+        is_batched=False,
+    ),
     Question(
         "/v1/items/{item_id}/similar",
         "similar_items",

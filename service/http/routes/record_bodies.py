@@ -60,7 +60,13 @@ class Page(Params):
     limit: Limit = 100
 
 
-class ItemsPage(Page):
+class ItemParams(Params):
+    """Query parameters of one item."""
+
+    plain: bool = Field(False, description="Answer titles and descriptions without their markup.")
+
+
+class ItemsPage(ItemParams, Page):
     """Query parameters of a page of items."""
 
     hidden: bool = Field(False, description="Only items that are hidden.")

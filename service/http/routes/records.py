@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from service.domain.errors import HeedError, Invalid, NotFound
+from service.engine.highlight import without_markup
 from service.http.limits import ITEMS_PATH, is_stream
 from service.http.problems import documented
 from service.http.routes.context import Context, Json, JsonRoute
@@ -19,6 +20,7 @@ from service.http.routes.record_bodies import (
     EventsOut,
     Forgotten,
     ItemOut,
+    ItemParams,
     ItemPatchIn,
     ItemsIn,
     ItemsOut,
@@ -124,17 +126,21 @@ async def page_items(page: Annotated[ItemsPage, Query()], context: Context) -> R
         items, cursor = await context.engine.store.page_items(
             cursor=page.cursor, limit=page.limit, hidden=page.hidden
         )
+    if page.plain:
+        items = [without_markup(item) for item in items]
     return Json({"items": [item_out(item) for item in items], "cursor": cursor})
 
 
 @items_router.get("/v1/items/{item_id}", responses={200: {"model": ItemOut}, **documented(404)})
-async def get_item(item_id: PathId, context: Context) -> Response:
+async def get_item(
+    item_id: PathId, params: Annotated[ItemParams, Query()], context: Context
+) -> Response:
     """Read one item."""
     with context.stages("store"):
         (item,) = await context.engine.store.get_items([item_id])
     if item is None:
         raise NotFound(f"no item {item_id!r}")
-    return Json(item_out(item))
+    return Json(item_out(without_markup(item) if params.plain else item))
 
 
 @items_router.patch(
@@ -149,7 +155,7 @@ async def patch_item(item_id: PathId, body: ItemPatchIn, context: Context) -> Re
     patch = body.to_patch(item_id, context.settings.embedding_dim)
     with context.stages("store"):
         await context.engine.live.catalogue.patch_items([patch], create=False)
-    return await get_item(item_id, context)
+    return await get_item(item_id, ItemParams(), context)
 
 
 @items_router.delete("/v1/items/{item_id}", status_code=204, responses=documented(404, 507))
