@@ -44,7 +44,6 @@ RELATIVE = (
     "What Whatever Whether Who Whoever Whom Whose Which That Those This These Of It Its They Their "
     "How Where When Why"
 )
-MOST_ENTRIES = 14  # of a folder of `service` or `models`
 MOST_ARROWS = 141  # pairs of rooms of which one imports the other
 
 # The only rooms that may import a package.
@@ -120,18 +119,6 @@ def test_every_module_stands_in_a_room() -> None:
     packages = {"models", "service"}
     assert {room(module) for module in MODULES} - packages == set(ROOMS)
     assert [m for m in MODULES if m in ROOMS and MODULES[m].name != "__init__.py"] == []
-
-
-def test_folders_are_small() -> None:
-    """A folder has at most MOST_ENTRIES entries beside `__init__.py` and README.md."""
-    folders = {path.parent for path in MODULES.values()}
-    entries = {
-        folder.relative_to(ROOT).as_posix(): len(
-            [e for e in folder.iterdir() if not e.name.startswith(("_", ".", "README"))]
-        )
-        for folder in folders
-    }
-    assert {name: count for name, count in entries.items() if count > MOST_ENTRIES} == {}
 
 
 def test_arrows_between_rooms_are_counted(record_property: Callable[[str, object], None]) -> None:

@@ -18,80 +18,95 @@ when stored bytes fail their checks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, TypeVarTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.domain.records import Event, User, Vector
-from service.stores.protocols.bulk_access import CopiedStore
-from service.stores.protocols.catalogue_store import CatalogueStore
-from service.stores.protocols.event_log_store import EventLogStore
-from service.stores.protocols.forgetting_ledger import ForgettingLedger
-from service.stores.protocols.import_store import ImportStore
-from service.stores.protocols.key_store import KeyStore
-from service.stores.protocols.measures import MeasuredStore
-from service.stores.protocols.scenario_store import ScenarioStore
-from service.stores.protocols.shared_parts import SharedParts
+from service.domain.item_patch import ItemPatch
+from service.domain.keys import ApiKey
+from service.domain.records import Event, Item, User, check_id
+from service.domain.scenarios import Scenario
+from service.stores.bulk_access import BulkAccess
+from service.stores.encoding import check_limit
+from service.stores.jobs import KEYS, SCENARIOS, Job, Transaction
+from service.stores.postgres.shared_parts import SharedParts
+from service.stores.records import keys, scenarios
+from service.stores.values import (
+    AppendResult,
+    CatalogueChanges,
+    CatalogueDigest,
+    ForgottenAgain,
+    ForgottenUser,
+    History,
+    ImportRecord,
+    LogChanges,
+    LogColumns,
+    OnCatalogueChange,
+    PatchResult,
+    RateWindows,
+    Shard,
+    StoreMeasures,
+    UndoneImport,
+)
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
-class AppendResult(NamedTuple):
-    """Counts of an appended batch: `stored + duplicates` is its length."""
+class Store(ABC):
+    """Store of one namespace. The module documents the promises of all methods."""
 
-    stored: int
-    duplicates: int
+    # ------------------------------------------------------------------ what a database does
 
+    @abstractmethod
+    def _ask(self, job: Callable[[*Ts], Job[T]], *args: *Ts) -> Awaitable[T]:
+        """Read a few rows that a request waits for."""
+        ...
 
-class EventVectors(NamedTuple):
-    """The `key` and `value` of an event; `None` where the model derives the vector."""
+    @abstractmethod
+    def _read(self, job: Callable[[*Ts], Job[T]], *args: *Ts, rows: int = 1) -> Awaitable[T]:
+        """Read about so many `rows`, which may take long."""
+        ...
 
-    key: Vector | None
-    value: Vector | None
+    @abstractmethod
+    def _write(
+        self,
+        job: Callable[[Transaction, *Ts], Job[T]],
+        *args: *Ts,
+        rows: int = 1,
+        alone: tuple[int, ...] = (),
+        items: Sequence[str] = (),
+    ) -> Awaitable[T]:
+        """Run a job in a transaction; the result comes once the transaction is durable.
 
+        Args:
+            job: runs again with the same arguments where another transaction was faster.
+            args: of the job, after its transaction.
+            rows: about so many are changed.
+            alone: locks that no other transaction may hold meanwhile, in ascending order.
+            items: ids whose numbers the job needs.
+        """
+        ...
 
-@dataclass(frozen=True, slots=True, eq=False)
-class History:
-    """A user's events as columns, oldest to newest by (timestamp, seq).
-
-    `seqs` number the user's events in the order of arrival, from 1; they may have gaps. An unknown
-    user has version 0, generation 0 and no events.
-    """
-
-    user_id: str
-    version: int
-    generation: int
-    seqs: NDArray[np.uint32]  # [n]
-    timestamps: NDArray[np.int64]  # [n] microseconds UTC
-    weights: NDArray[np.float32]  # [n]
-    item_ids: list[str]  # n
-    types: list[str]  # n
-    vectors: Mapping[int, EventVectors]  # by position; only of events with a key or value
-    user: User | None  # the profile; None if none was stored
-
-    def __len__(self) -> int:
-        return len(self.item_ids)
-
-
-class Store(
-    CatalogueStore,
-    EventLogStore,
-    ScenarioStore,
-    ImportStore,
-    KeyStore,
-    ForgettingLedger,
-    MeasuredStore,
-    CopiedStore,
-    Protocol,
-):
-    """Histories, profiles and, inherited, the other parts of a store.
-
-    The module documents the promises of all methods.
-    """
+    @abstractmethod
+    def _add(
+        self,
+        job: Callable[[Transaction, *Ts], Job[T]],
+        *args: *Ts,
+        rows: int = 1,
+        alone: tuple[int, ...] = (),
+        items: Sequence[str] = (),
+    ) -> Awaitable[T]:
+        """Run a job as `_write` does that adds to the store, within the store's quota."""
+        ...
 
     # ------------------------------------------------------------------ histories
 
+    @abstractmethod
     async def append(
         self, events: Sequence[Event], *, import_id: int | None = None
     ) -> AppendResult:
@@ -105,10 +120,12 @@ class Store(
         """
         ...
 
+    @abstractmethod
     async def version(self, user_id: str) -> int:
         """Return the user's version; 0 for an unknown user. Cheap: call it on each request."""
         ...
 
+    @abstractmethod
     async def history(self, user_id: str, *, after: int = 0) -> History:
         """Return the user's events with `seq > after`.
 
@@ -116,6 +133,7 @@ class Store(
         """
         ...
 
+    @abstractmethod
     async def changed_history(
         self, user_id: str, *, version: int, generation: int, seq: int
     ) -> History | None:
@@ -130,6 +148,7 @@ class Store(
         """
         ...
 
+    @abstractmethod
     async def page(
         self, user_id: str, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[Event], str | None]:
@@ -139,16 +158,19 @@ class Store(
         """
         ...
 
+    @abstractmethod
     async def event_ids(
         self, user_id: str, seqs: Sequence[int], timestamps: Sequence[int]
     ) -> list[str | None]:
         """Return the ids of events of one history, in the given order; None for deleted ones."""
         ...
 
+    @abstractmethod
     async def delete_event(self, user_id: str, event_id: str) -> bool:
         """Delete one event of this user; False if the user has no such event."""
         ...
 
+    @abstractmethod
     async def forget(self, user_id: str) -> int:
         """Delete everything about the user, and add an entry to the ledger of forgotten users.
 
@@ -156,6 +178,7 @@ class Store(
         """
         ...
 
+    @abstractmethod
     async def merge(self, user_id: str, source: str) -> int:
         """Move the events of `source` to `user_id` and forget `source`; return the number moved.
 
@@ -165,14 +188,17 @@ class Store(
         """
         ...
 
+    @abstractmethod
     async def put_user(self, user: User, *, import_id: int | None = None) -> None:
         """Replace the user's profile."""
         ...
 
+    @abstractmethod
     async def get_user(self, user_id: str) -> User | None:
         """Return the profile; an empty one for a user with events alone; None if unknown."""
         ...
 
+    @abstractmethod
     async def page_users(
         self, *, cursor: str | None = None, limit: int = 100, prefix: str = ""
     ) -> tuple[list[User], str | None]:
@@ -182,12 +208,291 @@ class Store(
         """
         ...
 
+    @abstractmethod
     async def event_counts(self, user_ids: Sequence[str]) -> list[int]:
         """Return the number of events of each user."""
         ...
 
+    # ------------------------------------------------------------------ the event log
+
+    @abstractmethod
+    async def popularity(self) -> tuple[list[str], NDArray[np.int64]]:
+        """Return the ids of items with events, and their numbers of events.
+
+        Reads no event: the counts are stored. The order is that in which the store first had the
+        items. Dislikes make nothing popular: they count 0.
+        """
+        ...
+
+    @abstractmethod
+    async def log_changes(
+        self, after: int, known: NDArray[np.int64], limit: int | None = None
+    ) -> LogChanges:
+        """Return the changes of the event log after version `after`; 0 gives the whole log.
+
+        Args:
+            after: a version up to which the caller knows the log.
+            known: [n] the last `seq` that the caller has of each user, by the user's number; 0 or
+                left out = none.
+            limit: about so many events; what is left is after the version that comes with them.
+        """
+        ...
+
+    @abstractmethod
+    async def user_ids(self, numbers: Sequence[int]) -> list[str | None]:
+        """Return the ids of users by their numbers in `log_changes`; None for unknown ones."""
+        ...
+
+    # Training and export read everything, outside any event loop.
+
+    @abstractmethod
+    def scan(self, rows: int = 100_000, *, shard: Shard | None = None) -> Iterator[LogColumns]:
+        """Iterate over the log as columns, `rows` at a time, in its state at the first `next`.
+
+        Args:
+            rows: events at once.
+            shard: read the events of its users alone, without reading those of others; None = all.
+        """
+        ...
+
+    @abstractmethod
+    def scan_events(self) -> Iterator[Event]:
+        """Iterate over the log as records, in the order of `scan`, with ids and vectors."""
+        ...
+
+    # ------------------------------------------------------------------ the catalogue
+
+    @abstractmethod
+    async def put_items(
+        self,
+        items: Sequence[Item],
+        *,
+        on_change: OnCatalogueChange | None = None,
+        import_id: int | None = None,
+    ) -> int:
+        """Insert or replace `items`, all or none; return the number of distinct ids.
+
+        Of one id the last wins. Items that are already there just so change nothing.
+        """
+        ...
+
+    @abstractmethod
+    async def patch_items(
+        self,
+        patches: Sequence[ItemPatch],
+        *,
+        create: bool = True,
+        on_change: OnCatalogueChange | None = None,
+        import_id: int | None = None,
+    ) -> PatchResult:
+        """Apply `patches` in their order, all or none.
+
+        An item that is not in the catalogue is inserted, or raises `NotFound` without `create`.
+        """
+        ...
+
+    @abstractmethod
+    async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
+        """Return items in the given order; None for those not in the catalogue."""
+        ...
+
+    @abstractmethod
+    async def delete_item(
+        self, item_id: str, *, on_change: OnCatalogueChange | None = None
+    ) -> bool:
+        """Remove the item from the catalogue (histories keep it); False if it was not in it."""
+        ...
+
+    @abstractmethod
+    async def page_items(
+        self, *, cursor: str | None = None, limit: int = 100, hidden: bool = False
+    ) -> tuple[list[Item], str | None]:
+        """Return up to `limit` items by item_id (as bytes), and the next page's cursor or None.
+
+        With `hidden`, only items that are hidden.
+        """
+        ...
+
+    @abstractmethod
+    async def catalogue_version(self) -> int:
+        """Return the version of the last change of the catalogue; 0 if there was none. Cheap."""
+        ...
+
+    @abstractmethod
+    def announced_catalogue(self) -> int:
+        """Return a version of the catalogue that requests must see, without waiting for anything.
+
+        It is that of this client's last acknowledged change or a later one, and that of another
+        client's change within a second.
+        """
+        ...
+
+    @abstractmethod
+    async def catalogue_digest(self) -> CatalogueDigest:
+        """Return the digest of what `catalogue_changes(0)` would return. Reads all items."""
+        ...
+
+    @abstractmethod
+    async def catalogue_changes(self, after: int, limit: int | None = None) -> CatalogueChanges:
+        """Return the changes after version `after`; `after=0` gives the whole catalogue.
+
+        With `limit`, about so many items; what is left is after the version that comes with them.
+        """
+        ...
+
+    # Training and export read everything, outside any event loop.
+
+    @abstractmethod
+    def scan_items(self) -> Iterator[Item]:
+        """Iterate over the catalogue by item_id."""
+        ...
+
+    # ------------------------------------------------------------------ scenarios
+
+    async def put_scenario(self, name: str, body: Mapping[str, Any]) -> Scenario:
+        """Store the next version of a scenario, unless its last version is the same.
+
+        Raises:
+            Invalid: its `fallback` is not stored, or leads back to this scenario.
+        """
+        check_id(name, "/name")
+        return await self._add(scenarios.put, name, body, _now(), alone=(SCENARIOS,))
+
+    async def scenario(self, name: str) -> Scenario | None:
+        """Return the last version of a scenario; None without one, or if it is deleted. Cheap."""
+        return await self._ask(scenarios.current, check_id(name, "/name"))
+
+    async def page_scenarios(
+        self, *, cursor: str | None = None, limit: int = 100, deleted: bool = False
+    ) -> tuple[list[Scenario], str | None]:
+        """Return a page of the scenarios by name, and the cursor of the next page.
+
+        With `deleted`, of those that were deleted, whose last version says so.
+        """
+        rows = 10 * check_limit(limit)
+        return await self._read(scenarios.page, cursor, limit, deleted, rows=rows)
+
+    async def page_scenario_versions(
+        self, name: str, *, cursor: str | None = None, limit: int = 100
+    ) -> tuple[list[Scenario], str | None]:
+        """Return a page of all versions of a scenario, the last first; deletions are versions."""
+        check_id(name, "/name")
+        rows = 10 * check_limit(limit)
+        return await self._read(scenarios.versions, name, cursor, limit, rows=rows)
+
+    async def delete_scenario(self, name: str) -> bool:
+        """Delete a scenario, whose versions remain; False if there was none.
+
+        Raises:
+            Conflict: it is the fallback of another scenario.
+        """
+        check_id(name, "/name")
+        return await self._write(scenarios.delete, name, _now(), alone=(SCENARIOS,))
+
+    # ------------------------------------------------------------------ API keys
+
+    rate_windows: RateWindows | None = None
+    """Counts the requests of keys for all machines; None in a store of one machine."""
+
+    async def add_key(self, key: ApiKey) -> None:
+        """Store a new key, and return once it is durable. Raises `Conflict` if its id is taken."""
+        await self._write(keys.add, key, alone=(KEYS,))
+
+    async def revoke_key(self, key_id: str) -> bool:
+        """Revoke a key from now on; False if there is none, or it is revoked already."""
+        return await self._write(keys.revoke, key_id, _now(), alone=(KEYS,))
+
+    async def key(self, key_id: str) -> ApiKey | None:
+        """Return the key, revoked and expired ones too; None if unknown. Cheap."""
+        return await self._ask(keys.find, key_id)
+
+    async def keys(self) -> list[ApiKey]:
+        """Return all keys, oldest first."""
+        return await self._read(keys.all_keys)
+
+    async def keys_version(self) -> int:
+        """Return the version of the last change of a key; 0 if there never was one."""
+        return await self._read(keys.version)
+
+    @abstractmethod
+    def announced_keys(self) -> int:
+        """Return a version of the keys that requests must see, without waiting for anything.
+
+        It is that of this client's last acknowledged change or a later one, and that of another
+        client's change within a second.
+        """
+        ...
+
+    # ------------------------------------------------------------------ forgotten users
+
+    @abstractmethod
+    async def page_forgotten(
+        self, *, cursor: str | None = None, limit: int = 100
+    ) -> tuple[list[ForgottenUser], str | None]:
+        """Return up to `limit` entries, oldest first, and the cursor of the next page or None."""
+        ...
+
+    @abstractmethod
+    async def find_forgotten(self, user_id: str) -> list[ForgottenUser]:
+        """Return the entries of a user, oldest first."""
+        ...
+
+    @abstractmethod
+    async def count_forgotten(self, since: int) -> int:
+        """Return the number of entries at `since` (microseconds UTC) or later."""
+        ...
+
+    @abstractmethod
+    async def forget_again(self, entries: Sequence[ForgottenUser]) -> ForgottenAgain:
+        """Forget stored users whom entries of another ledger name, and add these entries.
+
+        Entries that this ledger has already are left out: what is stored of their users is newer.
+        When the call is interrupted, it can be repeated.
+        """
+        ...
+
+    @abstractmethod
+    async def clean_up(self) -> bool:
+        """Delete what forgotten users have left behind, such as names that nothing else uses.
+
+        Call it now and then; it reads the whole log, but only after a user was forgotten. Returns
+        whether anything was left.
+        """
+        ...
+
+    # ------------------------------------------------------------------ of imports
+
+    @abstractmethod
+    async def begin_import(self, source: str) -> int:
+        """Return the id of a new import, for `append`, `put_items` and `put_user`."""
+        ...
+
+    @abstractmethod
+    async def imports(self) -> list[ImportRecord]:
+        """Return all imports, oldest first."""
+        ...
+
+    @abstractmethod
+    async def undo_import(
+        self, import_id: int, *, progress: Callable[[int], None] | None = None
+    ) -> UndoneImport:
+        """Take back what an import stored.
+
+        Its events are deleted, except those that were also appended without an import or by another
+        import that is not undone, before or after it; so are users without any events and profile
+        that remain. Items and profiles that it inserted or replaced are as they were before it,
+        unless they were changed since by something else than an import. Not all at once: when it is
+        interrupted, it can be called again. `progress` is called with the number of events that are
+        deleted so far.
+
+        Raises:
+            Invalid: there is no such import, or it is undone already.
+        """
+        ...
+
     # ------------------------------------------------------------------ the store itself
 
+    @abstractmethod
     async def clock(self, *, patient: bool = False) -> int:
         """Return the tick of the last change in the store; 0 if there was none. Cheap.
 
@@ -195,10 +500,12 @@ class Store(
         """
         ...
 
+    @abstractmethod
     async def counts(self) -> dict[str, int]:
         """Return the number of `users`, `items` (in the catalogue) and `events`."""
         ...
 
+    @abstractmethod
     async def problem(self) -> str | None:
         """Return why reads or writes are not answered, in a sentence; None if they are.
 
@@ -207,20 +514,36 @@ class Store(
         ...
 
     @property
+    @abstractmethod
     def shared(self) -> SharedParts | None:
         """Return what the machines of an installation share; None in a store of one machine."""
         ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Finish accepted calls, then release all resources. Later calls raise `Unavailable`."""
         ...
 
-    # Training and export read everything, outside any event loop.
+    @abstractmethod
+    def measures(self) -> StoreMeasures:
+        """Return sizes and counts as of now, without waiting for anything."""
+        ...
 
+    @abstractmethod
+    def bulk(self) -> BulkAccess:
+        """Return access in bulk; each object is for one copy at a time."""
+        ...
+
+    @abstractmethod
     def scan_users(self) -> Iterator[User]:
         """Iterate over all stored profiles."""
         ...
 
+    @abstractmethod
     def scan_user_ids(self) -> Iterator[str]:
         """Return the ids of all users that `counts` counts, in the order of their bytes."""
         ...
+
+
+def _now() -> int:
+    return time.time_ns() // 1000

@@ -15,7 +15,7 @@ import orjson
 
 from service.domain.errors import Invalid
 from service.domain.records import Item, User, Vector
-from service.stores.base import EventVectors
+from service.stores.values import EventVectors
 
 # ------------------------------------------------------------------------------ vectors
 

@@ -47,9 +47,9 @@ from service.stores.postgres.namespaces import (
     is_unused,
     namespace_names,
 )
+from service.stores.postgres.shared_files import SharedFiles
+from service.stores.postgres.shared_parts import SharedJobs
 from service.stores.postgres.store import PostgresStore
-from service.stores.protocols.shared_files import SharedFiles
-from service.stores.protocols.shared_jobs import SharedJobs
 from service.stores.sqlite.store import SQLiteStore
 
 _PASSES = 2  # of copying: the second one repairs what an interrupted restore has left

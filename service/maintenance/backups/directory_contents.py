@@ -24,7 +24,6 @@ from service.runtime.data_layout import (
 )
 from service.runtime.namespace_folders import namespace_names, store_token
 from service.snapshots.versions.manifest import MANIFEST, read_file, read_manifest, unseal
-from service.stores.protocols.bulk_access import copy_unfinished
 from service.stores.sqlite.bulk import copy_record
 from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.schema import SCHEMA_VERSION
@@ -32,6 +31,7 @@ from service.stores.sqlite.store import SQLiteStore
 from service.stores.sqlite_files.inspection import read_store_file
 from service.stores.sqlite_files.page_copy import copy_pages
 from service.stores.store_digest import TableDigest, digest_store
+from service.stores.values import copy_unfinished
 
 _TRIES = 3  # to copy the models while others are activated and pruned
 

@@ -23,16 +23,12 @@ from service.stores.encoding import (
     position_of,
     vector_bytes,
 )
-from service.stores.postgres.database.transaction import NamespaceTransaction, Rows
+from service.stores.jobs import Rows
+from service.stores.postgres.database.transaction import PostgresTransaction
 from service.stores.postgres.events.names import InternedNames
 from service.stores.postgres.events.tallies import ITEM_BYTES
 from service.stores.postgres.imports.replaced import keep_replaced_items
-from service.stores.protocols.catalogue_store import (
-    CatalogueChanges,
-    CatalogueDigest,
-    OnCatalogueChange,
-    PatchResult,
-)
+from service.stores.values import CatalogueChanges, CatalogueDigest, OnCatalogueChange, PatchResult
 
 Replacement = tuple[int, Document, Document]
 """The number of an item, what is there, and what replaces it."""
@@ -62,7 +58,7 @@ class CatalogueWrites:
 
     async def put_items(
         self,
-        transaction: NamespaceTransaction,
+        transaction: PostgresTransaction,
         items: Sequence[Item],
         on_change: OnCatalogueChange | None,
         import_no: int | None,
@@ -88,7 +84,7 @@ class CatalogueWrites:
 
     async def patch_items(
         self,
-        transaction: NamespaceTransaction,
+        transaction: PostgresTransaction,
         patches: Sequence[ItemPatch],
         create: bool,
         on_change: OnCatalogueChange | None,
@@ -109,7 +105,7 @@ class CatalogueWrites:
 
 
 async def delete_item(
-    transaction: NamespaceTransaction, item_id: str, on_change: OnCatalogueChange | None
+    transaction: PostgresTransaction, item_id: str, on_change: OnCatalogueChange | None
 ) -> bool:
     """`Store.delete_item`."""
     row = await transaction.row(
@@ -125,7 +121,7 @@ async def delete_item(
 
 
 async def replace_items(
-    transaction: NamespaceTransaction,
+    transaction: PostgresTransaction,
     replaced: Sequence[Replacement],
     on_change: OnCatalogueChange | None = None,
     later: Sequence[int] | None = None,
@@ -140,7 +136,7 @@ async def replace_items(
     """
     row = await transaction.row(_VERSION)
     previous = 0 if row is None else int(row[0])
-    first, no = max(transaction.tick, previous + 1), transaction.namespace_no
+    first, no = max(transaction.tick(), previous + 1), transaction.namespace_no
     versions = [first] * len(replaced) if later is None else [first + each for each in later]
     version = versions[-1]
     await transaction.connection.execute(
@@ -253,7 +249,7 @@ SELECT item_id, change, octet_length(item_id), octet_length(document), octet_len
     return CatalogueDigest(version, digest.hexdigest())
 
 
-async def _items(transaction: NamespaceTransaction, item_ids: Sequence[str]) -> Rows:
+async def _items(transaction: PostgresTransaction, item_ids: Sequence[str]) -> Rows:
     return await transaction.rows(f"{_COLUMNS} AND item_id = ANY(%s)", list(item_ids))
 
 

@@ -16,7 +16,7 @@ from service.stores.encoding import cursor_of, position_of
 from service.stores.event_identity import user_key
 from service.stores.postgres.database.ticks.horizon import has_unseen, read_horizon
 from service.stores.postgres.database.ticks.versions import changed_between
-from service.stores.postgres.database.transaction import Changed, NamespaceTransaction
+from service.stores.postgres.database.transaction import Changed, PostgresTransaction
 from service.stores.postgres.events.names import INTERNED, Interned
 from service.stores.postgres.events.tallies import (
     EVENT_BYTES,
@@ -25,7 +25,7 @@ from service.stores.postgres.events.tallies import (
     add_tallies,
     dislike_number,
 )
-from service.stores.protocols.forgetting_ledger import ForgottenUser, user_digest
+from service.stores.values import ForgottenUser, user_digest
 
 Unused = dict[Interned, list[int]]
 """Numbers of names that no event uses, by table."""
@@ -72,13 +72,13 @@ ON CONFLICT (namespace_no, kind, number) DO UPDATE SET noted = excluded.noted"""
 # ------------------------------------------------------------------------------ changes
 
 
-async def forget(transaction: NamespaceTransaction, user_id: str, now: int) -> int:
+async def forget(transaction: PostgresTransaction, user_id: str, now: int) -> int:
     """`Store.forget`."""
     key = user_key(user_id)
     user = await transaction.row(_LOCK_USER, key, user_id)
     if user is None:
         return 0
-    values = {"no": transaction.namespace_no, "key": key, "tick": transaction.tick}
+    values = {"no": transaction.namespace_no, "key": key, "tick": transaction.tick()}
     execute = transaction.connection.execute
     names = await (await execute(_COUNT_NAMES.encode(), values)).fetchall()
     await note_names(transaction, [row[0] for row in names], [row[1] for row in names])
@@ -100,14 +100,14 @@ async def forget(transaction: NamespaceTransaction, user_id: str, now: int) -> i
 
 
 async def drop_user(
-    transaction: NamespaceTransaction, key: int, user_no: int, profile_bytes: int
+    transaction: PostgresTransaction, key: int, user_no: int, profile_bytes: int
 ) -> None:
     """Delete a user without events, with the profiles that imports have replaced and claims."""
     values = {
         "no": transaction.namespace_no,
         "key": key,
         "user_no": user_no,
-        "tick": transaction.tick,
+        "tick": transaction.tick(),
     }
     for statement in _DROP:
         await transaction.connection.execute(statement.encode(), values)
@@ -115,19 +115,19 @@ async def drop_user(
 
 
 async def note_names(
-    transaction: NamespaceTransaction, items: Collection[int], types: Collection[int]
+    transaction: PostgresTransaction, items: Collection[int], types: Collection[int]
 ) -> None:
     """Note the numbers of names that deleted events used."""
     values = {
         "no": transaction.namespace_no,
-        "tick": transaction.tick,
+        "tick": transaction.tick(),
         "items": sorted(set(items)),
         "types": sorted(set(types)),
     }
     await transaction.connection.execute(_NOTE.encode(), values)
 
 
-async def add_entries(transaction: NamespaceTransaction, entries: Sequence[ForgottenUser]) -> None:
+async def add_entries(transaction: PostgresTransaction, entries: Sequence[ForgottenUser]) -> None:
     """Add entries to the ledger; those that it has are left out."""
     if entries:
         columns = map(list, zip(*entries, strict=True))
@@ -140,7 +140,7 @@ async def add_entries(transaction: NamespaceTransaction, entries: Sequence[Forgo
 
 
 async def forget_entry(
-    transaction: NamespaceTransaction, user_id: str, entry: ForgottenUser, now: int
+    transaction: PostgresTransaction, user_id: str, entry: ForgottenUser, now: int
 ) -> int | None:
     """Forget a user for an entry of another ledger, and add it; None if the user is unknown."""
     known = await transaction.row(_LOCK_USER, user_key(user_id), user_id)
@@ -183,7 +183,7 @@ async def find_unused(
 
 
 async def delete_names(
-    transaction: NamespaceTransaction, noted: int, since: int, unused: Unused
+    transaction: PostgresTransaction, noted: int, since: int, unused: Unused
 ) -> bool:
     """Delete names that no event used up to the tick `since`, and that none uses now.
 
@@ -196,13 +196,13 @@ async def delete_names(
         unused: likewise.
     """
     connection, no = transaction.connection, transaction.namespace_no
-    if transaction.is_distributed and await has_unseen(connection, transaction.tick):
+    if transaction.is_distributed and await has_unseen(connection, transaction.tick()):
         return False
     for table, (number, _) in INTERNED.items():
         numbers = await _without_events(connection, no, table, unused[table], since)
         extra = "AND change IS NULL AND document IS NULL" if table == "items" else ""
         await transaction.execute(
-            f"DELETE FROM heed.{table} WHERE namespace_no = %s"  # noqa: S608
+            f"DELETE FROM heed.{table} WHERE namespace_no = %s"
             f" AND {number} = ANY(%s::integer[]) {extra}",
             numbers,
         )
@@ -211,7 +211,7 @@ async def delete_names(
         "DELETE FROM heed.unused_names WHERE namespace_no = %s AND noted <= %s", noted
     )
     await connection.execute(
-        b"UPDATE heed.namespaces SET names = %s WHERE namespace_no = %s", (transaction.tick, no)
+        b"UPDATE heed.namespaces SET names = %s WHERE namespace_no = %s", (transaction.tick(), no)
     )
     return True
 
@@ -230,7 +230,7 @@ async def _without_events(
     source = "heed.events" if since is None else "heed.users JOIN heed.events USING (%s)"
     changed = "" if since is None else f"AND {changed_between(str(since))}"
     cursor = await connection.execute(
-        f"SELECT DISTINCT {column} FROM {source.replace('%s', 'namespace_no, user_key')}"  # noqa: S608
+        f"SELECT DISTINCT {column} FROM {source.replace('%s', 'namespace_no, user_key')}"
         f" WHERE namespace_no = %s AND {column} = ANY(%s::integer[]) {changed}".encode(),
         (namespace_no, numbers),
     )

@@ -9,7 +9,7 @@ from uuid import UUID
 from service.domain.records import User
 from service.stores.encoding import user_document, user_from
 from service.stores.event_identity import event_key, user_key
-from service.stores.postgres.database.transaction import Changed, NamespaceTransaction
+from service.stores.postgres.database.transaction import Changed, PostgresTransaction
 from service.stores.postgres.events.appending import put_users
 from service.stores.postgres.events.tallies import (
     EVENT_BYTES,
@@ -78,7 +78,7 @@ UPDATE heed.users AS target
 
 
 async def lock_users(
-    transaction: NamespaceTransaction, *user_ids: str
+    transaction: PostgresTransaction, *user_ids: str
 ) -> dict[str, tuple[Any, ...]]:
     """Lock the rows of users; return the key, number, next seq and profile of those known."""
     locked: dict[str, tuple[Any, ...]] = {}
@@ -89,13 +89,13 @@ async def lock_users(
     return locked
 
 
-async def rewrite_history(transaction: NamespaceTransaction, key: int) -> None:
+async def rewrite_history(transaction: PostgresTransaction, key: int) -> None:
     """Record a change of a user's events that is not an append."""
-    tick, no = transaction.tick, transaction.namespace_no
+    tick, no = transaction.tick(), transaction.namespace_no
     await transaction.connection.execute(_REWRITE.encode(), (tick, tick, no, key))
 
 
-async def delete_event(transaction: NamespaceTransaction, user_id: str, event_id: str) -> bool:
+async def delete_event(transaction: PostgresTransaction, user_id: str, event_id: str) -> bool:
     """`Store.delete_event`."""
     user = (await lock_users(transaction, user_id)).get(user_id)
     if user is None:
@@ -118,7 +118,7 @@ async def delete_event(transaction: NamespaceTransaction, user_id: str, event_id
     return True
 
 
-async def merge(transaction: NamespaceTransaction, user_id: str, source: str) -> int:
+async def merge(transaction: PostgresTransaction, user_id: str, source: str) -> int:
     """`Store.merge`."""
     found = await lock_users(transaction, user_id, source)
     if source not in found:
@@ -161,7 +161,7 @@ async def merge(transaction: NamespaceTransaction, user_id: str, source: str) ->
 
 
 async def put_user(
-    transaction: NamespaceTransaction, user_id: str, profile: bytes, import_no: int | None
+    transaction: PostgresTransaction, user_id: str, profile: bytes, import_no: int | None
 ) -> None:
     """`Store.put_user`."""
     users, created = await put_users(transaction, Counter({user_id: 0}), set(), set())

@@ -16,11 +16,11 @@ import apsw
 import numpy as np
 
 from service.stores.encoding import cursor_of, position_of
-from service.stores.protocols.forgetting_ledger import ForgottenUser, user_digest
 from service.stores.sqlite.imports.import_claims import drop_claims_on
 from service.stores.sqlite.reads import INTERNED, read_transaction
 from service.stores.sqlite.registers.popularity import discount_user
-from service.stores.sqlite.writer import Transaction
+from service.stores.sqlite.writer import SQLiteTransaction
+from service.stores.values import ForgottenUser, user_digest
 
 Interned = Literal["items", "types"]
 Unused = dict[Interned, set[int]]
@@ -34,7 +34,7 @@ _TABLES: tuple[Interned, ...] = ("items", "types")
 # ------------------------------------------------------------------------------ changes
 
 
-def forget(transaction: Transaction, user_id: str, now: int) -> int:
+def forget(transaction: SQLiteTransaction, user_id: str, now: int) -> int:
     """`Store.forget`."""
     connection = transaction.connection
     user_no = connection.execute("SELECT user_no FROM users WHERE user_id = ?", (user_id,)).get
@@ -46,7 +46,7 @@ def forget(transaction: Transaction, user_id: str, now: int) -> int:
     return events
 
 
-def delete_user(transaction: Transaction, user_no: int) -> int:
+def delete_user(transaction: SQLiteTransaction, user_no: int) -> int:
     """Delete a user with everything that is stored of them; return the number of events."""
     connection = transaction.connection
     note_names(transaction, "user_no = ?", (user_no,))
@@ -59,7 +59,7 @@ def delete_user(transaction: Transaction, user_no: int) -> int:
     return events
 
 
-def drop_user(transaction: Transaction, user_no: int) -> None:
+def drop_user(transaction: SQLiteTransaction, user_no: int) -> None:
     """Delete a user without events, with the profiles that imports have replaced and claims."""
     drop_claims_on(transaction, user_no)
     execute = transaction.connection.execute
@@ -70,22 +70,22 @@ def drop_user(transaction: Transaction, user_no: int) -> None:
     transaction.scrub()
 
 
-def note_names(transaction: Transaction, where: str, values: tuple[Any, ...]) -> None:
+def note_names(transaction: SQLiteTransaction, where: str, values: tuple[Any, ...]) -> None:
     """Note the names that events use, before these events are deleted."""
     execute, tick = transaction.connection.execute, transaction.tick()
     execute(
-        "INSERT OR REPLACE INTO unused_names SELECT DISTINCT 'items', item_no, ? FROM events"  # noqa: S608
+        "INSERT OR REPLACE INTO unused_names SELECT DISTINCT 'items', item_no, ? FROM events"
         f" JOIN items USING (item_no) WHERE {where} AND change IS NULL",
         (tick, *values),
     )
     execute(
-        "INSERT OR REPLACE INTO unused_names SELECT DISTINCT 'types', type_no, ? FROM events"  # noqa: S608
+        "INSERT OR REPLACE INTO unused_names SELECT DISTINCT 'types', type_no, ? FROM events"
         f" WHERE {where}",
         (tick, *values),
     )
 
 
-def add_entries(transaction: Transaction, entries: Sequence[ForgottenUser]) -> None:
+def add_entries(transaction: SQLiteTransaction, entries: Sequence[ForgottenUser]) -> None:
     """Add entries to the ledger; those that it has are left out."""
     transaction.connection.executemany(
         "INSERT OR IGNORE INTO forgotten VALUES (?, ?, ?, ?)",
@@ -94,7 +94,7 @@ def add_entries(transaction: Transaction, entries: Sequence[ForgottenUser]) -> N
 
 
 def forget_entry(
-    transaction: Transaction, user_id: str, entry: ForgottenUser, now: int
+    transaction: SQLiteTransaction, user_id: str, entry: ForgottenUser, now: int
 ) -> int | None:
     """Forget a user for an entry of another ledger, and add it; None if the user is unknown."""
     known = transaction.connection.execute("SELECT 1 FROM users WHERE user_id = ?", (user_id,)).get
@@ -150,13 +150,13 @@ def _used(
         return set()
     column, _ = INTERNED[table]
     rows: list[Any] = connection.execute(
-        f"SELECT DISTINCT {column} FROM {source} WHERE {column} IN carray(?)",  # noqa: S608
+        f"SELECT DISTINCT {column} FROM {source} WHERE {column} IN carray(?)",
         (*values, apsw.carray(np.array(sorted(numbers), np.int64))),
     ).fetchall()
     return {number for (number,) in rows}
 
 
-def delete_names(transaction: Transaction, noted: int, since: int, unused: Unused) -> None:
+def delete_names(transaction: SQLiteTransaction, noted: int, since: int, unused: Unused) -> None:
     """Delete names that no event used at the tick `since`, and that none uses now.
 
     The numbers are not used again: other processes may remember what they stood for.
@@ -171,7 +171,7 @@ def delete_names(transaction: Transaction, noted: int, since: int, unused: Unuse
         last = f"last_{table.removesuffix('s')}"
         extra = "AND change IS NULL AND document IS NULL" if table == "items" else ""
         connection.executemany(
-            f"DELETE FROM {table} WHERE {column} = ? {extra}",  # noqa: S608
+            f"DELETE FROM {table} WHERE {column} = ? {extra}",
             ((number,) for number in numbers),
         )
         if table == "items":
@@ -179,7 +179,7 @@ def delete_names(transaction: Transaction, noted: int, since: int, unused: Unuse
                 "DELETE FROM popularity WHERE item_no NOT IN (SELECT item_no FROM items)"
             )
         connection.execute(
-            f"UPDATE state SET {last} = max({last}, ?)",  # noqa: S608
+            f"UPDATE state SET {last} = max({last}, ?)",
             (max(numbers, default=0),),
         )
     # Names that were noted since are looked at the next time.

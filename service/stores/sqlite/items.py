@@ -11,11 +11,11 @@ from service.domain.errors import NotFound
 from service.domain.item_patch import ItemPatch
 from service.domain.records import Item
 from service.stores.encoding import item_document, item_from, vector_bytes
-from service.stores.protocols.catalogue_store import OnCatalogueChange, PatchResult
 from service.stores.sqlite.imports.replaced_records import Replacement, keep_replaced
 from service.stores.sqlite.reads import SELECT_ITEMS
-from service.stores.sqlite.writer import Transaction
+from service.stores.sqlite.writer import SQLiteTransaction
 from service.stores.sqlite.writes import Names
+from service.stores.values import OnCatalogueChange, PatchResult
 
 
 class ItemWrites:
@@ -26,7 +26,7 @@ class ItemWrites:
 
     def put_items(
         self,
-        transaction: Transaction,
+        transaction: SQLiteTransaction,
         items: Sequence[Item],
         on_change: OnCatalogueChange | None,
         import_no: int | None,
@@ -51,7 +51,7 @@ class ItemWrites:
 
     def patch_items(
         self,
-        transaction: Transaction,
+        transaction: SQLiteTransaction,
         patches: Sequence[ItemPatch],
         create: bool,
         on_change: OnCatalogueChange | None,
@@ -73,7 +73,7 @@ class ItemWrites:
         return PatchResult(stored, tuple(item_id for item_id in items if item_id not in known))
 
     def delete_item(
-        self, transaction: Transaction, item_id: str, on_change: OnCatalogueChange | None
+        self, transaction: SQLiteTransaction, item_id: str, on_change: OnCatalogueChange | None
     ) -> bool:
         execute = transaction.connection.execute
         item_no = execute(
@@ -87,7 +87,7 @@ class ItemWrites:
 
 
 def replace_items(
-    transaction: Transaction,
+    transaction: SQLiteTransaction,
     replaced: Sequence[Replacement],
     on_change: OnCatalogueChange | None = None,
     later: Sequence[int] | None = None,

@@ -9,9 +9,9 @@ import apsw
 import numpy as np
 from numpy.typing import NDArray
 
-from service.stores.protocols.event_log_store import LogChanges, LogColumns
 from service.stores.sqlite.reads import read_transaction
 from service.stores.sqlite.scan import NameCodes
+from service.stores.values import LogChanges, LogColumns
 
 Rows = list[tuple[Any, ...]]
 

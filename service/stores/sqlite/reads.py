@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.domain.records import Event, Item, User
-from service.stores.base import History
 from service.stores.encoding import (
     cursor_of,
     first_user,
@@ -24,8 +23,8 @@ from service.stores.encoding import (
     users_page,
     vectors_from,
 )
-from service.stores.protocols.catalogue_store import CatalogueChanges, CatalogueDigest
 from service.stores.quota import StoreUsage
+from service.stores.values import CatalogueChanges, CatalogueDigest, History
 
 Rows = list[tuple[Any, ...]]
 
@@ -63,7 +62,7 @@ class read_transaction:  # noqa: N801  # used like a keyword
 def find_names(connection: apsw.Connection, table: str, numbers: Collection[int]) -> dict[int, str]:
     """Read the names of interned numbers, in the order of the numbers."""
     number, name = INTERNED[table]
-    find = f"SELECT {number}, {name} FROM {table} WHERE {number} IN carray(?) ORDER BY {number}"  # noqa: S608
+    find = f"SELECT {number}, {name} FROM {table} WHERE {number} IN carray(?) ORDER BY {number}"
     wanted = np.fromiter(numbers, np.int64, len(numbers))
     return dict(connection.execute(find, (apsw.carray(wanted),)))
 

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from service.domain.records import Event, Item, User
 from service.stores.encoding import item_from, user_from
 from service.stores.event_identity import user_key
-from service.stores.protocols.event_log_store import LogColumns, Shard
 from service.stores.sqlite.reads import (
     SELECT_EVENTS,
     SELECT_ITEMS,
     Reads,
     find_names,
 )
+from service.stores.values import LogColumns, Shard
 
 _COLUMNS = "SELECT user_no, item_no, type_no, timestamp, weight FROM events"
 _ALL = f"{_COLUMNS} ORDER BY user_no, timestamp, seq"

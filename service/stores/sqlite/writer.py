@@ -22,6 +22,8 @@ from typing import Any, Generic, TypeVar
 import apsw
 
 from service.domain.errors import HeedError, Overloaded, Unavailable
+from service.stores.jobs import Job
+from service.stores.sqlite.dialect import run_job
 from service.stores.sqlite.integrity.store_guard import StoreGuard
 from service.stores.sqlite.schema import check_schema
 
@@ -48,7 +50,7 @@ _FAULTS_OF_A_STATEMENT = (
 _STATE = "SELECT clock, names, scrub, user_version FROM state, pragma_user_version"
 
 
-class Transaction:
+class SQLiteTransaction:
     """Transaction of a group of jobs: its connection, its tick, and hooks to call after commit."""
 
     def __init__(self, connection: apsw.Connection) -> None:
@@ -65,6 +67,14 @@ class Transaction:
         """Return the version of this transaction's changes: greater than every earlier one."""
         self.has_ticked = True
         return self._tick
+
+    def run(self, job: Job[T]) -> T:
+        """Run the statements of a job."""
+        return run_job(self.connection, job)
+
+    def move_keys(self) -> Job[None]:
+        """Do nothing: each key has the tick of its last change."""
+        yield from ()
 
     def advance(self, ticks: int) -> None:
         """Move the tick on, for a job whose changes have versions one after another."""
@@ -94,7 +104,7 @@ class Transaction:
 
 @dataclass(slots=True)
 class _Ticket(Generic[T]):
-    job: Callable[[Transaction], T]
+    job: Callable[[SQLiteTransaction], T]
     rows: int
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[T]
@@ -144,7 +154,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="heed-store-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[Transaction], T], rows: int = 1) -> asyncio.Future[T]:
+    def submit(self, job: Callable[[SQLiteTransaction], T], rows: int = 1) -> asyncio.Future[T]:
         """Queue `job`, which touches about `rows` rows; the future is done once it is durable.
 
         Call it from a coroutine. Raises `Overloaded` if too much is waiting, `Unavailable` after
@@ -247,7 +257,7 @@ class Writer:
         try:
             self._guard.prepare(self._connection)
             execute("BEGIN IMMEDIATE")
-            transaction = Transaction(self._connection)
+            transaction = SQLiteTransaction(self._connection)
             for ticket in group:
                 if not ticket.future.cancelled():
                     self._run_job(transaction, ticket)
@@ -271,7 +281,7 @@ class Writer:
                     for hook in ticket.hooks:
                         hook()
 
-    def _run_job(self, transaction: Transaction, ticket: _Ticket[Any]) -> None:
+    def _run_job(self, transaction: SQLiteTransaction, ticket: _Ticket[Any]) -> None:
         execute = self._connection.execute
         transaction.hooks = ticket.hooks
         execute("SAVEPOINT job")

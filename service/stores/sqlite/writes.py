@@ -8,7 +8,6 @@ from typing import Any, Literal
 import apsw
 
 from service.domain.records import DISLIKE, Event, User
-from service.stores.base import AppendResult
 from service.stores.encoding import (
     EventIds,
     user_document,
@@ -25,7 +24,8 @@ from service.stores.sqlite.imports.import_claims import (
 from service.stores.sqlite.imports.replaced_records import keep_replaced
 from service.stores.sqlite.reads import INTERNED, MAX_CACHED_NAMES
 from service.stores.sqlite.registers.popularity import count_events, discount_events
-from service.stores.sqlite.writer import Transaction
+from service.stores.sqlite.writer import SQLiteTransaction
+from service.stores.values import AppendResult
 
 
 class Names:
@@ -33,16 +33,16 @@ class Names:
 
     def __init__(self, table: Literal["items", "types"]) -> None:
         number, name = INTERNED[table]
-        self._find = f"SELECT {name}, {number} FROM {table} WHERE {name} IN carray(?)"  # noqa: S608
+        self._find = f"SELECT {name}, {number} FROM {table} WHERE {name} IN carray(?)"
         last = f"last_{table.removesuffix('s')}"
         self._next = (
-            f"SELECT max(coalesce((SELECT max({number}) FROM {table}), 0), {last}) + 1 FROM state"  # noqa: S608
+            f"SELECT max(coalesce((SELECT max({number}) FROM {table}), 0), {last}) + 1 FROM state"
         )
-        self._add = f"INSERT INTO {table} ({number}, {name}) VALUES (?, ?)"  # noqa: S608
+        self._add = f"INSERT INTO {table} ({number}, {name}) VALUES (?, ?)"
         self._known: dict[str, int] = {}
         self._tick = 0  # of the last deletion of names
 
-    def numbers(self, transaction: Transaction, names: Iterable[str]) -> dict[str, int]:
+    def numbers(self, transaction: SQLiteTransaction, names: Iterable[str]) -> dict[str, int]:
         """Return the number of each name; new names are inserted."""
         if transaction.names != self._tick:
             self._known, self._tick = {}, transaction.names
@@ -55,7 +55,7 @@ class Names:
         transaction.after_commit(lambda: self._remember(learned))
         return found | learned
 
-    def add(self, transaction: Transaction, names: Sequence[str]) -> dict[str, int]:
+    def add(self, transaction: SQLiteTransaction, names: Sequence[str]) -> dict[str, int]:
         """Insert the new ones of names, at least one, in this order; return the numbers of all."""
         connection = transaction.connection
         found = dict(connection.execute(self._find, (apsw.carray(tuple(names)),)))
@@ -82,7 +82,11 @@ class Writes:
     # ------------------------------------------------------------------ events
 
     def append(
-        self, transaction: Transaction, events: Sequence[Event], now: int, import_no: int | None
+        self,
+        transaction: SQLiteTransaction,
+        events: Sequence[Event],
+        now: int,
+        import_no: int | None,
     ) -> AppendResult:
         """Append events that arrived at `now`."""
         fresh, owners = self._without_duplicates(transaction, events, now)
@@ -123,7 +127,7 @@ class Writes:
         return AppendResult(len(rows), len(events) - len(rows))
 
     def _without_duplicates(
-        self, transaction: Transaction, events: Sequence[Event], now: int
+        self, transaction: SQLiteTransaction, events: Sequence[Event], now: int
     ) -> tuple[list[FreshEvent], Owners]:
         """Return the new events with timestamps and digests, and those that are stored already.
 
@@ -142,7 +146,7 @@ class Writes:
             owners = [row[2:] for row in rows]
         return find_fresh(events, now, known), owners
 
-    def delete_event(self, transaction: Transaction, user_id: str, event_id: str) -> bool:
+    def delete_event(self, transaction: SQLiteTransaction, user_id: str, event_id: str) -> bool:
         execute = transaction.connection.execute
         row = execute(
             "SELECT user_no, timestamp, seq FROM events JOIN users USING (user_no)"
@@ -154,7 +158,7 @@ class Writes:
         place = "user_no = ? AND timestamp = ? AND seq = ?"
         note_names(transaction, place, row)
         discount_events(transaction, [row])
-        execute(f"DELETE FROM events WHERE {place}", row)  # noqa: S608
+        execute(f"DELETE FROM events WHERE {place}", row)
         user_no, _, seq = row
         transaction.scrub()
         execute("DELETE FROM vectors WHERE user_no = ? AND seq = ?", (user_no, seq))
@@ -164,7 +168,7 @@ class Writes:
 
     # ------------------------------------------------------------------ users
 
-    def merge(self, transaction: Transaction, user_id: str, source: str) -> int:
+    def merge(self, transaction: SQLiteTransaction, user_id: str, source: str) -> int:
         source_no = _user_no(transaction, source)
         if source_no is None:
             return 0
@@ -197,7 +201,7 @@ class Writes:
         return moved
 
     def put_user(
-        self, transaction: Transaction, user_id: str, profile: bytes, import_no: int | None
+        self, transaction: SQLiteTransaction, user_id: str, profile: bytes, import_no: int | None
     ) -> None:
         user_no, _ = _users(transaction, {user_id})[user_id]
         if import_no is not None:
@@ -213,7 +217,7 @@ class Writes:
         )
 
 
-def _users(transaction: Transaction, user_ids: set[str]) -> dict[str, list[int]]:
+def _users(transaction: SQLiteTransaction, user_ids: set[str]) -> dict[str, list[int]]:
     """`[user_no, next_seq]` of each user; unknown ones are created."""
     connection = transaction.connection
     users = {
@@ -236,14 +240,14 @@ def _users(transaction: Transaction, user_ids: set[str]) -> dict[str, list[int]]
     return users
 
 
-def _user_no(transaction: Transaction, user_id: str) -> int | None:
+def _user_no(transaction: SQLiteTransaction, user_id: str) -> int | None:
     found: int | None = transaction.connection.execute(
         "SELECT user_no FROM users WHERE user_id = ?", (user_id,)
     ).get
     return found
 
 
-def rewrite_history(transaction: Transaction, user_no: int) -> None:
+def rewrite_history(transaction: SQLiteTransaction, user_no: int) -> None:
     """Record a change of the user's events that is not an append."""
     tick = transaction.tick()
     transaction.connection.execute(

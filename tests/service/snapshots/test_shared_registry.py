@@ -23,8 +23,8 @@ from service.snapshots.versions import shared_registry, transfer
 from service.snapshots.versions.opening import open_registry
 from service.snapshots.versions.shared_registry import SharedRegistry
 from service.stores.postgres.database import patience
+from service.stores.postgres.shared_files import CHUNK_BYTES
 from service.stores.postgres.store import PostgresStore
-from service.stores.protocols.shared_files import CHUNK_BYTES
 from tests.support import tiny
 from tests.support.heed_process import ROOT
 from tests.support.postgres_server import PostgresDatabases, PostgresServer

@@ -11,14 +11,14 @@ from psycopg import Connection
 from service.domain.errors import Conflict
 from service.stores.postgres.database.ticks.base import TICKS
 from service.stores.postgres.database.ticks.versions import LAST_VERSION
-from service.stores.postgres.database.transaction import NamespaceTransaction
-from service.stores.protocols.bulk_access import CopyRecord
+from service.stores.postgres.database.transaction import PostgresTransaction
+from service.stores.values import CopyRecord
 
 _LAST_CHANGE = f"""\
 greatest(({LAST_VERSION}),
          (SELECT max(change) FROM heed.gone_users WHERE namespace_no = %(no)s),
          (SELECT greatest(catalogue, keys, names) FROM heed.namespaces
-           WHERE namespace_no = %(no)s))"""  # noqa: S608
+           WHERE namespace_no = %(no)s))"""
 _READ = "SELECT origin, position, written, is_whole FROM heed.copies WHERE namespace_no = %s"
 _NOT_WHOLE = "SELECT FROM heed.copies WHERE namespace_no = %s AND is_whole IS DISTINCT FROM true"
 _LOCK = "SELECT written FROM heed.copies WHERE namespace_no = %s FOR UPDATE"
@@ -46,9 +46,9 @@ def unfinished(connection: Connection, namespace_no: int) -> str | None:
     return None if found is None or found[0].is_whole else found[0].origin
 
 
-async def begin(transaction: NamespaceTransaction, origin: str) -> int:
+async def begin(transaction: PostgresTransaction, origin: str) -> int:
     """`BulkAccess.begin_copy`; return the last number of the transaction."""
-    written = transaction.tick + TICKS - 1
+    written = transaction.tick() + TICKS - 1
     await transaction.execute(
         "INSERT INTO heed.copies (namespace_no, origin, position, written, is_whole)"
         " VALUES (%s, %s, '', %s, false)",
@@ -58,7 +58,7 @@ async def begin(transaction: NamespaceTransaction, origin: str) -> int:
     return written
 
 
-async def mark(transaction: NamespaceTransaction, *, is_whole: bool) -> None:
+async def mark(transaction: PostgresTransaction, *, is_whole: bool) -> None:
     """Record whether the copy is whole."""
     await transaction.connection.execute(
         b"UPDATE heed.copies SET is_whole = %s WHERE namespace_no = %s",
@@ -66,7 +66,7 @@ async def mark(transaction: NamespaceTransaction, *, is_whole: bool) -> None:
     )
 
 
-async def check(transaction: NamespaceTransaction, written: int) -> None:
+async def check(transaction: PostgresTransaction, written: int) -> None:
     """Raise `Conflict` unless the last change of the store is the copy's own."""
     row = await transaction.row(_LOCK)
     values = {"no": transaction.namespace_no}
@@ -76,9 +76,9 @@ async def check(transaction: NamespaceTransaction, written: int) -> None:
         raise Conflict("the target was changed by something else while it was copied to")
 
 
-async def record(transaction: NamespaceTransaction, position: str | None = None) -> int:
+async def record(transaction: PostgresTransaction, position: str | None = None) -> int:
     """Record a change of the copy, and its position if it has moved; return the last number."""
-    written = transaction.tick + TICKS - 1
+    written = transaction.tick() + TICKS - 1
     await transaction.connection.execute(
         b"UPDATE heed.copies SET written = %s, position = coalesce(%s, position)"
         b" WHERE namespace_no = %s",

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from service.stores.postgres.catalogue import replace_items
-from service.stores.postgres.database.transaction import NamespaceTransaction
+from service.stores.postgres.database.transaction import PostgresTransaction
 from service.stores.postgres.events.names import InternedNames
-from service.stores.protocols.bulk_access import StoredItem
+from service.stores.values import StoredItem
 
 # In the given order, so that the sequence is asked in it.
 _ADD = """\
@@ -31,7 +31,7 @@ SELECT namespace_no, 'items', item_no, %s FROM heed.items
 ON CONFLICT (namespace_no, kind, number) DO UPDATE SET noted = excluded.noted"""
 
 
-async def add_item_names(transaction: NamespaceTransaction, item_ids: Sequence[str]) -> None:
+async def add_item_names(transaction: PostgresTransaction, item_ids: Sequence[str]) -> None:
     """`BulkAccess.add_item_names`."""
     rows = await transaction.rows(
         "SELECT item_id FROM heed.items WHERE namespace_no = %s AND item_id = ANY(%s)",
@@ -44,7 +44,7 @@ async def add_item_names(transaction: NamespaceTransaction, item_ids: Sequence[s
 
 
 async def put_items(
-    transaction: NamespaceTransaction, items: Sequence[StoredItem], names: InternedNames
+    transaction: PostgresTransaction, items: Sequence[StoredItem], names: InternedNames
 ) -> None:
     """`BulkAccess.put_items`, in a transaction that holds the lock of the catalogue."""
     numbers = names.numbers(transaction, [item.item_id for item in items])
@@ -65,8 +65,8 @@ async def put_items(
         await transaction.execute(_ADD_REPLACED, *map(list, zip(*replaced, strict=True)))
 
 
-async def discard_item_names(transaction: NamespaceTransaction, item_ids: Sequence[str]) -> None:
+async def discard_item_names(transaction: PostgresTransaction, item_ids: Sequence[str]) -> None:
     """`BulkAccess.discard_item_names`."""
     await transaction.connection.execute(
-        _NOTE.encode(), (transaction.tick, transaction.namespace_no, list(item_ids))
+        _NOTE.encode(), (transaction.tick(), transaction.namespace_no, list(item_ids))
     )

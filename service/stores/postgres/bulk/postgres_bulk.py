@@ -9,36 +9,25 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from psycopg import Connection
 
 from service.domain.errors import Conflict
+from service.stores.bulk_access import BulkAccess
+from service.stores.jobs import CATALOGUE, FOLDING, KEYS, SCENARIOS
 from service.stores.postgres.bulk import copy_record, item_writes, record_reads
 from service.stores.postgres.bulk.user_writes import PostgresUserWrites
 from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.distributed.workers import NOWHERE
-from service.stores.postgres.database.transaction import (
-    CATALOGUE,
-    FOLDING,
-    KEYS,
-    SCENARIOS,
-    NamespaceTransaction,
-)
+from service.stores.postgres.database.transaction import PostgresTransaction
 from service.stores.postgres.events import tallies
 from service.stores.postgres.events.names import InternedNames
 from service.stores.postgres.forgetting import add_entries
 from service.stores.postgres.imports import ledger
-from service.stores.postgres.registers import keys, scenarios
-from service.stores.protocols.bulk_access import (
-    BulkAccess,
-    CopyRecord,
-    Registers,
-    StoredItem,
-    StoredUser,
-)
+from service.stores.records import keys, scenarios
+from service.stores.values import CopyRecord, Registers, StoredItem, StoredUser
 
 # Until the server has looked at so many new rows, it joins whole tables row by row.
 _ANALYZE = b"ANALYZE heed.users, heed.events, heed.event_ids, heed.vectors, heed.items, heed.types"
 _PATIENCE = 3_600.0  # seconds of one write, of a user with very many events
 T = TypeVar("T")
 P = ParamSpec("P")
-Job = Callable[[NamespaceTransaction], Awaitable[T]]
+Job = Callable[[PostgresTransaction], Awaitable[T]]
 
 
 class RunTransaction(Protocol):
@@ -51,7 +40,6 @@ class RunTransaction(Protocol):
         *,
         alone: tuple[int, ...] = (),
         patience: float = 0,
-        workers: frozenset[int] = NOWHERE,
     ) -> Awaitable[T]: ...
 
 
@@ -102,11 +90,10 @@ class PostgresBulk(BulkAccess):
         self._written = await self._write(lambda each: copy_record.begin(each, origin))
 
     async def put_registers(self, registers: Registers) -> None:
-        async def job(transaction: NamespaceTransaction) -> None:
+        async def job(transaction: PostgresTransaction) -> None:
             await ledger.put_records(transaction, registers.imports)
-            await scenarios.put_versions(transaction, registers.scenarios)
-            if registers.keys:
-                await keys.put(transaction, registers.keys)
+            await transaction.run(scenarios.put_versions(registers.scenarios))
+            await transaction.run(keys.put(transaction, registers.keys))
             await add_entries(transaction, registers.forgotten)
 
         await self._change(job, alone=(KEYS, SCENARIOS))
@@ -129,7 +116,7 @@ class PostgresBulk(BulkAccess):
     ) -> None:
         attempts = 0
 
-        async def job(transaction: NamespaceTransaction) -> None:
+        async def job(transaction: PostgresTransaction) -> None:
             nonlocal attempts
             attempts += 1
             # The first attempt may fail by the id of an event that another user has.
@@ -138,7 +125,7 @@ class PostgresBulk(BulkAccess):
         await self._change(job, lambda: self._users.prepare(users), position=position)
 
     async def finish_copy(self) -> None:
-        async def job(transaction: NamespaceTransaction) -> None:
+        async def job(transaction: PostgresTransaction) -> None:
             await tallies.fold(transaction)
             await transaction.connection.execute(_ANALYZE)
 
@@ -173,7 +160,7 @@ class PostgresBulk(BulkAccess):
         if written is None:
             raise Conflict("no copy to this store was begun")
 
-        async def recorded(transaction: NamespaceTransaction) -> int:
+        async def recorded(transaction: PostgresTransaction) -> int:
             # One user may have millions of events.
             await transaction.connection.execute(b"SET LOCAL statement_timeout = 0")
             await copy_record.check(transaction, written)
@@ -185,5 +172,4 @@ class PostgresBulk(BulkAccess):
             prepare,
             alone=alone,
             patience=_PATIENCE,
-            workers=self._connections.workers.everywhere,
         )

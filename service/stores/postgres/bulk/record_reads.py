@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from psycopg import Connection
 
-from service.stores.postgres.database.transaction import Rows
+from service.stores.jobs import Rows
 from service.stores.postgres.events.column_codes import ColumnCodes
-from service.stores.protocols.bulk_access import (
+from service.stores.values import (
     StoredClaim,
     StoredEvent,
     StoredItem,
@@ -30,21 +30,21 @@ _NEXT_USERS = """\
 SELECT user_key, user_id, next_seq FROM heed.users WHERE namespace_no = %s AND user_id > %s
  ORDER BY user_id LIMIT %s"""
 _OF_USERS = "WHERE namespace_no = %s AND user_key = ANY(%s::bigint[])"
-_PROFILES = f"SELECT user_key, profile FROM heed.users {_OF_USERS} AND profile IS NOT NULL"  # noqa: S608
+_PROFILES = f"SELECT user_key, profile FROM heed.users {_OF_USERS} AND profile IS NOT NULL"
 # First the events, since a distributed database has their ids elsewhere.
 _EVENTS = f"""\
 WITH found AS MATERIALIZED (SELECT * FROM heed.events {_OF_USERS})
 SELECT found.user_key, found.timestamp, found.seq, item_no, type_no, weight,
        coalesce(event_id, event_key::text), digest, import_no
   FROM found JOIN heed.event_ids USING (namespace_no, event_key)
- ORDER BY found.user_key, found.timestamp, found.seq"""  # noqa: S608
-_VECTORS = f"SELECT user_key, seq, key, value FROM heed.vectors {_OF_USERS} ORDER BY user_key, seq"  # noqa: S608
+ ORDER BY found.user_key, found.timestamp, found.seq"""
+_VECTORS = f"SELECT user_key, seq, key, value FROM heed.vectors {_OF_USERS} ORDER BY user_key, seq"
 _CLAIMS = f"""\
 SELECT user_key, import_no, first_seq, last_seq FROM heed.claims {_OF_USERS}
- ORDER BY user_key, import_no, first_seq"""  # noqa: S608
+ ORDER BY user_key, import_no, first_seq"""
 _REPLACED_PROFILES = f"""\
 SELECT user_key, import_no, written, document, NULL FROM heed.replaced_profiles {_OF_USERS}
- ORDER BY user_key, import_no"""  # noqa: S608
+ ORDER BY user_key, import_no"""
 _REPLACED_ITEMS = """\
 SELECT item_no, import_no, written, document, embedding FROM heed.replaced_items
  WHERE namespace_no = %s AND item_no = ANY(%s::integer[]) ORDER BY item_no, import_no"""

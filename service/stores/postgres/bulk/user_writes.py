@@ -7,8 +7,9 @@ from typing import Any
 
 from service.domain.records import DISLIKE
 from service.stores.event_identity import event_key, spelled_id, user_key
+from service.stores.jobs import Rows
 from service.stores.postgres.database.arrays import bigints, doubles, integers, uuids
-from service.stores.postgres.database.transaction import NamespaceTransaction, Rows
+from service.stores.postgres.database.transaction import PostgresTransaction
 from service.stores.postgres.events.appending import (
     ADD_IDS,
     ADD_VECTORS,
@@ -24,7 +25,7 @@ from service.stores.postgres.events.tallies import (
     dislike_number,
 )
 from service.stores.postgres.forgetting import drop_user, note_names
-from service.stores.protocols.bulk_access import StoredUser, latest_holders
+from service.stores.values import StoredUser, latest_holders
 
 _ROWS = 50_000  # in one statement, of a user with very many
 
@@ -82,7 +83,7 @@ class PostgresUserWrites:
 
     async def put_users(
         self,
-        transaction: NamespaceTransaction,
+        transaction: PostgresTransaction,
         users: Sequence[StoredUser],
         absent: Sequence[str],
         *,
@@ -125,7 +126,7 @@ class PostgresUserWrites:
         if users:
             await self._insert(transaction, keys, known)
 
-    async def _delete_rows(self, transaction: NamespaceTransaction, keys: list[int]) -> None:
+    async def _delete_rows(self, transaction: PostgresTransaction, keys: list[int]) -> None:
         """Delete everything about users but their own rows."""
         dislike = await dislike_number(transaction)
         rows = await transaction.rows(_DELETE_EVENTS, keys)
@@ -141,7 +142,7 @@ class PostgresUserWrites:
         await add_tallies(transaction, keys[0], tally)
 
     async def _insert(
-        self, transaction: NamespaceTransaction, users: dict[int, StoredUser], known: Rows
+        self, transaction: PostgresTransaction, users: dict[int, StoredUser], known: Rows
     ) -> None:
         """Insert users by their keys, or replace the rows of the known ones."""
         known_numbers = {key: user_no for key, _, user_no, _ in known}
@@ -160,7 +161,7 @@ class PostgresUserWrites:
             )
             for key, user in sorted(users.items())
         ]
-        await transaction.execute(_PUT, transaction.tick, transaction.tick, *_columns(rows))
+        await transaction.execute(_PUT, transaction.tick(), transaction.tick(), *_columns(rows))
         tally = Tally(users=len(new), bytes=USER_BYTES * len(new))
         tally.bytes += sum(len(user.profile or b"") for user in users.values())
         tally.bytes -= sum(size or 0 for *_, size in known)
@@ -178,7 +179,7 @@ class PostgresUserWrites:
         await add_tallies(transaction, next(iter(users)), tally)
 
     async def _add_events(
-        self, transaction: NamespaceTransaction, users: dict[int, StoredUser], tally: Tally
+        self, transaction: PostgresTransaction, users: dict[int, StoredUser], tally: Tally
     ) -> None:
         items = self._items.numbers(
             transaction, {event.item_id for user in users.values() for event in user.events}

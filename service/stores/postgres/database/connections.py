@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any
 
 import psycopg
@@ -18,11 +18,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg_pool import ConnectionPool as ReaderPool
 
 from service.domain.errors import Invalid, Unavailable
-from service.stores.postgres.database.distributed.distribution import is_distributed
-from service.stores.postgres.database.distributed.placement import SHARDS, build_placement
-from service.stores.postgres.database.distributed.workers import NOWHERE, Workers
 from service.stores.postgres.database.faults import explain, is_disconnected
 from service.stores.postgres.database.lending.leases import Leases
+from service.stores.postgres.database.migrations import is_distributed
 from service.stores.postgres.database.patience import PatientConnection, cut_after, cut_off
 from service.stores.postgres.database.ticks.base import TIMELINE, raise_base, raise_base_async
 from service.stores.postgres.database.ticks.timelines import Timelines, put_first
@@ -32,6 +30,7 @@ DISTRIBUTED_POOL_SIZE = 16  # of a distributed database, which takes longer to a
 MAX_SNAPSHOTS = 8  # connections of the threads of a process
 STATEMENT_TIMEOUT_MS = 30_000
 SESSION_TIMEOUT_MS = 10_000
+QUICK_TIMEOUT = 0.5  # seconds of what a request waits for
 LONG_TIMEOUT = 60.0  # seconds of what may read at length
 _SETUP_TIMEOUT = 3.0  # seconds of the first statements of a connection
 
@@ -77,7 +76,6 @@ class Connections:
         self._threads: ReaderPool[Connection] | None = None
         self._lock = threading.Lock()
         self._timelines = Timelines()
-        self.workers = Workers()
         self.is_distributed = False
         self.is_closed = False
         self._failures = 0  # of connections that are not lent
@@ -101,48 +99,23 @@ class Connections:
     def recognise(self, connection: Connection) -> None:
         """Find out whether the tables are distributed; before the first connection is lent."""
         if not self.is_distributed and is_distributed(connection):
-            placement = build_placement(connection.execute(SHARDS).fetchall())
-            self.is_distributed, self._leases.size = True, DISTRIBUTED_POOL_SIZE
-            self.workers = Workers(placement, DISTRIBUTED_POOL_SIZE)
+            self.is_distributed = self._leases.is_distributed = True
+            self._leases.size = DISTRIBUTED_POOL_SIZE
 
     def connection(
-        self,
-        patience: float = LONG_TIMEOUT,
-        workers: frozenset[int] = NOWHERE,
-        *,
-        only_reads: bool = False,
+        self, patience: float = LONG_TIMEOUT
     ) -> AbstractAsyncContextManager[AsyncConnection]:
         """Lend a connection in autocommit mode for a block.
 
         A connection with which the block takes longer than `patience` seconds is cut, so that the
         block fails.
 
-        Args:
-            patience: seconds.
-            workers: of a distributed database, that the block needs.
-            only_reads: whether the block waits for no lock.
-
         Raises:
-            StoreUnreachable: no connection can be had, it was lost or cut, or a breaker is open.
+            StoreUnreachable: no connection can be had, it was lost or cut, or the breaker is open.
             Unavailable: another error of PostgreSQL; errors of the block are translated too.
         """
         self.check_open()
-        lease = self._leases.lease(patience, of_server=not workers)
-        return self._of_workers(lease, patience, workers, only_reads) if workers else lease
-
-    @asynccontextmanager
-    async def _of_workers(
-        self,
-        lease: AbstractAsyncContextManager[AsyncConnection],
-        patience: float,
-        workers: frozenset[int],
-        only_reads: bool,
-    ) -> AsyncIterator[AsyncConnection]:
-        async with (
-            self.workers.call(workers, patience, only_reads=only_reads),
-            lease as connection,
-        ):
-            yield connection
+        return self._leases.lease(patience)
 
     @contextmanager
     def plain(self) -> Iterator[Connection]:
@@ -236,9 +209,6 @@ class Connections:
             await connection.execute(
                 f"SET statement_timeout = {STATEMENT_TIMEOUT_MS}; {own}".encode()
             )
-            if self.is_distributed:  # shards may have moved
-                shards = await (await connection.execute(SHARDS)).fetchall()
-                self.workers.placement = build_placement(shards)
             try:
                 row = await (await connection.execute(TIMELINE)).fetchone()
             except psycopg.Error as error:

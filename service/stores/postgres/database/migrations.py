@@ -11,13 +11,12 @@ from importlib.resources import files
 import psycopg
 
 from service.domain.errors import Incompatible, Invalid
-from service.stores.postgres.database.distributed.distribution import (
-    distribute_new_tables,
-    is_distributed,
-)
 
 PARTITIONS = 64  # of the events, by user
 _LOCK = 0x68656564  # "heed": held while migrations are applied
+_HAS_CITUS = "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus')"
+_IS_DISTRIBUTED = """\
+SELECT EXISTS (SELECT FROM pg_dist_partition WHERE logicalrelid = 'heed.users'::regclass)"""
 _CREATE = """
 CREATE SCHEMA IF NOT EXISTS heed;
 CREATE TABLE IF NOT EXISTS heed.migrations (
@@ -72,9 +71,13 @@ def migrate(connection: psycopg.Connection, partitions: int = PARTITIONS) -> int
                 if number == 1:
                     _partition(connection, partitions)
                 connection.execute("INSERT INTO heed.migrations VALUES (%s)", (number,))
-        if is_distributed(connection):
-            distribute_new_tables(connection)
     return max(known)
+
+
+def is_distributed(connection: psycopg.Connection) -> bool:
+    """Report whether the tables, which exist, are distributed over the workers of Citus."""
+    has_citus = connection.execute(_HAS_CITUS).fetchone() == (True,)
+    return has_citus and connection.execute(_IS_DISTRIBUTED).fetchone() == (True,)
 
 
 def applied_version(connection: psycopg.Connection) -> int:

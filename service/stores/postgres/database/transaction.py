@@ -12,26 +12,23 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.errors import Diagnostic
 
 from service.domain.errors import Busy, HeedError, NotFound, Unconfirmed
+from service.stores.jobs import NAMES, Do, Job, Rows, Run
 from service.stores.postgres.database.connections import LONG_TIMEOUT, Connections
-from service.stores.postgres.database.distributed.workers import NOWHERE
 from service.stores.postgres.database.faults import explain, is_disconnected, is_lost, is_retried
 from service.stores.postgres.database.notices import NOTIFY, Notices
 from service.stores.postgres.database.ticks.base import TICKS
+from service.stores.postgres.dialect import run_job
 
 T = TypeVar("T")
-Rows = list[tuple[Any, ...]]
 
 _ATTEMPTS = 8
 _PAUSE = 0.01  # seconds by which the time between two attempts grows, from the third one on
-# Locks in the database, each with the number of a namespace. Writers of events share that of names
-# with one another, and only what deletes names excludes them.
-NAMES, CATALOGUE, QUOTA, KEYS, SCENARIOS, FOLDING, FILES = range(1, 8)
 # Prefix of the name of a namespace that is being removed; no valid name has it.
 REMOVED = "removed:"
 IS_THERE = f"NOT starts_with(name, '{REMOVED}')"
 _BEGIN = f"""\
 SELECT tick_base + {TICKS} * pg_current_xact_id()::text::bigint, names
-  FROM heed.installation, heed.namespaces WHERE namespace_no = %s AND {IS_THERE}"""  # noqa: S608
+  FROM heed.installation, heed.namespaces WHERE namespace_no = %s AND {IS_THERE}"""
 
 # A commit waits for disks and standbys only where it has written something, and then for all that
 # was committed before. A job that finds its work done already, by an attempt whose commit was not
@@ -45,14 +42,10 @@ class Changed(Exception):  # no error: the transaction begins anew
     """Raised in a job where another transaction has changed what it relies on."""
 
 
-class NamespaceTransaction:
-    """Transaction of one job: its connection, its namespace and its tick.
+class PostgresTransaction:
+    """Transaction of one job: its connection, its namespace and its tick."""
 
-    `tick` is the version of the changes: greater than that of each transaction that had ended when
-    this one began.
-    """
-
-    __slots__ = ("announced", "connection", "is_distributed", "names", "namespace_no", "tick")
+    __slots__ = ("_tick", "announced", "connection", "is_distributed", "names", "namespace_no")
 
     def __init__(
         self,
@@ -65,9 +58,33 @@ class NamespaceTransaction:
         self.connection = connection
         self.is_distributed = is_distributed
         self.namespace_no = namespace_no
-        self.tick = tick
+        self._tick = tick
         self.names = names  # the tick of the last deletion of interned names
         self.announced = (0, 0)  # new versions of the catalogue and of the keys
+
+    def tick(self) -> int:
+        """Return the version of the changes.
+
+        It is greater than that of each transaction that had ended when this one began.
+        """
+        return self._tick
+
+    async def run(self, job: Job[T]) -> T:
+        """Run the statements of a job."""
+        return await run_job(self.connection, self.namespace_no, job)
+
+    def move_keys(self) -> Job[None]:
+        """Move the version of the keys, of which all processes hear after the commit."""
+        rows = yield Run(
+            "UPDATE heed.namespaces SET keys = greatest(keys + 1, :tick) WHERE $here"
+            " RETURNING keys",
+            tick=self._tick,
+        )
+        yield from self._announce(0, rows[0][0])
+
+    def _announce(self, catalogue: int, keys: int) -> Job[None]:
+        yield Do(NOTIFY)
+        self.announced = max(self.announced[0], catalogue), max(self.announced[1], keys)
 
     async def announce(self, *, catalogue: int = 0, keys: int = 0) -> None:
         """Tell all processes of a new version once the transaction is committed."""
@@ -116,12 +133,11 @@ class Transactions:
 
     async def run(
         self,
-        job: Callable[[NamespaceTransaction], Awaitable[T]],
+        job: Callable[[PostgresTransaction], Awaitable[T]],
         *,
         prepare: Callable[[], Awaitable[None]] | None = None,
         alone: tuple[int, ...] = (),
         patience: float = LONG_TIMEOUT,
-        workers: frozenset[int] = NOWHERE,
     ) -> T:
         """Run a job and commit it; the job may run several times, and counts once.
 
@@ -132,12 +148,11 @@ class Transactions:
                 are taken before the tick, so that ticks of one lock's holders grow in the order of
                 their commits.
             patience: seconds after which an attempt is given up.
-            workers: of a distributed database, that the job needs.
 
         Raises what the job raises, and `Unavailable` where the transaction was not, or maybe not,
         committed.
         """
-        task = asyncio.ensure_future(self._attempts(job, prepare, alone, patience, workers))
+        task = asyncio.ensure_future(self._attempts(job, prepare, alone, patience))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
@@ -156,11 +171,10 @@ class Transactions:
 
     async def _attempts(
         self,
-        job: Callable[[NamespaceTransaction], Awaitable[T]],
+        job: Callable[[PostgresTransaction], Awaitable[T]],
         prepare: Callable[[], Awaitable[None]] | None,
         alone: tuple[int, ...],
         patience: float,
-        workers: frozenset[int],
     ) -> T:
         for attempt in range(1, _ATTEMPTS + 1):
             if attempt > 2:
@@ -168,7 +182,7 @@ class Transactions:
             try:
                 if prepare is not None:
                     await prepare()
-                async with self._connections.connection(patience, workers) as connection:
+                async with self._connections.connection(patience) as connection:
                     return await self._once(connection, job, alone)
             except Changed:
                 continue
@@ -180,7 +194,7 @@ class Transactions:
     async def _once(
         self,
         connection: AsyncConnection,
-        job: Callable[[NamespaceTransaction], Awaitable[T]],
+        job: Callable[[PostgresTransaction], Awaitable[T]],
         alone: tuple[int, ...],
     ) -> T:
         number, execute = self._namespace_no, connection.execute
@@ -197,7 +211,7 @@ class Transactions:
                 is_distributed = self._connections.is_distributed
                 if is_distributed:
                     await execute(_PATIENCE)
-                transaction = NamespaceTransaction(connection, is_distributed, number, *row)
+                transaction = PostgresTransaction(connection, is_distributed, number, *row)
                 result = await job(transaction)
                 await execute(_MARK)
         except BaseException:

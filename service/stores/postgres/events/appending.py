@@ -21,7 +21,6 @@ from psycopg import AsyncCursor
 
 from service.domain.errors import Conflict
 from service.domain.records import DISLIKE, Event
-from service.stores.base import AppendResult
 from service.stores.encoding import EventIds, vector_bytes
 from service.stores.event_identity import (
     FreshEvent,
@@ -30,8 +29,9 @@ from service.stores.event_identity import (
     spelled_id,
     user_key,
 )
+from service.stores.jobs import Rows
 from service.stores.postgres.database.arrays import bigints, doubles, integers, uuids
-from service.stores.postgres.database.transaction import Changed, NamespaceTransaction, Rows
+from service.stores.postgres.database.transaction import Changed, PostgresTransaction
 from service.stores.postgres.events.names import InternedNames
 from service.stores.postgres.events.tallies import (
     EVENT_BYTES,
@@ -40,6 +40,7 @@ from service.stores.postgres.events.tallies import (
     add_tallies,
 )
 from service.stores.postgres.imports.claims import add_claims
+from service.stores.values import AppendResult
 
 MAX_KNOWN_USERS = 50_000  # ~4 MB when full
 _FIND_IDS = """\
@@ -109,7 +110,7 @@ class Appending:
         ]
         return Batch(events, keys, now, import_no)
 
-    async def append(self, transaction: NamespaceTransaction, batch: Batch) -> AppendResult:
+    async def append(self, transaction: PostgresTransaction, batch: Batch) -> AppendResult:
         """Append a batch. Raises `Changed` where an event is stored that was not looked for."""
         events, now, import_no = batch.events, batch.now, batch.import_no
         looks = batch.was_tried or self._expects_stored
@@ -153,7 +154,7 @@ class Appending:
         return AppendResult(len(fresh), len(events) - len(fresh))
 
 
-async def _check_seen(transaction: NamespaceTransaction, places: Sequence[tuple[int, int]]) -> None:
+async def _check_seen(transaction: PostgresTransaction, places: Sequence[tuple[int, int]]) -> None:
     """Raise `Changed` where events, by user_key and seq, cannot be seen yet although their ids can.
 
     Ids and events are on different workers. A duplicate is acknowledged, so its event must be part
@@ -211,7 +212,7 @@ class _EventRows:
 
     async def insert(
         self,
-        transaction: NamespaceTransaction,
+        transaction: PostgresTransaction,
         users: Mapping[str, Sequence[int]],
         import_no: int | None,
     ) -> AsyncCursor:
@@ -246,7 +247,7 @@ class _EventRows:
 
 
 async def put_users(
-    transaction: NamespaceTransaction,
+    transaction: PostgresTransaction,
     counts: Counter[str],
     with_vectors: set[str],
     known: set[int],
@@ -281,8 +282,8 @@ async def put_users(
     ids = [by_key[key] for key in ordered]
     rows: Rows = await transaction.rows(
         _PUT_USERS,
-        transaction.tick,
-        transaction.tick,
+        transaction.tick(),
+        transaction.tick(),
         bigints(ordered),
         bigints(list(numbers.values())),
         ids,
@@ -305,7 +306,7 @@ async def put_users(
     return users, created
 
 
-async def new_user_numbers(transaction: NamespaceTransaction, count: int) -> list[int]:
+async def new_user_numbers(transaction: PostgresTransaction, count: int) -> list[int]:
     """Return so many numbers for new users."""
     cursor = await transaction.connection.execute(
         _NEW_NUMBERS.format(transaction.namespace_no).encode(), (count,)

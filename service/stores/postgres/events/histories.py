@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from psycopg import AsyncConnection
 
 from service.domain.records import Event, User
-from service.stores.base import EventVectors, History
 from service.stores.encoding import (
     cursor_of,
     first_user,
@@ -24,9 +23,10 @@ from service.stores.encoding import (
     vectors_from,
 )
 from service.stores.event_identity import user_key
+from service.stores.jobs import Rows
 from service.stores.postgres.database.prepared_statement import PreparedStatement
-from service.stores.postgres.database.transaction import Rows
 from service.stores.postgres.events.names import InternedNames
+from service.stores.values import EventVectors, History
 
 _PACKED = np.dtype(
     [

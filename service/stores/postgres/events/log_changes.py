@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg import AsyncConnection, Connection
 
+from service.stores.jobs import Rows
 from service.stores.postgres.database.ticks.horizon import horizon_query, read_horizon
 from service.stores.postgres.database.ticks.versions import LAST_VERSION, changed_between
-from service.stores.postgres.database.transaction import Rows
 from service.stores.postgres.events.column_codes import ColumnCodes
-from service.stores.protocols.event_log_store import LogChanges, LogColumns
+from service.stores.values import LogChanges, LogColumns
 
 _PACKED = np.dtype(
     [
@@ -33,7 +33,7 @@ _PACKED = np.dtype(
 _CHANGED = f"""\
 SELECT user_key, user_no, version, generation, next_seq FROM heed.users
  WHERE namespace_no = %(no)s AND {changed_between("%(after)s", "%(until)s")}
- ORDER BY version_range, version LIMIT %(limit)s"""  # noqa: S608
+ ORDER BY version_range, version LIMIT %(limit)s"""
 _GONE = """\
 SELECT user_no FROM heed.gone_users WHERE namespace_no = %s AND change > %s AND change <= %s"""
 _EVENTS = """\
@@ -45,7 +45,7 @@ _LATEST = f"""\
 SELECT greatest(
          coalesce(({LAST_VERSION}), 0),
          coalesce((SELECT max(change) FROM heed.gone_users WHERE namespace_no = %(no)s), 0),
-         coalesce((SELECT catalogue FROM heed.namespaces WHERE namespace_no = %(no)s), 0))"""  # noqa: S608
+         coalesce((SELECT catalogue FROM heed.namespaces WHERE namespace_no = %(no)s), 0))"""
 _CLOCK = f"SELECT least(({_LATEST}), ({horizon_query(False)}))"
 _USERS = 50_000  # changed users that are looked at in one call, at most; more than of one version
 

@@ -12,7 +12,7 @@ from typing import Literal
 from psycopg import AsyncConnection
 
 from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.transaction import IS_THERE, Changed, NamespaceTransaction
+from service.stores.postgres.database.transaction import IS_THERE, Changed, PostgresTransaction
 
 Interned = Literal["items", "types"]
 
@@ -37,7 +37,7 @@ class InternedNames:
         self._spell = f"SELECT {number}, {name} {where} {number} = ANY(%s::integer[])".encode()
         sequence = f"heed.{table.removesuffix('s')}_numbers"
         self._add = (
-            f"INSERT INTO heed.{table} (namespace_no, {number}, {name})"  # noqa: S608
+            f"INSERT INTO heed.{table} (namespace_no, {number}, {name})"
             f" SELECT namespace_no, nextval('{sequence}'), new_name"
             f" FROM heed.namespaces, unnest(%s::text[]) AS new_name"
             # A removal waits until the row of its namespace is free.
@@ -73,7 +73,7 @@ class InternedNames:
             self._numbers, self._tick = {}, tick
         self._numbers.update(learned)
 
-    def numbers(self, transaction: NamespaceTransaction, names: Iterable[str]) -> dict[str, int]:
+    def numbers(self, transaction: PostgresTransaction, names: Iterable[str]) -> dict[str, int]:
         """Return the number of each name.
 
         Raises `Changed` where they must be learned: names were deleted since, or never known.

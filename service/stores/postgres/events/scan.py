@@ -17,7 +17,7 @@ from service.domain.records import Event, Item, User
 from service.stores.encoding import item_from, user_from
 from service.stores.postgres.events.column_codes import ColumnCodes
 from service.stores.postgres.events.histories import build_events
-from service.stores.protocols.event_log_store import LogColumns, Shard
+from service.stores.values import LogColumns, Shard
 
 _CHUNK = 10_000  # rows that are read from a cursor at once
 _PACKED = np.dtype(

@@ -14,7 +14,7 @@ from psycopg import AsyncConnection
 
 from service.domain.records import DISLIKE
 from service.stores.postgres.database.arrays import bigints, integers
-from service.stores.postgres.database.transaction import NamespaceTransaction
+from service.stores.postgres.database.transaction import PostgresTransaction
 from service.stores.quota import StoreUsage
 
 EVENT_BYTES = 280  # of an event with its ids and indexes, measured
@@ -62,7 +62,7 @@ class Tally:
         count[1] += events * is_dislike
 
 
-async def add_tallies(transaction: NamespaceTransaction, user_key: int, tally: Tally) -> None:
+async def add_tallies(transaction: PostgresTransaction, user_key: int, tally: Tally) -> None:
     """Add a change to the counts."""
     rows = [(0, 0, item_no, *counts) for item_no, counts in tally.items.items() if any(counts)]
     if tally.users or tally.bytes:
@@ -71,7 +71,7 @@ async def add_tallies(transaction: NamespaceTransaction, user_key: int, tally: T
         await _add(transaction, user_key, np.array(rows, np.int64))
 
 
-async def dislike_number(transaction: NamespaceTransaction) -> int | None:
+async def dislike_number(transaction: PostgresTransaction) -> int | None:
     """Return the number of the type of dislikes; None where there has been none."""
     row = await transaction.row(
         "SELECT type_no FROM heed.types WHERE namespace_no = %s AND type = %s", DISLIKE
@@ -95,7 +95,7 @@ async def counts(connection: AsyncConnection, namespace_no: int) -> dict[str, in
     return {"users": users, "items": items, "events": events}
 
 
-async def usage(transaction: NamespaceTransaction) -> StoreUsage:
+async def usage(transaction: PostgresTransaction) -> StoreUsage:
     """Read the contents of the store, with those of the transaction."""
     events, items, own, item_bytes, _ = await _sums(
         transaction.connection, transaction.namespace_no
@@ -103,7 +103,7 @@ async def usage(transaction: NamespaceTransaction) -> StoreUsage:
     return StoreUsage(events, items, own + item_bytes)
 
 
-async def fold(transaction: NamespaceTransaction) -> None:
+async def fold(transaction: PostgresTransaction) -> None:
     """Replace rows by their sums, where they are many. No other transaction may fold."""
     found = await transaction.row(_COUNT_ROWS)
     if found is None or found[0] < FOLD_FROM:
@@ -118,7 +118,7 @@ async def fold(transaction: NamespaceTransaction) -> None:
     await _add(transaction, 0, np.stack((users, own, item_nos[kept], events, dislikes), axis=1))
 
 
-async def _add(transaction: NamespaceTransaction, user_key: int, rows: NDArray[np.int64]) -> None:
+async def _add(transaction: PostgresTransaction, user_key: int, rows: NDArray[np.int64]) -> None:
     """Insert rows [n, 5]: users, bytes, item_no, events and dislikes."""
     users, own, item_nos, events, dislikes = rows.T
     columns = (bigints(users), bigints(own), integers(item_nos), bigints(events))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from service.stores.claim_ranges import claim_ranges, find_claimants
-from service.stores.postgres.database.transaction import NamespaceTransaction
+from service.stores.postgres.database.transaction import PostgresTransaction
 
 Place = tuple[int, int, int]
 """Key of an event in the namespace: user_key, timestamp, seq."""
@@ -33,7 +33,7 @@ DO UPDATE SET last_seq = greatest(claims.last_seq, excluded.last_seq)"""
 
 
 async def add_claims(
-    transaction: NamespaceTransaction, import_no: int | None, stored: Sequence[Place]
+    transaction: PostgresTransaction, import_no: int | None, stored: Sequence[Place]
 ) -> None:
     """Claim stored events for an import, or, without one, for good."""
     if not stored or await transaction.row(_HAS_IMPORTS) is None:
@@ -51,7 +51,7 @@ async def add_claims(
 
 
 async def claimants(
-    transaction: NamespaceTransaction, user_key: int, seqs: Iterable[int]
+    transaction: PostgresTransaction, user_key: int, seqs: Iterable[int]
 ) -> dict[int, int]:
     """Return one import that claims the event, for each of a user's seqs that has any."""
     ranges = await transaction.rows(
@@ -62,7 +62,7 @@ async def claimants(
     return find_claimants([(first, last, no) for first, last, no in ranges], seqs)
 
 
-async def drop_claims(transaction: NamespaceTransaction, import_no: int) -> None:
+async def drop_claims(transaction: PostgresTransaction, import_no: int) -> None:
     """Delete the claims of an import."""
     await transaction.execute(
         "DELETE FROM heed.claims WHERE namespace_no = %s AND import_no = %s", import_no

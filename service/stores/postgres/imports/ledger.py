@@ -11,8 +11,9 @@ from psycopg import AsyncConnection
 
 from service.domain.errors import Invalid
 from service.stores.encoding import Document, document_digest
+from service.stores.jobs import Rows
 from service.stores.postgres.catalogue import Replacement, replace_items
-from service.stores.postgres.database.transaction import Changed, NamespaceTransaction, Rows
+from service.stores.postgres.database.transaction import Changed, PostgresTransaction
 from service.stores.postgres.events.tallies import (
     EVENT_BYTES,
     Tally,
@@ -22,7 +23,7 @@ from service.stores.postgres.events.tallies import (
 from service.stores.postgres.forgetting import drop_user
 from service.stores.postgres.imports.claims import Place, claimants, drop_claims
 from service.stores.postgres.users import rewrite_history
-from service.stores.protocols.import_store import ImportRecord
+from service.stores.values import ImportRecord
 
 FIRST: Place = (-1, 0, 0)
 
@@ -39,10 +40,10 @@ SELECT profile FROM heed.users WHERE namespace_no = %s AND user_key = %s FOR UPD
 _HAND_OVER = f"""\
 UPDATE heed.events SET import_no = place.heir
   FROM (SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::integer[]))
-       AS place (user_key, timestamp, seq, heir){_AT_PLACE}"""  # noqa: S608
+       AS place (user_key, timestamp, seq, heir){_AT_PLACE}"""
 _DELETE = f"""\
 DELETE FROM heed.events USING {_PLACES}{_AT_PLACE}
-RETURNING item_no, type_no, event_key"""  # noqa: S608
+RETURNING item_no, type_no, event_key"""
 _DELETE_IDS = """\
 WITH gone AS (DELETE FROM heed.event_ids WHERE namespace_no = %s AND event_key = ANY(%s)
               RETURNING 1)
@@ -57,7 +58,7 @@ SELECT user_no FROM heed.users WHERE namespace_no = %s AND user_key = %s AND pro
                                              AND events.user_key = users.user_key)"""
 
 
-async def begin(transaction: NamespaceTransaction, source: str, now: int) -> int:
+async def begin(transaction: PostgresTransaction, source: str, now: int) -> int:
     """`Store.begin_import`."""
     found = await transaction.row(
         "SELECT coalesce(max(import_no), 0) FROM heed.imports WHERE namespace_no = %s"
@@ -73,7 +74,7 @@ async def begin(transaction: NamespaceTransaction, source: str, now: int) -> int
     return import_no
 
 
-async def put_records(transaction: NamespaceTransaction, imports: Iterable[ImportRecord]) -> None:
+async def put_records(transaction: PostgresTransaction, imports: Iterable[ImportRecord]) -> None:
     """Insert the records of imports, or replace those of the same ids."""
     for each in imports:
         await transaction.execute(
@@ -94,7 +95,7 @@ async def records(connection: AsyncConnection, namespace_no: int) -> list[Import
     return [ImportRecord(*row) for row in await cursor.fetchall()]
 
 
-async def begin_undo(transaction: NamespaceTransaction, import_no: int) -> Place:
+async def begin_undo(transaction: PostgresTransaction, import_no: int) -> Place:
     """Give up the import's claims, and return the place before all events.
 
     Raises `Invalid` unless the import can be undone.
@@ -112,7 +113,7 @@ async def begin_undo(transaction: NamespaceTransaction, import_no: int) -> Place
 
 
 async def undo_events(
-    transaction: NamespaceTransaction, import_no: int, after: Place, limit: int
+    transaction: PostgresTransaction, import_no: int, after: Place, limit: int
 ) -> tuple[int, int, Place | None]:
     """Take back up to `limit` events of an import: delete them, or hand them to another import.
 
@@ -142,7 +143,7 @@ async def undo_events(
     return len(deleted), len(handed), last
 
 
-async def _delete(transaction: NamespaceTransaction, places: Rows) -> None:
+async def _delete(transaction: PostgresTransaction, places: Rows) -> None:
     execute, no = transaction.connection.execute, transaction.namespace_no
     keys, timestamps, seqs = _columns(places)
     cursor = await execute(_DELETE.encode(), (keys, timestamps, seqs, no))
@@ -159,7 +160,7 @@ async def _delete(transaction: NamespaceTransaction, places: Rows) -> None:
     await add_tallies(transaction, keys[0], tally)
 
 
-async def undo_documents(transaction: NamespaceTransaction, import_no: int) -> tuple[int, int, int]:
+async def undo_documents(transaction: PostgresTransaction, import_no: int) -> tuple[int, int, int]:
     """Restore what an import has replaced, and record that the import is undone.
 
     The transaction must hold the lock of the catalogue.
@@ -176,7 +177,7 @@ async def undo_documents(transaction: NamespaceTransaction, import_no: int) -> t
     return items, profiles, kept_items + kept_profiles
 
 
-async def _undo_items(transaction: NamespaceTransaction, import_no: int) -> tuple[int, int]:
+async def _undo_items(transaction: PostgresTransaction, import_no: int) -> tuple[int, int]:
     """Restore the items that an import has replaced; return these and those changed since."""
     restored: list[Replacement] = []
     kept = 0
@@ -218,7 +219,7 @@ async def _undo_items(transaction: NamespaceTransaction, import_no: int) -> tupl
     return len(restored), kept
 
 
-async def _undo_profiles(transaction: NamespaceTransaction, import_no: int) -> tuple[int, int]:
+async def _undo_profiles(transaction: PostgresTransaction, import_no: int) -> tuple[int, int]:
     """Restore the profiles that an import has replaced; return these and those changed since."""
     restored = kept = 0
     no, execute = transaction.namespace_no, transaction.connection.execute
@@ -252,7 +253,7 @@ async def _undo_profiles(transaction: NamespaceTransaction, import_no: int) -> t
             await execute(
                 b"UPDATE heed.users SET version = greatest(version + 1, %s), profile = %s"
                 b" WHERE namespace_no = %s AND user_key = %s",
-                (transaction.tick, before, no, key),
+                (transaction.tick(), before, no, key),
             )
             grown = len(before or b"") - len(current or b"")
             await add_tallies(transaction, key, Tally(bytes=grown))
@@ -265,7 +266,7 @@ async def _undo_profiles(transaction: NamespaceTransaction, import_no: int) -> t
     return restored, kept
 
 
-async def _drop_if_empty(transaction: NamespaceTransaction, key: int) -> None:
+async def _drop_if_empty(transaction: PostgresTransaction, key: int) -> None:
     """Delete a user without events and profile."""
     row = await transaction.row(_EMPTY_USER, key)
     if row is not None:

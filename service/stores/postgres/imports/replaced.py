@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.stores.encoding import Document, document_digest
-from service.stores.postgres.database.transaction import NamespaceTransaction
+from service.stores.postgres.database.transaction import PostgresTransaction
 
 _KEEP_ITEMS = """\
 INSERT INTO heed.replaced_items (namespace_no, import_no, item_no, written, document, embedding)
@@ -18,7 +18,7 @@ ON CONFLICT (namespace_no, user_key, import_no) DO UPDATE SET written = excluded
 
 
 async def keep_replaced_items(
-    transaction: NamespaceTransaction,
+    transaction: PostgresTransaction,
     import_no: int,
     replaced: Sequence[tuple[int, Document, Document]],
 ) -> None:
@@ -34,7 +34,7 @@ async def keep_replaced_items(
 
 
 async def keep_replaced_profile(
-    transaction: NamespaceTransaction, import_no: int, key: int, old: bytes | None, new: bytes
+    transaction: PostgresTransaction, import_no: int, key: int, old: bytes | None, new: bytes
 ) -> None:
     """Keep the profile that an import replaces, unless it wrote it itself."""
     written = document_digest((new, None))

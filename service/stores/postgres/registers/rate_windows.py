@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from psycopg import AsyncConnection
 
 from service.domain.keys import Rate
-from service.stores.protocols.rate_windows import Grant, RateWindows
+from service.stores.values import Grant, RateWindows
 
 # Of a known key: the requests of the window before and of this one, before this call.
 _PREVIOUS = """\
@@ -28,7 +28,7 @@ SELECT %(no)s, %(key)s, %(seconds)s, floor(now / %(seconds)s)::bigint,
 ON CONFLICT (namespace_no, key_id, seconds) DO UPDATE
    SET number = excluded.number, spent = excluded.spent, previous = {_PREVIOUS},
        granted = {_GRANTED}, current = {_CURRENT} + {_GRANTED}
-RETURNING granted, previous, current, spent"""  # noqa: S608
+RETURNING granted, previous, current, spent"""
 
 
 class PostgresRateWindows(RateWindows):

@@ -13,9 +13,11 @@ from psycopg import AsyncConnection, Connection
 
 from service.domain.errors import Incompatible, NotFound, Unavailable
 from service.stores.postgres.database.connections import LONG_TIMEOUT, Connections
-from service.stores.postgres.database.distributed.distribution import is_distributed
-from service.stores.postgres.database.distributed.workers import NOWHERE
-from service.stores.postgres.database.migrations import applied_version, schema_version
+from service.stores.postgres.database.migrations import (
+    applied_version,
+    is_distributed,
+    schema_version,
+)
 from service.stores.postgres.database.notices import Notices
 from service.stores.postgres.database.shared import SharedDatabase
 
@@ -65,15 +67,9 @@ class FrozenConnections(Connections):
         self._import = f"SET TRANSACTION SNAPSHOT '{snapshot}'".encode()
 
     @asynccontextmanager
-    async def connection(
-        self,
-        patience: float = LONG_TIMEOUT,
-        workers: frozenset[int] = NOWHERE,
-        *,
-        only_reads: bool = False,
-    ) -> AsyncIterator[AsyncConnection]:
+    async def connection(self, patience: float = LONG_TIMEOUT) -> AsyncIterator[AsyncConnection]:
         """`Connections.connection`, within a transaction."""
-        async with super().connection(patience, workers, only_reads=only_reads) as connection:
+        async with super().connection(patience) as connection:
             await connection.execute(_BEGIN)
             try:
                 await connection.execute(self._import)

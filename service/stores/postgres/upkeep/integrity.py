@@ -8,14 +8,13 @@ from typing import Any
 from psycopg import Connection
 
 from service.domain.errors import HeedError
-from service.stores.check_result import CheckResult
 from service.stores.event_identity import user_key
 from service.stores.postgres.bulk import copy_record
 from service.stores.postgres.database.connections import Connections
 from service.stores.postgres.database.ticks.base import TICKS
 from service.stores.postgres.events.tallies import EVENT_BYTES, ITEM_BYTES, USER_BYTES
 from service.stores.postgres.namespaces import find_namespace
-from service.stores.protocols.bulk_access import copy_unfinished
+from service.stores.values import CheckResult, copy_unfinished
 
 _CHUNK = 10_000  # users that are read from a cursor at once
 
@@ -37,12 +36,12 @@ SELECT (SELECT {EVENT_BYTES} * count(*) FROM heed.events WHERE namespace_no = %(
        + (SELECT coalesce(sum(coalesce(octet_length(key), 0)
                               + coalesce(octet_length(value), 0)), 0)::bigint
             FROM heed.vectors WHERE namespace_no = %(no)s),
-       (SELECT coalesce(sum(bytes), 0)::bigint FROM heed.tallies WHERE namespace_no = %(no)s)""",  # noqa: S608
+       (SELECT coalesce(sum(bytes), 0)::bigint FROM heed.tallies WHERE namespace_no = %(no)s)""",
     "bytes of items": f"""\
 SELECT (SELECT coalesce(sum({ITEM_BYTES} + octet_length(document)
                             + coalesce(octet_length(embedding), 0)), 0)::bigint
           FROM heed.items WHERE namespace_no = %(no)s AND document IS NOT NULL),
-       (SELECT item_bytes FROM heed.namespaces WHERE namespace_no = %(no)s)""",  # noqa: S608
+       (SELECT item_bytes FROM heed.namespaces WHERE namespace_no = %(no)s)""",
 }
 # Each counts rows that must not be.
 _FAULTS = {
@@ -124,7 +123,7 @@ SELECT count(*) FROM (
   UNION ALL SELECT greatest(catalogue, keys, names) FROM heed.namespaces
              WHERE namespace_no = %(no)s) AS used, heed.installation
  WHERE version >= tick_base
-       + {TICKS} * pg_snapshot_xmax(pg_current_snapshot())::text::bigint""",  # noqa: S608
+       + {TICKS} * pg_snapshot_xmax(pg_current_snapshot())::text::bigint""",
 }
 _USER_KEYS = "SELECT user_id, user_key FROM heed.users WHERE namespace_no = %s"
 _CHECKSUMS = """\

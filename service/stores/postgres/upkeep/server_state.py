@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from psycopg import Connection
 
+from service.stores.jobs import Rows
 from service.stores.postgres.database.connections import Connections
 from service.stores.postgres.database.installation import unfinished_restore
 from service.stores.postgres.database.migrations import applied_version, schema_version
-from service.stores.postgres.database.transaction import Rows
 
 _SETTINGS = (
     "archive_mode",

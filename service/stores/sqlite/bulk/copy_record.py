@@ -10,9 +10,9 @@ from __future__ import annotations
 import apsw
 
 from service.domain.errors import Conflict
-from service.stores.protocols.bulk_access import CopyRecord
 from service.stores.sqlite.reads import read_transaction
-from service.stores.sqlite.writer import Transaction
+from service.stores.sqlite.writer import SQLiteTransaction
+from service.stores.values import CopyRecord
 
 _CREATE = """
 CREATE TABLE IF NOT EXISTS copies (
@@ -34,7 +34,7 @@ def read(connection: apsw.Connection) -> tuple[CopyRecord, int] | None:
             return None
         whole = "is_whole" if "is_whole" in columns else "NULL"
         row = connection.execute(
-            f"SELECT origin, position, written, clock, {whole} FROM copies, state"  # noqa: S608
+            f"SELECT origin, position, written, clock, {whole} FROM copies, state"
         ).fetchone()
     if row is None:
         return None
@@ -51,7 +51,7 @@ def unfinished(connection: apsw.Connection) -> str | None:
     return None if found is None or found[0].is_whole else found[0].origin
 
 
-def begin(transaction: Transaction, origin: str) -> int:
+def begin(transaction: SQLiteTransaction, origin: str) -> int:
     """`BulkAccess.begin_copy`; return the tick."""
     connection, tick = transaction.connection, transaction.tick()
     connection.execute(_CREATE)
@@ -59,7 +59,7 @@ def begin(transaction: Transaction, origin: str) -> int:
     return tick
 
 
-def mark(transaction: Transaction, *, is_whole: bool) -> None:
+def mark(transaction: SQLiteTransaction, *, is_whole: bool) -> None:
     """Record whether the copy is whole."""
     connection = transaction.connection
     if "is_whole" not in connection.execute(_COLUMNS).get:
@@ -67,13 +67,13 @@ def mark(transaction: Transaction, *, is_whole: bool) -> None:
     connection.execute("UPDATE copies SET is_whole = ?", (is_whole,))
 
 
-def check(transaction: Transaction, written: int) -> None:
+def check(transaction: SQLiteTransaction, written: int) -> None:
     """Raise `Conflict` unless the last change of the store is the copy's own."""
     if written != transaction.clock or transaction.has_ticked:
         raise Conflict("the target was changed by something else while it was copied to")
 
 
-def record(transaction: Transaction, position: str | None = None) -> int:
+def record(transaction: SQLiteTransaction, position: str | None = None) -> int:
     """Record a change of the copy, and its position if it has moved; return the tick."""
     tick = transaction.tick()
     transaction.connection.execute(

@@ -7,14 +7,14 @@ from itertools import groupby
 
 import apsw
 
-from service.stores.protocols.bulk_access import StoredItem
 from service.stores.sqlite.bulk.record_reads import carray
 from service.stores.sqlite.items import replace_items
-from service.stores.sqlite.writer import Transaction
+from service.stores.sqlite.writer import SQLiteTransaction
 from service.stores.sqlite.writes import Names
+from service.stores.values import StoredItem
 
 
-def put_items(transaction: Transaction, items: Sequence[StoredItem], names: Names) -> None:
+def put_items(transaction: SQLiteTransaction, items: Sequence[StoredItem], names: Names) -> None:
     """`BulkAccess.put_items`."""
     connection = transaction.connection
     numbers = names.numbers(transaction, (item.item_id for item in items))
@@ -44,7 +44,7 @@ def put_items(transaction: Transaction, items: Sequence[StoredItem], names: Name
     )
 
 
-def discard_item_names(transaction: Transaction, item_ids: Sequence[str]) -> None:
+def discard_item_names(transaction: SQLiteTransaction, item_ids: Sequence[str]) -> None:
     """`BulkAccess.discard_item_names`."""
     transaction.connection.execute(
         "INSERT OR REPLACE INTO unused_names SELECT 'items', item_no, ? FROM items"

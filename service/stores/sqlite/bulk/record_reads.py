@@ -10,7 +10,8 @@ from typing import Any
 import apsw
 import numpy as np
 
-from service.stores.protocols.bulk_access import (
+from service.stores.sqlite.reads import Spelling, read_transaction
+from service.stores.values import (
     StoredClaim,
     StoredEvent,
     StoredItem,
@@ -18,7 +19,6 @@ from service.stores.protocols.bulk_access import (
     StoredUser,
     StoredVectors,
 )
-from service.stores.sqlite.reads import Spelling, read_transaction
 
 Rows = list[tuple[Any, ...]]
 

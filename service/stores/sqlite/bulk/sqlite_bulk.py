@@ -8,20 +8,15 @@ from typing import Protocol, TypeVar, TypeVarTuple
 import apsw
 
 from service.domain.errors import Conflict
-from service.stores.protocols.bulk_access import (
-    BulkAccess,
-    CopyRecord,
-    Registers,
-    StoredItem,
-    StoredUser,
-)
+from service.stores.bulk_access import BulkAccess
+from service.stores.records import keys, scenarios
 from service.stores.sqlite.bulk import copy_record, item_writes, record_reads
 from service.stores.sqlite.bulk.user_writes import SQLiteUserWrites
 from service.stores.sqlite.forgetting import add_entries
 from service.stores.sqlite.imports import import_ledger
-from service.stores.sqlite.registers import keys, scenarios
-from service.stores.sqlite.writer import Transaction
+from service.stores.sqlite.writer import SQLiteTransaction
 from service.stores.sqlite.writes import Names
+from service.stores.values import CopyRecord, Registers, StoredItem, StoredUser
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -39,7 +34,7 @@ class SubmitJob(Protocol):
     """Function that runs a job on the writer's thread; done once it is durable."""
 
     def __call__(
-        self, job: Callable[[Transaction, *Ts], T], *args: *Ts, rows: int = 1
+        self, job: Callable[[SQLiteTransaction, *Ts], T], *args: *Ts, rows: int = 1
     ) -> Awaitable[T]: ...
 
 
@@ -86,16 +81,16 @@ class SQLiteBulk(BulkAccess):
         )
 
     async def put_registers(self, registers: Registers) -> None:
-        def job(transaction: Transaction) -> None:
+        def job(transaction: SQLiteTransaction) -> None:
             import_ledger.put_records(transaction, registers.imports)
-            scenarios.put_versions(transaction, registers.scenarios)
-            keys.put(transaction, registers.keys)
+            transaction.run(scenarios.put_versions(registers.scenarios))
+            transaction.run(keys.put(transaction, registers.keys))
             add_entries(transaction, registers.forgotten)
 
         await self._change(job, sum(len(records) for records in registers))
 
     async def add_item_names(self, item_ids: Sequence[str]) -> None:
-        def job(transaction: Transaction) -> None:
+        def job(transaction: SQLiteTransaction) -> None:
             self._item_names.add(transaction, item_ids)
 
         await self._change(job, len(item_ids))
@@ -129,13 +124,13 @@ class SQLiteBulk(BulkAccess):
     # ------------------------------------------------------------------ inside
 
     async def _change(
-        self, job: Callable[[Transaction], None], rows: int, position: str | None = None
+        self, job: Callable[[SQLiteTransaction], None], rows: int, position: str | None = None
     ) -> None:
         written = self._written
         if written is None:
             raise Conflict("no copy to this store was begun")
 
-        def recorded(transaction: Transaction) -> int:
+        def recorded(transaction: SQLiteTransaction) -> int:
             copy_record.check(transaction, written)
             job(transaction)
             return copy_record.record(transaction, position)

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable, Sequence
 import apsw
 
 from service.domain.records import DISLIKE
-from service.stores.protocols.bulk_access import StoredUser, latest_holders
 from service.stores.sqlite.forgetting import delete_user
 from service.stores.sqlite.registers.popularity import count_events
-from service.stores.sqlite.writer import Transaction
+from service.stores.sqlite.writer import SQLiteTransaction
 from service.stores.sqlite.writes import Names
+from service.stores.values import StoredUser, latest_holders
 
 
 class SQLiteUserWrites:
@@ -23,7 +23,7 @@ class SQLiteUserWrites:
 
     def put_users(
         self,
-        transaction: Transaction,
+        transaction: SQLiteTransaction,
         users: Sequence[StoredUser],
         absent: Sequence[str],
     ) -> None:
@@ -52,7 +52,7 @@ class SQLiteUserWrites:
 
     def _insert(
         self,
-        transaction: Transaction,
+        transaction: SQLiteTransaction,
         users: Sequence[StoredUser],
         items: dict[str, int],
         types: dict[str, int],
@@ -90,7 +90,7 @@ class SQLiteUserWrites:
         )
 
 
-def _find(transaction: Transaction, user_ids: Collection[str]) -> list[int]:
+def _find(transaction: SQLiteTransaction, user_ids: Collection[str]) -> list[int]:
     """Return the numbers of those of the users who are stored."""
     if not user_ids:
         return []
@@ -100,7 +100,7 @@ def _find(transaction: Transaction, user_ids: Collection[str]) -> list[int]:
     return [user_no for (user_no,) in rows]
 
 
-def _holders(transaction: Transaction, event_ids: tuple[str, ...]) -> list[int]:
+def _holders(transaction: SQLiteTransaction, event_ids: tuple[str, ...]) -> list[int]:
     """Return the numbers of the users who have any of the events."""
     if not event_ids:
         return []
@@ -111,6 +111,6 @@ def _holders(transaction: Transaction, event_ids: tuple[str, ...]) -> list[int]:
     return [user_no for (user_no,) in rows]
 
 
-def _drop(transaction: Transaction, user_nos: Iterable[int]) -> None:
+def _drop(transaction: SQLiteTransaction, user_nos: Iterable[int]) -> None:
     for user_no in user_nos:
         delete_user(transaction, user_no)

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from service.stores.claim_ranges import claim_ranges, find_claimants
-from service.stores.sqlite.writer import Transaction
+from service.stores.sqlite.writer import SQLiteTransaction
 
 Owners = list[tuple[Any, ...]]
 """Stored events: timestamp, user_no, seq, and the import_no that is there."""
 
 
-def add_claims(transaction: Transaction, import_no: int | None, stored: Owners) -> None:
+def add_claims(transaction: SQLiteTransaction, import_no: int | None, stored: Owners) -> None:
     """Claim stored events for an import, or, without one, for good."""
     connection = transaction.connection
     if import_no is None:
@@ -38,7 +38,7 @@ def add_claims(transaction: Transaction, import_no: int | None, stored: Owners) 
     )
 
 
-def claimants(transaction: Transaction, user_no: int, seqs: Iterable[int]) -> dict[int, int]:
+def claimants(transaction: SQLiteTransaction, user_no: int, seqs: Iterable[int]) -> dict[int, int]:
     """Return one import that claims the event, for each of a user's seqs that has any."""
     ranges: list[tuple[Any, ...]] = transaction.connection.execute(
         "SELECT first_seq, last_seq, import_no FROM claims WHERE user_no = ? ORDER BY first_seq",
@@ -47,17 +47,17 @@ def claimants(transaction: Transaction, user_no: int, seqs: Iterable[int]) -> di
     return find_claimants([(first, last, no) for first, last, no in ranges], seqs)
 
 
-def drop_claims(transaction: Transaction, import_no: int) -> None:
+def drop_claims(transaction: SQLiteTransaction, import_no: int) -> None:
     """Delete the claims of an import."""
     transaction.connection.execute("DELETE FROM claims WHERE import_no = ?", (import_no,))
 
 
-def drop_claims_on(transaction: Transaction, user_no: int) -> None:
+def drop_claims_on(transaction: SQLiteTransaction, user_no: int) -> None:
     """Delete the claims on a user's events."""
     transaction.connection.execute("DELETE FROM claims WHERE user_no = ?", (user_no,))
 
 
-def move_claims(transaction: Transaction, target_no: int, shift: int, source_no: int) -> None:
+def move_claims(transaction: SQLiteTransaction, target_no: int, shift: int, source_no: int) -> None:
     """Let claims follow events to another user, under seqs that are greater by `shift`."""
     transaction.connection.execute(
         "UPDATE claims SET user_no = ?1, first_seq = first_seq + ?2, last_seq = last_seq + ?2"

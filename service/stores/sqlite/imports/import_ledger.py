@@ -11,14 +11,14 @@ import apsw
 
 from service.domain.errors import Invalid
 from service.stores.encoding import Document, document_digest
-from service.stores.protocols.import_store import ImportRecord
 from service.stores.sqlite.forgetting import drop_user
 from service.stores.sqlite.imports.import_claims import claimants, drop_claims
 from service.stores.sqlite.imports.replaced_records import Replacement
 from service.stores.sqlite.items import replace_items
 from service.stores.sqlite.registers.popularity import discount_events
-from service.stores.sqlite.writer import Transaction
+from service.stores.sqlite.writer import SQLiteTransaction
 from service.stores.sqlite.writes import rewrite_history
+from service.stores.values import ImportRecord
 
 Position = tuple[int, int, int]
 """Primary key of an event: user_no, timestamp, seq."""
@@ -37,7 +37,7 @@ _HAND_ON = (
 )
 
 
-def begin(transaction: Transaction, source: str, now: int) -> int:
+def begin(transaction: SQLiteTransaction, source: str, now: int) -> int:
     """`Store.begin_import`."""
     connection = transaction.connection
     connection.execute("INSERT INTO imports VALUES (NULL, ?, ?, 0)", (now, source))
@@ -53,14 +53,14 @@ def records(connection: apsw.Connection) -> list[ImportRecord]:
     ]
 
 
-def put_records(transaction: Transaction, records: Iterable[ImportRecord]) -> None:
+def put_records(transaction: SQLiteTransaction, records: Iterable[ImportRecord]) -> None:
     """Insert the records of imports, or replace those of the same ids."""
     transaction.connection.executemany(
         "INSERT OR REPLACE INTO imports VALUES (?, ?, ?, ?)", records
     )
 
 
-def begin_undo(transaction: Transaction, import_no: int) -> Position:
+def begin_undo(transaction: SQLiteTransaction, import_no: int) -> Position:
     """Give up the import's claims, and return the position before all events.
 
     Raises `Invalid` unless the import can be undone.
@@ -77,7 +77,7 @@ def begin_undo(transaction: Transaction, import_no: int) -> Position:
 
 
 def undo_events(
-    transaction: Transaction, import_no: int, after: Position, limit: int
+    transaction: SQLiteTransaction, import_no: int, after: Position, limit: int
 ) -> tuple[int, int, Position | None]:
     """Take back up to `limit` events of an import: delete them, or hand them to another import.
 
@@ -100,9 +100,9 @@ def undo_events(
         handed += [(heirs[place[2]], *place) for place in places if place[2] in heirs]
         deleted += [place for place in places if place[2] not in heirs]
     place = "WHERE user_no = ? AND timestamp = ? AND seq = ?"
-    connection.executemany(f"UPDATE events SET import_no = ? {place}", handed)  # noqa: S608
+    connection.executemany(f"UPDATE events SET import_no = ? {place}", handed)
     discount_events(transaction, deleted)
-    connection.executemany(f"DELETE FROM events {place}", deleted)  # noqa: S608
+    connection.executemany(f"DELETE FROM events {place}", deleted)
     connection.executemany(
         "DELETE FROM vectors WHERE user_no = ? AND seq = ?",
         ((user_no, seq) for user_no, _, seq in deleted),
@@ -120,7 +120,7 @@ def _last(rows: Rows) -> Position:
     return user_no, timestamp, seq
 
 
-def undo_documents(transaction: Transaction, import_no: int) -> tuple[int, int, int]:
+def undo_documents(transaction: SQLiteTransaction, import_no: int) -> tuple[int, int, int]:
     """Restore what an import has replaced, and record that the import is undone.
 
     Returns:
@@ -161,7 +161,7 @@ def undo_documents(transaction: Transaction, import_no: int) -> tuple[int, int, 
     return restored["item"], restored["user"], kept
 
 
-def _current(transaction: Transaction, kind: Kind, row_no: int) -> Document:
+def _current(transaction: SQLiteTransaction, kind: Kind, row_no: int) -> Document:
     if kind == "item":
         find = "SELECT document, embedding FROM items WHERE item_no = ?"
     else:
@@ -171,7 +171,7 @@ def _current(transaction: Transaction, kind: Kind, row_no: int) -> Document:
     return document, embedding
 
 
-def _restore_profile(transaction: Transaction, user_no: int, profile: bytes | None) -> None:
+def _restore_profile(transaction: SQLiteTransaction, user_no: int, profile: bytes | None) -> None:
     transaction.connection.execute(
         "UPDATE users SET version = ?, profile = ? WHERE user_no = ?",
         (transaction.tick(), profile, user_no),
@@ -179,7 +179,7 @@ def _restore_profile(transaction: Transaction, user_no: int, profile: bytes | No
     _drop_if_empty(transaction, user_no)
 
 
-def _drop_if_empty(transaction: Transaction, user_no: int) -> None:
+def _drop_if_empty(transaction: SQLiteTransaction, user_no: int) -> None:
     """Delete a user without events and profile."""
     if transaction.connection.execute(
         "SELECT 1 FROM users WHERE user_no = ?1 AND profile IS NULL"

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import Literal
 
 from service.stores.encoding import Document, document_digest
-from service.stores.sqlite.writer import Transaction
+from service.stores.sqlite.writer import SQLiteTransaction
 
 Replacement = tuple[int, Document, Document]
 """The number of a row, what is there, and what replaces it."""
 
 
 def keep_replaced(
-    transaction: Transaction,
+    transaction: SQLiteTransaction,
     import_no: int,
     kind: Literal["item", "user"],
     replaced: Iterable[Replacement],

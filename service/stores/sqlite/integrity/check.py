@@ -10,12 +10,11 @@ from typing import Any
 import apsw
 
 from service.domain.errors import HeedError
-from service.stores.check_result import CheckResult
-from service.stores.protocols.bulk_access import copy_unfinished
 from service.stores.sqlite.bulk import copy_record
 from service.stores.sqlite.database_file import DatabaseFile
 from service.stores.sqlite.integrity.high_water_mark import read_mark
 from service.stores.sqlite.integrity.store_guard import StoreGuard
+from service.stores.values import CheckResult, copy_unfinished
 
 _MOST_PROBLEMS = 100  # of the structure, that are reported
 # Statements that count rows without a counterpart.
@@ -78,7 +77,7 @@ def _check(file: DatabaseFile, connection: apsw.Connection, full: bool) -> Itera
     connection.execute("BEGIN")  # counts belong together
     for what, find in _COUNTS.items():
         counted: Any = connection.execute(find).get
-        recorded: Any = connection.execute(f"SELECT {what} FROM state").get  # noqa: S608
+        recorded: Any = connection.execute(f"SELECT {what} FROM state").get
         if counted == recorded:
             yield CheckResult("ok", f"{counted:,} {what}")
         else:

@@ -128,15 +128,15 @@ def _copy(old: apsw.Connection, new: apsw.Connection, damaged: set[str]) -> Salv
         columns = [name for name in _columns(new, table) if name in known]
         if columns:
             marks = ", ".join("?" * len(columns))
-            insert = f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({marks})"  # noqa: S608
+            insert = f"INSERT OR IGNORE INTO {table} ({', '.join(columns)}) VALUES ({marks})"
             new.executemany(insert, _rows(old, table, columns, key, result.gaps))
     _restore_users(new, result.gaps)
     for table, dangling in _DANGLING.items():
-        new.execute(f"DELETE FROM {table} WHERE {dangling}")  # noqa: S608
+        new.execute(f"DELETE FROM {table} WHERE {dangling}")
         if new.changes():
             result.dropped[table] = new.changes()
     for table in _TABLES:
-        result.rows[table] = int(new.execute(f"SELECT count(*) FROM {table}").get)  # noqa: S608
+        result.rows[table] = int(new.execute(f"SELECT count(*) FROM {table}").get)
     _write_state(old, new, is_damaged=bool(damaged))
     new.execute("COMMIT")
     named = [gap._replace(users=_user_range(new, gap)) for gap in result.gaps]
@@ -155,7 +155,7 @@ def _rows(
     places = [columns.index(name) for name in key]
     last: Row | None = None
     waiting = False
-    for row in old.execute(f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED"):  # noqa: S608
+    for row in old.execute(f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED"):
         if all(value is None for value in row[1:]):
             waiting = True
             continue
@@ -181,7 +181,7 @@ def _restore_users(new: apsw.Connection, gaps: Sequence[Gap]) -> None:
 def _write_state(old: apsw.Connection, new: apsw.Connection, *, is_damaged: bool) -> None:
     """Write the counts, and a clock beyond every version that the old store can have given."""
     clock = max(
-        int(new.execute(f"SELECT coalesce(max({column}), 0) FROM {table}").get)  # noqa: S608
+        int(new.execute(f"SELECT coalesce(max({column}), 0) FROM {table}").get)
         for table, column in (("users", "version"), ("items", "change"), ("gone_users", "change"))
     )
     row: Any = old.execute("SELECT clock FROM state").fetchone()

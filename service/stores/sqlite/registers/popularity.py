@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from service.stores.sqlite.writer import Transaction
+from service.stores.sqlite.writer import SQLiteTransaction
 
 _COUNTED = "SELECT item_no, type = 'dislike' FROM events JOIN types USING (type_no)"
 
 
 def count_events(
-    transaction: Transaction, events: Iterable[tuple[int, bool]], sign: Literal[1, -1]
+    transaction: SQLiteTransaction, events: Iterable[tuple[int, bool]], sign: Literal[1, -1]
 ) -> None:
     """Add events to the popularity of their items, or take them from it.
 
@@ -33,7 +33,7 @@ def count_events(
     )
 
 
-def discount_events(transaction: Transaction, places: Sequence[tuple[int, int, int]]) -> None:
+def discount_events(transaction: SQLiteTransaction, places: Sequence[tuple[int, int, int]]) -> None:
     """Take stored events, by their primary keys, from the popularity of their items."""
     rows: list[Any] = transaction.connection.executemany(
         f"{_COUNTED} WHERE user_no = ? AND timestamp = ? AND seq = ?", places
@@ -41,7 +41,7 @@ def discount_events(transaction: Transaction, places: Sequence[tuple[int, int, i
     count_events(transaction, rows, -1)
 
 
-def discount_user(transaction: Transaction, user_no: int) -> None:
+def discount_user(transaction: SQLiteTransaction, user_no: int) -> None:
     """Take all events of a user from the popularity of their items."""
     rows: list[Any] = transaction.connection.execute(
         f"{_COUNTED} WHERE user_no = ?", (user_no,)

@@ -17,10 +17,10 @@ import psycopg
 import pytest
 
 from service.domain.errors import Conflict, Corrupt, NotFound, Unavailable
+from service.stores.postgres import shared_files as files_module
 from service.stores.postgres.database import patience
-from service.stores.postgres.shared import files as files_module
+from service.stores.postgres.shared_files import Activation, FileChunk, FileSet, SharedFiles
 from service.stores.postgres.store import PostgresStore
-from service.stores.protocols.shared_files import Activation, FileChunk, FileSet, SharedFiles
 from tests.support.heed_process import ROOT
 from tests.support.postgres_server import PostgresDatabases, PostgresServer
 

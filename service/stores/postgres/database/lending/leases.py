@@ -33,24 +33,21 @@ class Leases:
 
     def __init__(self, connect: Connect, size: int) -> None:
         self.size = size
+        self.is_distributed = False  # over workers, which may not answer by themselves
         self.failures = 0  # of connections and statements
         self._connect = connect
         self._breaker = Breaker()
         self._pools: dict[asyncio.AbstractEventLoop, ConnectionPool] = {}
         self._lock = threading.Lock()
 
-    def lease(self, patience: float, *, of_server: bool) -> Lease:
-        """Return a lease of a connection of this loop.
-
-        Args:
-            patience: seconds that the block may take.
-            of_server: whether the block waits for the server, and for no worker of it.
+    def lease(self, patience: float) -> Lease:
+        """Return a lease of a connection of this loop, for a block of `patience` seconds at most.
 
         Raises `StoreUnreachable` while the breaker is open.
         """
         if not self._breaker.permits():
             raise StoreUnreachable(self._breaker.reason)
-        return Lease(self, self._pool(), patience, of_server)
+        return Lease(self, self._pool(), patience)
 
     def drop_idle(self) -> None:
         """Close the idle connections of this loop, all of which a failover breaks at once."""
@@ -77,13 +74,13 @@ class Leases:
         self.failures += 1
         self._breaker.failed(error.detail)
 
-    def explained(
-        self, error: psycopg.Error, *, of_server: bool, is_new: bool, was_cut: bool
-    ) -> Exception:
+    def explained(self, error: psycopg.Error, *, is_new: bool, was_cut: bool) -> Exception:
         """Note an error of PostgreSQL, and return it in Heed's terms."""
         self.failures += 1
         reason = explain(error)
-        if isinstance(reason, StoreUnreachable) and (of_server or (is_lost(error) and not was_cut)):
+        # Of a distributed database, a call may have waited for one of the workers.
+        is_servers = not self.is_distributed or (is_lost(error) and not was_cut)
+        if isinstance(reason, StoreUnreachable) and is_servers:
             self.drop_idle()
             # An idle connection is lost with the server that it was to; a new one may be had.
             if is_new or was_cut or not is_disconnected(error):
@@ -105,13 +102,10 @@ class Lease(AbstractAsyncContextManager[AsyncConnection]):
     It is a class, since a generator would cost each call several times as much.
     """
 
-    def __init__(
-        self, leases: Leases, pool: ConnectionPool, patience: float, of_server: bool
-    ) -> None:
+    def __init__(self, leases: Leases, pool: ConnectionPool, patience: float) -> None:
         self._leases = leases
         self._pool = pool
         self._patience = patience
-        self._of_server = of_server
         self._is_new = self._was_cut = False
 
     async def __aenter__(self) -> AsyncConnection:
@@ -147,9 +141,7 @@ class Lease(AbstractAsyncContextManager[AsyncConnection]):
         if isinstance(error, StoreUnreachable):
             self._leases.failed(error)
         elif isinstance(error, psycopg.Error):
-            reason = self._leases.explained(
-                error, of_server=self._of_server, is_new=self._is_new, was_cut=self._was_cut
-            )
+            reason = self._leases.explained(error, is_new=self._is_new, was_cut=self._was_cut)
             if self._was_cut:
                 raise reason from None  # another attempt would take as long
             raise reason from error

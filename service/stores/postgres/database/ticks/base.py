@@ -54,7 +54,7 @@ UPDATE heed.installation
        timeline = coalesce(line, timeline)
   FROM found
  WHERE stored >= tick_base + next OR system <> system_identifier OR line > timeline
-    OR system_identifier IS NULL AND system IS NOT NULL"""  # noqa: S608
+    OR system_identifier IS NULL AND system IS NOT NULL"""
 
 
 def raise_base(connection: Connection, row: tuple[Any, ...] | None = None) -> None:

@@ -12,7 +12,7 @@ SELECT version FROM heed.users WHERE namespace_no = %(no)s
 """Statement that reads the greatest version of all users, and the rows of its range."""
 
 LAST_RANGE = f"""\
-SELECT ((max(version_range) + 1) << {RANGE_BITS}) - 1 FROM heed.users WHERE namespace_no = %(no)s"""  # noqa: S608
+SELECT ((max(version_range) + 1) << {RANGE_BITS}) - 1 FROM heed.users WHERE namespace_no = %(no)s"""
 """Statement that reads the end of its range, which no version exceeds, from the index."""
 
 

@@ -11,15 +11,37 @@ import logging
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import Connection, errors
 
 from service.domain.errors import Busy, Conflict, Corrupt, HeedError, NotFound
+from service.stores.jobs import FILES, Rows
 from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.transaction import FILES, IS_THERE, Rows
-from service.stores.protocols.shared_files import Activation, FileChunk, FileSet, SharedFiles
+from service.stores.postgres.database.transaction import IS_THERE
+
+CHUNK_BYTES = 2 << 20  # of a chunk, at most
+
+FileChunk = tuple[str, bytes]
+"""The name of a file, and the next bytes of it."""
+
+
+class FileSet(NamedTuple):
+    """A complete set: its name, what its writer said of it, and the bytes of all its files."""
+
+    name: str
+    description: bytes
+    size: int
+
+
+class Activation(NamedTuple):
+    """The active set, and counters that only grow."""
+
+    number: int  # of activations so far
+    name: str | None  # None: there was none
+    removals: int  # of sets so far
+
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +68,7 @@ _BEGIN = f"""\
 INSERT INTO heed.file_sets (set_no, namespace_no, kind, name, description)
 SELECT nextval('heed.file_set_numbers'), namespace_no, %(kind)s, %(name)s, %(description)b::bytea
   FROM heed.namespaces WHERE namespace_no = %(no)s AND {IS_THERE} FOR KEY SHARE
-RETURNING set_no"""  # noqa: S608
+RETURNING set_no"""
 # A writer that stood still for so long that its set was abandoned adds nothing any more.
 _ADD_CHUNK = """\
 WITH kept AS (
@@ -74,7 +96,7 @@ SELECT FROM heed.file_sets
 
 _LOCK = f"""\
 SELECT pg_advisory_xact_lock(%(lock)s, namespace_no) FROM heed.namespaces
- WHERE namespace_no = %(no)s AND {IS_THERE} FOR KEY SHARE"""  # noqa: S608
+ WHERE namespace_no = %(no)s AND {IS_THERE} FOR KEY SHARE"""
 _ACTIVATE = """\
 INSERT INTO heed.active_sets AS active (number, removals, namespace_no, kind, name)
 VALUES (1, 0, %(no)s, %(kind)s, %(name)s)
@@ -126,15 +148,30 @@ UPDATE heed.file_sets SET chunks = 0, size = 0
  WHERE namespace_no = %(no)s AND set_no = %(set)s AND state = 'removed'"""
 
 
-class PostgresFiles(SharedFiles):
-    """Sets of files of one kind in one namespace of a database."""
+class SharedFiles:
+    """Sets of files of one kind in one namespace of a database.
+
+    A set is written once, and never changes: whoever has fetched it may keep it. One set at a time
+    is the active one. All methods but `active` wait for the database, for a bounded time: call
+    them off the event loop. All but `making` raise `Unavailable` where it does not answer.
+    """
 
     def __init__(self, connections: Connections, namespace_no: int, kind: str) -> None:
         self._connections = connections
         self._of = {"no": namespace_no, "kind": kind}
 
     def put(self, name: str, description: bytes, chunks: Iterable[FileChunk]) -> None:
-        """`SharedFiles.put`."""
+        """Store a set, which is complete, and durable, when this returns.
+
+        What a writer leaves that was interrupted is no set, and is deleted later.
+
+        Args:
+            name: 1 to 200 bytes of UTF-8.
+            description: any bytes.
+            chunks: of the files, one after the other; CHUNK_BYTES each at most.
+
+        Raises `Conflict` where there is, or once was, a set of this name, and what `chunks` raises.
+        """
         of = {**self._of, "name": name}
         with self._connections.session() as connection:
             self._sweep(connection)
@@ -159,18 +196,25 @@ class PostgresFiles(SharedFiles):
                 raise
 
     def find(self, name: str) -> FileSet | None:
-        """`SharedFiles.find`."""
+        """Return the set of a name; None where there is none, or it was removed."""
         with self._connections.session() as connection:
             found = _rows(connection, _FIND, {**self._of, "name": name})
         return FileSet(*found[0]) if found else None
 
     def sets(self) -> list[FileSet]:
-        """`SharedFiles.sets`."""
+        """Return all sets, in the order in which they were completed."""
         with self._connections.session() as connection:
             return [FileSet(*row) for row in _rows(connection, _LIST, self._of)]
 
     def read(self, name: str) -> Generator[FileChunk, None, None]:
-        """`SharedFiles.read`."""
+        """Yield the chunks of a set as they were put, each verified.
+
+        Close the generator where it is not exhausted.
+
+        Raises:
+            NotFound: there is no such set, or it was removed meanwhile.
+            Corrupt: naming the chunk that is missing, or not what was put.
+        """
         with self._connections.session() as connection:
             opened = _rows(connection, _OPEN, {**self._of, "name": name})
             if not opened:
@@ -189,7 +233,7 @@ class PostgresFiles(SharedFiles):
                 yield file, data
 
     def activate(self, name: str) -> Activation:
-        """`SharedFiles.activate`."""
+        """Make a set the active one, again if it is already. Raises `NotFound`."""
         of = {**self._of, "name": name}
         with self._connections.session() as connection, connection.transaction():
             self._lock(connection)
@@ -198,19 +242,22 @@ class PostgresFiles(SharedFiles):
             return Activation(*_rows(connection, _ACTIVATE, of)[0])
 
     def last_activation(self) -> Activation:
-        """`SharedFiles.last_activation`."""
+        """Return the last activation, with number 0 where there was none."""
         with self._connections.session() as connection:
             found = _rows(connection, _ACTIVE, self._of)
         return Activation(*found[0]) if found else Activation(0, None, 0)
 
     async def active(self) -> Activation:
-        """`SharedFiles.active`."""
+        """Return what `last_activation` does, without blocking the event loop. Cheap."""
         async with self._connections.connection(_QUICK) as connection:
             row = await (await connection.execute(_ACTIVE.encode(), self._of)).fetchone()
         return Activation(0, None, 0) if row is None else Activation(*row)
 
     def remove(self, name: str) -> bool:
-        """`SharedFiles.remove`."""
+        """Remove a set unless it is active; False where it is, or where there is no such set.
+
+        Its name is never used again, since machines may still hold files under it.
+        """
         of = {**self._of, "name": name}
         with self._connections.session() as connection:
             with connection.transaction():
@@ -222,25 +269,29 @@ class PostgresFiles(SharedFiles):
         return is_removed
 
     def removed(self) -> set[str]:
-        """`SharedFiles.removed`."""
+        """Return the names of all sets that were removed."""
         with self._connections.session() as connection:
             return {row[0] for row in _rows(connection, _REMOVED, self._of)}
 
     def drop(self, name: str) -> None:
-        """`SharedFiles.drop`."""
+        """Delete a set. Other than after `remove`, its name may be used again."""
         with self._connections.session() as connection:
             connection.execute(_DROP.encode(), {**self._of, "name": name})
             self._sweep(connection)
 
     def trim(self, most_bytes: int) -> None:
-        """`SharedFiles.trim`."""
+        """Drop the sets that were completed first until the others have so many bytes at most."""
         with self._connections.session() as connection:
             connection.execute(_TRIM.encode(), {**self._of, "most": most_bytes})
             self._sweep(connection)
 
     @contextmanager
     def making(self, name: str, patience: float) -> Iterator[None]:
-        """`SharedFiles.making`."""
+        """Exclude other machines that would make the same set, until the block ends.
+
+        Another one that makes it is waited for, for so many seconds at most. It ends with its
+        process. Raises nothing: without the database, each machine makes its own.
+        """
         named = f"{self._of['no']} {self._of['kind']} {name}".encode()
         key = int.from_bytes(hashlib.sha256(named).digest()[:8], signed=True)
         until = time.monotonic() + patience

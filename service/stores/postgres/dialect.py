@@ -1,0 +1,118 @@
+"""Jobs on a connection to PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, TypeVar
+
+from psycopg import AsyncConnection, Connection
+
+from service.stores.jobs import Delete, Do, Insert, Job, Rows, Run, Step, Update, columns_of
+from service.stores.jobs import translate as translate_for
+from service.stores.postgres.database.arrays import bigints, doubles, integers, uuids
+
+T = TypeVar("T")
+
+_ROWS = 50_000  # of one statement
+_PACKED = {"bigint": bigints, "integer": integers, "double precision": doubles, "uuid": uuids}
+_TYPES = {
+    "bigint": "change created digest_of_body dislikes events expires forgotten noted revoked "
+    "started timestamp user_key user_no version_no written bytes users",
+    "integer": "first_seq import_no item_no last_seq next_seq number seq type_no version",
+    "boolean": "has_vectors hidden undone",
+    "bytea": "digest document embedding key profile salt value",
+    "double precision": "weight",
+    "uuid": "event_key",
+}
+_TYPE_OF = {name: type_ for type_, names in _TYPES.items() for name in names.split()}
+# Columns whose type is another one than that of their name in most tables.
+_TYPE_IN = {"event_ids.digest": "bigint", "users.version": "bigint", "users.generation": "bigint"}
+
+Statement = tuple[bytes, dict[str, Any]]
+
+
+async def run_job(connection: AsyncConnection, namespace_no: int, job: Job[T]) -> T:
+    """Run the statements of a job, and return its result. Raises `psycopg.Error`."""
+    try:
+        step = next(job)
+        while True:
+            rows: Rows = []
+            for sql, values in _statements(step, namespace_no):
+                cursor = await connection.execute(sql, values, binary=True)
+                if _has_rows(step):
+                    rows += await cursor.fetchall()
+            step = job.send(rows)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def run_job_blocking(connection: Connection, namespace_no: int, job: Job[T]) -> T:
+    """Do as `run_job` does, on a thread."""
+    try:
+        step = next(job)
+        while True:
+            rows: Rows = []
+            for sql, values in _statements(step, namespace_no):
+                cursor = connection.cursor(binary=True).execute(sql, values)
+                if _has_rows(step):
+                    rows += cursor.fetchall()
+            step = job.send(rows)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+def _has_rows(step: Step) -> bool:
+    if isinstance(step, Run):
+        return not isinstance(step, Do)
+    return isinstance(step, Delete) and bool(step.returning)
+
+
+def _statements(step: Step, namespace_no: int) -> Iterator[Statement]:
+    if isinstance(step, Run):
+        yield _translate(step.sql), {**step.values, "no": namespace_no}
+        return
+    columns, rows = columns_of(step, "postgres")
+    types = [_TYPE_IN.get(f"{step.table}.{name}", _TYPE_OF.get(name, "text")) for name in columns]
+    arrays = ", ".join(f"%(c{at})b::{type_}[]" for at, type_ in enumerate(types))
+    names = ", ".join(columns)
+    table = f"heed.{step.table}"
+    if isinstance(step, Insert):
+        sql = f"INSERT INTO {table} (namespace_no, {names})"
+        sql += f" SELECT %(no)s, * FROM unnest({arrays}) AS new ({names})"
+        if step.update:
+            key = ", ".join(_text(step.key).split())
+            sql += f" ON CONFLICT (namespace_no, {key}) DO UPDATE SET {_text(step.update)}"
+        sql += "" if step.key else " ON CONFLICT DO NOTHING"
+    else:
+        keys = columns[: step.keys] if isinstance(step, Update) else columns
+        new = f"unnest({arrays}) AS new ({names})"
+        here = " AND ".join(f"{step.table}.{name} = new.{name}" for name in keys)
+        here = f"WHERE {step.table}.namespace_no = %(no)s AND {here}"
+        if isinstance(step, Update):
+            changed = ", ".join(f"{name} = new.{name}" for name in columns[step.keys :])
+            sql = f"UPDATE {table} SET {changed} FROM {new} {here}"
+        else:
+            sql = f"DELETE FROM {table} USING {new} {here}"
+            sql += f" RETURNING {step.returning}" if step.returning else ""
+    for start in range(0, len(rows), _ROWS):
+        parts = zip(types, zip(*rows[start : start + _ROWS], strict=True), strict=True)
+        values = {f"c{at}": _column(type_, part) for at, (type_, part) in enumerate(parts)}
+        yield sql.encode(), {**values, "no": namespace_no}
+
+
+def _column(type_: str, values: Sequence[Any]) -> Any:
+    pack: Any = _PACKED.get(type_)
+    return list(values) if pack is None or None in values else pack(values)
+
+
+@cache
+def _text(sql: str) -> str:
+    return translate_for(sql, "postgres")
+
+
+@cache
+def _translate(sql: str) -> bytes:
+    return _text(sql).encode()
