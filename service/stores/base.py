@@ -18,23 +18,35 @@ when stored bytes fail their checks.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import starmap
 from typing import Any, TypeVar, TypeVarTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from service.domain.errors import Invalid
 from service.domain.item_patch import ItemPatch
 from service.domain.keys import ApiKey
-from service.domain.records import Event, Item, User, check_id
+from service.domain.records import (
+    Event,
+    Item,
+    User,
+    check_each,
+    check_event,
+    check_id,
+    check_item,
+    check_user,
+)
 from service.domain.scenarios import Scenario
-from service.stores.bulk_access import BulkAccess
-from service.stores.encoding import check_limit
-from service.stores.jobs import KEYS, SCENARIOS, Job, Transaction
+from service.stores.encoding import check_limit, item_from, user_document, user_from
+from service.stores.jobs import CATALOGUE, KEYS, NAMES, SCENARIOS, Job, Transaction
 from service.stores.postgres.shared_parts import SharedParts
-from service.stores.records import keys, scenarios
+from service.stores.records import catalogue, forgetting, imports, keys, scenarios, users
+from service.stores.records.copying import BulkAccess
 from service.stores.values import (
     AppendResult,
     CatalogueChanges,
@@ -51,10 +63,14 @@ from service.stores.values import (
     Shard,
     StoreMeasures,
     UndoneImport,
+    user_digest,
 )
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+UNDONE_ROWS = 20_000  # events of an import that are taken back in one transaction
+MANY_ROWS = 1 << 30  # more than may be read on an event loop
 
 
 class Store(ABC):
@@ -62,14 +78,27 @@ class Store(ABC):
 
     # ------------------------------------------------------------------ what a database does
 
+    _horizon: str
+    """Statement that reads the tick up to which all changes are seen."""
+
     @abstractmethod
-    def _ask(self, job: Callable[[*Ts], Job[T]], *args: *Ts) -> Awaitable[T]:
-        """Read a few rows that a request waits for."""
+    def _ask(self, job: Callable[[*Ts], Job[T]], *args: *Ts, rows: int = 1) -> Awaitable[T]:
+        """Read about so many `rows` that a request waits for."""
         ...
 
     @abstractmethod
     def _read(self, job: Callable[[*Ts], Job[T]], *args: *Ts, rows: int = 1) -> Awaitable[T]:
         """Read about so many `rows`, which may take long."""
+        ...
+
+    @abstractmethod
+    def _read_apart(self, job: Callable[[*Ts], Job[T]], *args: *Ts) -> Awaitable[T]:
+        """Read away from the event loop, all as of one moment."""
+        ...
+
+    @abstractmethod
+    def _scan_rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        """Iterate over the rows of a statement without values, all as of one moment."""
         ...
 
     @abstractmethod
@@ -79,7 +108,9 @@ class Store(ABC):
         *args: *Ts,
         rows: int = 1,
         alone: tuple[int, ...] = (),
-        items: Sequence[str] = (),
+        items: Iterable[str] = (),
+        types: Iterable[str] = (),
+        is_long: bool = False,
     ) -> Awaitable[T]:
         """Run a job in a transaction; the result comes once the transaction is durable.
 
@@ -89,6 +120,8 @@ class Store(ABC):
             rows: about so many are changed.
             alone: locks that no other transaction may hold meanwhile, in ascending order.
             items: ids whose numbers the job needs.
+            types: of events, whose numbers the job needs.
+            is_long: whether it may take hours.
         """
         ...
 
@@ -99,14 +132,31 @@ class Store(ABC):
         *args: *Ts,
         rows: int = 1,
         alone: tuple[int, ...] = (),
-        items: Sequence[str] = (),
+        items: Iterable[str] = (),
     ) -> Awaitable[T]:
         """Run a job as `_write` does that adds to the store, within the store's quota."""
         ...
 
+    @abstractmethod
+    def _append(
+        self, events: Sequence[Event], now: int, import_no: int | None
+    ) -> Awaitable[AppendResult]:
+        """Do as `append` does with events that were checked and arrived at `now`."""
+        ...
+
+    def _users_of(self, entries: Sequence[ForgottenUser]) -> Iterator[tuple[str, ForgottenUser]]:
+        """Iterate over the stored users whom entries name."""
+        by_salt: dict[bytes, dict[bytes, ForgottenUser]] = {}
+        for entry in entries:
+            by_salt.setdefault(entry.salt, {})[entry.digest] = entry
+        for user_id in self.scan_user_ids() if by_salt else ():
+            for salt, named in by_salt.items():
+                entry_of_user = named.get(user_digest(salt, user_id))
+                if entry_of_user is not None:
+                    yield user_id, entry_of_user
+
     # ------------------------------------------------------------------ histories
 
-    @abstractmethod
     async def append(
         self, events: Sequence[Event], *, import_id: int | None = None
     ) -> AppendResult:
@@ -118,7 +168,10 @@ class Store(ABC):
         names it. Events without an id are new, and the store names them. An item need not be in
         the catalogue.
         """
-        ...
+        check_each(events, check_event, "/events")
+        if not events:
+            return AppendResult(0, 0)
+        return await self._append(events, _now(), import_id)
 
     @abstractmethod
     async def version(self, user_id: str) -> int:
@@ -165,20 +218,20 @@ class Store(ABC):
         """Return the ids of events of one history, in the given order; None for deleted ones."""
         ...
 
-    @abstractmethod
     async def delete_event(self, user_id: str, event_id: str) -> bool:
         """Delete one event of this user; False if the user has no such event."""
-        ...
+        check_id(user_id, "/user_id")
+        check_id(event_id, "/event_id")
+        return await self._write(users.delete_event, user_id, event_id)
 
-    @abstractmethod
     async def forget(self, user_id: str) -> int:
         """Delete everything about the user, and add an entry to the ledger of forgotten users.
 
         Returns the number of events. No-op if the user is unknown.
         """
-        ...
+        check_id(user_id, "/user_id")
+        return await self._write(forgetting.forget, user_id, _now())
 
-    @abstractmethod
     async def merge(self, user_id: str, source: str) -> int:
         """Move the events of `source` to `user_id` and forget `source`; return the number moved.
 
@@ -186,19 +239,20 @@ class Store(ABC):
         Moved events keep ids and timestamps, and among equal timestamps come after the target's
         own. No-op if `source` is unknown; `Invalid` if both are the same.
         """
-        ...
+        check_id(user_id, "/user_id")
+        if check_id(source, "/from") == user_id:
+            raise Invalid("/from", "must be another user")
+        return await self._write(users.merge, user_id, source)
 
-    @abstractmethod
     async def put_user(self, user: User, *, import_id: int | None = None) -> None:
         """Replace the user's profile."""
-        ...
+        check_user(user)
+        await self._add(users.put_user, user.user_id, user_document(user), import_id)
 
-    @abstractmethod
     async def get_user(self, user_id: str) -> User | None:
         """Return the profile; an empty one for a user with events alone; None if unknown."""
-        ...
+        return await self._ask(users.get_user, check_id(user_id, "/user_id"))
 
-    @abstractmethod
     async def page_users(
         self, *, cursor: str | None = None, limit: int = 100, prefix: str = ""
     ) -> tuple[list[User], str | None]:
@@ -206,12 +260,14 @@ class Store(ABC):
 
         Those that have events, and those that have only a profile, whose id begins with `prefix`.
         """
-        ...
+        rows = 10 * check_limit(limit)
+        return await self._read(users.page_users, cursor, limit, prefix, rows=rows)
 
-    @abstractmethod
     async def event_counts(self, user_ids: Sequence[str]) -> list[int]:
         """Return the number of events of each user."""
-        ...
+        if not user_ids:
+            return []
+        return await self._read(users.event_counts, user_ids, rows=MANY_ROWS)
 
     # ------------------------------------------------------------------ the event log
 
@@ -238,10 +294,11 @@ class Store(ABC):
         """
         ...
 
-    @abstractmethod
     async def user_ids(self, numbers: Sequence[int]) -> list[str | None]:
         """Return the ids of users by their numbers in `log_changes`; None for unknown ones."""
-        ...
+        if not numbers:
+            return []
+        return await self._ask(users.user_ids, numbers)
 
     # Training and export read everything, outside any event loop.
 
@@ -262,7 +319,6 @@ class Store(ABC):
 
     # ------------------------------------------------------------------ the catalogue
 
-    @abstractmethod
     async def put_items(
         self,
         items: Sequence[Item],
@@ -274,9 +330,19 @@ class Store(ABC):
 
         Of one id the last wins. Items that are already there just so change nothing.
         """
-        ...
+        check_each(items, check_item, "/items")
+        if not items:
+            return 0
+        return await self._add(
+            catalogue.put_items,
+            items,
+            on_change,
+            import_id,
+            rows=len(items),
+            alone=(CATALOGUE,),
+            items=[item.item_id for item in items],
+        )
 
-    @abstractmethod
     async def patch_items(
         self,
         patches: Sequence[ItemPatch],
@@ -289,21 +355,35 @@ class Store(ABC):
 
         An item that is not in the catalogue is inserted, or raises `NotFound` without `create`.
         """
-        ...
+        check_each([patch.apply(None) for patch in patches], check_item, "/items")
+        if not patches:
+            return PatchResult(0, ())
+        return await self._add(
+            catalogue.patch_items,
+            patches,
+            create,
+            on_change,
+            import_id,
+            rows=len(patches),
+            alone=(CATALOGUE,),
+            items=[patch.item_id for patch in patches],
+        )
 
-    @abstractmethod
     async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
         """Return items in the given order; None for those not in the catalogue."""
-        ...
+        for index, item_id in enumerate(item_ids):
+            check_id(item_id, f"/item_ids/{index}")
+        if not item_ids:
+            return []
+        return await self._ask(catalogue.get_items, item_ids, rows=10 * len(item_ids))
 
-    @abstractmethod
     async def delete_item(
         self, item_id: str, *, on_change: OnCatalogueChange | None = None
     ) -> bool:
         """Remove the item from the catalogue (histories keep it); False if it was not in it."""
-        ...
+        check_id(item_id, "/item_id")
+        return await self._write(catalogue.delete_item, item_id, on_change, alone=(CATALOGUE,))
 
-    @abstractmethod
     async def page_items(
         self, *, cursor: str | None = None, limit: int = 100, hidden: bool = False
     ) -> tuple[list[Item], str | None]:
@@ -311,12 +391,13 @@ class Store(ABC):
 
         With `hidden`, only items that are hidden.
         """
-        ...
+        # Hidden items are found by looking at all.
+        rows = 10 * check_limit(limit) + hidden * MANY_ROWS
+        return await self._read(catalogue.page_items, cursor, limit, hidden, rows=rows)
 
-    @abstractmethod
     async def catalogue_version(self) -> int:
         """Return the version of the last change of the catalogue; 0 if there was none. Cheap."""
-        ...
+        return await self._read(catalogue.version)
 
     @abstractmethod
     def announced_catalogue(self) -> int:
@@ -327,25 +408,22 @@ class Store(ABC):
         """
         ...
 
-    @abstractmethod
     async def catalogue_digest(self) -> CatalogueDigest:
         """Return the digest of what `catalogue_changes(0)` would return. Reads all items."""
-        ...
+        return await self._read(catalogue.digest, rows=MANY_ROWS)
 
-    @abstractmethod
     async def catalogue_changes(self, after: int, limit: int | None = None) -> CatalogueChanges:
         """Return the changes after version `after`; `after=0` gives the whole catalogue.
 
         With `limit`, about so many items; what is left is after the version that comes with them.
         """
-        ...
+        return await self._read(catalogue.changes, after, limit, rows=MANY_ROWS)
 
     # Training and export read everything, outside any event loop.
 
-    @abstractmethod
     def scan_items(self) -> Iterator[Item]:
         """Iterate over the catalogue by item_id."""
-        ...
+        return starmap(item_from, self._scan_rows(catalogue.ALL_ITEMS))
 
     # ------------------------------------------------------------------ scenarios
 
@@ -425,54 +503,64 @@ class Store(ABC):
 
     # ------------------------------------------------------------------ forgotten users
 
-    @abstractmethod
     async def page_forgotten(
         self, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[ForgottenUser], str | None]:
         """Return up to `limit` entries, oldest first, and the cursor of the next page or None."""
-        ...
+        rows = 10 * check_limit(limit)
+        return await self._read(forgetting.page, cursor, limit, rows=rows)
 
-    @abstractmethod
     async def find_forgotten(self, user_id: str) -> list[ForgottenUser]:
         """Return the entries of a user, oldest first."""
-        ...
+        return await self._read(forgetting.find, check_id(user_id, "/user_id"))
 
-    @abstractmethod
     async def count_forgotten(self, since: int) -> int:
         """Return the number of entries at `since` (microseconds UTC) or later."""
-        ...
+        return await self._read(forgetting.count, since)
 
-    @abstractmethod
     async def forget_again(self, entries: Sequence[ForgottenUser]) -> ForgottenAgain:
         """Forget stored users whom entries of another ledger name, and add these entries.
 
         Entries that this ledger has already are left out: what is stored of their users is newer.
         When the call is interrupted, it can be repeated.
         """
-        ...
+        new = await self._read(forgetting.unknown_entries, entries, rows=len(entries))
+        matches = await asyncio.to_thread(lambda: list(self._users_of(new)))
+        counts = [
+            await self._write(forgetting.forget_entry, user_id, entry, _now())
+            for user_id, entry in matches
+        ]
+        await self._write(lambda _: forgetting.add_entries(new))
+        events = [count for count in counts if count is not None]
+        return ForgottenAgain(len(events), sum(events), len(new))
 
-    @abstractmethod
     async def clean_up(self) -> bool:
         """Delete what forgotten users have left behind, such as names that nothing else uses.
 
         Call it now and then; it reads the whole log, but only after a user was forgotten. Returns
         whether anything was left.
         """
-        ...
+        if not await self._read(forgetting.has_noted_names):
+            return False
+        noted, since, unused = await self._read(
+            forgetting.find_unused, self._horizon, rows=MANY_ROWS
+        )
+        # Twice, since the write is to look at little: at what changes meanwhile.
+        since, unused = await self._read(
+            forgetting.still_unused, self._horizon, since, unused, rows=MANY_ROWS
+        )
+        return await self._write(forgetting.delete_names, noted, since, unused, alone=(NAMES,))
 
     # ------------------------------------------------------------------ of imports
 
-    @abstractmethod
     async def begin_import(self, source: str) -> int:
         """Return the id of a new import, for `append`, `put_items` and `put_user`."""
-        ...
+        return await self._write(imports.begin, source, _now())
 
-    @abstractmethod
     async def imports(self) -> list[ImportRecord]:
         """Return all imports, oldest first."""
-        ...
+        return await self._read(imports.records)
 
-    @abstractmethod
     async def undo_import(
         self, import_id: int, *, progress: Callable[[int], None] | None = None
     ) -> UndoneImport:
@@ -488,7 +576,19 @@ class Store(ABC):
         Raises:
             Invalid: there is no such import, or it is undone already.
         """
-        ...
+        after: imports.Place | None = await self._write(imports.begin_undo, import_id)
+        events = shared = 0
+        while after is not None:
+            deleted, kept, after = await self._write(
+                imports.undo_events, import_id, after, UNDONE_ROWS, rows=UNDONE_ROWS
+            )
+            events, shared = events + deleted, shared + kept
+            if progress is not None:
+                progress(events)
+        items, profiles, kept = await self._write(
+            imports.undo_documents, import_id, alone=(CATALOGUE,)
+        )
+        return UndoneImport(events, items, profiles, kept, shared)
 
     # ------------------------------------------------------------------ the store itself
 
@@ -529,20 +629,18 @@ class Store(ABC):
         """Return sizes and counts as of now, without waiting for anything."""
         ...
 
-    @abstractmethod
     def bulk(self) -> BulkAccess:
         """Return access in bulk; each object is for one copy at a time."""
-        ...
+        return BulkAccess(self._read_apart, self._write)
 
-    @abstractmethod
     def scan_users(self) -> Iterator[User]:
         """Iterate over all stored profiles."""
-        ...
+        return starmap(user_from, self._scan_rows(users.PROFILES))
 
-    @abstractmethod
     def scan_user_ids(self) -> Iterator[str]:
         """Return the ids of all users that `counts` counts, in the order of their bytes."""
-        ...
+        for (user_id,) in self._scan_rows(users.USER_IDS):
+            yield user_id
 
 
 def _now() -> int:

@@ -16,7 +16,7 @@ from service.domain.errors import Conflict
 from service.domain.keys import issue_key
 from service.domain.records import Event, Item, User
 from service.stores.base import Store
-from service.stores.bulk_access import BulkAccess
+from service.stores.records.copying import BulkAccess
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.values import CopyRecord, Registers, StoredEvent, StoredUser
 from tests.support import full_store

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
-from service.stores.bulk_access import BulkAccess
+from service.stores.records.copying import BulkAccess
 from service.stores.values import MAX_ITEMS, StoredItem
 
 _NAMES = 10_000  # in one transaction

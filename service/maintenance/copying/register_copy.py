@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from service.domain.errors import Conflict
 from service.stores.base import Store
-from service.stores.bulk_access import BulkAccess
+from service.stores.records.copying import BulkAccess
 from service.stores.store_digest import read_ledger, read_scenarios
 from service.stores.values import Registers
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import NamedTuple
 
-from service.stores.bulk_access import BulkAccess
+from service.stores.records.copying import BulkAccess
 from service.stores.values import StoredUser
 
 EVENTS = 20_000  # that are read at once, and about so many that are written in one transaction

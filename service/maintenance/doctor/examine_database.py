@@ -26,11 +26,12 @@ from service.runtime.data_layout import namespace_folder
 from service.snapshots.versions.manifest import Manifest, parse_manifest
 from service.snapshots.versions.shared_registry import KIND
 from service.snapshots.versions.transfer import check_chunks
-from service.stores.postgres.bulk import copy_record
 from service.stores.postgres.database.connections import Connections
+from service.stores.postgres.dialect import run_job_blocking
 from service.stores.postgres.namespaces import find_namespace, namespace_names
 from service.stores.postgres.shared_parts import SharedParts, is_leased
 from service.stores.postgres.upkeep.server_state import read_server
+from service.stores.records import copying
 
 _DESCRIPTION = "model.json"  # of the files of a version
 
@@ -97,7 +98,7 @@ def _read_namespace(
     with connections.snapshot() as connection:
         log = summarise_database(connection, number, installation.now + DAY)
         is_training = is_leased(connection, number)
-        origin = copy_record.unfinished(connection, number)
+        origin = run_job_blocking(connection, number, copying.unfinished())
     if origin is not None:
         found.append(unfinished_copy(f"the namespace {name} of {connections.name}", origin))
     shared = SharedParts(connections, number)

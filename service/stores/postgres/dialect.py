@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from psycopg import AsyncConnection, Connection
 
-from service.stores.jobs import Delete, Do, Insert, Job, Rows, Run, Step, Update, columns_of
+from service.stores.jobs import Delete, Do, Find, Insert, Job, Rows, Run, Step, Update, columns_of
 from service.stores.jobs import translate as translate_for
 from service.stores.postgres.database.arrays import bigints, doubles, integers, uuids
 
@@ -17,13 +17,15 @@ T = TypeVar("T")
 _ROWS = 50_000  # of one statement
 _PACKED = {"bigint": bigints, "integer": integers, "double precision": doubles, "uuid": uuids}
 _TYPES = {
-    "bigint": "change created digest_of_body dislikes events expires forgotten noted revoked "
-    "started timestamp user_key user_no version_no written bytes users",
+    "bigint": "bytes change created dislikes events expires forgotten noted revoked started"
+    " timestamp user_key user_no users written",
     "integer": "first_seq import_no item_no last_seq next_seq number seq type_no version",
-    "boolean": "has_vectors hidden undone",
+    "boolean": "has_vectors hidden is_whole undone",
     "bytea": "digest document embedding key profile salt value",
     "double precision": "weight",
     "uuid": "event_key",
+    "text": "event_id fallback key_id kind name namespace namespace_id origin position rate scopes"
+    " source user_id",
 }
 _TYPE_OF = {name: type_ for type_, names in _TYPES.items() for name in names.split()}
 # Columns whose type is another one than that of their name in most tables.
@@ -67,18 +69,19 @@ def run_job_blocking(connection: Connection, namespace_no: int, job: Job[T]) -> 
 def _has_rows(step: Step) -> bool:
     if isinstance(step, Run):
         return not isinstance(step, Do)
-    return isinstance(step, Delete) and bool(step.returning)
+    return isinstance(step, Find | Delete) and bool(step.returning)
 
 
 def _statements(step: Step, namespace_no: int) -> Iterator[Statement]:
     if isinstance(step, Run):
         yield _translate(step.sql), {**step.values, "no": namespace_no}
         return
-    columns, rows = columns_of(step, "postgres")
-    types = [_TYPE_IN.get(f"{step.table}.{name}", _TYPE_OF.get(name, "text")) for name in columns]
+    columns, rows, kept = columns_of(step, "postgres")
+    types = [_TYPE_IN.get(f"{step.table}.{each}") or _TYPE_OF[each] for each in columns]
     arrays = ", ".join(f"%(c{at})b::{type_}[]" for at, type_ in enumerate(types))
     names = ", ".join(columns)
-    table = f"heed.{step.table}"
+    name = _text(step.table)
+    table = f"heed.{name}"
     if isinstance(step, Insert):
         sql = f"INSERT INTO {table} (namespace_no, {names})"
         sql += f" SELECT %(no)s, * FROM unnest({arrays}) AS new ({names})"
@@ -87,20 +90,25 @@ def _statements(step: Step, namespace_no: int) -> Iterator[Statement]:
             sql += f" ON CONFLICT (namespace_no, {key}) DO UPDATE SET {_text(step.update)}"
         sql += "" if step.key else " ON CONFLICT DO NOTHING"
     else:
-        keys = columns[: step.keys] if isinstance(step, Update) else columns
+        count = kept(step.keys) if isinstance(step, Update) else len(columns)
+        keys, changed = columns[:count], columns[count:]
         new = f"unnest({arrays}) AS new ({names})"
-        here = " AND ".join(f"{step.table}.{name} = new.{name}" for name in keys)
-        here = f"WHERE {step.table}.namespace_no = %(no)s AND {here}"
+        here = " AND ".join(f"{name}.{key} = new.{key}" for key in keys)
+        here = f"WHERE {name}.namespace_no = %(no)s AND {here}"
         if isinstance(step, Update):
-            changed = ", ".join(f"{name} = new.{name}" for name in columns[step.keys :])
-            sql = f"UPDATE {table} SET {changed} FROM {new} {here}"
+            values = ", ".join(f"{each} = new.{each}" for each in changed)
+            sql = f"UPDATE {table} SET {values} FROM {new} {here}"
+        elif isinstance(step, Find):
+            returned = _text(step.returning)
+            sql = f"SELECT {returned} FROM {table} JOIN {new} USING ({names})"
+            sql += " WHERE namespace_no = %(no)s"
         else:
             sql = f"DELETE FROM {table} USING {new} {here}"
-            sql += f" RETURNING {step.returning}" if step.returning else ""
+            sql += f" RETURNING {_text(step.returning)}" if step.returning else ""
     for start in range(0, len(rows), _ROWS):
         parts = zip(types, zip(*rows[start : start + _ROWS], strict=True), strict=True)
-        values = {f"c{at}": _column(type_, part) for at, (type_, part) in enumerate(parts)}
-        yield sql.encode(), {**values, "no": namespace_no}
+        arrays_of = {f"c{at}": _column(type_, part) for at, (type_, part) in enumerate(parts)}
+        yield sql.encode(), {**arrays_of, "no": namespace_no}
 
 
 def _column(type_: str, values: Sequence[Any]) -> Any:

@@ -19,7 +19,7 @@ from psycopg import Connection, errors
 from service.domain.errors import Busy, Conflict, Corrupt, HeedError, NotFound
 from service.stores.jobs import FILES, Rows
 from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.transaction import IS_THERE
+from service.stores.postgres.database.migrations import IS_THERE
 
 CHUNK_BYTES = 2 << 20  # of a chunk, at most
 

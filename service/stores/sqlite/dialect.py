@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import apsw
 import numpy as np
 
-from service.stores.jobs import Delete, Do, Insert, Job, Rows, Run, Update, columns_of
+from service.stores.jobs import Change, Do, Find, Insert, Job, Rows, Run, Update, columns_of
 from service.stores.jobs import translate as translate_for
 
 T = TypeVar("T")
@@ -45,20 +45,25 @@ def _rows(connection: apsw.Connection, step: Run) -> Rows:
     return [] if isinstance(step, Do) else cursor.fetchall()
 
 
-def _change(connection: apsw.Connection, step: Insert | Update | Delete) -> Rows:
-    columns, rows = columns_of(step, "sqlite")
+def _change(connection: apsw.Connection, step: Change) -> Rows:
+    columns, rows, kept = columns_of(step, "sqlite")
+    table = _translate(step.table)
     if isinstance(step, Insert):
         places = ", ".join("?" * len(columns))
-        sql = f"INSERT INTO {step.table} ({', '.join(columns)}) VALUES ({places})"
+        sql = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"
         sql += f" ON CONFLICT DO UPDATE SET {_translate(step.update)}" if step.update else ""
         sql += "" if step.key else " ON CONFLICT DO NOTHING"
     elif isinstance(step, Update):
-        keys, changed = columns[: step.keys], columns[step.keys :]
-        rows = [(*row[step.keys :], *row[: step.keys]) for row in rows]
-        sql = f"UPDATE {step.table} SET {_equal(changed, ', ')} WHERE {_equal(keys, ' AND ')}"
+        count = kept(step.keys)
+        keys, changed = columns[:count], columns[count:]
+        rows = [(*row[count:], *row[:count]) for row in rows]
+        sql = f"UPDATE {table} SET {_equal(changed, ', ')} WHERE {_equal(keys, ' AND ')}"
+    elif isinstance(step, Find):
+        returned = _translate(step.returning)
+        sql = f"SELECT {returned} FROM {table} WHERE {_equal(columns, ' AND ')}"
     else:
-        sql = f"DELETE FROM {step.table} WHERE {_equal(columns, ' AND ')}"
-        sql += f" RETURNING {step.returning}" if step.returning else ""
+        sql = f"DELETE FROM {table} WHERE {_equal(columns, ' AND ')}"
+        sql += f" RETURNING {_translate(step.returning)}" if step.returning else ""
     return connection.executemany(sql, rows).fetchall() if rows else []
 
 

@@ -5,7 +5,6 @@ Statements inside one `with read_transaction(connection):` see one state of the 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
@@ -13,18 +12,15 @@ import apsw
 import numpy as np
 from numpy.typing import NDArray
 
-from service.domain.records import Event, Item, User
+from service.domain.records import Event
 from service.stores.encoding import (
     cursor_of,
-    first_user,
-    item_from,
     position_of,
     user_from,
-    users_page,
     vectors_from,
 )
 from service.stores.quota import StoreUsage
-from service.stores.values import CatalogueChanges, CatalogueDigest, History
+from service.stores.values import History
 
 Rows = list[tuple[Any, ...]]
 
@@ -191,103 +187,6 @@ class Reads:
             rows: list[Any] = connection.executemany(find, wanted).fetchall()
         found: dict[int, str] = dict(rows)
         return [found.get(seq) for seq in seqs]
-
-    def user(self, connection: apsw.Connection, user_id: str) -> User | None:
-        row = connection.execute(
-            "SELECT profile FROM users WHERE user_id = ?", (user_id,)
-        ).fetchone()
-        return None if row is None else user_from(user_id, row[0])
-
-    def page_users(
-        self, connection: apsw.Connection, cursor: str | None, limit: int, prefix: str
-    ) -> tuple[list[User], str | None]:
-        rows: Rows = connection.execute(
-            "SELECT user_id, profile FROM users WHERE user_id >= ? ORDER BY user_id LIMIT ?",
-            (first_user(cursor, prefix), limit + 1),
-        ).fetchall()
-        return users_page(rows, limit, prefix)
-
-    def event_counts(self, connection: apsw.Connection, user_ids: Sequence[str]) -> list[int]:
-        counts = dict(
-            connection.execute(
-                "SELECT user_id, count(*) FROM users JOIN events USING (user_no)"
-                " WHERE user_id IN carray(?) GROUP BY user_no",
-                (apsw.carray(tuple(user_ids)),),
-            )
-        )
-        return [counts.get(user_id, 0) for user_id in user_ids]
-
-    def user_ids(self, connection: apsw.Connection, numbers: Sequence[int]) -> list[str | None]:
-        found = find_names(connection, "users", numbers)
-        return [found.get(number) for number in numbers]
-
-    # ------------------------------------------------------------------ catalogue
-
-    def items(self, connection: apsw.Connection, item_ids: Sequence[str]) -> list[Item | None]:
-        rows = connection.execute(
-            f"{SELECT_ITEMS} WHERE item_id IN carray(?) AND document IS NOT NULL",
-            (apsw.carray(tuple(item_ids)),),
-        )
-        by_id = {row[0]: item_from(*row) for row in rows}
-        return [by_id.get(item_id) for item_id in item_ids]
-
-    def page_items(
-        self, connection: apsw.Connection, cursor: str | None, limit: int, hidden: bool
-    ) -> tuple[list[Item], str | None]:
-        (after,) = ("",) if cursor is None else position_of(cursor, str)
-        only = "AND json_extract(CAST(document AS TEXT), '$.hidden')" if hidden else ""
-        rows = connection.execute(
-            f"{SELECT_ITEMS} WHERE item_id > ? AND document IS NOT NULL {only} "
-            "ORDER BY item_id LIMIT ?",
-            (after, limit + 1),
-        )
-        found = [item_from(*row) for row in rows]
-        more = len(found) > limit
-        return found[:limit], cursor_of(found[limit - 1].item_id) if more else None
-
-    def catalogue_version(self, connection: apsw.Connection) -> int:
-        version: int = connection.execute("SELECT catalogue FROM state").get
-        return version
-
-    def catalogue_digest(self, connection: apsw.Connection) -> CatalogueDigest:
-        digest = hashlib.sha256()
-        with read_transaction(connection):
-            version = self.catalogue_version(connection)
-            # Lengths before contents, so that no two lists of items are the same bytes.
-            for item_id, *rest in connection.execute(
-                "SELECT item_id, change, octet_length(item_id), octet_length(document),"
-                " octet_length(embedding), document, embedding"
-                " FROM items WHERE change > 0 AND change <= ? ORDER BY change",
-                (version,),
-            ):
-                *numbers, document, embedding = rest
-                digest.update(repr(numbers).encode() + item_id.encode())
-                digest.update(document or b"")
-                digest.update(embedding or b"")
-        return CatalogueDigest(version, digest.hexdigest())
-
-    def catalogue_changes(
-        self, connection: apsw.Connection, after: int, limit: int | None
-    ) -> CatalogueChanges:
-        with read_transaction(connection):
-            version = self.catalogue_version(connection)
-            if limit is not None:
-                # Up to the end of a change, which may comprise many items.
-                last = connection.execute(
-                    "SELECT max(change) FROM"
-                    " (SELECT change FROM items WHERE change > ? ORDER BY change LIMIT ?)",
-                    (after, limit),
-                ).get
-                version = version if last is None else last
-            rows: Rows = connection.execute(
-                f"{SELECT_ITEMS} WHERE change > ? AND change <= ? ORDER BY change",
-                (after, version),
-            ).fetchall()
-        return CatalogueChanges(
-            version,
-            [item_from(*row) for row in rows if row[1] is not None],
-            [item_id for item_id, document, _ in rows if document is None],
-        )
 
     def popularity(self, connection: apsw.Connection) -> tuple[list[str], NDArray[np.int64]]:
         rows = connection.execute(

@@ -7,18 +7,16 @@ cannot be reset and grows with every write; it shrinks again afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import count, islice, starmap
+from itertools import count, islice
 
 import apsw
 import numpy as np
 from numpy.typing import NDArray
 
-from service.domain.records import Event, Item, User
-from service.stores.encoding import item_from, user_from
+from service.domain.records import Event
 from service.stores.event_identity import user_key
 from service.stores.sqlite.reads import (
     SELECT_EVENTS,
-    SELECT_ITEMS,
     Reads,
     find_names,
 )
@@ -82,21 +80,3 @@ def scan_events(connection: apsw.Connection, reads: Reads) -> Iterator[Event]:
     cursor = connection.execute(f"{SELECT_EVENTS} ORDER BY user_no, timestamp, seq")
     while chunk := list(islice(cursor, 10_000)):
         yield from reads.events(connection, chunk)
-
-
-def scan_items(connection: apsw.Connection) -> Iterator[Item]:
-    """`Store.scan_items`."""
-    query = f"{SELECT_ITEMS} WHERE document IS NOT NULL ORDER BY item_id"
-    return starmap(item_from, connection.execute(query))
-
-
-def scan_users(connection: apsw.Connection) -> Iterator[User]:
-    """`Store.scan_users`."""
-    query = "SELECT user_id, profile FROM users WHERE profile IS NOT NULL ORDER BY user_id"
-    return starmap(user_from, connection.execute(query))
-
-
-def scan_user_ids(connection: apsw.Connection) -> Iterator[str]:
-    """`Store.scan_user_ids`."""
-    for (user_id,) in connection.execute("SELECT user_id FROM users ORDER BY user_id"):
-        yield user_id

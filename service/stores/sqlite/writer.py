@@ -22,10 +22,8 @@ from typing import Any, Generic, TypeVar
 import apsw
 
 from service.domain.errors import HeedError, Overloaded, Unavailable
-from service.stores.jobs import Job
-from service.stores.sqlite.dialect import run_job
 from service.stores.sqlite.integrity.store_guard import StoreGuard
-from service.stores.sqlite.schema import check_schema
+from service.stores.sqlite.transaction import Names, SQLiteTransaction
 
 T = TypeVar("T")
 
@@ -45,61 +43,6 @@ _FAULTS_OF_A_STATEMENT = (
     apsw.SQLError,
     apsw.TooBigError,
 )
-
-
-_STATE = "SELECT clock, names, scrub, user_version FROM state, pragma_user_version"
-
-
-class SQLiteTransaction:
-    """Transaction of a group of jobs: its connection, its tick, and hooks to call after commit."""
-
-    def __init__(self, connection: apsw.Connection) -> None:
-        self.connection = connection
-        self.hooks: list[Callable[[], None]] = []
-        row: tuple[int, int, int, int] = connection.execute(_STATE).get
-        # names: the tick of their last deletion
-        self.clock, self.names, self.scrubs, schema = row
-        check_schema(schema)
-        self.has_ticked = False
-        self._tick = self.clock + 1
-
-    def tick(self) -> int:
-        """Return the version of this transaction's changes: greater than every earlier one."""
-        self.has_ticked = True
-        return self._tick
-
-    def run(self, job: Job[T]) -> T:
-        """Run the statements of a job."""
-        return run_job(self.connection, job)
-
-    def move_keys(self) -> Job[None]:
-        """Do nothing: each key has the tick of its last change."""
-        yield from ()
-
-    def advance(self, ticks: int) -> None:
-        """Move the tick on, for a job whose changes have versions one after another."""
-        self._tick += ticks
-
-    def after_commit(self, hook: Callable[[], None]) -> None:
-        """Call `hook` once the writes of this job are durable; never if they are rolled back."""
-        self.hooks.append(hook)
-
-    def scrub(self) -> None:
-        """Empty the log soon after the commit: it holds personal data that is deleted here."""
-        self.scrubs = self.tick()
-        self.connection.execute("UPDATE state SET scrub = ?", (self.scrubs,))
-
-    def renumber(self) -> None:
-        """Record that names are deleted here, so that no process goes on using their numbers."""
-        self.names = self.tick()
-        self.connection.execute("UPDATE state SET names = ?", (self.names,))
-
-    def finish(self) -> int:
-        """Advance the clock if any job has used the tick; return the tick, or 0."""
-        if not self.has_ticked:
-            return 0
-        self.connection.execute("UPDATE state SET clock = ?", (self._tick,))
-        return self._tick
 
 
 @dataclass(slots=True)
@@ -137,6 +80,7 @@ class Writer:
         self._explain = explain
         self._guard = guard
         self._busy_timeout = busy_timeout
+        self._items, self._types = Names("items"), Names("types")
         self._queue: SimpleQueue[_Ticket[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()  # guards the four below, and that nothing follows the None
         self._waiting = 0
@@ -257,7 +201,7 @@ class Writer:
         try:
             self._guard.prepare(self._connection)
             execute("BEGIN IMMEDIATE")
-            transaction = SQLiteTransaction(self._connection)
+            transaction = SQLiteTransaction(self._connection, self._items, self._types)
             for ticket in group:
                 if not ticket.future.cancelled():
                     self._run_job(transaction, ticket)

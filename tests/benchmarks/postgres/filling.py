@@ -16,9 +16,9 @@ import numpy as np
 import psycopg
 from numpy.typing import NDArray
 
-from service.stores.bulk_access import BulkAccess
 from service.stores.encoding import item_document
 from service.stores.postgres.store import PostgresStore
+from service.stores.records.copying import BulkAccess
 from service.stores.values import MAX_ITEMS, StoredEvent, StoredUser
 from service.stores.values import StoredItem as BulkItem
 from tests.benchmarks.postgres.measured_server import MeasuredServer, checkpoint

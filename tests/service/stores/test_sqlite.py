@@ -20,7 +20,7 @@ from service.stores.quota import StoreQuota
 from service.stores.sqlite import database_file, writer
 from service.stores.sqlite.scan import scan
 from service.stores.sqlite.store import SQLiteStore
-from service.stores.sqlite.writer import SQLiteTransaction
+from service.stores.sqlite.transaction import SQLiteTransaction
 from service.stores.values import Shard
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.old_stores import to_version
@@ -114,7 +114,7 @@ async def test_a_job_that_fails_fails_alone(path: Path) -> None:
 
     def job(transaction: SQLiteTransaction) -> None:
         transaction.connection.execute("UPDATE state SET events = 99")
-        store._writes._items.numbers(transaction, ["name that is undone"])
+        transaction.item_numbers(["name that is undone"])
         raise ZeroDivisionError
 
     def statement(transaction: SQLiteTransaction) -> None:

@@ -12,6 +12,10 @@ import psycopg
 
 from service.domain.errors import Incompatible, Invalid
 
+# Prefix of the name of a namespace that is being removed; no valid name has it.
+REMOVED = "removed:"
+IS_THERE = f"NOT starts_with(name, '{REMOVED}')"
+
 PARTITIONS = 64  # of the events, by user
 _LOCK = 0x68656564  # "heed": held while migrations are applied
 _HAS_CITUS = "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'citus')"

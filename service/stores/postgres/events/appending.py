@@ -29,49 +29,30 @@ from service.stores.event_identity import (
     spelled_id,
     user_key,
 )
-from service.stores.jobs import Rows
+from service.stores.jobs import Changed, Rows, Tally
 from service.stores.postgres.database.arrays import bigints, doubles, integers, uuids
-from service.stores.postgres.database.transaction import Changed, PostgresTransaction
+from service.stores.postgres.database.transaction import PostgresTransaction
 from service.stores.postgres.events.names import InternedNames
-from service.stores.postgres.events.tallies import (
-    EVENT_BYTES,
-    USER_BYTES,
-    Tally,
-    add_tallies,
-)
-from service.stores.postgres.imports.claims import add_claims
+from service.stores.records import imports
+from service.stores.records.users import EVENT_BYTES, USER_BYTES
 from service.stores.values import AppendResult
 
-MAX_KNOWN_USERS = 50_000  # ~4 MB when full
 _FIND_IDS = """\
 SELECT event_key, digest, timestamp, user_key, seq FROM heed.event_ids
  WHERE namespace_no = %s AND event_key = ANY(%s::uuid[])"""
 _FIND_USERS = """\
 SELECT user_key, next_seq FROM heed.users
  WHERE namespace_no = %s AND user_key = ANY(%s::bigint[])"""
-_NEW_NUMBERS = "SELECT nextval('heed.user_numbers_{}') FROM generate_series(1, %s)"
-# Of a user who is known, the number in the row is not used.
-_PUT_USERS = """\
-INSERT INTO heed.users AS known (namespace_no, user_key, user_no, user_id, version, generation,
-                                 next_seq, has_vectors)
-SELECT %s, user_key, user_no, user_id, %s, %s, 1 + events, has_vectors
-  FROM unnest(%s::bigint[], %s::bigint[], %b::text[], %s::integer[], %b::boolean[])
-       AS new (user_key, user_no, user_id, events, has_vectors)
-ON CONFLICT (namespace_no, user_key) DO UPDATE
-   SET version = greatest(known.version + 1, excluded.version),
-       next_seq = known.next_seq + excluded.next_seq - 1,
-       has_vectors = known.has_vectors OR excluded.has_vectors
-RETURNING user_key, user_no, user_id, next_seq"""
 _ADD_EVENTS = """\
 INSERT INTO heed.events (namespace_no, import_no, user_key, timestamp, seq, item_no, type_no,
                          weight, event_key, event_id)
 SELECT %s, %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::integer[], %s::integer[],
                              %s::integer[], %s::double precision[], %s::uuid[], %b::text[])"""
-ADD_IDS = """\
+_ADD_IDS = """\
 INSERT INTO heed.event_ids (namespace_no, event_key, user_key, timestamp, seq, digest)
 SELECT %s, * FROM unnest(%s::uuid[], %s::bigint[], %s::bigint[], %s::integer[], %s::bigint[])"""
-_ADD_NEW_IDS = f"{ADD_IDS}\nON CONFLICT (namespace_no, event_key) DO NOTHING RETURNING true"
-ADD_VECTORS = """\
+_ADD_NEW_IDS = f"{_ADD_IDS}\nON CONFLICT (namespace_no, event_key) DO NOTHING RETURNING true"
+_ADD_VECTORS = """\
 INSERT INTO heed.vectors (namespace_no, user_key, seq, key, value)
 SELECT %s, * FROM unnest(%b::bigint[], %b::integer[], %b::bytea[], %b::bytea[])"""
 
@@ -115,8 +96,8 @@ class Appending:
         events, now, import_no = batch.events, batch.now, batch.import_no
         looks = batch.was_tried or self._expects_stored
         batch.was_tried = True
-        items = self._items.numbers(transaction, {event.item_id for event in events})
-        types = self._types.numbers(transaction, {event.type for event in events})
+        items = transaction.item_numbers({event.item_id for event in events})
+        types = transaction.type_numbers({event.type for event in events})
         named = list(zip(events, batch.keys, strict=True))
         keys = {id_: key for event, key in named if (id_ := event.event_id) is not None}
         stored: Rows = []
@@ -133,7 +114,8 @@ class Appending:
             raise Changed from None  # a stored time may be the one that the others agree with
         if stored and transaction.is_distributed:
             await _check_seen(transaction, [(row[3], row[4]) for row in stored])
-        await add_claims(transaction, import_no, [(row[3], row[2], row[4]) for row in stored])
+        places = [(row[3], row[2], row[4]) for row in stored]
+        await transaction.run(imports.claim_places(import_no, places))
         if not fresh:
             return AppendResult(0, len(events))
         own = (key for event, key in named if event.event_id is None)  # which are always fresh
@@ -141,13 +123,13 @@ class Appending:
             next(own) if event.event_id is None else keys[event.event_id] for event, _, _ in fresh
         ]
         rows = _EventRows(fresh, items, types, id_keys)
-        users, created = await put_users(
-            transaction, rows.counts, rows.with_vectors, self._known_users
+        users, created = await transaction.run(
+            transaction.put_counted_users(rows.counts, rows.with_vectors, self._known_users)
         )
         ids = await rows.insert(transaction, users, import_no)
         rows.tally.users += created
         rows.tally.bytes += USER_BYTES * created
-        await add_tallies(transaction, rows.any_user, rows.tally)
+        await transaction.run(transaction.count(rows.any_user, rows.tally))
         await ids.fetchone()  # the results up to here arrive
         if ids.rowcount < len(fresh):
             raise Changed
@@ -241,85 +223,9 @@ class _EventRows:
             for event, seq in zip(self._events, seqs.tolist(), strict=True)
             if _has_vectors(event)
         ]
-        await transaction.execute(ADD_VECTORS, *map(list, zip(*vectors, strict=True)))
+        await transaction.execute(_ADD_VECTORS, *map(list, zip(*vectors, strict=True)))
         self.tally.bytes += sum(len(blob or b"") for row in vectors for blob in row[2:])
         return ids
-
-
-async def put_users(
-    transaction: PostgresTransaction,
-    counts: Counter[str],
-    with_vectors: set[str],
-    known: set[int],
-) -> tuple[dict[str, list[int]], int]:
-    """Give users, who are created where they are unknown, a new version and so many seqs.
-
-    Args:
-        transaction: in which they are written.
-        counts: seqs of each user.
-        with_vectors: those who have events with vectors now.
-        known: keys of users who are not looked for, since they were stored when last seen; these
-            users are added. It is emptied where one of them is stored no more.
-
-    Returns:
-        `[user_key, first seq]` of each user, and the number of users that were created.
-
-    Raises:
-        Conflict: two users have one key.
-    """
-    by_key = {user_key(user_id): user_id for user_id in counts}
-    if len(by_key) < len(counts):
-        by_id = {user_key(user_id): user_id for user_id in reversed(counts)}
-        raise same_key(*next((a, b) for key, a in by_key.items() if (b := by_id[key]) != a))
-    ordered = sorted(by_key)
-    unseen = [key for key in ordered if key not in known]
-    stored = await transaction.rows(_FIND_USERS, bigints(unseen)) if unseen else []
-    found = {key for key, _ in stored}
-    numbers: dict[int, int] = dict.fromkeys(ordered, 0)
-    new = [key for key in unseen if key not in found]
-    if new:
-        numbers |= zip(new, await new_user_numbers(transaction, len(new)), strict=True)
-    ids = [by_key[key] for key in ordered]
-    rows: Rows = await transaction.rows(
-        _PUT_USERS,
-        transaction.tick(),
-        transaction.tick(),
-        bigints(ordered),
-        bigints(list(numbers.values())),
-        ids,
-        integers([counts[user_id] for user_id in ids]),
-        [user_id in with_vectors for user_id in ids],
-    )
-    users: dict[str, list[int]] = {}
-    created = 0
-    for key, user_no, user_id, next_seq in rows:
-        if user_id != by_key[key]:
-            raise same_key(user_id, by_key[key])
-        if user_no == 0:  # forgotten since they were looked for, or last seen
-            known.clear()
-            raise Changed
-        created += user_no == numbers[key]
-        users[user_id] = [key, next_seq - counts[user_id]]
-    if len(known) + len(ordered) > MAX_KNOWN_USERS:
-        known.clear()
-    known.update(ordered)
-    return users, created
-
-
-async def new_user_numbers(transaction: PostgresTransaction, count: int) -> list[int]:
-    """Return so many numbers for new users."""
-    cursor = await transaction.connection.execute(
-        _NEW_NUMBERS.format(transaction.namespace_no).encode(), (count,)
-    )
-    return [number for (number,) in await cursor.fetchall()]
-
-
-def same_key(first: str, second: str) -> Conflict:
-    """Return the error for two users of one key."""
-    return Conflict(
-        f"user_id {second!r} cannot be stored: its 63-bit hash is that of {first!r}, which happens "
-        "once in some billions of users; use another id for one of them"
-    )
 
 
 def _blob(vector: Any) -> bytes | None:

@@ -13,13 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg import AsyncConnection
 
-from service.domain.records import Event, User
+from service.domain.records import Event
 from service.stores.encoding import (
     cursor_of,
-    first_user,
     position_of,
     user_from,
-    users_page,
     vectors_from,
 )
 from service.stores.event_identity import user_key
@@ -73,14 +71,6 @@ SELECT seq, event_key, event_id FROM heed.events
    AND (timestamp, seq) IN (SELECT * FROM unnest(%s::bigint[], %s::integer[]))"""
 _VERSION = """\
 SELECT version FROM heed.users WHERE namespace_no = %s AND user_key = %s AND user_id = %s"""
-_PROFILE = """\
-SELECT profile FROM heed.users WHERE namespace_no = %s AND user_key = %s AND user_id = %s"""
-_PAGE_USERS = """\
-SELECT user_id, profile FROM heed.users WHERE namespace_no = %s AND user_id >= %s
- ORDER BY user_id LIMIT %s"""
-_COUNTS = """\
-SELECT user_key, count(*) FROM heed.events
- WHERE namespace_no = %s AND user_key = ANY(%s::bigint[]) GROUP BY user_key"""
 _NOBODY: tuple[bytes | None, ...] = (bytes(8), bytes(8), b"\0", None, None)
 
 
@@ -193,25 +183,6 @@ class Histories:
         )
         found = {seq: event_id or str(key) for seq, key, event_id in rows}
         return [found.get(seq) for seq in seqs]
-
-    async def user(self, connection: AsyncConnection, user_id: str) -> User | None:
-        """`Store.get_user`."""
-        row = await self._row(connection, _PROFILE, user_key(user_id), user_id)
-        return None if row is None else user_from(user_id, row[0])
-
-    async def page_users(
-        self, connection: AsyncConnection, cursor: str | None, limit: int, prefix: str
-    ) -> tuple[list[User], str | None]:
-        """`Store.page_users`."""
-        start = first_user(cursor, prefix)
-        rows = await self._rows(connection, _PAGE_USERS, start, limit + 1)
-        return users_page(rows, limit, prefix)
-
-    async def event_counts(self, connection: AsyncConnection, user_ids: Sequence[str]) -> list[int]:
-        """`Store.event_counts`."""
-        keys = [user_key(user_id) for user_id in user_ids]
-        counts: dict[int, int] = dict(await self._rows(connection, _COUNTS, keys))
-        return [counts.get(key, 0) for key in keys]
 
     async def _vectors(
         self, connection: AsyncConnection, key: Any, seqs: NDArray[np.uint32]

@@ -11,8 +11,9 @@ from typing import Literal
 
 from psycopg import AsyncConnection
 
+from service.stores.jobs import Changed
 from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.transaction import IS_THERE, Changed, PostgresTransaction
+from service.stores.postgres.database.migrations import IS_THERE
 
 Interned = Literal["items", "types"]
 
@@ -73,13 +74,13 @@ class InternedNames:
             self._numbers, self._tick = {}, tick
         self._numbers.update(learned)
 
-    def numbers(self, transaction: PostgresTransaction, names: Iterable[str]) -> dict[str, int]:
-        """Return the number of each name.
+    def numbers(self, deleted: int, names: Iterable[str]) -> dict[str, int]:
+        """Return the number of each name, where names were last deleted at the tick `deleted`.
 
         Raises `Changed` where they must be learned: names were deleted since, or never known.
         """
         self._check_epoch()
-        if transaction.names != self._tick:
+        if deleted != self._tick:
             self._numbers = {}
             raise Changed
         known = self._numbers

@@ -7,14 +7,14 @@ cannot remove the rows that are deleted meanwhile.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import starmap
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from psycopg import Connection
 
-from service.domain.records import Event, Item, User
-from service.stores.encoding import item_from, user_from
+from service.domain.records import Event
+from service.stores.jobs import translate
 from service.stores.postgres.events.column_codes import ColumnCodes
 from service.stores.postgres.events.histories import build_events
 from service.stores.values import LogColumns, Shard
@@ -39,13 +39,6 @@ SELECT timestamp, seq, user_id, event_key, event_id, item_no, type_no, weight, k
   FROM heed.events JOIN heed.users USING (namespace_no, user_key)
   LEFT JOIN heed.vectors USING (namespace_no, user_key, seq)
  WHERE namespace_no = %s ORDER BY user_key, timestamp, seq"""
-_ITEMS = """\
-SELECT item_id, document, embedding FROM heed.items
- WHERE namespace_no = %s AND document IS NOT NULL ORDER BY item_id"""
-_PROFILES = """\
-SELECT user_id, profile FROM heed.users
- WHERE namespace_no = %s AND profile IS NOT NULL ORDER BY user_id"""
-_USER_IDS = "SELECT user_id FROM heed.users WHERE namespace_no = %s ORDER BY user_id"
 
 
 def scan(
@@ -88,24 +81,9 @@ def scan_events(connection: Connection, namespace_no: int) -> Iterator[Event]:
             )
 
 
-def scan_items(connection: Connection, namespace_no: int) -> Iterator[Item]:
-    """`Store.scan_items`."""
-    yield from starmap(item_from, _rows(connection, _ITEMS, namespace_no))
-
-
-def scan_users(connection: Connection, namespace_no: int) -> Iterator[User]:
-    """`Store.scan_users`."""
-    yield from starmap(user_from, _rows(connection, _PROFILES, namespace_no))
-
-
-def scan_user_ids(connection: Connection, namespace_no: int) -> Iterator[str]:
-    """`Store.scan_user_ids`."""
-    for (user_id,) in _rows(connection, _USER_IDS, namespace_no):
-        yield user_id
-
-
-def _rows(connection: Connection, query: str, namespace_no: int) -> Iterator[tuple[str, ...]]:
+def scan_rows(connection: Connection, namespace_no: int, sql: str) -> Iterator[tuple[Any, ...]]:
+    """Iterate over the rows of a statement of a job, which has no values."""
     with connection.cursor("rows", binary=True) as cursor:
-        cursor.execute(query.encode(), (namespace_no,))
+        cursor.execute(translate(sql, "postgres").encode(), {"no": namespace_no})
         while chunk := cursor.fetchmany(_CHUNK):
             yield from chunk

@@ -9,11 +9,13 @@ from psycopg import Connection
 
 from service.domain.errors import HeedError
 from service.stores.event_identity import user_key
-from service.stores.postgres.bulk import copy_record
 from service.stores.postgres.database.connections import Connections
 from service.stores.postgres.database.ticks.base import TICKS
-from service.stores.postgres.events.tallies import EVENT_BYTES, ITEM_BYTES, USER_BYTES
+from service.stores.postgres.dialect import run_job_blocking
 from service.stores.postgres.namespaces import find_namespace
+from service.stores.records import copying
+from service.stores.records.catalogue import ITEM_BYTES
+from service.stores.records.users import EVENT_BYTES, USER_BYTES
 from service.stores.values import CheckResult, copy_unfinished
 
 _CHUNK = 10_000  # users that are read from a cursor at once
@@ -148,7 +150,7 @@ def check_database(url: str, namespace: str, *, full: bool = False) -> Iterator[
             if number is None:
                 yield CheckResult("problem", f"there is no {place}")
                 return
-            if (origin := copy_record.unfinished(connection, number)) is not None:
+            if (origin := run_job_blocking(connection, number, copying.unfinished())) is not None:
                 yield CheckResult("problem", copy_unfinished(place, origin).detail)
             yield from _check_counts(connection, number, place)
             if full:

@@ -10,8 +10,9 @@ from typing import Any
 import apsw
 
 from service.domain.errors import HeedError
-from service.stores.sqlite.bulk import copy_record
+from service.stores.records import copying
 from service.stores.sqlite.database_file import DatabaseFile
+from service.stores.sqlite.dialect import run_job
 from service.stores.sqlite.integrity.high_water_mark import read_mark
 from service.stores.sqlite.integrity.store_guard import StoreGuard
 from service.stores.values import CheckResult, copy_unfinished
@@ -72,7 +73,7 @@ def _check(file: DatabaseFile, connection: apsw.Connection, full: bool) -> Itera
         return
     pages = connection.pragma("page_count")
     yield CheckResult("ok", f"{file.path}: {pages:,} pages are intact")
-    if (origin := copy_record.unfinished(connection)) is not None:
+    if (origin := run_job(connection, copying.unfinished())) is not None:
         yield CheckResult("problem", copy_unfinished(str(file.path), origin).detail)
     connection.execute("BEGIN")  # counts belong together
     for what, find in _COUNTS.items():

@@ -43,17 +43,14 @@ SELECT min(next - ((next - record.xmin::text::bigint) & 4294967295))
  WHERE EXISTS (SELECT FROM pg_dist_transaction)"""
 
 
+UNSEEN = f"SELECT tick_base + {TICKS} * ({_PREPARED}) < :tick FROM heed.installation"
+"""Statement that tells whether a worker may not show yet what was committed before a tick."""
+
+
 def horizon_query(is_distributed: bool) -> str:
     """Return the statement that reads the horizon, without values."""
     first = f"least({_IN_PROGRESS}, ({_PREPARED}))" if is_distributed else _IN_PROGRESS
     return f"SELECT tick_base + {TICKS} * {first} - 1 FROM heed.installation"
-
-
-async def has_unseen(connection: AsyncConnection, tick: int) -> bool:
-    """Report whether a worker may not show yet what a transaction has committed before a tick."""
-    query = f"SELECT tick_base + {TICKS} * ({_PREPARED}) < %s FROM heed.installation"
-    row = await (await connection.execute(query.encode(), (tick,))).fetchone()
-    return row is not None and bool(row[0])
 
 
 async def read_horizon(connection: AsyncConnection, is_distributed: bool) -> int:
