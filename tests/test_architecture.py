@@ -145,16 +145,6 @@ def test_every_folder_of_modules_is_a_package() -> None:
     assert [str(each) for each in folders if not (each / "__init__.py").exists()] == []
 
 
-def test_public_classes_have_names_of_their_own() -> None:
-    """No two public classes of the whole tree share a name."""
-    homes: dict[str, list[str]] = {}
-    for module, path in MODULES.items():
-        for node in ast.parse(path.read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                homes.setdefault(node.name, []).append(module)
-    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
-
-
 def test_modules_open_with_what_they_are() -> None:
     """The docstring of a module opens with a noun or a verb, not with a pronoun to be guessed."""
     opened = {

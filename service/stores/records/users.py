@@ -74,7 +74,7 @@ SELECT count(*) FROM moved"""
 _DELETE_IDS = """\
 WITH gone AS (
   DELETE FROM heed.event_ids WHERE $here AND event_key = ANY(ARRAY(
-    SELECT event_key FROM heed.events WHERE $here AND user_key $in(users)))
+    SELECT event_key FROM heed.events WHERE $here AND {}))
   RETURNING 1)
 SELECT count(*) FROM gone"""
 
@@ -256,21 +256,24 @@ def delete_users(tx: Transaction, users: Sequence[UserRow]) -> Job[int]:
     if not users:
         return 0
     keys = [each.user for each in users]
+    # With an array of keys, PostgreSQL plans for all partitions of the events.
+    of_users = "$user = :user" if len(keys) == 1 else "$user $in(users)"
+    values = {"user": keys[0], "users": keys}
     counts = yield Run(
         "SELECT item_no, type_no, count(*) FROM heed.events"
-        " WHERE $here AND $user $in(users) GROUP BY item_no, type_no",
-        users=keys,
+        f" WHERE $here AND {of_users} GROUP BY item_no, type_no",
+        **values,
     )
     events = sum(count for _, _, count in counts)
     yield from note_names(tx, {row[0] for row in counts}, {row[1] for row in counts})
     if tx.by_key:
-        ((ids,),) = yield Run(_DELETE_IDS, users=keys)
+        ((ids,),) = yield Run(_DELETE_IDS.format(of_users), **values)
         if ids != events:
             raise Changed
-    yield Do("DELETE FROM heed.events WHERE $here AND $user $in(users)", users=keys)
+    yield Do(f"DELETE FROM heed.events WHERE $here AND {of_users}", **values)
     sizes = yield Run(
-        f"DELETE FROM heed.vectors WHERE $here AND $user $in(users) RETURNING {_VECTOR_BYTES}",
-        users=keys,
+        f"DELETE FROM heed.vectors WHERE $here AND {of_users} RETURNING {_VECTOR_BYTES}",
+        **values,
     )
     tally = Tally(bytes=-EVENT_BYTES * events - sum(size for (size,) in sizes))
     dislike = yield from _dislike_number()
