@@ -20,7 +20,7 @@ _NOT_OF_A_DATABASE = (
 )
 
 if TYPE_CHECKING:
-    from service.stores.sqlite.integrity.salvage import Gap
+    from service.stores.sqlite.check import Gap
     from service.stores.values import CheckResult
 
 
@@ -56,8 +56,8 @@ def check(
     from service.runtime.data_layout import STORE_FILE, namespace_of
     from service.stores.opening import is_shared
     from service.stores.postgres.upkeep.integrity import check_database
+    from service.stores.sqlite.check import check_modes, check_store
     from service.stores.sqlite.database_file import DatabaseFile
-    from service.stores.sqlite.integrity.check import check_modes, check_store
 
     url = Settings.read().store
     if is_shared(url):
@@ -199,9 +199,9 @@ def _check_embeddings(data: Path) -> Iterable[CheckResult]:
 
 
 def _salvage(path: Path, target: Path) -> None:
-    from service.stores.sqlite.integrity import salvage
+    from service.stores.sqlite.check import salvage
 
-    done = salvage.salvage(path, target)
+    done = salvage(path, target)
     for gap in done.gaps:
         out.print(f"lost    {_sentence(gap)}", markup=False, soft_wrap=True)
     for table, count in done.dropped.items():

@@ -25,12 +25,11 @@ from service.runtime.data_layout import (
 from service.runtime.namespace_folders import namespace_names, store_token
 from service.snapshots.versions.manifest import MANIFEST, read_file, read_manifest, unseal
 from service.stores.records import copying
-from service.stores.sqlite.database_file import checksum_vfs
+from service.stores.sqlite.copies import copy_pages
+from service.stores.sqlite.database_file import checksum_vfs, read_store_file
 from service.stores.sqlite.dialect import run_job
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite.store import SQLiteStore
-from service.stores.sqlite_files.inspection import read_store_file
-from service.stores.sqlite_files.page_copy import copy_pages
 from service.stores.store_digest import TableDigest, digest_store
 from service.stores.values import copy_unfinished
 

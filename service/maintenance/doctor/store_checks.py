@@ -20,11 +20,11 @@ from service.runtime.data_layout import (
 )
 from service.runtime.durable_files import try_lock
 from service.stores.records import copying
+from service.stores.sqlite.database_file import read_store_file
 from service.stores.sqlite.dialect import run_job
-from service.stores.sqlite.integrity.high_water_mark import check_mark
-from service.stores.sqlite.integrity.wal import check_wal
+from service.stores.sqlite.guard import check_mark
 from service.stores.sqlite.schema import SCHEMA_VERSION
-from service.stores.sqlite_files.inspection import read_store_file
+from service.stores.sqlite.wal import check_wal
 
 MAX_FULL_CHECK_BYTES = 256 << 20  # of a store whose pages are checked without `full`, ~1 s
 

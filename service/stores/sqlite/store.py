@@ -38,20 +38,25 @@ from service.stores.encoding import check_limit
 from service.stores.jobs import Job, Transaction, translate
 from service.stores.quota import StoreQuota
 from service.stores.records import catalogue, copying, keys
-from service.stores.sqlite.appending import Appending
 from service.stores.sqlite.database_file import (
     WRITE_TIMEOUT_MS,
     DatabaseFile,
+    FrozenFile,
     checksum_vfs,
     explain,
     file_sizes,
 )
 from service.stores.sqlite.dialect import run_job
-from service.stores.sqlite.integrity.frozen_file import FrozenFile
-from service.stores.sqlite.integrity.store_guard import CHECK, StoreGuard
-from service.stores.sqlite.log_changes import log_changes
-from service.stores.sqlite.reads import Reads, read_transaction, usage
-from service.stores.sqlite.scan import scan, scan_events
+from service.stores.sqlite.events import (
+    Appending,
+    Reads,
+    log_changes,
+    read_transaction,
+    scan,
+    scan_events,
+    usage,
+)
+from service.stores.sqlite.guard import CHECK, StoreGuard
 from service.stores.sqlite.schema import check_schema
 from service.stores.sqlite.transaction import SQLiteTransaction
 from service.stores.sqlite.writer import Writer

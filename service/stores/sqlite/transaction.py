@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import apsw
 
 from service.stores.jobs import Do, Insert, Job, Run, Tally, UserRow
 from service.stores.sqlite.dialect import run_job
-from service.stores.sqlite.reads import INTERNED, MAX_CACHED_NAMES
+from service.stores.sqlite.names import Names
 from service.stores.sqlite.schema import check_schema
 
 T = TypeVar("T")
@@ -170,46 +170,3 @@ class SQLiteTransaction:
     def finish_copy(self) -> Job[None]:
         """Do nothing."""
         yield from ()
-
-
-class Names:
-    """Numbers of interned names, cached until names are deleted."""
-
-    def __init__(self, table: Literal["items", "types"]) -> None:
-        number, name = INTERNED[table]
-        self._find = f"SELECT {name}, {number} FROM {table} WHERE {name} IN carray(?)"
-        last = f"last_{table.removesuffix('s')}"
-        self._next = (
-            f"SELECT max(coalesce((SELECT max({number}) FROM {table}), 0), {last}) + 1 FROM state"
-        )
-        self._add = f"INSERT INTO {table} ({number}, {name}) VALUES (?, ?)"
-        self._known: dict[str, int] = {}
-        self._tick = 0  # of the last deletion of names
-
-    def numbers(self, transaction: SQLiteTransaction, names: Iterable[str]) -> dict[str, int]:
-        """Return the number of each name; new names are inserted."""
-        if transaction.names != self._tick:
-            self._known, self._tick = {}, transaction.names
-        known = self._known
-        wanted = set(names)
-        found = {name: known[name] for name in wanted if name in known}
-        if len(found) == len(wanted):
-            return found
-        learned = self.add(transaction, sorted(wanted - found.keys()))
-        transaction.after_commit(lambda: self._remember(learned))
-        return found | learned
-
-    def add(self, transaction: SQLiteTransaction, names: Sequence[str]) -> dict[str, int]:
-        """Insert the new ones of names, at least one, in this order; return the numbers of all."""
-        connection = transaction.connection
-        found = dict(connection.execute(self._find, (apsw.carray(tuple(names)),)))
-        first = connection.execute(self._next).get
-        new = dict.fromkeys(name for name in names if name not in found)
-        added = {name: first + index for index, name in enumerate(new)}
-        connection.executemany(self._add, ((number, name) for name, number in added.items()))
-        return found | added
-
-    def _remember(self, learned: dict[str, int]) -> None:
-        if len(self._known) + len(learned) > MAX_CACHED_NAMES:
-            self._known = {}
-        self._known |= learned

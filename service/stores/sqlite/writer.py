@@ -22,8 +22,9 @@ from typing import Any, Generic, TypeVar
 import apsw
 
 from service.domain.errors import HeedError, Overloaded, Unavailable
-from service.stores.sqlite.integrity.store_guard import StoreGuard
-from service.stores.sqlite.transaction import Names, SQLiteTransaction
+from service.stores.sqlite.guard import StoreGuard
+from service.stores.sqlite.names import Names
+from service.stores.sqlite.transaction import SQLiteTransaction
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from service.domain.keys import issue_key
 from service.domain.records import Event, Item
 from service.stores.quota import StoreQuota
 from service.stores.sqlite import database_file, writer
-from service.stores.sqlite.scan import scan
+from service.stores.sqlite.events import scan
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.sqlite.transaction import SQLiteTransaction
 from service.stores.values import Shard
@@ -291,7 +291,7 @@ async def test_the_writer_thread_leaves_the_processor_to_answers(path: Path) -> 
 WRITE = """
 import asyncio, sys
 from service.domain.records import Event
-from service.stores.sqlite.scan import scan
+from service.stores.sqlite.events import scan
 from service.stores.sqlite.store import SQLiteStore
 
 async def main(path, name):

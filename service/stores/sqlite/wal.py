@@ -1,4 +1,4 @@
-"""Detection of damage in SQLite's write-ahead log, which SQLite takes for the end of the log.
+"""Write-ahead log of a store: detection of damage in it, and clearing of what is written from it.
 
 Recovery reads the log up to the first frame whose checksum is wrong, because that is what a crash
 leaves behind. A flipped bit in the middle looks the same to it, and every transaction after the bit
@@ -6,20 +6,29 @@ is dropped silently. The difference is in what follows: a transaction begins onl
 one has been synced, so that a crash can leave at most one commit after the break.
 
 File format: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
+
+`secure_delete` overwrites deleted rows, but not the copies that SQLite leaves behind where it moves
+rows to another page: they stay in the gap between a page's cell pointers and its cells. The copy
+of a row that is deleted later would be readable in the file for good.
+
+File format: https://www.sqlite.org/fileformat2.html#b_tree_pages
 """
 
 from __future__ import annotations
 
 import struct
+import threading
 from functools import cache
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
+import apsw
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from service.domain.errors import Corrupt
-from service.stores.sqlite.integrity.store_guard import CHECK
+from service.stores.sqlite.guard import CHECK
 
 HEADER = struct.Struct(">8I")  # magic, version, page size, checkpoint no, 2 salts, 2 checksums
 FRAME = 24  # bytes before each page: page, size of the database if a commit, salts, checksums
@@ -95,3 +104,58 @@ def _weights(pairs: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         np.array(weights, np.uint64).astype(np.uint32),
         np.array(power, np.uint64).astype(np.uint32).T.copy(),
     )
+
+
+_PAGE_TYPES = {2: 12, 5: 12, 10: 8, 13: 8}  # of B-trees, with the bytes of their headers
+_FIRST_HEADER = 100  # bytes of the file's header in the first page
+_CHECKSUM_BYTES = 8
+# Pages beyond are left as they are: the next page's number, with which other pages begin, could be
+# mistaken for the type of a B-tree's page there.
+_MAX_PAGES = 1 << 25
+
+_lock = threading.Lock()
+_registered: dict[str, ScrubbingVFS] = {}
+
+
+def scrubbing_vfs(base: str) -> str:
+    """Register the VFS over the VFS `base`, once for each process, and return its name."""
+    with _lock:
+        if base not in _registered:
+            _registered[base] = ScrubbingVFS(f"heed-{base}", base)
+    return f"heed-{base}"
+
+
+class ScrubbingVFS(apsw.VFS):
+    """The VFS `name` over the VFS `base`, whose pages have checksums of cksumvfs."""
+
+    def __init__(self, name: str, base: str) -> None:
+        self._base = base
+        super().__init__(name, base)
+
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802  # SQLite's name
+        if flags[0] & apsw.SQLITE_OPEN_MAIN_DB:
+            return _Database(self._base, name, flags)
+        return apsw.VFSFile(self._base, name, flags)
+
+
+class _Database(apsw.VFSFile):
+    def xWrite(self, data: Any, offset: int) -> None:  # noqa: N802
+        super().xWrite(cleared(bytes(data), offset), offset)
+
+
+def cleared(page: bytes, offset: int) -> bytes:
+    """Return a page at `offset` of the file with zeros for what is not allocated in it."""
+    size = len(page)
+    header = 0 if offset else _FIRST_HEADER
+    if size < 512 or offset % size or offset // size >= _MAX_PAGES:
+        return page
+    header_size = _PAGE_TYPES.get(page[header])
+    if header_size is None:
+        return page
+    cells, top = (int.from_bytes(page[header + at : header + at + 2], "big") for at in (3, 5))
+    start = header + header_size + 2 * cells
+    if not start < top <= size - _CHECKSUM_BYTES or not any(page[start:top]):
+        return page
+    content = page[:start] + bytes(top - start) + page[top:-_CHECKSUM_BYTES]
+    # During a checkpoint, cksumvfs leaves the checksum as it is.
+    return content + checksums((0, 0), content, "<u4").astype("<u4").tobytes()
