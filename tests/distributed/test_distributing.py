@@ -12,8 +12,8 @@ import psycopg
 import pytest
 
 from service.domain.records import Event, Item, User
-from service.stores.postgres.database import migrations
-from service.stores.postgres.database.migrations import is_distributed, migrate
+from service.stores.postgres import schema as migrations
+from service.stores.postgres.schema import is_distributed, migrate
 from service.stores.postgres.store import PostgresStore
 from service.stores.store_digest import digest_store
 from tests.distributed.conftest import COORDINATOR

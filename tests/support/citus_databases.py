@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import psycopg
 from psycopg import sql
 
-from service.stores.postgres.database.migrations import migrate
+from service.stores.postgres.schema import migrate
 from tests.support.postgres_server import PostgresDatabases
 
 MISSING = (

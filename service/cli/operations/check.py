@@ -55,7 +55,7 @@ def check(
     from service.domain.settings import Settings
     from service.runtime.data_layout import STORE_FILE, namespace_of
     from service.stores.opening import is_shared
-    from service.stores.postgres.upkeep.integrity import check_database
+    from service.stores.postgres.check import check_database
     from service.stores.sqlite.check import check_modes, check_store
     from service.stores.sqlite.database_file import DatabaseFile
 

@@ -26,11 +26,11 @@ from service.runtime.data_layout import namespace_folder
 from service.snapshots.versions.manifest import Manifest, parse_manifest
 from service.snapshots.versions.shared_registry import KIND
 from service.snapshots.versions.transfer import check_chunks
-from service.stores.postgres.database.connections import Connections
+from service.stores.postgres.connections import Connections
 from service.stores.postgres.dialect import run_job_blocking
 from service.stores.postgres.namespaces import find_namespace, namespace_names
+from service.stores.postgres.server_state import read_server
 from service.stores.postgres.shared_parts import SharedParts, is_leased
-from service.stores.postgres.upkeep.server_state import read_server
 from service.stores.records import copying
 
 _DESCRIPTION = "model.json"  # of the files of a version

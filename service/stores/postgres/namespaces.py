@@ -16,10 +16,10 @@ from service.domain.errors import Conflict, NotFound
 from service.domain.names import DEFAULT_NAMESPACE
 from service.runtime.namespace_folders import ID_BYTES
 from service.stores.jobs import KEYS, NAMES
-from service.stores.postgres.database.migrations import REMOVED
-from service.stores.postgres.database.notices import NOTIFY
-from service.stores.postgres.database.ticks.base import TICKS
+from service.stores.postgres.notices import NOTIFY
+from service.stores.postgres.schema import REMOVED
 from service.stores.postgres.shared_parts import is_leased
+from service.stores.postgres.ticks import TICKS
 
 _FIND = "SELECT namespace_no FROM heed.namespaces WHERE name = %s"
 # Keys are in the namespace `default`; their version moves as in `registers.keys`.

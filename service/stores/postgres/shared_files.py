@@ -18,8 +18,8 @@ from psycopg import Connection, errors
 
 from service.domain.errors import Busy, Conflict, Corrupt, HeedError, NotFound
 from service.stores.jobs import FILES, Rows
-from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.migrations import IS_THERE
+from service.stores.postgres.connections import Connections
+from service.stores.postgres.schema import IS_THERE
 
 CHUNK_BYTES = 2 << 20  # of a chunk, at most
 

@@ -11,8 +11,8 @@ from psycopg import Connection
 
 from service.domain.errors import HeedError
 from service.stores.jobs import Rows
-from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.migrations import IS_THERE
+from service.stores.postgres.connections import Connections
+from service.stores.postgres.schema import IS_THERE
 from service.stores.postgres.shared_files import SharedFiles
 
 LEASE_SECONDS = 20.0  # without a renewal, after which a lease may be taken over

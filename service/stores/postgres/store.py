@@ -26,20 +26,20 @@ from service.domain.records import (
 from service.stores.base import Store
 from service.stores.encoding import check_limit
 from service.stores.jobs import FOLDING, QUOTA, Job, Transaction
-from service.stores.postgres.database.connections import LONG_TIMEOUT, QUICK_TIMEOUT
-from service.stores.postgres.database.faults import is_lost
-from service.stores.postgres.database.installation import open_installation
-from service.stores.postgres.database.shared import SharedDatabase, open_database
-from service.stores.postgres.database.ticks.horizon import horizon_query
-from service.stores.postgres.database.transaction import PostgresTransaction, Transactions
+from service.stores.postgres import event_log, tallies
+from service.stores.postgres.appending import Appending
+from service.stores.postgres.connections import LONG_TIMEOUT, QUICK_TIMEOUT
 from service.stores.postgres.dialect import run_job, run_job_blocking
-from service.stores.postgres.events import log_changes, scan, tallies
-from service.stores.postgres.events.appending import Appending
-from service.stores.postgres.events.histories import Histories
-from service.stores.postgres.events.names import InternedNames
+from service.stores.postgres.faults import is_lost
+from service.stores.postgres.histories import Histories
+from service.stores.postgres.names import InternedNames
 from service.stores.postgres.namespaces import find_namespace, find_or_create_namespace
-from service.stores.postgres.registers.rate_windows import PostgresRateWindows
+from service.stores.postgres.notices import SharedDatabase, open_database
+from service.stores.postgres.rate_windows import PostgresRateWindows
+from service.stores.postgres.schema import open_installation
 from service.stores.postgres.shared_parts import SharedParts
+from service.stores.postgres.ticks import horizon_query
+from service.stores.postgres.transaction import PostgresTransaction, Transactions
 from service.stores.quota import StoreQuota
 from service.stores.records import catalogue, copying
 from service.stores.values import (
@@ -190,7 +190,7 @@ class PostgresStore(Store):
 
     async def clock(self, *, patient: bool = False) -> int:
         return await self._on_connection(
-            log_changes.clock,
+            event_log.clock,
             self._no,
             self._connections.is_distributed,
             patience=LONG_TIMEOUT if patient else self._patience,
@@ -203,7 +203,7 @@ class PostgresStore(Store):
 
         def read() -> LogChanges:
             with self._connections.snapshot() as connection:
-                return log_changes.log_changes(
+                return event_log.log_changes(
                     connection, self._no, after, known, most, self._connections.is_distributed
                 )
 
@@ -234,10 +234,10 @@ class PostgresStore(Store):
             await self._database.close()
 
     def scan(self, rows: int = 100_000, *, shard: Shard | None = None) -> Iterator[LogColumns]:
-        return self._scan(lambda each: scan.scan(each, self._no, check_limit(rows), shard))
+        return self._scan(lambda each: event_log.scan(each, self._no, check_limit(rows), shard))
 
     def scan_events(self) -> Iterator[Event]:
-        return self._scan(lambda each: scan.scan_events(each, self._no))
+        return self._scan(lambda each: event_log.scan_events(each, self._no))
 
     # ------------------------------------------------------------------ inside
 
@@ -359,7 +359,7 @@ class PostgresStore(Store):
         return await self._on_connection(question, user_id, *args, patience=self._patience)
 
     def _scan_rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
-        return self._scan(lambda each: scan.scan_rows(each, self._no, sql))
+        return self._scan(lambda each: event_log.scan_rows(each, self._no, sql))
 
     def _scan(self, answers: Callable[[Connection], Iterator[T]]) -> Iterator[T]:
         """Read all in one transaction over a connection of its own."""

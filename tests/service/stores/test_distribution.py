@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from service.stores.postgres.database.migrations import migrate
+from service.stores.postgres.schema import migrate
 from tests.support.postgres_server import PostgresDatabases
 
 SCRIPT = Path(__file__).parents[3] / "deploy" / "citus.sql"

@@ -1,4 +1,4 @@
-"""Transactions that write: their tick, and when they are tried again."""
+"""Transactions that write: their tick, what jobs do in them, and when they are tried again."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from psycopg.errors import Diagnostic
 from service.domain.errors import Busy, Conflict, HeedError, NotFound, Unconfirmed
 from service.stores.event_identity import user_key
 from service.stores.jobs import NAMES, Changed, Do, Insert, Job, Rows, Run, Tally, UserRow
-from service.stores.postgres.database.arrays import bigints, integers
-from service.stores.postgres.database.connections import LONG_TIMEOUT, Connections
-from service.stores.postgres.database.faults import explain, is_disconnected, is_lost, is_retried
-from service.stores.postgres.database.migrations import IS_THERE
-from service.stores.postgres.database.notices import NOTIFY, Notices
-from service.stores.postgres.database.ticks.base import TICKS
-from service.stores.postgres.database.ticks.horizon import UNSEEN
-from service.stores.postgres.dialect import run_job
-from service.stores.postgres.events.names import InternedNames
-from service.stores.postgres.events.tallies import NO_ITEM, fold
+from service.stores.postgres.connections import LONG_TIMEOUT, Connections
+from service.stores.postgres.dialect import bigints, integers, run_job
+from service.stores.postgres.faults import explain, is_disconnected, is_lost, is_retried
+from service.stores.postgres.names import InternedNames
+from service.stores.postgres.notices import NOTIFY, Notices
+from service.stores.postgres.schema import IS_THERE
+from service.stores.postgres.tallies import NO_ITEM, fold
+from service.stores.postgres.ticks import TICKS, UNSEEN
 from service.stores.records.users import USER_BYTES
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Check of a namespace in a PostgreSQL database: counts, references, numbers and page checksums."""
+"""Check of a namespace of a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from psycopg import Connection
 
 from service.domain.errors import HeedError
 from service.stores.event_identity import user_key
-from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.ticks.base import TICKS
+from service.stores.postgres.connections import Connections
 from service.stores.postgres.dialect import run_job_blocking
 from service.stores.postgres.namespaces import find_namespace
+from service.stores.postgres.ticks import TICKS
 from service.stores.records import copying
 from service.stores.records.catalogue import ITEM_BYTES
 from service.stores.records.users import EVENT_BYTES, USER_BYTES

@@ -1,4 +1,4 @@
-"""Notices of what other processes have changed in a PostgreSQL database.
+"""Notices of what other processes have changed, and what all stores of a process share.
 
 Requests need the versions of the catalogue and of the keys, and must not ask the server for them. A
 thread reads the small table of namespaces when it is notified, and twice a second in any case: a
@@ -7,17 +7,19 @@ missed notice costs half a second, never the truth.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import psycopg
 
 from service.runtime.logs import log_failure
-from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.faults import explain
-from service.stores.postgres.database.patience import cut_after
+from service.stores.postgres.connections import Connections
+from service.stores.postgres.faults import explain
+from service.stores.postgres.pool import cut_after
 
 CHANNEL = "heed"
 NOTIFY = f"SELECT pg_notify('{CHANNEL}', '')"
@@ -115,3 +117,53 @@ class Notices:
         with cut_after(_PATIENCE, connection):
             rows = connection.execute(_READ).fetchall()
         self._found = {name: NamespaceNotice(*rest) for name, *rest in rows}
+
+
+_opening = threading.Lock()
+_open: dict[str, SharedDatabase] = {}
+
+
+@dataclass
+class SharedDatabase:
+    """A database that a process uses; each calls `open_database` or `join`, and `close` once."""
+
+    url: str
+    connections: Connections
+    notices: Notices
+    users: int = 0
+
+    def join(self) -> Self:
+        """Return the database for another user."""
+        with _opening:
+            self.users += 1
+        return self
+
+    async def close(self) -> None:
+        """Give the database up; the last user closes its connections."""
+        if self._is_last():
+            await asyncio.to_thread(self.notices.close)
+            await self.connections.close()
+
+    def abandon(self) -> None:
+        """Give the database up where nothing was done with it on any event loop."""
+        if self._is_last():
+            self.notices.close()
+            self.connections.abandon()
+
+    def _is_last(self) -> bool:
+        with _opening:
+            self.users -= 1
+            if self.users == 0 and _open.get(self.url) is self:
+                del _open[self.url]
+            return self.users == 0
+
+
+def open_database(url: str) -> SharedDatabase:
+    """Return the process's database of a URL. Raises `Invalid` for a URL that is none."""
+    with _opening:
+        database = _open.get(url)
+        if database is None:
+            connections = Connections(url)
+            database = _open[url] = SharedDatabase(url, connections, Notices(connections))
+        database.users += 1
+        return database

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 from psycopg import Connection
 
 from service.stores.jobs import Rows
-from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.installation import unfinished_restore
-from service.stores.postgres.database.migrations import applied_version, schema_version
+from service.stores.postgres.connections import Connections
+from service.stores.postgres.schema import applied_version, schema_version, unfinished_restore
 
 _SETTINGS = (
     "archive_mode",

@@ -12,8 +12,8 @@ from typing import Literal
 from psycopg import AsyncConnection
 
 from service.stores.jobs import Changed
-from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.migrations import IS_THERE
+from service.stores.postgres.connections import Connections
+from service.stores.postgres.schema import IS_THERE
 
 Interned = Literal["items", "types"]
 

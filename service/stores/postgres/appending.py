@@ -30,9 +30,9 @@ from service.stores.event_identity import (
     user_key,
 )
 from service.stores.jobs import Changed, Rows, Tally
-from service.stores.postgres.database.arrays import bigints, doubles, integers, uuids
-from service.stores.postgres.database.transaction import PostgresTransaction
-from service.stores.postgres.events.names import InternedNames
+from service.stores.postgres.dialect import bigints, doubles, integers, uuids
+from service.stores.postgres.names import InternedNames
+from service.stores.postgres.transaction import PostgresTransaction
 from service.stores.records import imports
 from service.stores.records.users import EVENT_BYTES, USER_BYTES
 from service.stores.values import AppendResult

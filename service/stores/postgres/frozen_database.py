@@ -12,14 +12,13 @@ from contextlib import asynccontextmanager, contextmanager
 from psycopg import AsyncConnection, Connection
 
 from service.domain.errors import Incompatible, NotFound, Unavailable
-from service.stores.postgres.database.connections import LONG_TIMEOUT, Connections
-from service.stores.postgres.database.migrations import (
+from service.stores.postgres.connections import LONG_TIMEOUT, Connections
+from service.stores.postgres.notices import Notices, SharedDatabase
+from service.stores.postgres.schema import (
     applied_version,
     is_distributed,
     schema_version,
 )
-from service.stores.postgres.database.notices import Notices
-from service.stores.postgres.database.shared import SharedDatabase
 
 _BEGIN = b"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # A snapshot belongs to one server.
