@@ -1,4 +1,7 @@
-"""Protocol of all stores, and the values that they return.
+"""The store of a namespace: what SQLite and PostgreSQL keep alike, and what each adds.
+
+Records are read and changed by jobs (`service.stores.jobs`), each written once, which a database
+runs. Histories, appends, changes of the log and scans are programs of each database.
 
 The contract suite, `tests/support/store_contract.py`, is the full specification. In short:
 
@@ -110,6 +113,7 @@ class Store(ABC):
         alone: tuple[int, ...] = (),
         items: Iterable[str] = (),
         types: Iterable[str] = (),
+        adds: bool = False,
         is_long: bool = False,
     ) -> Awaitable[T]:
         """Run a job in a transaction; the result comes once the transaction is durable.
@@ -121,20 +125,9 @@ class Store(ABC):
             alone: locks that no other transaction may hold meanwhile, in ascending order.
             items: ids whose numbers the job needs.
             types: of events, whose numbers the job needs.
-            is_long: whether it may take hours.
+            adds: whether the job adds to the store, and so must keep within its quota.
+            is_long: whether the job may take hours.
         """
-        ...
-
-    @abstractmethod
-    def _add(
-        self,
-        job: Callable[[Transaction, *Ts], Job[T]],
-        *args: *Ts,
-        rows: int = 1,
-        alone: tuple[int, ...] = (),
-        items: Iterable[str] = (),
-    ) -> Awaitable[T]:
-        """Run a job as `_write` does that adds to the store, within the store's quota."""
         ...
 
     @abstractmethod
@@ -247,7 +240,7 @@ class Store(ABC):
     async def put_user(self, user: User, *, import_id: int | None = None) -> None:
         """Replace the user's profile."""
         check_user(user)
-        await self._add(users.put_user, user.user_id, user_document(user), import_id)
+        await self._write(users.put_user, user.user_id, user_document(user), import_id, adds=True)
 
     async def get_user(self, user_id: str) -> User | None:
         """Return the profile; an empty one for a user with events alone; None if unknown."""
@@ -333,7 +326,7 @@ class Store(ABC):
         check_each(items, check_item, "/items")
         if not items:
             return 0
-        return await self._add(
+        return await self._write(
             catalogue.put_items,
             items,
             on_change,
@@ -341,6 +334,7 @@ class Store(ABC):
             rows=len(items),
             alone=(CATALOGUE,),
             items=[item.item_id for item in items],
+            adds=True,
         )
 
     async def patch_items(
@@ -358,7 +352,7 @@ class Store(ABC):
         check_each([patch.apply(None) for patch in patches], check_item, "/items")
         if not patches:
             return PatchResult(0, ())
-        return await self._add(
+        return await self._write(
             catalogue.patch_items,
             patches,
             create,
@@ -367,6 +361,7 @@ class Store(ABC):
             rows=len(patches),
             alone=(CATALOGUE,),
             items=[patch.item_id for patch in patches],
+            adds=True,
         )
 
     async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
@@ -434,7 +429,7 @@ class Store(ABC):
             Invalid: its `fallback` is not stored, or leads back to this scenario.
         """
         check_id(name, "/name")
-        return await self._add(scenarios.put, name, body, _now(), alone=(SCENARIOS,))
+        return await self._write(scenarios.put, name, body, _now(), alone=(SCENARIOS,), adds=True)
 
     async def scenario(self, name: str) -> Scenario | None:
         """Return the last version of a scenario; None without one, or if it is deleted. Cheap."""

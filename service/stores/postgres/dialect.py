@@ -92,6 +92,15 @@ _TYPE_OF = {name: type_ for type_, names in _TYPES.items() for name in names.spl
 # Columns whose type is another one than that of their name in most tables.
 _TYPE_IN = {"event_ids.digest": "bigint", "users.version": "bigint", "users.generation": "bigint"}
 
+_NULL = "unknown"  # of a new column without any value
+_TYPE_OF_VALUES = {
+    bool: "boolean",
+    bytes: "bytea",
+    float: "double precision",
+    int: "bigint",
+    str: "text",
+}
+
 Statement = tuple[bytes, dict[str, Any]]
 
 
@@ -138,7 +147,14 @@ def _statements(step: Step, namespace_no: int) -> Iterator[Statement]:
         yield _translate(step.sql), {**step.values, "no": namespace_no}
         return
     columns, rows, kept = columns_of(step, "postgres")
-    types = [_TYPE_IN.get(f"{step.table}.{each}") or _TYPE_OF[each] for each in columns]
+    if not rows:
+        return
+    by_column = zip(columns, zip(*rows, strict=True), strict=True)
+    types = [_type_of(step.table, each, values) for each, values in by_column]
+    if _NULL in types and isinstance(step, Insert):  # columns that are left out are NULL
+        present = [at for at, type_ in enumerate(types) if type_ != _NULL]
+        columns, types = [columns[at] for at in present], [types[at] for at in present]
+        rows = [tuple(row[at] for at in present) for row in rows]
     arrays = ", ".join(f"%(c{at})b::{type_}[]" for at, type_ in enumerate(types))
     names = ", ".join(columns)
     name = _text(step.table)
@@ -170,6 +186,14 @@ def _statements(step: Step, namespace_no: int) -> Iterator[Statement]:
         parts = zip(types, zip(*rows[start : start + _ROWS], strict=True), strict=True)
         arrays_of = {f"c{at}": _column(type_, part) for at, (type_, part) in enumerate(parts)}
         yield sql.encode(), {**arrays_of, "no": namespace_no}
+
+
+def _type_of(table: str, column: str, values: Sequence[Any]) -> str:
+    """Return the type of a column; a new one has that of its values."""
+    if found := _TYPE_IN.get(f"{table}.{column}") or _TYPE_OF.get(column):
+        return found
+    types = {type(value) for value in values if value is not None}
+    return _TYPE_OF_VALUES[types.pop()] if types else _NULL
 
 
 def _column(type_: str, values: Sequence[Any]) -> Any:

@@ -163,9 +163,10 @@ class PostgresStore(Store):
         self, events: Sequence[Event], now: int, import_no: int | None
     ) -> AppendResult:
         batch = self._appending.batch(events, now, import_no)
-        return await self._adding(
+        return await self._transact(
             lambda each: self._appending.append(each, batch),
             lambda: self._appending.prepare(events),
+            adds=True,
         )
 
     # ------------------------------------------------------------------ the store itself
@@ -272,48 +273,37 @@ class PostgresStore(Store):
         alone: tuple[int, ...] = (),
         items: Iterable[str] = (),
         types: Iterable[str] = (),
+        adds: bool = False,
         is_long: bool = False,
     ) -> T:
-        self._check_open()
-
         async def attempt(transaction: PostgresTransaction) -> T:
             if is_long:
                 await transaction.connection.execute(b"SET LOCAL statement_timeout = 0")
             return await transaction.run(job(transaction, *args))
 
-        return await self._transactions.run(
+        return await self._transact(
             attempt,
-            prepare=partial(self._learn, items, types) if items or types else None,
+            partial(self._learn, items, types) if items or types else None,
             alone=alone,
+            adds=adds,
             patience=HOURS_TIMEOUT if is_long else LONG_TIMEOUT,
         )
 
-    async def _add(
-        self,
-        job: Callable[[Transaction, *Ts], Job[T]],
-        *args: *Ts,
-        rows: int = 1,  # noqa: ARG002
-        alone: tuple[int, ...] = (),
-        items: Iterable[str] = (),
-    ) -> T:
-        return await self._adding(
-            lambda transaction: transaction.run(job(transaction, *args)),
-            partial(self._learn, items, ()) if items else None,
-            alone=alone,
-        )
-
-    async def _adding(
+    async def _transact(
         self,
         job: Callable[[PostgresTransaction], Awaitable[T]],
-        prepare: Callable[[], Awaitable[None]] | None = None,
+        prepare: Callable[[], Awaitable[None]] | None,
         *,
         alone: tuple[int, ...] = (),
+        adds: bool = False,
+        patience: float = LONG_TIMEOUT,
     ) -> T:
-        """Write what adds to the store, within its quota."""
         self._check_open()
         quota = self._quota
-        if quota is None:
-            return await self._transactions.run(job, prepare=prepare, alone=alone)
+        if quota is None or not adds:
+            return await self._transactions.run(
+                job, prepare=prepare, alone=alone, patience=patience
+            )
 
         async def bounded(transaction: PostgresTransaction) -> T:
             before = await transaction.run(tallies.usage())
@@ -323,7 +313,9 @@ class PostgresStore(Store):
             return result
 
         alone = tuple(sorted((*alone, QUOTA)))
-        return await self._transactions.run(bounded, prepare=prepare, alone=alone)
+        return await self._transactions.run(
+            bounded, prepare=prepare, alone=alone, patience=patience
+        )
 
     async def _learn(self, items: Iterable[str], types: Iterable[str]) -> None:
         await self._items.learn(items)

@@ -157,7 +157,10 @@ class SQLiteStore(Store):
     def _append(
         self, events: Sequence[Event], now: int, import_no: int | None
     ) -> asyncio.Future[AppendResult]:
-        return self._submit_adding(self._appending.append, events, now, import_no, rows=len(events))
+        append = self._appending.append
+        return self._submit(
+            lambda each: append(each, events, now, import_no), len(events), adds=True
+        )
 
     # ------------------------------------------------------------------ the store itself
 
@@ -250,42 +253,27 @@ class SQLiteStore(Store):
         alone: tuple[int, ...] = (),  # noqa: ARG002 - one thread writes
         items: Iterable[str] = (),  # noqa: ARG002 - numbered in the transaction
         types: Iterable[str] = (),  # noqa: ARG002
+        adds: bool = False,
         is_long: bool = False,  # noqa: ARG002
     ) -> asyncio.Future[T]:
-        return self._submit(lambda each: each.run(job(each, *args)), rows=rows)
-
-    def _add(
-        self,
-        job: Callable[[Transaction, *Ts], Job[T]],
-        *args: *Ts,
-        rows: int = 1,
-        alone: tuple[int, ...] = (),  # noqa: ARG002
-        items: Iterable[str] = (),  # noqa: ARG002
-    ) -> asyncio.Future[T]:
-        return self._submit_adding(lambda each: each.run(job(each, *args)), rows=rows)
-
-    def _submit_adding(
-        self, job: Callable[[SQLiteTransaction, *Ts], T], *args: *Ts, rows: int = 1
-    ) -> asyncio.Future[T]:
-        """Write what adds to the store, within its quota."""
-        quota = self._quota
-        if quota is None:
-            return self._submit(job, *args, rows=rows)
-
-        def bounded(transaction: SQLiteTransaction) -> T:
-            before = usage(transaction.connection)
-            result = job(transaction, *args)
-            quota.check(before, usage(transaction.connection))  # which rolls the job back
-            return result
-
-        return self._submit(bounded, rows=rows)
+        return self._submit(lambda each: each.run(job(each, *args)), rows, adds=adds)
 
     def _submit(
-        self, job: Callable[[SQLiteTransaction, *Ts], T], *args: *Ts, rows: int = 1
+        self, job: Callable[[SQLiteTransaction], T], rows: int, *, adds: bool
     ) -> asyncio.Future[T]:
         if self._frozen is not None:
             self._thaw()
-        return self._writer.submit(lambda transaction: job(transaction, *args), rows)
+        quota = self._quota
+        if quota is None or not adds:
+            return self._writer.submit(job, rows)
+
+        def bounded(transaction: SQLiteTransaction) -> T:
+            before = usage(transaction.connection)
+            result = job(transaction)
+            quota.check(before, usage(transaction.connection))  # which rolls the job back
+            return result
+
+        return self._writer.submit(bounded, rows)
 
     def _look(self, question: Callable[[apsw.Connection, *Ts], T], *args: *Ts) -> T:
         """Read on this thread, over its own connection."""
