@@ -146,13 +146,13 @@ class Tally:
 
     users: int = 0
     bytes: int = 0
-    items: dict[int, list[int]] = field(default_factory=dict)  # events and dislikes by item_no
+    items: dict[int, list[int]] = field(default_factory=dict)  # all and negative ones by item_no
 
-    def add(self, item_no: int, is_dislike: bool, events: int = 1) -> None:
+    def add(self, item_no: int, is_negative: bool, events: int = 1) -> None:
         """Count events on an item; fewer than 0 are taken from it."""
         count = self.items.setdefault(item_no, [0, 0])
         count[0] += events
-        count[1] += events * is_dislike
+        count[1] += events * is_negative
 
 
 class Transaction(Protocol):

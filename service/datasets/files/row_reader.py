@@ -15,8 +15,7 @@ from service.datasets.files.cells import (
     number_text,
 )
 from service.domain.errors import Invalid
-from service.domain.item_selection import ATTRIBUTES
-from service.domain.records import RETURN
+from service.domain.records import ATTRIBUTES, RETURN
 
 Negative = Literal["skip", "return"]
 _LISTS = ("tags", "categories", "interests")
@@ -112,7 +111,11 @@ class RowReader:
             number = -number
         if rule.is_log:
             if number < 1:
-                raise ValueError("must be at least 1 for its logarithm")
+                raise ValueError(
+                    f"must be at least 1 for its logarithm (got {number:g}); --skip-bad leaves "
+                    f"such rows out, and --weight-from {rule.column} takes numbers above 0 as "
+                    "they are"
+                )
             number = 1 + math.log(number)
         row["weight"] = number
 

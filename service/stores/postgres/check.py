@@ -8,6 +8,7 @@ from typing import Any
 from psycopg import Connection
 
 from service.domain.errors import HeedError
+from service.stores.encoding import IS_NEGATIVE
 from service.stores.event_identity import user_key
 from service.stores.postgres.connections import Connections
 from service.stores.postgres.dialect import run_job_blocking
@@ -47,9 +48,9 @@ SELECT (SELECT coalesce(sum({ITEM_BYTES} + octet_length(document)
 }
 # Each counts rows that must not be.
 _FAULTS = {
-    "items whose numbers of events differ from those that popularity is read from": """\
+    "items whose numbers of events differ from those that popularity is read from": f"""\
 SELECT count(*) FROM (
-  SELECT item_no, count(*) AS events, count(*) FILTER (WHERE type = 'dislike') AS dislikes
+  SELECT item_no, count(*) AS events, count(*) FILTER (WHERE {IS_NEGATIVE}) AS dislikes
     FROM heed.events LEFT JOIN heed.types USING (namespace_no, type_no)
    WHERE namespace_no = %(no)s GROUP BY item_no) AS stored
   FULL JOIN (

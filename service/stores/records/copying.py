@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple, cast
 from uuid import UUID
 
 from service.domain.errors import Conflict
-from service.domain.records import DISLIKE
+from service.domain.records import NEGATIVE
 from service.stores.event_identity import event_key, spelled_id, user_key
 from service.stores.jobs import (
     CATALOGUE,
@@ -540,7 +540,7 @@ def _put_events(tx: Transaction, users: Sequence[tuple[int, StoredUser]]) -> Job
     ids: list[tuple[Any, ...]] = []
     for key, user in users:
         for time, seq, item_id, type_, weight, event_id, digest, import_no in user.events:
-            tally.add(items[item_id], type_ == DISLIKE)
+            tally.add(items[item_id], type_ in NEGATIVE)
             id_key, spelled = b"", None
             if tx.by_key:
                 id_key = event_key(event_id)

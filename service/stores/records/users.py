@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import cast
 from uuid import UUID
 
-from service.domain.records import DISLIKE, User
+from service.domain.records import NEGATIVE, User
 from service.stores.encoding import (
     document_digest,
     first_user,
@@ -21,7 +21,6 @@ from service.stores.jobs import (
     Do,
     Insert,
     Job,
-    Rows,
     Run,
     Tally,
     Transaction,
@@ -207,9 +206,9 @@ def delete_places(tx: Transaction, places: Sequence[tuple[int, int, int]]) -> Jo
         returning=_VECTOR_BYTES,
     )
     tally = Tally(bytes=-EVENT_BYTES * len(rows) - sum(size for (size,) in sizes))
-    dislike = yield from _dislike_number()
+    negative = yield from _negative_types()
     for item_no, type_no, *_ in rows:
-        tally.add(item_no, type_no == dislike, -1)
+        tally.add(item_no, type_no in negative, -1)
     yield from tx.count(places[0][0], tally)
     for user in dict.fromkeys(user for user, _, _ in places):
         yield from _rewrite_history(tx, user)
@@ -276,9 +275,9 @@ def delete_users(tx: Transaction, users: Sequence[UserRow]) -> Job[int]:
         **values,
     )
     tally = Tally(bytes=-EVENT_BYTES * events - sum(size for (size,) in sizes))
-    dislike = yield from _dislike_number()
+    negative = yield from _negative_types()
     for item_no, type_no, count in counts:
-        tally.add(item_no, type_no == dislike, -count)
+        tally.add(item_no, type_no in negative, -count)
     yield from tx.count(keys[0], tally)
     for each in users:
         yield from drop_user(tx, each)
@@ -348,9 +347,9 @@ def _rewrite_history(tx: Transaction, user: int) -> Job[None]:
     )
 
 
-def _dislike_number() -> Job[int | None]:
-    """Return the number of the type of dislikes; None where there has been none."""
-    rows: Rows = yield Run(
-        "SELECT type_no FROM heed.types WHERE $here AND type = :type", type=DISLIKE
+def _negative_types() -> Job[frozenset[int]]:
+    """Return the numbers of the negative types that the store has had."""
+    rows = yield Run(
+        "SELECT type_no FROM heed.types WHERE $here AND type $in(types)", types=sorted(NEGATIVE)
     )
-    return int(rows[0][0]) if rows else None
+    return frozenset(number for (number,) in rows)

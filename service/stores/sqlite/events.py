@@ -16,7 +16,7 @@ import apsw
 import numpy as np
 from numpy.typing import NDArray
 
-from service.domain.records import DISLIKE, Event
+from service.domain.records import NEGATIVE, Event
 from service.stores.encoding import (
     EventIds,
     cursor_of,
@@ -74,11 +74,11 @@ class Appending:
             if event.key is not None or event.value is not None:
                 vectors.append((user_no, seq, _blob(event.key), _blob(event.value)))
         added = (
-            (row[3], event.type == DISLIKE) for row, (event, _, _) in zip(rows, fresh, strict=True)
+            (row[3], event.type in NEGATIVE) for row, (event, _, _) in zip(rows, fresh, strict=True)
         )
         tally = Tally()
-        for item_no, is_dislike in added:
-            tally.add(item_no, is_dislike)
+        for item_no, is_negative in added:
+            tally.add(item_no, is_negative)
         transaction.run(transaction.count(0, tally))
         rows.sort()  # rows that are adjacent in the table are written together
         executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)

@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from models.catalogue.item_filter import Condition
 from models.ranking.ready.together import MIN_SIGNIFICANCE
 from service.domain.errors import NotFound
-from service.domain.item_selection import FieldCondition
-from service.domain.queries import Answer
-from service.domain.ready_queries import TogetherQuery, TogetherRelation
 from service.domain.records import Event, Item
-from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
 from service.snapshots.registry import Registry
 from service.stores.base import Store
-from tests.support import tiny
+from tests.support import asking, tiny
 from tests.support.engine_story import run
 
 HOUR = 3_600_000_000
 NOW = 1_767_268_800_000_000
-RELATIONS: tuple[TogetherRelation, ...] = ("after", "basket")
+RELATIONS: tuple[Any, ...] = ("after", "basket")
 
 
-async def ask(engine: Engine, item_id: str, **fields: Any) -> Answer:
+async def ask(engine: Engine, item_id: str, **fields: Any) -> Any:
     """The answer of an engine as of `at`."""
-    query = TogetherQuery(item_id, **{"at": NOW, "limit": 100} | fields)
-    return await engine.ready_answers.together(query, StageClock())
+    query = asking.together(item_id, **{"at": NOW, "limit": 100} | fields)
+    return await asking.ask(engine, query)
 
 
 def baskets(store: Store, at: int) -> dict[str, list[set[str]]]:
@@ -44,7 +42,7 @@ def baskets(store: Store, at: int) -> dict[str, list[set[str]]]:
 
 
 def expected(
-    store: Store, item: str, relation: TogetherRelation, at: int
+    store: Store, item: str, relation: Any, at: int
 ) -> dict[str, tuple[float, int, float]]:
     """Score, support and lift of every item, by loops over users and their baskets."""
     # Takes a second, which every process that collects this file would spend.
@@ -129,7 +127,7 @@ def test_companions_are_those_of_loops_over_the_log(tmp_path: Path, seed: int) -
                 scores = [numbers[0] for numbers in found.values()]
                 assert scores == sorted(scores, reverse=True)
                 met += len(found)
-                odd = FieldCondition("categories", {"eq": "k1"})
+                odd = Condition("categories", {"eq": "k1"})
                 some = await ask(engine, item, relation=relation, at=at, filter=odd)
                 assert all(int(each["item_id"][1:]) % 2 for each in some.items)
                 assert {each["item_id"] for each in some.items if "lift" in each} == {
@@ -189,6 +187,56 @@ def test_an_item_without_events_has_similar_ones(tmp_path: Path) -> None:
         assert all(math.isclose(each["score"], each["parts"]["content"]) for each in answer.items)
         with pytest.raises(NotFound, match="unknown"):
             await ask(engine, "unknown")
+
+    run(tmp_path, story)
+
+
+def test_an_empty_answer_says_why(tmp_path: Path) -> None:
+    """The warning says whether the item has a text, is in the catalogue, and what events it has."""
+
+    async def story(engine: Engine) -> None:
+        await engine.live.catalogue.put_items([Item("a", "a rocket"), Item("b"), Item("c")])
+        await engine.store.append([Event("u", "only events", timestamp=NOW - HOUR)])
+        await engine.live.refresh_popularity()
+        why = {
+            "only events": "(1 events that count) by 2 users or more and oftener than by chance; "
+            "it is not in the catalogue, and has no text to be compared by",
+            "b": "(0 events that count) by 2 users or more and oftener than by chance; it has no "
+            "text to be compared by",
+            "a": "; no such item has a text to compare with its own",
+        }
+        for item_id, end in why.items():
+            answer = await ask(engine, item_id)
+            assert answer.items == []
+            (warning,) = answer.warnings
+            assert warning.pointer == "/item_id"
+            begin = f"no item that may be answered is taken with {item_id!r} ("
+            assert warning.detail.startswith(begin)
+            assert warning.detail.endswith(end)
+
+    run(tmp_path, story)
+
+
+@pytest.mark.parametrize("relation", ["after", "basket"])
+def test_ratings_with_the_time_of_an_import_follow_nothing(tmp_path: Path, relation: str) -> None:
+    """Beside dated orders, events that were stored without a time change no answer."""
+    orders = [
+        Event(f"u{user}", f"i{item}", timestamp=NOW - (24 * user + 3 - step // 2) * HOUR)
+        for user in range(40)
+        for step, item in enumerate([0, 1, 2, 3] if user % 2 else [4, 5, 6, 7])
+    ]
+
+    async def story(engine: Engine) -> None:
+        await engine.live.catalogue.put_items([Item(f"i{n}") for n in range(20)])
+        await engine.store.append(orders)
+        at = time.time_ns() // 1_000 + HOUR
+        before = await ask(engine, "i0", relation=relation, at=at)
+        assert before.items
+        await engine.store.append(
+            [Event(f"u{user}", f"i{8 + user % 2}", type="rating") for user in range(40)]
+        )
+        after = await ask(engine, "i0", relation=relation, at=at)
+        assert [item["item_id"] for item in after.items] == [i["item_id"] for i in before.items]
 
     run(tmp_path, story)
 

@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, Phase, settings
 
 from service.domain.settings import Settings
 from service.engine.engine import Engine
-from service.http.app import create_app
+from service.http.app import ROUTERS, create_app
 from service.http.problems import Problem
-from service.http.routes import ask, attend, events, health, items, models, users
 from tests.support.http_fake import FakeEngine, serving
 
 # Its limits are wide: what is under test here is the document.
@@ -110,13 +109,19 @@ def test_bounds_are_documented() -> None:
     assert vector["items"] == {"type": "number", "minimum": -1e12, "maximum": 1e12}
 
 
-def test_null_is_documented_only_where_it_is_a_value() -> None:
-    """Null stands for what is left out, which nobody need write; a memory is no `false`."""
+def test_null_is_documented_where_it_is_accepted() -> None:
+    """In a body, null stands for what is left out; answers have none. A memory is no `false`."""
     schemas = DOCUMENT["components"]["schemas"]
     filters, memory = schemas["FilterIn"]["properties"], schemas["MemoryIn"]["properties"]
-    assert filters["field"]["type"] == "string"
-    assert filters["within_km"]["$ref"] == "#/components/schemas/WithinIn"
-    assert memory["catalogue"]["anyOf"] == [{"const": True}, {"type": "null"}]
+    null = {"type": "null"}
+    within = {"$ref": "#/components/schemas/WithinIn"}
+    assert filters["field"]["anyOf"][1:] == filters["within_km"]["anyOf"][1:] == [null]
+    assert within in filters["within_km"]["anyOf"]
+    assert memory["catalogue"]["anyOf"] == [{"const": True}, null]
+    assert null not in schemas["AnswerOut"]["properties"]["total"].get("anyOf", ())
+    event = schemas["EventIn"]
+    for name, own in event["properties"].items():
+        assert (null in own.get("anyOf", ())) == (name not in event["required"])
 
 
 def test_examples_are_accepted() -> None:
@@ -153,8 +158,7 @@ def test_nothing_runs_in_a_thread_pool() -> None:
         own = [dependant.call] if dependant.call else []
         return own + [call for inner in dependant.dependencies for call in calls(inner)]
 
-    routers = [room.router for room in (ask, attend, events, health, items, models, users)]
-    routes = [route for router in routers for route in router.routes]
+    routes = [route for router in ROUTERS for route in router.routes]
     assert len(routes) >= 20
     for route in routes:
         assert isinstance(route, APIRoute)
