@@ -19,6 +19,7 @@ from service.domain.ready_queries import AudienceQuery, PopularQuery, TogetherQu
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
+from service.domain.steering import PinnedItem, Steering
 from service.engine.engine import open_engine
 from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
@@ -50,10 +51,13 @@ def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
             await engine.live.catalogue.put_items(
                 [Item("space-01", "a rocket"), Item("new", "a comet")]
             )
+            pins = Steering(pins=(PinnedItem(tiny.item_id(2, 7), 1),))
             answer = await engine.answers.recommend(
-                RecommendQuery(Requester(user_id="u0")), StageClock()
+                RecommendQuery(Requester(user_id="u0"), steering=pins), StageClock()
             )
             assert {item["item_id"] for item in answer.items} <= {"space-01", "new"}
+            (warning,) = answer.warnings or ()
+            assert warning.detail == f"item {tiny.item_id(2, 7)!r} is not in the catalogue"
         finally:
             await engine.close()
 
