@@ -104,7 +104,9 @@ class FileImport:
         from service.datasets.files.record_files import EventsFile, ItemsFile, UsersFile
 
         def keep(row: Any, message: str) -> None:
-            rejected.add(source.survey.header, row, message)
+            survey = source.survey
+            encoding = self._read.encoding if survey.form == "csv" else None
+            rejected.add(survey.header, row, message, encoding=encoding)
 
         on_bad = None if rejected is None else keep
         source: Any

@@ -149,9 +149,8 @@ def _unpinnable(
     def reasons() -> Iterator[tuple[bool, str]]:
         catalogue = snapshot.catalogue
         known = 0 <= row < len(allowed) and not catalogue.deleted[row]
-        yield not (known and (catalogue.present[row] or catalogue.servable[row])), (
-            "is not in the catalogue"  # which events may name
-        )
+        known = known and bool(catalogue.present[row] or catalogue.servable[row])
+        yield not known, "is not in the catalogue"
         yield not catalogue.servable[row], "is hidden"
         yield not allowed[row], "does not pass the filter"
         yield pin.item_id in exclude, "is excluded"

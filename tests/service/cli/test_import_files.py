@@ -138,6 +138,18 @@ def test_bad_rows_are_kept_to_be_mended(heed: Heed, shop: Path) -> None:
     assert counts(shop / "data")["events"] == 9
 
 
+def test_bad_rows_are_in_the_encoding_that_reads_them(heed: Heed, shop: Path) -> None:
+    """The mapping that names it reads them after they are mended."""
+    (shop / "c.csv").write_text("item_id;title;price\na;Löffel;x\nb;Öl;1,5\nc;Ei;2\n", "cp1252")
+    mapping, bad = shop / "m.toml", shop / "bad.csv"
+    items = ("import", "items", "--encoding", "cp1252", "--map", "attributes.price=price")
+    heed(*items, shop / "c.csv", "--skip-bad", "--rejects", bad, "--save-mapping", mapping)
+    bad.write_bytes(bad.read_bytes().replace(b";x", b";3"))
+    assert heed("import", "items", bad, "--mapping", mapping).code == 0
+    titles = [item["title"] for item in stored(heed, "items", shop)]
+    assert titles == ["Löffel", "Öl", "Ei"]
+
+
 def test_a_strict_import_stores_nothing_when_there_is_a_warning(
     heed: Heed,
     shop: Path,
