@@ -295,6 +295,11 @@ class FileImport:
                         f"ratings of 0: {source.zero_ratings:,}, stored as dislikes; if 0 stands "
                         "for no rating, --absent 0 reads it so"
                     )
+                if source.unrated:
+                    texts.append(
+                        f"events without a rating: {source.unrated:,}, stored like those that are "
+                        "no dislikes"
+                    )
             found += [f"{source.name}: {text}" for text in texts if text]
         return found
 

@@ -566,18 +566,19 @@ def test_events_can_make_items(heed: Heed, shop: Path) -> None:
 def test_what_ratings_and_missing_times_mean_is_said(heed: Heed, shop: Path) -> None:
     """Zeros that become dislikes, stars that become weights, events that become the newest."""
     (shop / "log.csv").write_text(
-        "user_id,item_id,stars,timestamp\nu,a,0,2024-01-01T00:00:00Z\nu,b,5,\nv,a,3,\n"
+        "user_id,item_id,stars,timestamp\nu,a,0,2024-01-01T00:00:00Z\nu,b,5,\nv,a,3,\nv,b,,\n"
     )
     log = ("import", "events", shop / "log.csv", "--dry-run")
     said = heed(*log)
     assert "not read: stars. --map FIELD=COLUMN reads one; --map rating=stars" in said.err
     assert "attributes.NAME" not in said.err
-    assert "events without a time: 2 of 3; they get the time of the import" in said.err
+    assert "events without a time: 3 of 4; they get the time of the import" in said.err
     said = heed(*log, "--map", "rating=stars", "--dislikes-below", "3")
     assert (
         "ratings of 0: 1, stored as dislikes; if 0 stands for no rating, --absent 0 reads"
         in said.err
     )
+    assert "log.csv: events without a rating: 1, stored like those that are no dislikes" in said.err
     said = heed(*log, "--weight-from", "stars", "--skip-bad")
     assert "log.csv: stars looks like ratings, and is read as weights" in said.err
     assert "line 2, stars (weight): must be above 0 (got 0); leave out an event" in said.err
