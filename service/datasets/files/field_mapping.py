@@ -250,7 +250,8 @@ def _check_field(target: str, allowed: Sequence[str]) -> None:
         "attributes" in allowed and target.startswith(ATTRIBUTES) and all(target.split("."))
     ):
         listed = ", ".join(allowed) + (", attributes.NAME" if "attributes" in allowed else "")
-        raise Invalid(f"/{target}", f"is unknown; allowed are {listed}")
+        advice = "; --dislikes-below N reads ratings" if target == "rating" else ""
+        raise Invalid("", f"field {target} is unknown; allowed are {listed}{advice}")
 
 
 def _find(column: str, names: Sequence[str], option: str) -> str:
