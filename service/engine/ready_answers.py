@@ -16,6 +16,7 @@ from models.history.user_memory import UserMemory, build_memory
 from models.ranking.ready.affinities import ValueAffinity, affinities
 from models.ranking.scoring import Scores
 from service.domain.errors import StoreUnreachable
+from service.domain.item_selection import FilterWarning
 from service.domain.queries import Answer, Requester
 from service.domain.ready_queries import (
     AffinitiesAnswer,
@@ -76,6 +77,7 @@ class ReadyAnswers:
                 events = await self._parts.memories.load(requester, at)
             log, snapshot = await self._open()
         types = self._parts.event_log.type_codes(query.types)
+        unknown = self._unknown_types(query.types)
 
         def rank() -> Answer:
             selection = select_items(snapshot, query.filter, query.facets)
@@ -86,13 +88,18 @@ class ReadyAnswers:
                 exclude=query.exclude,
                 limit=query.limit,
             )
-            selection = selection.with_warnings(steered.warnings)
+            selection = selection.with_warnings((*steered.warnings, *unknown))
             excluded = excluded_rows(query, snapshot, events)
             return popular_items(query, snapshot, log, types, selection, steered, excluded, at)
 
         answer = await self._steps.compute(stages, rank, stage="count")
         answer = replace(answer, degraded=events.is_stale)
         return await self._completed(answer, query.fields, stages)
+
+    def _unknown_types(self, names: frozenset[str] | None) -> tuple[FilterWarning, ...]:
+        """Return a warning of each type that no event has."""
+        missing = sorted((names or frozenset()).difference(self._parts.event_log.loaded.types.ids))
+        return tuple(FilterWarning("/type", f"no event has the type {name!r}") for name in missing)
 
     @property
     def _is_degraded(self) -> bool:
@@ -103,9 +110,11 @@ class ReadyAnswers:
         with stages("store"):
             log, snapshot = await self._open()
         types = self._parts.event_log.type_codes(query.types)
+        unknown = self._unknown_types(query.types)
 
         def rank() -> Answer:
             selection = select_items(snapshot, query.filter, query.facets)
+            selection = selection.with_warnings(unknown)
             return together(query, snapshot, log, types, selection, _until(query.at))
 
         answer = await self._steps.compute(stages, rank, stage="count")
