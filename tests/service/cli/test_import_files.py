@@ -430,6 +430,19 @@ SHOPIFY_OPTIONS = (
 )  # fmt: skip
 
 
+def test_values_left_out_are_named_or_said_to_be_more(heed: Heed, shop: Path) -> None:
+    """Five values are named; of a sixth the sentence says that there is more."""
+    for count, end in (
+        (5, "'e' title 'E' then 'X'; to keep"),
+        (6, "'e' title 'E' then 'X', …; to"),
+    ):
+        rows = [f"{name},{title}" for name in "abcdef"[:count] for title in (name.upper(), "X")]
+        (shop / "many.csv").write_text("\n".join(["item_id,title", *rows]))
+        said = heed("import", "items", shop / "many.csv", "--dry-run")
+        assert f"has another: {count}: " in said.err
+        assert end in said.err
+
+
 def test_rows_of_one_item_are_put_together(heed: Heed, shop: Path) -> None:
     """Lists unite, the first value stays, others are named; a dry run counts as the import does."""
     (shop / "export.csv").write_text(SHOPIFY)
