@@ -163,6 +163,10 @@ class BoundMapping:
     later: frozenset[str]  # fields of which the file has no column yet
     types: dict[str, AttributeType] = field(default_factory=dict)  # of attributes, found out
 
+    def has(self, target: str) -> bool:
+        """Report whether the file has a column or a constant of a field, so far."""
+        return target in {*self.columns, *self.mapping.constants} - self.later
+
     def reader(self, schema: Any, form: CellFormat, texts: Texts) -> RowReader:
         """Return a function that converts rows.
 

@@ -523,6 +523,11 @@ def test_an_update_names_what_it_creates_and_can_refuse(heed: Heed, shop: Path) 
     assert (said.code, warning in said.err, counts(shop / "data")["items"]) == (0, True, 2)
     said = heed(*stock[:-1], "--existing-only")
     assert (said.code, "--existing-only needs --update" in said.err) == (1, True)
+    said = heed(*stock[:-1], "--dry-run")
+    assert "items that lose their titles, since a row replaces all of its item: 1: 'i1'" in said.err
+    assert "lose" not in heed(*stock[:-1], "--dry-run", "--constant", "title=T").err
+    (shop / "stock.jsonl").write_text('{"item_id": "i1", "attributes": {"stock": 5}}')
+    assert "all of its item: 1: 'i1'" in heed("import", "items", shop / "stock.jsonl").err
 
 
 def test_an_import_into_a_foreign_catalogue_asks(
