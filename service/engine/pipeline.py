@@ -40,7 +40,7 @@ from service.engine.selection import (
 )
 from service.histories.event_columns import EMPTY, EventColumns
 from service.histories.memory_provider import LONG
-from service.questions.answers import AnsweredItemOut, AnswerOut
+from service.questions.answers import AnsweredItemOut, AnswerOut, WarningOut
 from service.questions.asked import InlineEventIn, PersonalQuestion
 from service.questions.parts import ALL_EVENTS, FacetIn, RuleIn, SortIn, VisibleIn
 from service.runtime.work_queue import current_turn
@@ -116,6 +116,18 @@ class Request(Generic[Q]):
         """Read the log of all events, and a snapshot that has its items."""
         with self.stages("store"):
             await self._open_log()
+
+    def counted_types(
+        self, names: frozenset[str] | None
+    ) -> tuple[NDArray[np.integer], tuple[WarningOut, ...]]:
+        """Return the codes of event types that count, and a warning of each that no event has."""
+        known = self.parts.event_log.loaded.types.ids
+        missing = sorted((names or frozenset()).difference(known))
+        warnings = (
+            WarningOut(pointer="/type", detail=f"no event has the type {name!r}")
+            for name in missing
+        )
+        return self.parts.event_log.type_codes(names), (*warnings,)
 
     async def load(
         self, user_id: str | None, history: Sequence[InlineEventIn] = ()

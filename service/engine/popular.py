@@ -55,7 +55,7 @@ async def answer_popular(request: Request[PopularIn]) -> AnswerOut:
         at_most=question.at_most,
         exclude=question.exclude,
     )
-    types = request.parts.event_log.type_codes(types_of(question.type))
+    types, unknown = request.counted_types(types_of(question.type))
 
     def rank() -> AnswerOut:
         excluded = request.excluded_rows(question.exclude, seen=question.exclude_seen)
@@ -64,7 +64,7 @@ async def answer_popular(request: Request[PopularIn]) -> AnswerOut:
             request.snapshot,
             request.log,
             types,
-            selection=selection,
+            selection=selection.with_warnings(unknown),
             steered=steered,
             excluded=excluded,
             at=request.now,

@@ -179,7 +179,8 @@ def _similar(request: Request[SimilarIn], selection: ItemSelection) -> AnswerOut
 
 def _together(request: Request[TogetherIn], selection: ItemSelection) -> AnswerOut:
     question, snapshot, log, at = request.question, request.snapshot, request.log, request.until
-    types = request.parts.event_log.type_codes(types_of(question.type))
+    types, unknown = request.counted_types(types_of(question.type))
+    selection = selection.with_warnings(unknown)
     catalogue = snapshot.catalogue
     row = known_row(request)
     allowed = selection.allowed.copy()

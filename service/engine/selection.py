@@ -265,9 +265,11 @@ def _unpinnable(
     """Return why an item is not shown at its place; empty where it is."""
 
     def reasons() -> Iterator[tuple[bool, str]]:
-        known = 0 <= row < len(allowed)
-        yield not known or bool(snapshot.catalogue.deleted[row]), "is not in the catalogue"
-        yield not snapshot.catalogue.servable[row], "is hidden"
+        catalogue = snapshot.catalogue
+        known = 0 <= row < len(allowed) and not catalogue.deleted[row]
+        known = known and bool(catalogue.present[row] or catalogue.servable[row])
+        yield not known, "is not in the catalogue"
+        yield not catalogue.servable[row], "is hidden"
         yield not allowed[row], "does not pass the filter"
         yield pin.item_id in exclude, "is excluded"
         cannot = comparable is not None and not comparable[row]
