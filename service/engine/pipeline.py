@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
@@ -37,6 +37,7 @@ from service.engine.selection import (
     apply_rules,
     select_items,
     steer_items,
+    warn,
 )
 from service.histories.event_columns import EMPTY, EventColumns
 from service.histories.memory_provider import LONG
@@ -65,6 +66,7 @@ class Request(Generic[Q]):
     options: AttentionOptions  # by which it is attended
     visible: VisibleIn = ALL_EVENTS  # of these events
     log: EventLog  # of everybody
+    warnings: tuple[WarningOut, ...] = ()  # about what was opened
     degraded = False  # a part that is down was left out
 
     def __init__(self, parts: Parts, question: Q, stages: StageClock, about: str = "") -> None:
@@ -106,6 +108,9 @@ class Request(Generic[Q]):
             if user_id is not None or history:
                 self.events = await self.load(user_id, history or ())
             await (self._open_log() if with_log else self._open_snapshot())
+            self.warnings = await unknown_types(
+                self.parts, visible.types, "/visible/types", self.events
+            )
 
     async def open_snapshot(self) -> None:
         """Read the snapshot, for a question that attends nobody's memory."""
@@ -122,12 +127,8 @@ class Request(Generic[Q]):
     ) -> tuple[NDArray[np.integer], tuple[WarningOut, ...]]:
         """Return the codes of event types that count, and a warning of each that no event has."""
         known = self.parts.event_log.loaded.types.ids
-        missing = sorted((names or frozenset()).difference(known))
-        warnings = (
-            WarningOut(pointer="/type", detail=f"no event has the type {name!r}")
-            for name in missing
-        )
-        return self.parts.event_log.type_codes(names), (*warnings,)
+        warnings = _type_warnings((names or frozenset()).difference(known), "/type")
+        return self.parts.event_log.type_codes(names), warnings
 
     async def load(
         self, user_id: str | None, history: Sequence[InlineEventIn] = ()
@@ -305,8 +306,30 @@ class Request(Generic[Q]):
     def finish(self, answer: AnswerOut, *, with_log: bool = False) -> AnswerOut:
         """Return an answer with its members in the order in which they are documented."""
         answer["degraded"] = self.is_degraded(with_log=with_log)
+        warn(answer, self.warnings)
         named: dict[str, Any] = {name: answer.get(name, _ABSENT) for name in _ORDER}
         return cast("AnswerOut", {k: v for k, v in named.items() if v is not _ABSENT})
+
+
+async def unknown_types(
+    parts: Parts, names: Collection[str] | None, pointer: str, events: EventColumns = EMPTY
+) -> tuple[WarningOut, ...]:
+    """Return a warning of each event type that no event has, of these `events` or of anybody."""
+    log = parts.event_log
+    unknown = set(names or ()).difference(events.type_names)
+    if unknown.difference(log.loaded.types.ids):
+        try:
+            await log.current()
+        except StoreUnreachable:  # cannot tell
+            return ()
+    return _type_warnings(unknown.difference(log.loaded.types.ids), pointer)
+
+
+def _type_warnings(unknown: Collection[str], pointer: str) -> tuple[WarningOut, ...]:
+    return tuple(
+        WarningOut(pointer=pointer, detail=f"no event has the type {name!r}")
+        for name in sorted(unknown)
+    )
 
 
 def excluded_rows(

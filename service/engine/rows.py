@@ -113,8 +113,8 @@ async def answer_rows(request: Request[RowsIn]) -> RowsOut:
         "model_version": snapshot.version,
         "degraded": request.is_degraded(with_log=True),
     }  # type: ignore[typeddict-item]  # `attended` has the retrieval
-    if selection.warnings:
-        answer["warnings"] = [*selection.warnings]
+    if warnings := [*selection.warnings, *request.warnings]:
+        answer["warnings"] = warnings
     if counted is not None and counted.total is not None:
         answer |= {"total": counted.total, "facets": counted.facets}
     answer |= attended([pool.fresh.scores])  # type: ignore[typeddict-item]

@@ -403,6 +403,28 @@ def test_strangers_see_what_everybody_takes(data: Path) -> None:
     run(data, story)
 
 
+def test_a_visible_type_that_no_event_has_is_warned_of(data: Path) -> None:
+    """Every question with a memory says so; a type of the session is one that an event has."""
+    session = [asking.inline(item_id(0, 1), "played")]
+
+    async def story(engine: Engine) -> None:
+        visible = asking.visible(types=["played", "veiw", "view"])
+        requester = asking.who("u1", session, visible=visible)
+        for question in (
+            asking.rows(requester),
+            asking.recommend(requester),
+            asking.score(requester, [item_id(0, 1)]),
+            asking.search(requester, "rocket"),
+            asking.search(requester, "rocket", memory="history"),
+        ):
+            warnings = (await asking.ask(engine, question)).warnings or ()
+            assert [each for each in warnings if each["pointer"] != "/query"] == [
+                {"pointer": "/visible/types", "detail": "no event has the type 'veiw'"}
+            ]
+
+    run(data, story)
+
+
 def test_a_page_without_items_is_empty(tmp_path: Path) -> None:
     """An empty store has no rows, and one row is one."""
 

@@ -29,7 +29,7 @@ from service.datasets.tables import check_table
 from service.domain.settings import Settings
 from service.domain.timestamps import to_rfc3339
 from service.engine.compose import Parts, compose
-from service.engine.pipeline import excluded_rows
+from service.engine.pipeline import excluded_rows, unknown_types
 from service.engine.questions.lists.list_progress import (
     ListBatch,
     ListProgress,
@@ -231,7 +231,8 @@ async def _compute(
         seed=question.seed,
         exclude=question.exclude,
     )
-    for warning in selection.warnings + steered.warnings:
+    unknown = await unknown_types(parts, question.visible.types, "/visible/types")
+    for warning in selection.warnings + steered.warnings + unknown:
         announce(f"warning: {warning['pointer']}: {warning['detail']}")
     options = question.options(parts.settings)
     compute = partial(
