@@ -313,8 +313,9 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     sentences = []
     for name in sorted(environment):
         if name.upper().startswith(PREFIX) and name.upper() not in known:
-            close = difflib.get_close_matches(name.upper(), known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            own = name.upper().removeprefix(PREFIX)  # what all begin with makes none alike
+            close = difflib.get_close_matches(own, [each.removeprefix(PREFIX) for each in known], 1)
+            hint = f"; did you mean {PREFIX}{close[0]}?" if close else ""
             sentences.append(f"{name} is not a setting{hint}")
     return sentences
 

@@ -308,12 +308,12 @@ def _unknown_attribute(fields: ItemFields, name: str, pointer: str) -> WarningOu
     if not name.startswith(ATTRIBUTES) or _has_values(fields.columns_of(name)):
         return None
     known = (
-        other
+        other.removeprefix(ATTRIBUTES)
         for other, columns in fields.columns.fields.items()
         if other.startswith(ATTRIBUTES) and _has_values(columns)
     )
-    closest = _closest(name, known)
-    detail = f"no item has the attribute {name.removeprefix(ATTRIBUTES)!r}{closest}"
+    attribute = name.removeprefix(ATTRIBUTES)
+    detail = f"no item has the attribute {attribute!r}{_closest(attribute, known)}"
     return WarningOut(pointer=pointer, detail=detail)
 
 
@@ -410,7 +410,7 @@ def _closest(name: str, others: Iterable[str]) -> str:
     alike = [other for other in islice(others, _COMPARED) if abs(len(other) - len(name)) <= 3]
     folded = {other.casefold(): other for other in alike}
     close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=_ALIKE)
-    return f"; did you mean {folded[close[0]].removeprefix(ATTRIBUTES)!r}?" if close else ""
+    return f"; did you mean {folded[close[0]]!r}?" if close else ""
 
 
 def _shown(value: str | bool | None) -> str:

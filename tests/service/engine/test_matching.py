@@ -240,3 +240,16 @@ def test_a_flag_that_is_stored_as_a_text_is_named(stored: object, asked: object,
     (warning,) = filter_warnings(snapshot.catalogue.fields, wanted, "/filter")
     assert warning["pointer"] == "/filter/eq"
     assert warning["detail"] == f"no item has the value of attributes.new {told}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [("foo", ""), ("leer", ""), ("lagrend", "; did you mean 'lagernd'?"), ("ena", "")],
+)
+def test_only_an_attribute_that_is_near_is_suggested(asked: str, hint: str) -> None:
+    """What all names of attributes begin with makes none of them alike."""
+    stored = Item("a", title="A", attributes={"ean": 1, "lagernd": True})
+    fields = build_snapshot([stored], EMBEDDINGS).catalogue.fields
+    wanted = Condition(f"attributes.{asked}", {"eq": 1}, {"field": "/field"})
+    (warning,) = filter_warnings(fields, wanted, "/filter")
+    assert warning["detail"] == f"no item has the attribute {asked!r}{hint}"

@@ -81,3 +81,4 @@ def test_misspelt_variable_is_logged() -> None:
     """An unknown HEED_* variable is reported with the nearest setting."""
     sentences = unknown_variables({"HEED_PROT": "1", "HEED_PORT": "1", "PATH": "/bin"})
     assert sentences == ["HEED_PROT is not a setting; did you mean HEED_PORT?"]
+    assert unknown_variables({"HEED_FOO": "1"}) == ["HEED_FOO is not a setting"]
