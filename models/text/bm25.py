@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from models.text.folding import fold
 from models.text.index_terms import IndexTerms, analyser
 from models.text.keywords import KeywordHits, KeywordIndex, keyword_terms
-from models.text.query_parser import ParsedQuery, QueryParser
+from models.text.query_parser import ParsedQuery, QueryParser, respelt
 
 TITLE_WEIGHT = 3  # times that a title's words count: chosen on judgments
 MAX_QUERY_TERMS = 64  # the rarest words of a query, which are searched for
@@ -237,6 +237,26 @@ class BM25Index:
             return spans
 
         return spans_of
+
+    def as_written(self, text: str, title_of: Callable[[int], str], typed: str = "") -> str:
+        """Return a text whose words are spelt as the title of a row, but for those of `typed`.
+
+        Words that stand for others are folded, so that they lack accents which their titles have.
+        """
+        kept = {token.text for token in self._terms.words(typed)}
+        tokens = self._terms.words(text)
+        words = [
+            own.text if own.text in kept else self._written(own.text, title_of) for own in tokens
+        ]
+        return respelt(text, tokens, words)
+
+    def _written(self, word: str, title_of: Callable[[int], str]) -> str:
+        query = tantivy.Query.term_query(self._schema, "titles", word)
+        for title in map(title_of, self._run(query, 1).rows.tolist()):
+            for token in self._terms.words(title):
+                if token.text == word:
+                    return title[token.start : token.end].lower()
+        return word
 
     def _best(self, query: tantivy.Query, count: int, allowed: NDArray[np.bool_]) -> Hits:
         """Return the best hits [≤ count] among the allowed items [N]."""

@@ -130,9 +130,9 @@ class QueryParser:
         for part in parts:
             searched = [word.alternatives[0] for word in part.words]
             spelt = [word.offered or word.alternatives[0] for word in part.words]
-            kept = "" if part.is_lost else _respelt(part.plain, part.tokens, searched)
+            kept = "" if part.is_lost else respelt(part.plain, part.tokens, searched)
             text += query[copied : part.start] + kept
-            offered += query[copied : part.start] + _respelt(part.plain, part.tokens, spelt)
+            offered += query[copied : part.start] + respelt(part.plain, part.tokens, spelt)
             copied = part.end
             if part.is_apart:
                 runs.append([])
@@ -142,17 +142,21 @@ class QueryParser:
         text = re.sub('[*"]', " ", text + query[copied:])
         words = [word for part in parts for word in part.words]
         typed = [token.text for part in parts for token in part.tokens]
+        # By the words as they were typed; what a starred word stands for is no correction.
         corrections = {
-            word: each.alternatives
-            for word, each in zip(typed, words, strict=True)
-            if each.alternatives != (word,)
+            part.plain[token.start : token.end].lower(): word.alternatives
+            for part in parts
+            for token, mode, word in zip(part.tokens, part.modes, part.words, strict=True)
+            if mode != "starred" and word.alternatives != (token.text,)
         }
         compounds = [compound for word in words for compound in word.splits]
         for run in runs:
             compounds += joined_words(self._terms, run, len(words))
         rarities = list(map(self._rarity, typed))
         known = sum(rarity for rarity, word in zip(rarities, words, strict=True) if word.known)
-        is_changed = bool(corrections) or any(part.is_lost for part in parts)
+        is_changed = any(
+            word.alternatives != (own,) for own, word in zip(typed, words, strict=True)
+        ) or any(part.is_lost for part in parts)
         quoted = [part.plain for part in parts if "quoted" in part.modes]
         return ParsedQuery(
             " ".join(text.split()) if is_changed else text,
@@ -325,7 +329,7 @@ def _set_stop_words_aside(parts: Sequence[_Part]) -> None:
                 part.words[at] = part.words[at]._replace(role="aside")
 
 
-def _respelt(text: str, tokens: Sequence[Token], words: Sequence[str]) -> str:
+def respelt(text: str, tokens: Sequence[Token], words: Sequence[str]) -> str:
     """Return a text with other words in the places of its tokens, in the letter case of these."""
     out, copied = "", 0
     for token, word in zip(tokens, words, strict=True):

@@ -17,6 +17,7 @@ import orjson
 from numpy.typing import NDArray
 
 from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import EMBEDDING
 from models.catalogue.item_filter import EVERYTHING
 from models.catalogue.snapshot import Snapshot
@@ -415,7 +416,7 @@ def list_matches(
     selection.describe(answer, counted)
     if warnings:
         del answer["total"]  # not all were counted
-    describe_query(answer, question, parsed, found=bool(mask.any()))
+    describe_query(answer, question, snapshot.catalogue, parsed, found=bool(mask.any()))
     return answer
 
 
@@ -477,13 +478,23 @@ def _is_nonsense(
 
 
 def describe_query(
-    answer: AnswerOut, question: SearchIn, parsed: ParsedQuery | None, *, found: bool
+    answer: AnswerOut,
+    question: SearchIn,
+    catalogue: Catalogue,
+    parsed: ParsedQuery | None,
+    *,
+    found: bool,
 ) -> None:
     """Add to an answer how its query was understood, and whether nothing matches."""
-    if parsed is not None and parsed.corrections:
-        answer["corrections"] = {word: [*words] for word, words in parsed.corrections.items()}
-    if parsed is not None and parsed.did_you_mean is not None:
-        answer["did_you_mean"] = parsed.did_you_mean
+    if parsed is not None and (index := catalogue.bm25_index) is not None:
+        title_of, offered = catalogue.titles.__getitem__, parsed.did_you_mean
+        if parsed.corrections:
+            answer["corrections"] = {
+                word: [index.as_written(each, title_of) for each in words]
+                for word, words in parsed.corrections.items()
+            }
+        if offered is not None:
+            answer["did_you_mean"] = index.as_written(offered, title_of, question.query)
     written = question.query.strip()
     if found or not written:
         return
@@ -559,7 +570,7 @@ def search_answer(
     if found.moved:
         steered.describe(answer, SteeredRows(found.rows.astype(np.int64), found.moved))
     found_some = any("score" in item for item in items)
-    describe_query(answer, question, outcome.parsed, found=found_some)
+    describe_query(answer, question, snapshot.catalogue, outcome.parsed, found=found_some)
     return answer
 
 
@@ -766,5 +777,5 @@ def history_answer(
         "keys_attended": found.items.keys,
         "mass": found.items.mass,
     }
-    describe_query(answer, question, outcome.parsed, found=bool(named))
+    describe_query(answer, question, snapshot.catalogue, outcome.parsed, found=bool(named))
     return answer

@@ -200,6 +200,20 @@ def test_a_search_by_meaning_in_titles_says_what_is_missing() -> None:
         assert ask(made(*titles), asking.search(asking.who(), text)).warnings is None
 
 
+def test_other_spellings_are_shown_with_the_accents_of_the_titles() -> None:
+    """Words are compared without accents and shown as some title and the query have them."""
+    snapshot = made("Löffel", "Großer Löffel", "Café Crème", "Käse")
+    for typed, corrections, offered in (
+        ("löffle", {"löffle": ["löffel"]}, None),
+        ("Grosser Löffle", {"löffle": ["löffel"]}, None),
+        ("crèm", {"crèm": ["crème"]}, None),  # somebody is typing
+        ("löf*", None, None),
+        ("Käes Café", None, "Käse Café"),
+    ):
+        answer = ask(snapshot, asking.search(asking.who(), typed))
+        assert (answer.corrections, answer.did_you_mean) == (corrections, offered), typed
+
+
 # ------------------------------------------------------------------ filters
 
 
