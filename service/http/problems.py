@@ -6,6 +6,7 @@ same id. For bad input, `errors` names each offending field by its JSON pointer 
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Iterable, Mapping
@@ -73,7 +74,9 @@ _PLAINER = {
 }
 
 _BOUNDS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal"}
-_SHOWN = 50  # characters of a number that is out of bounds
+_SHOWN = 50  # characters of a value that is wrong
+# Errors whose value says nothing: of another member, too long, or no text.
+_UNSHOWN = {"missing", "extra_forbidden", "string_too_long", "string_unicode"}
 
 
 def problem(
@@ -306,13 +309,16 @@ def located(found: Iterable[Mapping[str, Any]], where: str = "") -> list[dict[st
 
 
 def _plain(error: Mapping[str, Any]) -> str:
-    plainer = _PLAINER.get(error["type"])
-    if plainer is not None:
-        return plainer
+    kind, value = error["type"], error.get("input")
     message = str(error["msg"]).removeprefix("Value error, ")
     message = message[:1].lower() + message[1:]
-    came = f", not {error['input']}" if error["type"] in _BOUNDS else ""
-    return message.replace("input should", "must") + came[:_SHOWN]
+    message = _PLAINER.get(kind, message.replace("input should", "must"))
+    if kind in _BOUNDS:
+        return message + f", not {value}"[:_SHOWN]
+    if kind in _UNSHOWN or not (value is None or isinstance(value, str | int | float)):
+        return message
+    shown = repr(value[:_SHOWN]) if isinstance(value, str) else json.dumps(value)[:_SHOWN]
+    return f"{message} (got {shown})"
 
 
 def _escaped(step: str) -> str:

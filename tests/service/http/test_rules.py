@@ -304,6 +304,24 @@ def test_a_weight_that_is_not_above_zero_is_explained(
     assert detail in client.post("/v1/events", json=event(weight=weight)).json()["detail"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "got"),
+    [
+        ({"timestamp": "2026-01-31"}, "such as 2000-12-31T22:12:40Z (got '2026-01-31')"),
+        ({"timestamp": "2026-02-30T09:30:00Z"}, "month (got '2026-02-30T09:30:00Z')"),
+        ({"timestamp": 1_769_851_800}, "2026-01-31T09:30:00Z (got 1769851800)"),
+        ({"weight": "heavy"}, "must be a number (got 'heavy')"),
+        ({"item_id": True}, "must be a string (got true)"),
+        ({"item_id": None}, "must be a string (got null)"),
+        ({"wieght": 1}, "is not a field here; check its spelling, or see /docs"),
+    ],
+)
+def test_a_wrong_value_is_shown(client: Client, fields: dict[str, Any], got: str) -> None:
+    """The error has the value that was given, so that it is found in a batch."""
+    (error,) = client.post("/v1/events", json=event(**fields)).json()["errors"]
+    assert error["detail"].endswith(got)
+
+
 def test_attributes_are_bounded(client: Client) -> None:
     """Attributes that are nested too deeply are refused at the depth limit."""
     deep: Any = 1
