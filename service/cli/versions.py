@@ -17,7 +17,10 @@ versions = typer.Typer(
 @versions.command("list")
 @in_namespace
 def list_models(data: Data = DATA) -> None:
-    """List the versions with their validation metrics."""
+    """List the versions with the metrics by which each was judged.
+
+    NDCG@10 is that of the training's sentence, on held-out events; HR@10 is of the same question.
+    """
     from rich.table import Table
 
     from service.domain.timestamps import to_rfc3339
@@ -34,12 +37,15 @@ def list_models(data: Data = DATA) -> None:
         shown.add_column(name, overflow="fold", no_wrap=name == "version")
     for version in found:
         metadata = version.metadata or {}
-        metrics = metadata.get("metrics") or {}
+        verdict = metadata.get("verdict") or {}
+        judged = metadata.get("new_items") if verdict.get("new_items") else metadata
+        metrics = (judged or metadata).get("metrics") or {}
+        ndcg = verdict.get("ndcg") or metrics.get("ndcg", float("nan"))  # null without a case
         shown.add_row(
             "*" if version.current else "",
             version.version,
             "" if version.created is None else to_rfc3339(version.created),
-            version.broken or f"{metrics.get('ndcg', float('nan')):.4f}",
+            version.broken or f"{ndcg:.4f}",
             "" if version.broken else f"{metrics.get('hr', float('nan')):.4f}",
             f"{metadata.get('events', 0):,}",
             f"{version.size / 1e6:.1f} MB",

@@ -253,6 +253,28 @@ def test_versions_are_listed_and_chosen(heed: Heed, world: World, tmp_path: Path
     assert current() == [world.second]
 
 
+def test_versions_have_the_figures_that_decided(heed: Heed, tmp_path: Path) -> None:
+    """Where items new to their user decided, `models list` has the figures of these."""
+    registry = Registry(tmp_path / "data" / MODELS_FOLDER)
+    every, new = {"ndcg": 0.3626, "hr": 0.51}, {"ndcg": 0.4301, "hr": 0.62}
+    for version, is_new in (("a", True), ("b", False)):
+        metadata = {
+            "metrics": every,
+            "new_items": {"metrics": new},
+            "verdict": {"ndcg": 0.4220, "new_items": is_new},
+        }
+        registry.publish({"a": b"bytes"}, metadata, version=version)
+    registry.publish({"a": b"bytes"}, {"metrics": every}, version="c")
+    rows = heed("models", "list").out.splitlines()
+    for version, ndcg, hr in (
+        *(("a", "0.4220", "0.6200"), ("b", "0.4220", "0.5100")),
+        ("c", "0.3626", "0.5100"),
+    ):
+        (row,) = [row for row in rows if f" {version} " in row]
+        assert ndcg in row
+        assert hr in row
+
+
 def test_pruning_keeps_the_newest_and_the_current_version(heed: Heed, tmp_path: Path) -> None:
     """`models prune` removes all but the `--keep` newest versions and the current one."""
     registry = Registry(tmp_path / "data" / MODELS_FOLDER)
