@@ -16,10 +16,8 @@ import orjson
 import tantivy
 from numpy.typing import NDArray
 
-from models.text.folding import fold
-from models.text.index_terms import IndexTerms, analyser
-from models.text.keywords import KeywordHits, KeywordIndex, keyword_terms
 from models.text.query_parser import ParsedQuery, QueryParser
+from models.text.terms import IndexTerms, KeywordHits, KeywordIndex, analyser, fold, keyword_terms
 
 TITLE_WEIGHT = 3  # times that a title's words count: chosen on judgments
 MAX_QUERY_TERMS = 64  # the rarest words of a query, which are searched for

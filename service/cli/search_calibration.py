@@ -42,7 +42,7 @@ def calibrate_grown(store: Any, data: Path) -> None:
 
     Only for the static encoder, which embeds them in seconds; for others, say what does.
     """
-    from models.text.static_encoder import StaticEncoder
+    from models.text.encoders import StaticEncoder
     from service.domain.settings import STATIC_ENCODER, Settings
     from service.snapshots.search_parameters import is_calibration_due
 

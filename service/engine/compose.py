@@ -10,7 +10,7 @@ from math import ceil
 
 import torch
 
-from models.text.static_encoder import TextEncoder
+from models.text.encoders import TextEncoder
 from service.domain.settings import Settings, check_embedding_dim
 from service.histories.memory_provider import MemoryProvider
 from service.runtime.data_layout import (

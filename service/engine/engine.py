@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from models.text.static_encoder import TextEncoder
+from models.text.encoders import TextEncoder
 from service.domain.errors import Corrupt, Incompatible, ModelRejected
 from service.domain.settings import Settings
 from service.engine.answers import Answers

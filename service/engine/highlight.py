@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from models.compute.checkpoint import checkpoint
-from models.text.markup import plain_text
+from models.text.terms import plain_text
 from service.domain.queries import AnswerItem, HighlightSpan
 from service.domain.records import Item
 

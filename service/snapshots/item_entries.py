@@ -8,8 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from models.catalogue.item_entry import ItemEntry
-from models.text.keywords import normalize_keyword
-from models.text.markup import plain_text
+from models.text.terms import normalize_keyword, plain_text
 from service.domain.item_selection import ATTRIBUTES
 from service.domain.records import Item
 from service.domain.settings import KEYWORD_FIELDS

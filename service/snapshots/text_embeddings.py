@@ -18,7 +18,7 @@ from safetensors.numpy import load, save
 
 from models.catalogue.cow_array import CowArray
 from models.compute.progress import ProgressCallback
-from models.text.static_encoder import TextEncoder
+from models.text.encoders import TextEncoder
 from service.runtime.durable_files import make_directory, write
 
 Vectors = NDArray[np.float32]

@@ -6,8 +6,7 @@ import os
 from importlib import metadata
 from pathlib import Path
 
-from models.text.sentence_encoder import SentenceEncoder
-from models.text.static_encoder import StaticEncoder, TextEncoder
+from models.text.encoders import SentenceEncoder, StaticEncoder, TextEncoder
 from service.domain.errors import Invalid
 from service.domain.settings import PREFIX, STATIC_ENCODER
 

@@ -13,7 +13,7 @@ import pytest
 
 from models.ranking.search_parameters import DEFAULTS
 from models.text.bm25 import TITLE_WEIGHT
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from tests.support import reference, tiny
 from tests.support.server import Server
 from tests.support.tiny import AT, item_id

@@ -7,7 +7,7 @@ import math
 
 from models.ranking.search_parameters import DEFAULTS
 from models.text.bm25 import TITLE_WEIGHT
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from tests.known_items.known import known, record
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.snapshots.versions.opening import open_registry

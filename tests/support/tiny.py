@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from models.training.presets import Preset
 from models.training.train_config import TrainConfig
 from service.domain.records import Event, Item

@@ -19,7 +19,7 @@ from models.data.row_sets import RowIndices, sorted_union
 from models.index.unit_vectors import normalize_rows
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import Hits
-from models.text.keywords import NO_KEYWORDS, KeywordHits
+from models.text.terms import NO_KEYWORDS, KeywordHits
 
 COARSE_KEYS = 1_000  # field keys that the coarse step retrieves without a `k`
 _WIDE = 0.25  # share of allowed keys from which comparing all is faster than copying those out

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from models.data.row_sets import RowIndices
 from models.ranking.matching.field_matches import FieldMatches
 from models.ranking.matching.search_results import SearchResults
-from models.text.keywords import KeywordHits
+from models.text.terms import KeywordHits
 
 
 def allowed_keywords(keywords: KeywordHits, allowed: NDArray[np.bool_]) -> KeywordHits:

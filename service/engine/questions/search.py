@@ -32,8 +32,8 @@ from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
 from models.ranking.steering.ranked_lineup import SteeredRows
 from models.text.bm25 import Hits
-from models.text.keywords import MAX_COMPLETED, NO_KEYWORDS
 from models.text.query_parser import ParsedQuery
+from models.text.terms import MAX_COMPLETED, NO_KEYWORDS
 from service.domain.item_selection import NO_FILTER, FilterWarning
 from service.domain.queries import MAX_RANKED, Answer, AnswerItem, Contribution, SearchQuery
 from service.engine.explanation.naming import remainder_of

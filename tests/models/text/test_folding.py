@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from models.text.bm25 import BM25Index, BM25Writer, Document
-from models.text.folding import fold, fold_aligned
+from models.text.terms import fold, fold_aligned
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 FORMS: tuple[Form, ...] = ("NFC", "NFD", "NFKC", "NFKD")

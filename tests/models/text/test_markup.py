@@ -2,7 +2,7 @@
 
 import pytest
 
-from models.text.markup import plain_text
+from models.text.terms import plain_text
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from models.attention.attention_options import DEFAULT_OPTIONS
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
-from models.text import keywords
-from models.text.static_encoder import StaticEncoder
+from models.text import terms
+from models.text.encoders import StaticEncoder
 from service.domain.item_selection import FacetRequest, FieldCondition, SortField
 from service.domain.queries import Answer, AnswerEvent, AnswerItem, Requester, SearchQuery
 from service.domain.records import Item
@@ -157,7 +157,7 @@ def test_every_identifier_that_begins_so_is_found() -> None:
 
 def test_a_bound_that_cuts_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A beginning of too many identifiers is answered with a warning, and without a total."""
-    monkeypatch.setattr(keywords, "MAX_COMPLETED", 10)
+    monkeypatch.setattr(terms, "MAX_COMPLETED", 10)
     items = [Item(f"J28292{n:03}") for n in range(30)]
     served = build_snapshot(items, EMBEDDINGS)
     query = SearchQuery(Requester(), "J28292", facets=(FacetRequest("tags"),))

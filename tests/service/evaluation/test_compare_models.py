@@ -12,7 +12,7 @@ import pytest
 from models.data.interactions import Interactions
 from models.evaluation import baselines
 from models.evaluation.protocols import leave_one_out_5_core
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain.errors import ModelRejected
 from service.evaluation import compare_models
 from service.runtime.data_layout import STORE_FILE

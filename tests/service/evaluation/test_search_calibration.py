@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from models.ranking.search_parameters import DEFAULTS
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.cli.console import open_store
 from service.domain.errors import Invalid
 from service.domain.records import Item

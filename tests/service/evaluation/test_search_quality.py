@@ -10,7 +10,7 @@ import pytest
 
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import TITLE_WEIGHT
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.datasets.base import JudgedQuery
 from service.domain.errors import Corrupt, Invalid
 from service.domain.queries import Requester, SearchQuery

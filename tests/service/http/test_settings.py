@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from models.attention.attention_options import EXACT_UP_TO, AttentionOptions
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain.errors import Invalid
 from service.domain.settings import (
     Settings,

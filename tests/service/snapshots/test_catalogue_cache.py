@@ -15,7 +15,7 @@ from models.catalogue.catalogue import Catalogue
 from models.catalogue.cow_array import CowArray
 from models.catalogue.cow_list import CowList
 from models.data.vocabulary import Vocabulary
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain.records import Item
 from service.runtime.data_layout import STORE_FILE
 from service.snapshots.catalogue.catalogue_cache import CatalogueCache

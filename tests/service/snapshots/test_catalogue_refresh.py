@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain.records import Item
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.catalogue_refresh import UnacknowledgedWrites

@@ -13,7 +13,7 @@ import pytest
 from models.catalogue.snapshot import Snapshot
 from models.index import faiss_structures
 from models.index.ann_index import CoarseIndex
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain.records import Event, Item
 from service.runtime.cache_files import CacheFiles
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE

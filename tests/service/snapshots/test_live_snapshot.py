@@ -24,7 +24,7 @@ from models.ranking.matching.field_matches import match_fields
 from models.ranking.scoring import score
 from models.ranking.search import search
 from models.recommender.artifact import ARTIFACT_FORMAT, DESCRIPTION_FILE, ITEMS_FILE, WEIGHTS_FILE
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain.errors import Corrupt, HeedError, ModelRejected, NotFound, StoreUnreachable
 from service.domain.records import Event, Item
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE

@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import save
 
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
+from models.text.encoders import StaticEncoder
 from models.text.query_table import QueryTable
-from models.text.static_encoder import StaticEncoder
 from service.runtime.data_layout import QUERY_TABLE_FILE, SEARCH_FILE
 from service.snapshots.live_search import LiveSearch, SearchSetup
 from service.snapshots.query_tables import load_query_table, save_query_table

@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from models.index import faiss_structures
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.snapshots import shared_cache
 from service.snapshots.catalogue.catalogue_cache import CatalogueCache
 from service.snapshots.live_snapshot import LiveSnapshot

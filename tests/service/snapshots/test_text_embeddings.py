@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item
 from service.domain.settings import Settings

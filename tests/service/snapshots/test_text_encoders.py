@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain.errors import Invalid
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER, SEARCH_FILE
 from service.snapshots.registry import Registry

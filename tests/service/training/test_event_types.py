@@ -15,7 +15,7 @@ from models.encoder.event_types import MASKED, UNKNOWN
 from models.history.user_history import UserHistory
 from models.recommender import artifact
 from models.recommender.artifact import TrainedModel
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain import records
 from service.domain.queries import InlineEvent, RecommendQuery, Requester, ScoreQuery
 from service.domain.records import Event

@@ -15,7 +15,7 @@ from models.data.interactions import Interactions
 from models.evaluation.full_ranking import RankingMetrics
 from models.evaluation.metrics import ndcg_gains
 from models.evaluation.splits import leave_one_out
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from models.training.presets import Preset
 from service.domain.records import Event
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE

@@ -17,7 +17,7 @@ from models.evaluation.full_ranking import evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import leave_one_out
 from models.recommender.artifact import TrainedModel
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain.queries import (
     Answer,
     RecommendQuery,

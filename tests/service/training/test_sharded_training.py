@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from models.compute.data_parallel import DataParallelGroup
 from models.data.log_shards import LogShards
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from models.training.log_profile import hold_out
 from service.domain.errors import Invalid, ModelRejected
 from service.domain.records import Event

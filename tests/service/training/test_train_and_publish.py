@@ -20,7 +20,7 @@ from models.history.user_memory import build_memory
 from models.ranking.explain import explain
 from models.ranking.scoring import score
 from models.recommender.artifact import WEIGHTS_FILE, TrainedModel
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from models.training.checkpoint import Checkpoint
 from models.training.training_run import TrainingProgress
 from service.domain.errors import ModelRejected, StoreFull

@@ -16,7 +16,7 @@ from models.ranking.matching.field_matches import match_fields
 from models.ranking.search import search, strong_matches
 from models.ranking.search_parameters import DEFAULTS
 from models.ranking.steering.item_steering import ItemSteering
-from models.text.keywords import NO_KEYWORDS, WHOLE, KeywordHits
+from models.text.terms import NO_KEYWORDS, WHOLE, KeywordHits
 from tests.support.reference import cosine
 from tests.support.small import DIMENSION, encode
 

@@ -12,7 +12,7 @@ from models.catalogue.catalogue import Catalogue
 from models.catalogue.field_keys import FieldKeys
 from models.catalogue.item_entry import ItemEntry
 from models.ranking.matching.meaning_floor import MAX_FLOOR, SAMPLES, meaning_floor, nonsense
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 
 ENCODER = StaticEncoder()
 TEXT = """
