@@ -9,15 +9,15 @@ every implementation of softmax attention by its path under `models/`, reference
 | `attention.attend.attend` | The reference: any scorer, mask, bias, temperature; gives weights. |
 | `index.memory_attention.attend` | Any memory: every row, the rows that FAISS names, or lists. |
 | `attention.partial_softmax.attend_blocks` | The fast path: fused, mergeable, without weights. |
-| `attention.flash_kernel.plain_attention` | `attend_blocks` without torch's private operator. |
+| `attention.partial_softmax.plain_attention` | `attend_blocks` without torch's private operator. |
 | `index.key_lists.KeyLists.attend` | FAISS's lists by their summaries, to a stated error. |
-| `attention.softmax_mass.mass_from_sample` | The mass of some rows, from a sample of the others. |
+| `attention.partial_softmax.mass_from_sample` | The mass of some rows, by a sample of the rest. |
 | `recommender.target_attention.target_attention` | All items as targets, a head at a time. |
 | `recommender.target_attention.target_attention_prefixes` | All prefixes: e^(s+b) = e^s · e^b. |
 | `recommender.recommender.Recommender.read_out` | Scores that are the same for every target. |
 | `encoder.causal_attention.causal_attention` | Training: the gradient of a bucketed bias. |
-| `encoder.encoder_block.attend_cached` | New events of many histories over cached rows. |
-| `encoder.numpy_step.attend_one` | One new event, in less time than torch takes to start. |
+| `encoder.history_encoder.attend_cached` | New events of many histories over cached rows. |
+| `encoder.history_encoder.attend_one` | One new event, in less time than torch takes to start. |
 | `training.chunked_cross_entropy` | Loss over all items, its gradient formed chunk by chunk. |
 
 Search and similar items call `attend` with scores they have already, and take the log-sum-exp of

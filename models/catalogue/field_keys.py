@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.softmax_mass import stratified_rows
+from models.attention.partial_softmax import stratified_rows
 from models.catalogue.cow_array import CowArray
-from models.data.row_sets import expand_ranges
+from models.data.vocabulary import expand_ranges
 
 Vectors = NDArray[np.float32]
 Positions = NDArray[np.int64]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.field_keys import NewKeys, Vectors
-from models.index.unit_vectors import normalize_rows
+from models.index.ann_index import normalize_rows
 
 Encode = Callable[[Sequence[str]], Vectors]
 

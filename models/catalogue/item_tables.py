@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.multihead import merge_heads, split_heads
+from models.attention.kv_memory import merge_heads, split_heads
 from models.catalogue.cow_array import CowArray
 from models.recommender.target_attention import ItemTables
 

@@ -15,14 +15,12 @@ from torch import Tensor
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_tables import CowItemTables, MakeTables
 from models.data.interactions import DISLIKE
-from models.encoder.event_types import MASKED, UNKNOWN
-from models.encoder.numpy_step import NumpyEncoder
+from models.encoder.event_bias import MASKED, UNKNOWN
+from models.encoder.history_encoder import NumpyEncoder
 from models.index import ann_index
-from models.index.ann_index import CoarseIndex, IndexKind
-from models.index.faiss_structures import StructureCache
+from models.index.ann_index import CoarseIndex, IndexKind, StructureCache
 from models.recommender.artifact import ItemCounts, TrainedModel
-from models.recommender.content_only import content_only_model
-from models.recommender.recommender import Recommender
+from models.recommender.recommender import Recommender, content_only_model
 from models.recommender.target_attention import ItemTables
 
 # Rows from which on an index is built, of field keys, and of items for a model without an encoder.

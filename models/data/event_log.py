@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.row_sets import expand_ranges
+from models.data.vocabulary import expand_ranges
 
 _MIN_RECENT = 4_096  # events that stand beside the sorted ones, at least
 _RECENT_SHARE = 16  # and one in so many of those

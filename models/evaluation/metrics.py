@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.log_shards import WHOLE_LOG, LogShards
+from models.data.interactions import WHOLE_LOG, LogShards
 
 Ranks = NDArray[np.int64]  # [M], one per case
 CaseValues = NDArray[np.float64]  # [M], one term of a mean per case

@@ -11,17 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.attention.kv_memory import gather_rows
-from models.attention.partial_softmax import KVBlock, attend_blocks
-from models.attention.query_jacobian import query_jacobian
+from models.attention.partial_softmax import KVBlock, attend_blocks, query_jacobian
 from models.compute.device import autocast, product_dtype
 from models.data.interactions import Interactions
 from models.data.windows import newest_windows, pad_windows
-from models.encoder.event_types import is_liked
+from models.encoder.event_bias import is_liked
 from models.encoder.history_encoder import NO_REQUEST_TIME
-from models.recommender.coarse_step import CANDIDATES, first_order
-from models.recommender.item_similarity import ItemSimilarity
+from models.recommender.co_occurrence import ItemSimilarity
 from models.recommender.recommender import Recommender
-from models.recommender.target_attention import target_attention
+from models.recommender.target_attention import CANDIDATES, first_order, target_attention
 
 _BATCH_SIZE = 16  # users at once
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.data.row_sets import is_first_occurrence, user_item_keys
+from models.data.vocabulary import is_first_occurrence, user_item_keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)

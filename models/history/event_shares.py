@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
-from models.recommender.item_similarity import event_shares
+from models.recommender.co_occurrence import event_shares
 
 
 def transition_shares(

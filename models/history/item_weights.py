@@ -17,8 +17,7 @@ from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
-from models.encoder.event_types import MASKED, UNKNOWN
-from models.encoder.recency_bias import AGE_BUCKETS, AGE_EDGES, age_bucket
+from models.encoder.event_bias import AGE_BUCKETS, AGE_EDGES, MASKED, UNKNOWN, age_bucket
 from models.history.user_history import UserHistory
 
 _DISTANT = 1 << 30  # events: a position in the last bucket

@@ -14,12 +14,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from models.attention.attend import exclude_self
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions, exclude_self
 from models.attention.kv_memory import gather_rows
 from models.attention.partial_softmax import KVBlock
 from models.catalogue.snapshot import Snapshot
-from models.encoder.recency_bias import FARTHEST
+from models.encoder.event_bias import FARTHEST
 from models.history.encoded_history import without_each
 from models.history.user_attention import at_request, user_memory
 from models.history.user_memory import NEWEST_LEFT_OUT, UserMemory, user_state_at

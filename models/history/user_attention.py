@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.attention.attend import exclude_self
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, exclude_self
 from models.attention.kv_memory import KeyValueMemory, gather_rows
 from models.attention.partial_softmax import (
     Attended,
@@ -24,8 +23,7 @@ from models.attention.partial_softmax import (
 )
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import holding
-from models.encoder.event_types import UNKNOWN
-from models.encoder.recency_bias import FARTHEST
+from models.encoder.event_bias import FARTHEST, UNKNOWN
 from models.history.long_history import LISTS_FROM
 from models.history.user_memory import UserMemory, target_queries
 from models.index.memory_attention import Memory, as_mask, attend, retrieve

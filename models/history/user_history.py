@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
-from models.encoder.event_types import MASKED
+from models.encoder.event_bias import MASKED
 
 Vector = NDArray[np.float32]
 

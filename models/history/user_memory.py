@@ -12,9 +12,8 @@ from torch import Tensor
 from models.attention.kv_memory import KeyValueMemory, gather_rows
 from models.attention.partial_softmax import KVBlock
 from models.catalogue.snapshot import Snapshot
-from models.encoder.event_types import UNKNOWN, is_liked
+from models.encoder.event_bias import FARTHEST, UNKNOWN, is_liked
 from models.encoder.history_encoder import EncoderCache
-from models.encoder.recency_bias import FARTHEST
 from models.history.encoded_history import EncodedHistory, encode, types_and_log_weights
 from models.history.long_history import CollapsedHistory
 from models.history.user_history import UserHistory, attendable_events

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from models.attention import attend as reference
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.attention.partial_softmax import (
     LOWEST,
     Attended,

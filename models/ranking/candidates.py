@@ -16,17 +16,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.attention.multihead import merge_heads
-from models.attention.query_jacobian import query_jacobian
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.kv_memory import merge_heads
+from models.attention.partial_softmax import query_jacobian
 from models.catalogue.snapshot import Snapshot
-from models.data.row_sets import RowIndices, sorted_union
+from models.data.vocabulary import RowIndices, sorted_union
 from models.history.user_attention import at_request, is_known, known_rows
 from models.history.user_memory import UserMemory
 from models.index.ann_index import CoarseIndex
 from models.index.memory_attention import Memory, as_mask, attend, retrieve
 from models.ranking.scoring import similarity_scores, transition_scores
-from models.recommender.coarse_step import FIRST_ORDER_ITEMS, nearest_items
+from models.recommender.target_attention import FIRST_ORDER_ITEMS, nearest_items
 
 # So many items of one boost, or such a share of all, are compared without an index.
 _FEW, _RARE = 4_096, 1 / 20

@@ -31,8 +31,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.attention.attend import attend, exclude_self
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, attend, exclude_self
 from models.attention.kv_memory import gather_rows
 from models.catalogue.snapshot import Snapshot
 from models.history.event_shares import (

@@ -27,12 +27,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import attend, logits
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, attend, logits
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
-from models.encoder.recency_bias import FARTHEST
+from models.encoder.event_bias import FARTHEST
 from models.history.encoder_window import EncoderWindow
 from models.history.user_memory import NEWEST_LEFT_OUT, UserMemory, target_queries
 from models.ranking.contributions import Contributions

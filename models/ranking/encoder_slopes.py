@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.attention.attend import attend, exclude_self
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions, attend, exclude_self
 from models.attention.kv_memory import gather_rows
 from models.attention.partial_softmax import PartialSoftmax, remove_partial
 from models.catalogue.snapshot import Snapshot

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.history.item_weights import rank_contributions

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
 from models.history.encoded_history import EncodedHistory, encoder_inputs, without_each

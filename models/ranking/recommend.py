@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot, popular_first
-from models.data.row_sets import RowIndices, sorted_union
+from models.data.vocabulary import RowIndices, sorted_union
 from models.history.user_attention import is_known
 from models.history.user_memory import UserMemory
 from models.index.key_lists import LEAST_ROWS
@@ -21,7 +21,7 @@ from models.ranking.steering.exploration import EXPLORED
 from models.ranking.steering.item_steering import FEW_EVENTS, NO_STEERING, ItemSteering
 from models.ranking.steering.lineup import SPREAD, Moved, Pool, line_up
 from models.ranking.steering.quota_counts import QuotaCounts
-from models.recommender.coarse_step import CANDIDATES
+from models.recommender.target_attention import CANDIDATES
 
 # Without an encoder the user's part of the queries is zero, and candidates are no more than near.
 # Every item is then scored while targets × rows stay below this: measured by `make bench`, about

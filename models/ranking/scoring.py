@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions, Retrieved
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, Retrieved
 from models.attention.kv_memory import gather_rows
 from models.attention.partial_softmax import Attended, PartialSoftmax
 from models.catalogue.snapshot import Snapshot

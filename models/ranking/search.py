@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.attention.attend import attend
-from models.attention.softmax_mass import mass_from_sample
+from models.attention.partial_softmax import mass_from_sample
 from models.catalogue.snapshot import Snapshot
-from models.data.row_sets import RowIndices
+from models.data.vocabulary import RowIndices
 from models.ranking.matching.field_matches import FieldMatches
 from models.ranking.matching.keyword_matches import keyword_scores, with_keywords
 from models.ranking.matching.search_results import SearchResults

@@ -37,9 +37,9 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import normalize
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
-from models.index.unit_vectors import normalize_rows
+from models.index.ann_index import normalize_rows
 from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
 from models.ranking.steering.lineup import Moved
 from models.ranking.steering.ranked_lineup import line_up_scored

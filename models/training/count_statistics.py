@@ -6,11 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.data.interactions import Interactions
-from models.data.order_statistics import quantile
+from models.data.interactions import Interactions, quantile
+from models.recommender.co_occurrence import count_transitions
 from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
-from models.recommender.transition_counts import count_transitions
 
 _GAP_QUANTILE = 0.999  # of the gaps between events, beyond which request times are clamped
 

@@ -14,7 +14,7 @@ from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
 from models.compute.device import training_device
 from models.data.interactions import Interactions
 from models.evaluation.splits import Holdout
-from models.recommender.config import RecommenderConfig
+from models.recommender.recommender import RecommenderConfig
 from models.training.checkpoint import Checkpoint
 from models.training.log_profile import prediction_task
 from models.training.train_config import TrainConfig

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.data.interactions import Interactions
-from models.data.row_sets import expand_ranges, user_item_keys
-from models.recommender.cooccurrence import sum_pairs
-from models.recommender.transition_counts import MAX_PAIR_DISTANCE, TransitionCounts
+from models.data.vocabulary import expand_ranges, user_item_keys
+from models.recommender.co_occurrence import MAX_PAIR_DISTANCE, TransitionCounts, sum_pairs
 
 
 class HeldOutTransitions:

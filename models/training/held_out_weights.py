@@ -21,7 +21,7 @@ from models.evaluation.full_ranking import Ranker, ranks_by_weight
 from models.evaluation.metrics import ndcg_gains, standard_error
 from models.evaluation.model_ranker import ModelRanker, SimilarityRanker, TransitionRanker
 from models.evaluation.splits import Holdout
-from models.recommender.item_similarity import MAX_EASE_ITEMS, ItemSimilarity, ease_similarity
+from models.recommender.co_occurrence import MAX_EASE_ITEMS, ItemSimilarity, ease_similarity
 from models.recommender.recommender import Recommender
 
 TRANSITION_OFFSETS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # of λ of what followed

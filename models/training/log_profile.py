@@ -12,10 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.interactions import Interactions
-from models.data.log_shards import LogShards
-from models.data.order_statistics import median
-from models.data.row_sets import is_first_occurrence, user_item_keys
+from models.data.interactions import Interactions, LogShards, median
+from models.data.vocabulary import is_first_occurrence, user_item_keys
 from models.evaluation.splits import Holdout, leave_last_basket_out, leave_one_out
 
 _MAX_TARGET_WEIGHT = 10.0  # times the median weight

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from models.attention.multihead import merge_heads
+from models.attention.kv_memory import merge_heads
 from models.compute.device import autocast, product_dtype
 from models.data.interactions import Interactions
 from models.encoder.causal_attention import causal_attention, causal_buckets
-from models.encoder.event_types import is_liked
+from models.encoder.event_bias import is_liked
 from models.encoder.history_encoder import NO_REQUEST_TIME
 from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from models.data.interactions import Interactions
 from models.evaluation.splits import Holdout
-from models.recommender.config import RecommenderConfig
+from models.recommender.recommender import RecommenderConfig
 from models.training.log_profile import prediction_task
 from models.training.train_config import TrainConfig
 

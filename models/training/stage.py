@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
 from models.data.interactions import Interactions
 from models.data.windows import batch_shard, batch_windows, tile_windows
-from models.encoder.dropout import PooledDropout
+from models.encoder.history_encoder import PooledDropout
 from models.recommender.recommender import Recommender
 from models.training.train_config import TrainConfig
 

@@ -18,8 +18,7 @@ from models.data.interactions import Interactions
 from models.evaluation.full_ranking import RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout, draw_cases
-from models.recommender.config import RecommenderConfig
-from models.recommender.recommender import Recommender
+from models.recommender.recommender import Recommender, RecommenderConfig
 from models.training.checkpoint import BestEpoch, Checkpoint, CheckpointError, fingerprint
 from models.training.count_statistics import fit_statistics, update_statistics
 from models.training.held_out_weights import (

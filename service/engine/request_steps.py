@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import watched
 from models.history.user_memory import UserMemory

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import holding
 from models.data.vocabulary import Vocabulary

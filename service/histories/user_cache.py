@@ -10,7 +10,7 @@ import numpy as np
 from cachetools import LRUCache
 
 from models.catalogue.snapshot import Snapshot
-from models.encoder.recency_bias import bucket_margins
+from models.encoder.event_bias import bucket_margins
 from models.history.encoded_history import EncodedHistory
 from models.history.long_history import CollapsedHistory
 from models.history.user_history import UserHistory
@@ -28,7 +28,7 @@ class DerivedState:
     `CollapsedHistory.rebind` accepts the snapshot. `history` and `memory` serve the events they
     were made for, by any snapshot of the model that has the same tables of their items, and
     `memory` only while every age stays in its bucket: time enters a memory through buckets of ages
-    alone (`models.encoder.recency_bias`).
+    alone (`models.encoder.event_bias`).
     """
 
     events: EventColumns

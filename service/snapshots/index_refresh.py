@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
-from models.index.faiss_structures import StructureCache
+from models.index.ann_index import StructureCache
 from service.runtime import durable_files
 from service.runtime.daemon_thread import run_in_daemon_thread
 from service.runtime.logs import log_failure

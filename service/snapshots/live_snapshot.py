@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import INDEX_FROM, UNTRAINED, Snapshot
 from models.data.vocabulary import Vocabulary
-from models.encoder.event_types import UNKNOWN
+from models.encoder.event_bias import UNKNOWN
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.index.faiss_structures import StructureCache
+from models.index.ann_index import StructureCache
 from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
 from models.text.bm25 import BM25Writer

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.data.log_shards import LogShards
+from models.data.interactions import LogShards
 from service.domain.errors import Invalid
 from service.stores.base import Store
 from service.stores.protocols.event_log_store import LogColumns

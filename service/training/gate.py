@@ -17,9 +17,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.log_shards import LogShards
+from models.data.interactions import LogShards
 from models.data.vocabulary import Vocabulary
-from models.encoder.event_types import UNKNOWN
+from models.encoder.event_bias import UNKNOWN
 from models.evaluation.full_ranking import evaluate
 from models.evaluation.metrics import CaseValues, ndcg_gains
 from models.evaluation.model_ranker import ModelRanker

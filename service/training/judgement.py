@@ -17,15 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.interactions import Interactions
-from models.data.log_shards import WHOLE_LOG, LogShards
+from models.data.interactions import WHOLE_LOG, Interactions, LogShards
 from models.evaluation.baselines import baseline_makers
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
 from models.evaluation.metrics import mean, ndcg_gains, standard_error
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
-from models.recommender.baseline_model import baseline_model
-from models.recommender.recommender import Recommender
+from models.recommender.recommender import Recommender, baseline_model
 from models.training.training_run import TrainingResult
 from service.training.question_metrics import QuestionMetrics
 from service.training.training_corpus import StageProgressCallback

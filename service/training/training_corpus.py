@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
 from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
-from models.data.interactions import DISLIKE, Interactions
-from models.data.log_shards import WHOLE_LOG, LogShards
+from models.data.interactions import DISLIKE, WHOLE_LOG, Interactions, LogShards
 from models.data.vocabulary import Vocabulary
-from models.encoder.event_types import UNKNOWN
+from models.encoder.event_bias import UNKNOWN
 from models.evaluation.splits import Holdout
 from models.training.log_profile import lacks_times, without_order
 from models.training.training_run import TrainingProgress

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
 from models.encoder.history_encoder import EncoderCache

@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.recommender.config import RecommenderConfig
+from models.recommender.co_occurrence import count_transitions
 from models.recommender.recent_popularity import RecentPopularity
-from models.recommender.recommender import Recommender
-from models.recommender.transition_counts import count_transitions
+from models.recommender.recommender import Recommender, RecommenderConfig
 from models.training.fit import fit
 from models.training.log_profile import has_repeat_consumption
 from models.training.train_config import TrainConfig

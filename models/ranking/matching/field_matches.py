@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.attention.softmax_mass import SAMPLE
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.partial_softmax import SAMPLE
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
-from models.data.row_sets import RowIndices, sorted_union
-from models.index.unit_vectors import normalize_rows
+from models.data.vocabulary import RowIndices, sorted_union
+from models.index.ann_index import normalize_rows
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import Hits
 from models.text.terms import NO_KEYWORDS, KeywordHits

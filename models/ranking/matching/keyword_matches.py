@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.row_sets import RowIndices
+from models.data.vocabulary import RowIndices
 from models.ranking.matching.field_matches import FieldMatches
 from models.ranking.matching.search_results import SearchResults
 from models.text.terms import KeywordHits

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.row_sets import RowIndices
+from models.data.vocabulary import RowIndices
 from models.ranking.steering.lineup import Moved
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.attention.attend import attend
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, attend
 from models.catalogue.facets import FacetValue, values_of_rows
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint

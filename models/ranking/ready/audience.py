@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog, LoggedEvents
-from models.data.row_sets import user_item_keys
+from models.data.vocabulary import user_item_keys
 from models.history.user_memory import UserMemory
 from models.ranking.scoring import Scores, score
 from models.ranking.similar_items import similar

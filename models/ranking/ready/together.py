@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.event_log import LoggedEvents, log_sizes
-from models.data.row_sets import expand_ranges
+from models.data.vocabulary import expand_ranges
 
 Relation = Literal["after", "basket"]
 

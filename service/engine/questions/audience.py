@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
 from models.data.event_log import EventLog

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason, explain

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.item_entry import EMBEDDING
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory

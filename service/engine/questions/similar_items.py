@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.ranking.similar_items import comparable, similar, spaces_of
 from models.ranking.steering.ranked_lineup import SteeredRows

@@ -11,7 +11,7 @@ import torch
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
-from models.encoder.event_types import UNKNOWN
+from models.encoder.event_bias import UNKNOWN
 from models.history.encoded_history import EncodedHistory, encode
 from models.history.user_history import UserHistory, attendable_events
 from models.recommender.artifact import TrainedModel

@@ -15,7 +15,7 @@ from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
-from models.recommender.item_similarity import MAX_EASE_ITEMS
+from models.recommender.co_occurrence import MAX_EASE_ITEMS
 from models.recommender.recommender import Recommender
 from models.training.presets import max_transitions_per_item
 

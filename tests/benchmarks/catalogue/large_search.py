@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import UNTRAINED, Snapshot

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.attention.attend import attend, exclude_self
-from models.attention.scorers import Scorer, additive, cosine, scaled_dot
+from models.attention.attend import Scorer, additive, attend, cosine, exclude_self, scaled_dot
 from tests.support import reference
 
 quick = settings(max_examples=150, deadline=None, derandomize=True)

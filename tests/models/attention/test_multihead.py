@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.attention.attend import Attention, attend
-from models.attention.multihead import HeadProjections, merge_heads, split_heads
+from models.attention.kv_memory import HeadProjections, merge_heads, split_heads
 from tests.support import reference
 
 few = settings(max_examples=40, deadline=None, derandomize=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.attention.scorers import additive, cosine, normalize
+from models.attention.attend import additive, cosine, normalize
 
 
 def test_zero_vectors_have_cosine_zero() -> None:
@@ -30,7 +30,7 @@ def test_additive_in_blocks_equals_additive_at_once(monkeypatch: pytest.MonkeyPa
     torch.manual_seed(0)
     query, keys = torch.randn(2, 6, 4), torch.randn(2, 11, 4)
     at_once = additive(query, keys)
-    monkeypatch.setattr("models.attention.scorers._BLOCK", 2 * 6 * 4 * 3)
+    monkeypatch.setattr("models.attention.attend._BLOCK", 2 * 6 * 4 * 3)
     torch.testing.assert_close(additive(query, keys), at_once)
 
 

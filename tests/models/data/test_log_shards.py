@@ -9,8 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from models.data.log_shards import WHOLE_LOG, LogShards
-from models.data.order_statistics import median, quantile
+from models.data.interactions import WHOLE_LOG, LogShards, median, quantile
 from tests.support.shards import in_processes
 
 COUNT = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models.data.row_sets import expand_ranges, sorted_union
+from models.data.vocabulary import expand_ranges, sorted_union
 
 
 @pytest.mark.parametrize("sizes", [(0,), (0, 0), (1, 0), (5, 7, 3), (200, 300)])

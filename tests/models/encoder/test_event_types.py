@@ -10,17 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import UNTRAINED, Snapshot
-from models.encoder.event_types import MASKED, UNKNOWN
+from models.encoder.event_bias import MASKED, UNKNOWN
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.candidates import coarse_query
 from models.ranking.leave_one_out import scores_without
 from models.ranking.recommend import recommend
 from models.ranking.scoring import score
-from models.recommender.config import RecommenderConfig
-from models.recommender.recommender import Recommender
+from models.recommender.recommender import Recommender, RecommenderConfig
 from tests.support.pasts import (
     AT,
     ATTENTION_HEADS,

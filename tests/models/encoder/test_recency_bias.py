@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.encoder.recency_bias import (
+from models.encoder.event_bias import (
     AGE_BUCKETS,
     AGE_EDGES,
     BUCKETS,

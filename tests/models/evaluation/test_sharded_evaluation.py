@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.data.interactions import Interactions
-from models.data.log_shards import WHOLE_LOG, LogShards
+from models.data.interactions import WHOLE_LOG, Interactions, LogShards
 from models.evaluation.baselines import baseline_makers
 from models.evaluation.full_ranking import RankingMetrics, evaluate
 from models.evaluation.metrics import mean, share_of_users, standard_error

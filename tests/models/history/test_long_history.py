@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.history.long_history import CollapsedHistory, collapsible_events, collapsible_prefix

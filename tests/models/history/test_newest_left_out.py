@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.data.windows import window_start
 from models.history import newest_left_out
 from models.history.newest_left_out import attention_without_newest, leave_out_newest

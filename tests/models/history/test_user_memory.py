@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.attention.attention_options import DEFAULT_OPTIONS
+from models.attention.attend import DEFAULT_OPTIONS
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history import user_memory

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import models.ranking.effects
-import models.recommender.item_similarity
-import models.recommender.log_statistics
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+import models.recommender.co_occurrence
+import models.recommender.recommender
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.history.event_shares import similarity_lost, similarity_shares
 from models.history.long_history import CollapsedHistory, collapsible_events
@@ -100,7 +100,7 @@ def test_without_an_event_the_next_one_counts_for_similarity(
     monkeypatch: pytest.MonkeyPatch, shape: dict[str, int]
 ) -> None:
     """Exact effects are differences of scores where histories exceed the depth of similarities."""
-    for module in (models.recommender.item_similarity, models.recommender.log_statistics):
+    for module in (models.recommender.co_occurrence, models.recommender.recommender):
         monkeypatch.setattr(module, "SIMILARITY_DEPTH", 6)
     served = small_snapshot(ITEMS, random_model(11, window=40, similar_items=5, **shape))
     moved = 0

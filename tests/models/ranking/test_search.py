@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import models.ranking.matching.field_matches
 import models.ranking.search
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions, Mode
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, Mode
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import INDEX_FROM, Snapshot

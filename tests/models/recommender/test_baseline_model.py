@@ -10,7 +10,7 @@ from models.evaluation.baselines import EASE, Repeats
 from models.evaluation.full_ranking import Ranker, evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import leave_one_out
-from models.recommender.baseline_model import BOUGHT_BEFORE, EASE_NAME, TRANSITIONS, baseline_model
+from models.recommender.recommender import BOUGHT_BEFORE, EASE_NAME, TRANSITIONS, baseline_model
 from tests.support.training import content, counted_model, drawn_log
 
 ITEMS = 14

@@ -7,8 +7,7 @@ import torch
 from models.history.user_memory import build_memory
 from models.ranking.candidates import candidates
 from models.ranking.scoring import score
-from models.recommender.coarse_step import nearest_items
-from models.recommender.target_attention import ItemTables
+from models.recommender.target_attention import ItemTables, nearest_items
 from tests.support.small import random_model, random_past
 from tests.support.small import snapshot as small_snapshot
 

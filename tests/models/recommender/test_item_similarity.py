@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.recommender import item_similarity
-from models.recommender.item_similarity import (
+from models.recommender import co_occurrence
+from models.recommender.co_occurrence import (
     SIMILARITY_DEPTH,
     ItemSimilarity,
     ease_similarity,
@@ -68,7 +68,7 @@ def test_events_on_one_item_share_it_equally_within_the_depth() -> None:
 
 def test_the_largest_weights_are_kept_by_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each item the weights of largest magnitude are kept, negative ones among them."""
-    monkeypatch.setattr("models.recommender.item_similarity.WEIGHTS_PER_ITEM", 3)
+    monkeypatch.setattr("models.recommender.co_occurrence.WEIGHTS_PER_ITEM", 3)
     log = drawn_log(1, [5, 8, 3, 6, 7, 4], ITEMS)
     every, kept = ease_weights(log).numpy(), ease_similarity(log)
     assert kept.items.shape == kept.weights.shape == (ITEMS, 3)
@@ -96,7 +96,7 @@ def test_both_precisions_solve_the_regression(
     monkeypatch: pytest.MonkeyPatch, rounding: float
 ) -> None:
     """The weights equal a float64 solution by numpy, in double precision as in single."""
-    monkeypatch.setattr(item_similarity, "_ROUNDING", rounding)
+    monkeypatch.setattr(co_occurrence, "_ROUNDING", rounding)
     log = drawn_log(5, [12] * 400, 30)
     users = np.zeros((400, 30))
     users[log.users, log.items] = 1.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.recommender.config import RecommenderConfig
-from models.recommender.log_statistics import LogStatistics
+from models.recommender.recommender import LogStatistics, RecommenderConfig
 from tests.support.small import DAY, random_followers, random_model
 
 

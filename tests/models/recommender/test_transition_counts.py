@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.data.interactions import Interactions
-from models.recommender.transition_counts import (
+from models.recommender.co_occurrence import (
     SMALL_LOG_WINDOW,
     TransitionCounts,
     count_transitions,

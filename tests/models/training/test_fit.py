@@ -15,7 +15,7 @@ import models.training.training_run
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
-from models.encoder.dropout import PooledDropout
+from models.encoder.history_encoder import PooledDropout
 from models.evaluation.baselines import ItemTransitions, Popularity, Repeats
 from models.evaluation.full_ranking import RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker

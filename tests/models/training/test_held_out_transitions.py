@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.data.interactions import Interactions
-from models.recommender.transition_counts import SMALL_LOG_WINDOW, count_transitions
+from models.recommender.co_occurrence import SMALL_LOG_WINDOW, count_transitions
 from models.training.held_out_transitions import HeldOutTransitions
 from tests.support.transition_logs import (
     ITEMS,

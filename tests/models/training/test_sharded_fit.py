@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from models.compute.data_parallel import DataParallelGroup
-from models.data.interactions import Interactions
-from models.data.log_shards import WHOLE_LOG, LogShards
+from models.data.interactions import WHOLE_LOG, Interactions, LogShards
 from models.training.checkpoint import Checkpoint, CheckpointError
 from models.training.fit import fit
 from models.training.log_profile import hold_out

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from models.attention.attention_options import DEFAULT_OPTIONS
+from models.attention.attend import DEFAULT_OPTIONS
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
 from models.text import terms

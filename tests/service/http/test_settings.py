@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from models.attention.attention_options import EXACT_UP_TO, AttentionOptions
+from models.attention.attend import EXACT_UP_TO, AttentionOptions
 from models.text.encoders import StaticEncoder
 from service.domain.errors import Invalid
 from service.domain.settings import (

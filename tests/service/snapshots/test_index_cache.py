@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from models.catalogue.snapshot import Snapshot
-from models.index import faiss_structures
+from models.index import ann_index
 from models.index.ann_index import CoarseIndex
 from models.text.encoders import StaticEncoder
 from service.domain.records import Event, Item
@@ -48,13 +48,13 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Builds:
     """Count the calls of what builds structures."""
     made = Builds()
     for name in ("pq", "ivf"):
-        build = getattr(faiss_structures, name)
+        build = getattr(ann_index, name)
 
         def counted(*args: object, build: object = build) -> object:
             made.count += 1
             return build(*args)  # type: ignore[operator]
 
-        monkeypatch.setattr(faiss_structures, name, counted)
+        monkeypatch.setattr(ann_index, name, counted)
     return made
 
 

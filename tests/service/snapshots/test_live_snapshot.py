@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory

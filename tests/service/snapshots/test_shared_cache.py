@@ -18,7 +18,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from models.index import faiss_structures
+from models.index import ann_index
 from models.text.encoders import StaticEncoder
 from service.snapshots import shared_cache
 from service.snapshots.catalogue.catalogue_cache import CatalogueCache
@@ -243,13 +243,13 @@ def test_a_second_machine_starts_from_what_the_first_has_made(
     """With an empty directory it builds no index and encodes no text, and has the same indexes."""
     builds = []
     for name in ("pq", "ivf"):
-        build = getattr(faiss_structures, name)
+        build = getattr(ann_index, name)
 
         def counted(*args: object, build: object = build) -> object:
             builds.append(1)
             return build(*args)  # type: ignore[operator]
 
-        monkeypatch.setattr(faiss_structures, name, counted)
+        monkeypatch.setattr(ann_index, name, counted)
 
     async def put() -> None:
         store = PostgresStore(url, namespace=namespace)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from models.data import interactions
-from models.encoder.event_types import MASKED, UNKNOWN
+from models.encoder.event_bias import MASKED, UNKNOWN
 from models.history.user_history import UserHistory
 from models.recommender import artifact
 from models.recommender.artifact import TrainedModel

@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from models.compute.data_parallel import DataParallelGroup
-from models.data.log_shards import LogShards
+from models.data.interactions import LogShards
 from models.text.encoders import StaticEncoder
 from models.training.log_profile import hold_out
 from service.domain.errors import Invalid, ModelRejected

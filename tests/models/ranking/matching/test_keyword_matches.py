@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot

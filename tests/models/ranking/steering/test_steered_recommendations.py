@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import models.index.ann_index
 import models.ranking.candidates
 import models.ranking.recommend
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
