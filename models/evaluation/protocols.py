@@ -140,7 +140,6 @@ def global_time(
     on them, and `models.evaluation.slices` counts them.
 
     Args:
-        log: the events.
         at: the date, microseconds UTC; by default nine tenths of the events come before it.
         seed: of the draw of targets and of validation users.
         exclude_seen: leave out the items of the user's history; False where items are taken again.
@@ -172,7 +171,6 @@ def next_basket(log: Interactions, at: int | None = None) -> EvaluationTask:
     A basket is the set of items with one timestamp. Seen items stay candidates.
 
     Args:
-        log: the events.
         at: the date, microseconds UTC; by default nine tenths of the events come before it.
     """
     return _time_split_task("next basket", log, at, exclude_seen=False)

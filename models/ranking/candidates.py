@@ -21,8 +21,7 @@ from models.attention.kv_memory import merge_heads
 from models.attention.partial_softmax import query_jacobian
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import RowIndices, sorted_union
-from models.history.user_attention import at_request, is_known, known_rows
-from models.history.user_memory import UserMemory
+from models.history.user_memory import UserMemory, at_request, is_known, known_rows
 from models.index.ann_index import CoarseIndex
 from models.index.memory_attention import Memory, as_mask, attend, retrieve
 from models.ranking.scoring import similarity_scores, transition_scores
@@ -94,11 +93,8 @@ def candidates(
     index does not contain rank first.
 
     Args:
-        snapshot: the model and the catalogue.
-        user: from `build_memory` with the same snapshot.
         allowed: bool [N].
         count: number of items; all are returned where fewer are allowed.
-        options: as in `score`.
         boost: [N] added to the scores.
     """
     readout, jacobian = coarse_query(snapshot, user, options)

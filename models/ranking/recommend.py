@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot, popular_first
 from models.data.vocabulary import RowIndices, sorted_union
-from models.history.user_attention import is_known
-from models.history.user_memory import UserMemory
+from models.history.user_memory import UserMemory, is_known
 from models.index.key_lists import LEAST_ROWS
 from models.ranking.candidates import candidates
 from models.ranking.scoring import Scores, score
@@ -70,7 +69,6 @@ def recommend(
     where better ones leave no room for it.
 
     Args:
-        snapshot: the model and the catalogue.
         user: from `build_memory`; empty gives the popular items, or where items are boosted those
             of the largest score.
         limit: the most items.

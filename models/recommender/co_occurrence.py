@@ -159,7 +159,6 @@ def sum_pairs(
     """Sum 1 / distance ** power over the pairs that start at some events, by source and item.
 
     Args:
-        log: the events.
         sources: a code for each event of the log, [E].
         events: rows of the log, [n].
         window: largest distance between the events of a pair.

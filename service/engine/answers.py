@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory, build_memory
-from models.ranking.explain import Reason
+from models.ranking.explanation import Reason
 from models.ranking.recommend import Ranked, best_scores
 from models.ranking.scoring import Scores, score
 from models.ranking.steering.item_steering import ItemSteering

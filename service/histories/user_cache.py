@@ -11,10 +11,9 @@ from cachetools import LRUCache
 
 from models.catalogue.snapshot import Snapshot
 from models.encoder.event_bias import bucket_margins
-from models.history.encoded_history import EncodedHistory
 from models.history.long_history import CollapsedHistory
 from models.history.user_history import UserHistory
-from models.history.user_memory import UserMemory
+from models.history.user_memory import EncodedHistory, UserMemory
 from models.recommender.recommender import Recommender
 from service.histories.event_columns import EventColumns
 

@@ -131,7 +131,6 @@ def match_fields(
     decides by how many keys the allowed items have.
 
     Args:
-        snapshot: the catalogue.
         query: [D], of the catalogue's text encoder; a zero vector matches nothing, nor does any
             where the parameters let words alone count.
         allowed: bool [N], the items that may be returned.

@@ -12,8 +12,7 @@ from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, attend
 from models.catalogue.facets import FacetValue, values_of_rows
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
-from models.history.user_attention import retrieve_user
-from models.history.user_memory import UserMemory, target_queries
+from models.history.user_memory import UserMemory, retrieve_user, target_queries
 from models.index.memory_attention import as_mask
 from models.ranking.scoring import Scores, score
 
@@ -49,7 +48,6 @@ def affinities(
     `SCORED`, and are returned beside.
 
     Args:
-        snapshot: the model and the catalogue.
         user: from `build_memory` with the same snapshot, every event a row.
         field: of the catalogue, other than `item_id`.
         limit: the most values.

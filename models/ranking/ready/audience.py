@@ -68,8 +68,6 @@ def candidate_users(
     cosine of their embeddings.
 
     Args:
-        snapshot: the catalogue.
-        log: all events.
         row: of the item.
         at: the time of the request, microseconds UTC.
         excluded: numbers of users that are left out.

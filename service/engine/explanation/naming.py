@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from models.catalogue.snapshot import Snapshot
-from models.ranking.explain import Reason
+from models.ranking.explanation import Reason
 from service.domain.errors import StoreUnreachable
 from service.domain.queries import Contribution, MemoryRow, Remainder
 from service.histories.event_columns import EventColumns

@@ -14,7 +14,7 @@ from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
 from models.data.event_log import EventLog
 from models.history.user_memory import UserMemory
-from models.ranking.explain import Reason
+from models.ranking.explanation import Reason
 from models.ranking.ready.audience import (
     AudienceScore,
     audience_score,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
-from models.ranking.explain import Reason, explain
+from models.ranking.explanation import Reason, explain
 from models.ranking.recommend import Ranked, best_scores, recommend
 from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
 from service.domain.records import NEGATIVE

@@ -15,7 +15,7 @@ from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.item_entry import EMBEDDING
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
-from models.ranking.explain import Reason
+from models.ranking.explanation import Reason
 from models.ranking.matching.field_matches import FieldMatches, match_fields
 from models.ranking.matching.keyword_matches import allowed_keywords
 from models.ranking.matching.meaning_floor import meaning_floor

@@ -16,7 +16,7 @@ from models.encoder.event_bias import MASKED, UNKNOWN
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.candidates import coarse_query
-from models.ranking.leave_one_out import scores_without
+from models.ranking.explanation import scores_without
 from models.ranking.recommend import recommend
 from models.ranking.scoring import score
 from models.recommender.recommender import Recommender, RecommenderConfig

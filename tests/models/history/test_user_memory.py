@@ -12,10 +12,9 @@ from models.attention.attend import DEFAULT_OPTIONS
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history import user_memory
-from models.history.encoded_history import EncodedHistory
-from models.history.encoded_history import encode as encode_events
 from models.history.user_history import UserHistory, attendable_events
-from models.history.user_memory import build_memory
+from models.history.user_memory import EncodedHistory, build_memory
+from models.history.user_memory import encode as encode_events
 from models.ranking.scoring import score
 from tests.support.pasts import (
     AT,

@@ -308,7 +308,7 @@ def test_the_closed_form_is_computed_in_blocks(
     """The closed form does not depend on the block size."""
     user = build_memory(snapshot, random_past(5, 9, ITEMS), AT)
     whole = parts_without(snapshot, user, 4)
-    monkeypatch.setattr("models.ranking.effects._BLOCK", 60)
+    monkeypatch.setattr("models.ranking.explanation._BLOCK", 60)
     assert parts_without(snapshot, user, 4) == pytest.approx(whole, abs=1e-5)
 
 

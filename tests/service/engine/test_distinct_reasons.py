@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.ranking.explain import Reason, explain
+from models.ranking.explanation import Reason, explain
 from service.domain.queries import (
     Answer,
     AnswerItem,

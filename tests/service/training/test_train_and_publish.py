@@ -17,7 +17,7 @@ from models.data.vocabulary import Vocabulary
 from models.evaluation.model_ranker import ModelRanker
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.ranking.explain import explain
+from models.ranking.explanation import explain
 from models.ranking.scoring import score
 from models.recommender.artifact import WEIGHTS_FILE, TrainedModel
 from models.text.encoders import StaticEncoder
