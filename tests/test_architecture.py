@@ -63,7 +63,7 @@ OUTSIDE = "apsw asyncio datetime http httpx os pathlib requests socket sqlite3 t
 EXCEPT = {
     ("models.text.encoders", "pathlib"),  # weights that ship inside an installed package
     ("models.text.encoders", "pathlib"),  # weights in a folder that the caller names
-    ("models.catalogue.mapped_rows", "os"),  # memory that is backed by a file
+    ("models.catalogue.cow", "os"),  # memory that is backed by a file
     ("models.compute.progress", "time"),  # a stopwatch, for progress
 }
 

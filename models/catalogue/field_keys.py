@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.attention.partial_softmax import stratified_rows
-from models.catalogue.cow_array import CowArray
+from models.catalogue.cow import CowArray
 from models.data.vocabulary import expand_ranges
 
 Vectors = NDArray[np.float32]

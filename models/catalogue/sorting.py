@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.fields.item_fields import ItemFields
-from models.catalogue.fields.item_values import (
+from models.catalogue.columns import ItemFields, ValueColumn
+from models.catalogue.item_values import (
     Special,
     exact_number,
     keyword_of,
     plain_number,
 )
-from models.catalogue.fields.value_column import ValueColumn
 
 _Keys = NDArray[np.float64]
 _STEP = 64  # one in so many keys is in a sample

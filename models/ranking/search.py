@@ -36,12 +36,10 @@ from models.attention.attend import attend
 from models.attention.partial_softmax import mass_from_sample
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import RowIndices
-from models.ranking.matching.field_matches import FieldMatches
-from models.ranking.matching.keyword_matches import keyword_scores, with_keywords
-from models.ranking.matching.search_results import SearchResults
+from models.ranking.lineup import SteeredRows, line_up_scored
+from models.ranking.matches import FieldMatches, SearchResults, keyword_scores, with_keywords
 from models.ranking.scoring import Scores
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
-from models.ranking.steering.ranked_lineup import SteeredRows, line_up_scored
+from models.ranking.steering import NO_STEERING, ItemSteering
 
 RECENCY = 0.5  # R, in logits: a match of 1.65 times the weight is better whatever its age
 MATCH_SHARE = 1e-3  # of the best item's weight, from which an item without these words matches

@@ -40,9 +40,8 @@ from torch.nn.functional import normalize
 from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.index.ann_index import normalize_rows
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
-from models.ranking.steering.lineup import Moved
-from models.ranking.steering.ranked_lineup import line_up_scored
+from models.ranking.lineup import Moved, line_up_scored
+from models.ranking.steering import NO_STEERING, ItemSteering
 
 Space = Literal["content", "trained"]
 SPACES: tuple[Space, ...] = ("content", "trained")

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
 from models.data.interactions import Interactions
-from models.evaluation.full_ranking import Ranker, ranks_by_weight
-from models.evaluation.metrics import ndcg_gains, standard_error
+from models.evaluation.full_ranking import Ranker, ndcg_gains, ranks_by_weight, standard_error
 from models.evaluation.model_ranker import ModelRanker, SimilarityRanker, TransitionRanker
 from models.evaluation.splits import Holdout
 from models.recommender.co_occurrence import MAX_EASE_ITEMS, ItemSimilarity, ease_similarity

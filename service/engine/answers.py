@@ -15,7 +15,7 @@ from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explanation import Reason
 from models.ranking.recommend import Ranked, best_scores
 from models.ranking.scoring import Scores, score
-from models.ranking.steering.item_steering import ItemSteering
+from models.ranking.steering import ItemSteering
 from models.text.query_parser import ParsedQuery
 from service.domain.errors import Invalid, NotFound
 from service.domain.item_selection import comparisons

@@ -22,15 +22,13 @@ from service.runtime.data_layout import (
 )
 from service.runtime.durable_files import make_directory
 from service.runtime.work_queue import MOST_ASIDE
-from service.snapshots.catalogue.catalogue_cache import CatalogueCache
+from service.snapshots.derived_files import INDEXES, CatalogueCache, open_cache_files
 from service.snapshots.live_event_log import LiveEventLog
 from service.snapshots.live_search import LiveSearch
 from service.snapshots.live_snapshot import LiveSnapshot, PreloadedSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.shared_cache import INDEXES, open_cache_files
-from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.text_encoders import open_encoder
-from service.snapshots.versions.opening import open_registry
+from service.snapshots.shared_registry import open_registry
+from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 from service.stores.base import Store
 from service.stores.opening import open_store
 from service.stores.quota import StoreQuota

@@ -22,13 +22,13 @@ from service.engine.live_scenarios import LiveScenarios
 from service.engine.monitoring import readiness
 from service.engine.monitoring.measurements import Measurement, measure
 from service.engine.ready_answers import ReadyAnswers
-from service.histories.long_work import ErrorObserver
+from service.histories.memory_provider import ErrorObserver
 from service.jobs.job import Job
 from service.jobs.runner import JobRunner
 from service.jobs.training_command import training_command
 from service.runtime.logs import REPEATED
 from service.snapshots.live_snapshot import PreloadedSnapshot
-from service.snapshots.versions.documents import version_document
+from service.snapshots.registry import version_document
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from models.catalogue import mapped_rows
+from models.catalogue import cow
 from service.domain.errors import Unavailable
 from service.domain.settings import Settings
 from service.engine.compose import compose
@@ -36,7 +36,7 @@ def preload(settings: Settings) -> PreloadedSnapshot:
     loaded = asyncio.run(_load(settings))
     # What earlier states of the catalogue held is let go of, so that files hold the latest.
     gc.collect()
-    mapped_rows.seal()
+    cow.seal()
     trim()
     _wait_until_single_threaded()
     # The collector writes to each object that it looks at, and a page that is written to is shared

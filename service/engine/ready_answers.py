@@ -13,7 +13,7 @@ from models.catalogue.facets import FacetValue
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog
 from models.history.user_memory import UserMemory, build_memory
-from models.ranking.ready.affinities import ValueAffinity, affinities
+from models.ranking.audiences import ValueAffinity, affinities
 from models.ranking.scoring import Scores
 from service.domain.errors import StoreUnreachable
 from service.domain.queries import Answer, Requester

@@ -14,8 +14,7 @@ from models.data.interactions import Interactions
 from models.evaluation.baselines import WeekPopularity, baseline_makers
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
-from models.evaluation.protocols import EvaluationTask, global_time, newest, of_new_items
-from models.evaluation.splits import Holdout
+from models.evaluation.splits import EvaluationTask, Holdout, global_time, newest, of_new_items
 from models.training.log_profile import has_repeat_consumption, hold_out_rule
 from models.training.presets import Preset
 from models.training.training_run import TrainingResult
@@ -104,7 +103,7 @@ def compare(
     Heed without its final epochs.
 
     Args:
-        task: from `models.evaluation.protocols`.
+        task: from `models.evaluation.splits`.
         content: text embeddings of the task's items [N, D].
         preset: of Heed's training.
         seeds: number of trainings.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from models.evaluation.metrics import standard_error
+from models.evaluation.full_ranking import standard_error
 from models.text.query_table import FittedTable, TokenizingEncoder, fit_query_table
 from service.domain.errors import Invalid
 from service.domain.records import Item

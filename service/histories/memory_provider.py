@@ -1,13 +1,22 @@
-"""The memory that a request attends to: loaded, assembled, computed, and kept for the next."""
+"""The memory that a request attends to: loaded, assembled, computed, and kept for the next.
+
+Lists of long histories are built, and answers audited, on a thread beside requests.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
+
+import torch
 
 from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
@@ -16,15 +25,101 @@ from models.data.vocabulary import Vocabulary
 from models.history.long_history import CollapsedHistory, collapsible_prefix, leaves_enough
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
+from models.ranking.scoring import Scores
 from service.domain.errors import StoreUnreachable
 from service.domain.queries import EventFilter, Requester
 from service.domain.settings import Settings
-from service.histories.event_columns import EMPTY, EventColumns, EventReader, up_to
-from service.histories.history_assembler import assemble_history, with_session
-from service.histories.long_work import LongWork
+from service.histories.event_columns import (
+    EMPTY,
+    EventColumns,
+    EventReader,
+    assemble_history,
+    up_to,
+    with_session,
+)
 from service.histories.user_cache import DerivedState, UserCache
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
+
+_log = logging.getLogger(__name__)
+_TARGETS = 8  # of one answer that are computed again
+_PENDING = 4  # answers at most that wait to be; no others are sampled meanwhile
+
+ErrorObserver = Callable[[float, float], None]
+"""Called with the true and the stated error of one target: relative, the largest of its heads."""
+
+
+class LongWork:
+    """Builds lists, without which every item is attended, and samples answers for their errors."""
+
+    def __init__(self, audited: float) -> None:
+        """Audit this fraction of the answers that lists gave."""
+        self.observer: ErrorObserver | None = None
+        self._audited, self._free = audited, threading.Semaphore(_PENDING)
+        self._building: set[str] = set()
+        self._worker = ThreadPoolExecutor(
+            1, "heed-long-histories", initializer=torch.set_num_threads, initargs=(1,)
+        )
+
+    @property
+    def pending(self) -> int:
+        """Number of users whose lists are being built or waited for."""
+        return len(self._building)
+
+    def build(
+        self,
+        user_id: str,
+        snapshot: Snapshot,
+        collapsed: CollapsedHistory,
+        on_built: Callable[[str], object],
+    ) -> None:
+        """Build the lists of a user's history, unless that is under way, and call `on_built`."""
+
+        def work() -> None:
+            collapsed.build_lists(snapshot)
+            on_built(user_id)
+
+        if user_id not in self._building:
+            self._building.add(user_id)
+            self._submit(work, lambda: self._building.discard(user_id))
+
+    def audit(self, user: UserMemory, scores: Scores, again: Callable[[int], Scores]) -> None:
+        """Perhaps compare scores, later, with those that `again` computes of the first targets."""
+        is_listed = self.observer is not None and scores.relative_error is not None
+        if is_listed and random.random() < self._audited and self._free.acquire(blocking=False):
+            self._submit(partial(self._compare, user, scores, again), self._free.release)
+
+    def close(self) -> None:
+        """Begin no more work; what has begun is waited for."""
+        self._worker.shutdown(cancel_futures=True)
+
+    def _submit(self, work: Callable[[], None], finish: Callable[[], object]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Exception:  # noqa: BLE001 - no request waits for it
+                _log.exception("work on a long history failed; answers do not depend on it")
+            finally:
+                finish()
+
+        self._worker.submit(run)
+
+    def _compare(self, user: UserMemory, scores: Scores, again: Callable[[int], Scores]) -> None:
+        """Report the true and the stated error of targets, unless the history has been extended."""
+        older, error = user.collapsed, scores.relative_error
+        if older is None or error is None or scores.partial is None or self.observer is None:
+            return
+        with older.lock:
+            if older.items.count != user.collapsed_count:
+                return  # its exact answer is another
+            exact = again(_TARGETS).partial
+        if exact is not None:
+            wanted = exact.context
+            away = (scores.partial.context[:, : wanted.shape[1]] - wanted).norm(dim=-1)
+            true = (away / wanted.norm(dim=-1).clamp(min=1e-30)).amax(0)
+            for pair in zip(true.tolist(), error.tolist(), strict=False):
+                self.observer(*pair)
+
 
 Compute = Callable[[Callable[[], EventColumns]], Awaitable[EventColumns]]
 

@@ -27,11 +27,15 @@ from service.domain.errors import HeedError, ModelRejected
 from service.domain.settings import KEYWORD_FIELDS
 from service.domain.stage_clock import StageClock
 from service.runtime.processes.shared_arrays import SharedArrays
-from service.snapshots.catalogue.catalogue_cache import CatalogueCache
-from service.snapshots.catalogue.catalogue_updates import CatalogueUpdates
-from service.snapshots.catalogue_refresh import CatalogueRefresh, UnacknowledgedWrites
-from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
+from service.snapshots.catalogue_updates import CatalogueUpdates
+from service.snapshots.derived_files import CatalogueCache
 from service.snapshots.registry import PointerToken, Registry
+from service.snapshots.served import (
+    CatalogueRefresh,
+    IndexRefresh,
+    ServedSnapshot,
+    UnacknowledgedWrites,
+)
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
 

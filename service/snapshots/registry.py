@@ -8,6 +8,8 @@
 The registry moves bytes. What they mean is the business of whoever packs and unpacks them.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import os
@@ -20,11 +22,13 @@ from typing import Any
 
 from service.domain.errors import Conflict, Corrupt, HeedError, Incompatible, Invalid, NotFound
 from service.domain.names import NAME_RULE, is_name, next_time, timestamped_name
+from service.domain.timestamps import to_rfc3339
 from service.runtime import durable_files
-from service.snapshots.versions.manifest import (
+from service.snapshots.version_files import (
     MANIFEST,
     WRITE_ONCE,
     Manifest,
+    Staging,
     check_files,
     compose,
     read_file,
@@ -34,7 +38,6 @@ from service.snapshots.versions.manifest import (
     signature,
     unseal,
 )
-from service.snapshots.versions.staging import Staging
 
 PointerToken = tuple[int, ...]
 
@@ -307,3 +310,17 @@ def _verified_version(directory: Path) -> Version:
     except (Corrupt, Incompatible) as error:
         found = replace(found, broken=error.detail)
     return found
+
+
+def version_document(version: Version) -> dict[str, Any]:
+    """Return the public fields of a model version."""
+    metadata = dict(version.metadata or {})
+    return {
+        "version": version.version,
+        "current": version.current,
+        "created": None if version.created is None else to_rfc3339(version.created),
+        "bytes": version.size,
+        "metrics": metadata.pop("metrics", None),
+        "metadata": metadata,
+        "broken": version.broken,
+    }

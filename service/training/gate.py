@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from models.data.interactions import LogShards
 from models.data.vocabulary import Vocabulary
 from models.encoder.event_bias import UNKNOWN
-from models.evaluation.full_ranking import evaluate
-from models.evaluation.metrics import CaseValues, ndcg_gains
+from models.evaluation.full_ranking import CaseValues, evaluate, ndcg_gains
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.recommender.artifact import TrainedModel

@@ -19,8 +19,14 @@ from numpy.typing import NDArray
 
 from models.data.interactions import WHOLE_LOG, Interactions, LogShards
 from models.evaluation.baselines import baseline_makers
-from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
-from models.evaluation.metrics import mean, ndcg_gains, standard_error
+from models.evaluation.full_ranking import (
+    Ranker,
+    RankingMetrics,
+    evaluate,
+    mean,
+    ndcg_gains,
+    standard_error,
+)
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.recommender.recommender import Recommender, baseline_model

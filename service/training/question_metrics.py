@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from models.evaluation.baselines import POPULARITY, WEEK
-from models.evaluation.full_ranking import RankingMetrics
-from models.evaluation.metrics import share_of_users
+from models.evaluation.full_ranking import RankingMetrics, share_of_users
 from models.evaluation.splits import Holdout
 
 

@@ -22,7 +22,7 @@ from models.training.training_run import TrainingProgress
 from service.datasets.base import Dataset
 from service.domain.errors import ModelRejected
 from service.domain.records import Item
-from service.snapshots.item_entries import to_entry
+from service.snapshots.catalogue_updates import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
 from service.stores.protocols.event_log_store import LogColumns, Shard

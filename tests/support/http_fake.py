@@ -49,8 +49,7 @@ from service.engine.live_scenarios import LiveScenarios
 from service.engine.monitoring.measurements import Measurement
 from service.http.app import create_app
 from service.jobs.job import Job
-from service.snapshots.registry import Version
-from service.snapshots.versions.documents import version_document
+from service.snapshots.registry import Version, version_document
 from service.stores.base import AppendResult, Store
 from service.stores.protocols.catalogue_store import PatchResult
 

@@ -20,8 +20,8 @@ from typing import Any, Self
 
 from models.text.encoders import StaticEncoder
 from service.snapshots.live_snapshot import LiveSnapshot
+from service.snapshots.shared_registry import open_registry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.versions.opening import open_registry
 from service.stores.postgres.store import PostgresStore
 from tests.support.heed_process import PATIENCE, ROOT
 

@@ -14,13 +14,13 @@ from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
 from models.data.event_log import EventLog
 from models.history.user_memory import UserMemory
-from models.ranking.explanation import Reason
-from models.ranking.ready.audience import (
+from models.ranking.audiences import (
     AudienceScore,
     audience_score,
     candidate_users,
     reference_rows,
 )
+from models.ranking.explanation import Reason
 from service.domain.queries import Contribution
 from service.domain.ready_queries import AudienceQuery, AudienceUser
 from service.engine.explanation.naming import remainder_of

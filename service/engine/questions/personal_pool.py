@@ -13,7 +13,7 @@ from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
 from models.ranking.explanation import Reason, explain
 from models.ranking.recommend import Ranked, best_scores, recommend
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
+from models.ranking.steering import NO_STEERING, ItemSteering
 from service.domain.records import NEGATIVE
 from service.histories.event_columns import EventColumns
 

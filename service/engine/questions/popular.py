@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.fields.item_fields import NEVER
+from models.catalogue.columns import NEVER
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog, LoggedEvents, of_types
-from models.ranking.ready.popularity import (
+from models.ranking.event_counts import (
     PopularityScores,
     appeared,
     best_rows,
@@ -20,7 +20,7 @@ from models.ranking.ready.popularity import (
     trending,
     unlike_ratings,
 )
-from models.ranking.steering.ranked_lineup import line_up_ranked
+from models.ranking.lineup import line_up_ranked
 from service.domain.item_selection import FilterWarning
 from service.domain.queries import Answer, AnswerItem
 from service.domain.ready_queries import TREND_FLOOR, TREND_HALF_LIFE, TREND_WINDOW, PopularQuery

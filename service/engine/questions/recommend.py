@@ -9,7 +9,7 @@ from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
 from models.ranking.recommend import Ranked, recommend
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
+from models.ranking.steering import NO_STEERING, ItemSteering
 from service.domain.queries import RecommendQuery
 from service.domain.ready_queries import PopularQuery
 from service.histories.event_columns import EventColumns

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog
-from models.ranking.ready.because import because_rows
-from models.ranking.ready.distinctive_categories import distinctive_categories
+from models.ranking.audiences import because_rows, distinctive_categories
+from models.ranking.lineup import QuotaChoice
 from models.ranking.recommend import Ranked
-from models.ranking.steering.ranked_lineup import QuotaChoice
 from service.domain.queries import AnswerItem, Contribution, MemoryRow
 from service.domain.ready_queries import (
     AnswerRow,

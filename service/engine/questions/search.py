@@ -12,14 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
-from models.catalogue.item_entry import EMBEDDING
+from models.catalogue.item_values import EMBEDDING
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
 from models.ranking.explanation import Reason
-from models.ranking.matching.field_matches import FieldMatches, match_fields
-from models.ranking.matching.keyword_matches import allowed_keywords
-from models.ranking.matching.meaning_floor import meaning_floor
-from models.ranking.matching.search_results import SearchResults
+from models.ranking.lineup import SteeredRows
+from models.ranking.matches import (
+    DEFAULTS,
+    FieldMatches,
+    SearchParameters,
+    SearchResults,
+    allowed_keywords,
+    match_fields,
+    meaning_floor,
+)
 from models.ranking.scoring import Scores, score
 from models.ranking.search import (
     nearest,
@@ -28,9 +34,7 @@ from models.ranking.search import (
     strong_matches,
     take,
 )
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
-from models.ranking.steering.ranked_lineup import SteeredRows
+from models.ranking.steering import NO_STEERING, ItemSteering
 from models.text.bm25 import Hits
 from models.text.query_parser import ParsedQuery
 from models.text.terms import MAX_COMPLETED, NO_KEYWORDS

@@ -10,13 +10,12 @@ from numpy.typing import NDArray
 
 from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
+from models.ranking.matches import DEFAULTS, SearchParameters
 from models.ranking.search import EventResults, search_events
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.query_parser import ParsedQuery
 from service.domain.queries import Answer, AnswerEvent, SearchQuery
 from service.engine.questions.search import describe_query, match_text
-from service.histories.event_columns import EventColumns
-from service.histories.history_assembler import visible_events
+from service.histories.event_columns import EventColumns, visible_events
 
 
 class HistoryOutcome(NamedTuple):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
+from models.ranking.lineup import SteeredRows
 from models.ranking.similar_items import comparable, similar, spaces_of
-from models.ranking.steering.ranked_lineup import SteeredRows
 from service.domain.errors import Invalid
 from service.domain.item_selection import FilterWarning
 from service.domain.queries import Answer, AnswerItem, SimilarQuery, Space

@@ -9,10 +9,9 @@ from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog, LoggedEvents, log_sizes, of_types
-from models.ranking.ready.popularity import best_rows
-from models.ranking.ready.together import Companions, companions
+from models.ranking.event_counts import Companions, best_rows, companions
+from models.ranking.lineup import line_up_ranked
 from models.ranking.similar_items import comparable, compare_items
-from models.ranking.steering.ranked_lineup import line_up_ranked
 from service.domain.queries import Answer, AnswerItem, Space
 from service.domain.ready_queries import TogetherQuery
 from service.engine.questions.score import item_row

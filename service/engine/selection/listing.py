@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.catalogue.sorting import SortedValue, SortKey, SortPosition, position, sorted_rows
-from models.ranking.steering.item_steering import Quota
-from models.ranking.steering.ranked_lineup import QuotaChoice
+from models.ranking.lineup import QuotaChoice
+from models.ranking.steering import Quota
 from service.domain.errors import Invalid
 from service.domain.item_selection import SortField
 from service.domain.queries import Answer, AnswerItem, SearchQuery

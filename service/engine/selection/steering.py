@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from models.catalogue.item_filter import matching
 from models.catalogue.snapshot import Snapshot
+from models.ranking.lineup import SteeredRows
 from models.ranking.recommend import Ranked
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering, Pin, Quota
-from models.ranking.steering.ranked_lineup import SteeredRows
+from models.ranking.steering import NO_STEERING, ItemSteering, Pin, Quota
 from service.domain import steering as domain
 from service.domain.item_selection import FilterWarning
 from service.domain.queries import Answer, AnswerItem, AppliedRule

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from models.catalogue.fields.field_columns import FieldColumns
-from models.catalogue.fields.item_fields import ItemFields
-from models.catalogue.fields.item_values import is_number, keyword_of
+from models.catalogue.columns import FieldColumns, ItemFields
+from models.catalogue.item_values import is_number, keyword_of
 from service.domain.item_selection import (
     ATTRIBUTES,
     FieldCondition,

@@ -18,7 +18,7 @@ from service.http.problems import answer, located, sentence
 from service.http.routes.context import Context
 from service.http.schemas.rendering import Json
 from service.http.schemas.write import ItemIn
-from service.snapshots.catalogue_refresh import CatalogueRefresh
+from service.snapshots.served import CatalogueRefresh
 
 BATCH = 500
 MAX_ERRORS = 100

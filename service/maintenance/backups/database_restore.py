@@ -31,9 +31,8 @@ from service.runtime.data_layout import (
 from service.runtime.durable_files import make_directory
 from service.runtime.namespace_folders import namespace_id
 from service.snapshots.registry import Registry
-from service.snapshots.versions.manifest import MANIFEST, read_file, read_manifest
-from service.snapshots.versions.shared_registry import KIND
-from service.snapshots.versions.transfer import send_files
+from service.snapshots.shared_registry import KIND
+from service.snapshots.version_files import MANIFEST, read_file, read_manifest, send_files
 from service.stores.namespace_directory import open_directory
 from service.stores.postgres.database.installation import (
     begin_restore,

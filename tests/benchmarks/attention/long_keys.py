@@ -17,8 +17,7 @@ from service.domain.errors import Invalid
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.text_encoders import open_encoder
+from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 from service.stores.sqlite.store import SQLiteStore
 from tests.benchmarks.attention.long_attention import Material
 

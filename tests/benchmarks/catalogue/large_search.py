@@ -15,9 +15,9 @@ from rich.table import Table
 
 from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import ItemEntry
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import UNTRAINED, Snapshot
-from models.ranking.matching.field_matches import COARSE_KEYS
+from models.ranking.matches import COARSE_KEYS
 from models.ranking.search import search
 from models.text.bm25 import BM25Writer
 from models.text.encoders import TextEncoder

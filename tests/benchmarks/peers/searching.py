@@ -24,8 +24,7 @@ from service.domain.settings import Settings
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.text_encoders import open_encoder
+from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 from service.stores.sqlite.store import SQLiteStore
 from tests.benchmarks.catalogue.large_search import entries, queries_of
 from tests.benchmarks.harness import conditions

@@ -11,8 +11,14 @@ from rich.table import Table
 
 from models.data.interactions import Interactions
 from models.evaluation.baselines import baseline_makers
-from models.evaluation.full_ranking import RankingMetrics, evaluate
-from models.evaluation.metrics import PairedDifference, bootstrap, hits, ndcg_gains
+from models.evaluation.full_ranking import (
+    PairedDifference,
+    RankingMetrics,
+    bootstrap,
+    evaluate,
+    hits,
+    ndcg_gains,
+)
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.training.presets import choose_preset

@@ -24,7 +24,7 @@ from service.domain.records import Event, Item
 from service.domain.settings import Settings
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
-from service.snapshots.text_encoders import open_encoder
+from service.snapshots.text_embeddings import open_encoder
 from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.store import SQLiteStore
 

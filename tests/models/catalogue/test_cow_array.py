@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.catalogue import cow_array, mapped_rows
-from models.catalogue.cow_array import CowArray
+from models.catalogue import cow
+from models.catalogue.cow import CowArray
 
 
 @pytest.fixture(autouse=True)
 def always_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Map arrays of every size."""
-    monkeypatch.setattr(cow_array, "SMALL", 0)
+    monkeypatch.setattr(cow, "SMALL", 0)
 
 
 def rows(seed: int, count: int, width: int, dtype: Any) -> NDArray[Any]:
@@ -38,7 +38,7 @@ def test_every_version_equals_a_plain_copy(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject, mapped: bool
 ) -> None:
     """Each version equals a plain copy of its time, whatever is appended or changed later."""
-    monkeypatch.setattr(mapped_rows, "SUPPORTED", mapped)
+    monkeypatch.setattr(cow, "SUPPORTED", mapped)
     width = data.draw(st.sampled_from([0, 1, 3, 700]), "width")
     dtype = data.draw(st.sampled_from([np.float32, np.int64, np.bool_]), "dtype")
     first = rows(0, data.draw(st.integers(0, 50), "first"), width, dtype)
@@ -59,7 +59,7 @@ def test_every_version_equals_a_plain_copy(
         if data.draw(st.booleans(), "forget") and len(states) > 2:
             del states[1]
         if data.draw(st.integers(0, 3), "seal") == 0:
-            mapped_rows.seal()
+            cow.seal()
         for state, copy in states:
             assert state.array.dtype == copy.dtype
             np.testing.assert_array_equal(state.array, copy)
@@ -90,7 +90,7 @@ def test_forked_processes_share_what_did_not_change() -> None:
     """Forked processes share unchanged rows and do not see each other's changes."""
     first = rows(0, 20_000, 250, np.float32)  # 20 MB
     origin = CowArray(first).updated(np.arange(0), first[:0], first[:7])
-    mapped_rows.seal()
+    cow.seal()
     expected = np.concatenate([first, first[:7]])
     gc.collect()  # a child that did it would finalize objects of this process
 
@@ -181,7 +181,7 @@ def test_released_arrays_close_their_files() -> None:
 
 def test_small_arrays_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays below the size limit are copied and not mapped."""
-    monkeypatch.setattr(cow_array, "SMALL", 1 << 20)
+    monkeypatch.setattr(cow, "SMALL", 1 << 20)
     one = rows(1, 1, 9, np.float32)
     first = CowArray(rows(0, 100, 9, np.float32))
     small = first.updated(np.array([3]), one, one)

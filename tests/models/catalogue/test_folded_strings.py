@@ -11,15 +11,15 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from models.catalogue.fields import folded_strings
-from models.catalogue.fields.folded_strings import FoldedStrings
+from models.catalogue import columns
+from models.catalogue.columns import FoldedStrings
 from models.data.vocabulary import Vocabulary
 
 
 @pytest.fixture
 def strings(monkeypatch: pytest.MonkeyPatch) -> FoldedStrings:
     """Ten strings, in blocks of four."""
-    monkeypatch.setattr(folded_strings, "_BLOCK", 4)
+    monkeypatch.setattr(columns, "_BLOCK", 4)
     return FoldedStrings(Vocabulary(f"String {at}" for at in range(10)))
 
 
@@ -40,7 +40,7 @@ def test_searches_at_once_find_what_one_finds(strings: FoldedStrings) -> None:
     """Two threads that fold the same strings, line by line in step, do not keep them twice."""
 
     def slowly(frame: FrameType, _event: str, _value: object) -> object:
-        is_own = frame.f_code.co_filename == folded_strings.__file__
+        is_own = frame.f_code.co_filename == columns.__file__
         if is_own and not frame.f_code.co_name.startswith("<"):
             time.sleep(0.02)
         return slowly

@@ -12,8 +12,8 @@ import pytest
 
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.facets import values_of_rows
-from models.catalogue.item_entry import ItemEntry
-from models.ranking.ready.distinctive_categories import distinctive_categories
+from models.catalogue.item_values import ItemEntry
+from models.ranking.audiences import distinctive_categories
 from tests.support.small import DIMENSION, encode
 
 

@@ -9,8 +9,13 @@ from hypothesis import strategies as st
 
 from models.data.interactions import WHOLE_LOG, Interactions, LogShards
 from models.evaluation.baselines import baseline_makers
-from models.evaluation.full_ranking import RankingMetrics, evaluate
-from models.evaluation.metrics import mean, share_of_users, standard_error
+from models.evaluation.full_ranking import (
+    RankingMetrics,
+    evaluate,
+    mean,
+    share_of_users,
+    standard_error,
+)
 from models.evaluation.splits import Holdout, draw_cases, leave_last_basket_out, leave_one_out
 from tests.support.shards import in_threads, shard_of
 from tests.support.small import DAY

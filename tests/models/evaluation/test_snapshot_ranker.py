@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import ItemEntry
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
 from models.data.vocabulary import Vocabulary

@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 
 from models.attention.attend import AttentionOptions
-from models.catalogue.item_entry import ItemEntry
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.index import ann_index
 from models.ranking.similar_items import SPACES, SimilarItems, Space, similar, spaces_of
-from models.ranking.steering.item_steering import ItemSteering, Pin
+from models.ranking.steering import ItemSteering, Pin
 from models.recommender.co_occurrence import TransitionCounts
 from models.recommender.recommender import Recommender
 from tests.support.reference import cosine, softmax

@@ -15,7 +15,7 @@ from torch import Tensor
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
 from models.index.ann_index import normalize_rows
-from models.ranking.candidates import coarse_query
+from models.ranking.recommend import coarse_query
 from models.ranking.scoring import score
 from models.recommender.recommender import Recommender, RecommenderConfig, content_only_model
 from models.recommender.target_attention import (

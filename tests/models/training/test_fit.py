@@ -19,8 +19,7 @@ from models.encoder.history_encoder import PooledDropout
 from models.evaluation.baselines import ItemTransitions, Popularity, Repeats
 from models.evaluation.full_ranking import RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
-from models.evaluation.protocols import next_basket
-from models.evaluation.splits import Holdout, Split, leave_one_out
+from models.evaluation.splits import Holdout, Split, leave_one_out, next_basket
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.scoring import score

@@ -9,8 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.evaluation.protocols import next_basket, next_new_item
-from models.evaluation.splits import Holdout, leave_one_out
+from models.evaluation.splits import Holdout, leave_one_out, next_basket, next_new_item
 from models.training.log_profile import (
     PredictionTask,
     first_interactions,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.ranking.ready import audience as audience_model
+from models.ranking import audiences as audience_model
 from service.domain.errors import NotFound
 from service.domain.queries import AttendQuery, Requester, ScoreQuery, StoredUserMemory
 from service.domain.ready_queries import AffinitiesQuery, AudienceAnswer, AudienceQuery

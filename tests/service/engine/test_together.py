@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from models.ranking.ready.together import MIN_SIGNIFICANCE
+from models.ranking.event_counts import MIN_SIGNIFICANCE
 from service.domain.errors import NotFound
 from service.domain.item_selection import FieldCondition
 from service.domain.queries import Answer

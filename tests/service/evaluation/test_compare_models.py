@@ -11,7 +11,7 @@ import pytest
 
 from models.data.interactions import Interactions
 from models.evaluation import baselines
-from models.evaluation.protocols import leave_one_out_5_core
+from models.evaluation.splits import leave_one_out_5_core
 from models.text.encoders import StaticEncoder
 from service.domain.errors import ModelRejected
 from service.evaluation import compare_models

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from numpy.typing import NDArray
 
-from models.ranking.search_parameters import DEFAULTS
+from models.ranking.matches import DEFAULTS
 from models.text.encoders import StaticEncoder
 from models.text.query_table import FittedTable, QueryTable
 from service.domain.errors import Invalid

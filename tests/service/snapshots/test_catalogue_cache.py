@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.cow_array import CowArray
-from models.catalogue.cow_list import CowList
+from models.catalogue.cow import CowArray, CowList
 from models.data.vocabulary import Vocabulary
 from models.text.encoders import StaticEncoder
 from service.domain.records import Item
 from service.runtime.data_layout import STORE_FILE
-from service.snapshots.catalogue.catalogue_cache import CatalogueCache
+from service.snapshots.derived_files import CatalogueCache
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache

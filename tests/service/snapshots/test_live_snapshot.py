@@ -20,7 +20,7 @@ from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.ranking.matching.field_matches import match_fields
+from models.ranking.matches import match_fields
 from models.ranking.scoring import score
 from models.ranking.search import search
 from models.recommender.artifact import ARTIFACT_FORMAT, DESCRIPTION_FILE, ITEMS_FILE, WEIGHTS_FILE
@@ -170,8 +170,8 @@ async def test_the_catalogue_is_read_in_parts(
     serving: LiveSnapshot, store: SQLiteStore, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The snapshot does not depend on the size of the batches in which it is read."""
-    monkeypatch.setattr("service.snapshots.catalogue_refresh._READ_BATCH", 7)
-    monkeypatch.setattr("service.snapshots.catalogue_refresh._REFRESH_BATCH", 7)
+    monkeypatch.setattr("service.snapshots.served._READ_BATCH", 7)
+    monkeypatch.setattr("service.snapshots.served._REFRESH_BATCH", 7)
     with ThreadPoolExecutor(2) as pool:
         again = LiveSnapshot(store, registry, EmbeddingCache(StaticEncoder()), pool)
         await again.open()
@@ -188,7 +188,7 @@ async def indexed(
     store: SQLiteStore, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[LiveSnapshot]:
     """A live snapshot with indexes from five rows on, built without delay."""
-    monkeypatch.setattr("service.snapshots.index_refresh._STEADY", 0)
+    monkeypatch.setattr("service.snapshots.served._STEADY", 0)
     with ThreadPoolExecutor(2) as pool:
         opened = LiveSnapshot(store, registry, EmbeddingCache(StaticEncoder()), pool, index_from=5)
         await opened.open()

@@ -20,11 +20,15 @@ import pytest
 
 from models.index import ann_index
 from models.text.encoders import StaticEncoder
-from service.snapshots import shared_cache
-from service.snapshots.catalogue.catalogue_cache import CatalogueCache
+from service.snapshots import derived_files
+from service.snapshots.derived_files import (
+    INDEXES,
+    CatalogueCache,
+    SharedCacheFiles,
+    open_cache_files,
+)
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.shared_cache import INDEXES, SharedCacheFiles, open_cache_files
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.postgres.store import PostgresStore
 from tests.support import tiny
@@ -56,7 +60,7 @@ def store(url: str, namespace: str) -> Iterator[PostgresStore]:
 @pytest.fixture
 def machine(store: PostgresStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Opens the files of a machine by its name, with small chunks."""
-    monkeypatch.setattr(shared_cache, "CHUNK_BYTES", 1_000)
+    monkeypatch.setattr(derived_files, "CHUNK_BYTES", 1_000)
 
     def opened(name: str) -> SharedCacheFiles:
         files = open_cache_files(tmp_path / name, 3, store, INDEXES)
@@ -159,7 +163,7 @@ def test_one_machine_builds_and_the_other_waits(
 BUILDER = """
 import sys, time
 from pathlib import Path
-from service.snapshots.shared_cache import INDEXES, open_cache_files
+from service.snapshots.derived_files import INDEXES, open_cache_files
 from service.stores.postgres.store import PostgresStore
 
 store = PostgresStore(sys.argv[1], namespace=sys.argv[2])

@@ -18,10 +18,9 @@ import pytest
 
 from service.domain.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
 from service.runtime.data_layout import MODELS_FOLDER
+from service.snapshots import shared_registry, version_files
 from service.snapshots.registry import Registry
-from service.snapshots.versions import shared_registry, transfer
-from service.snapshots.versions.opening import open_registry
-from service.snapshots.versions.shared_registry import SharedRegistry
+from service.snapshots.shared_registry import SharedRegistry, open_registry
 from service.stores.postgres.database import patience
 from service.stores.postgres.store import PostgresStore
 from service.stores.protocols.shared_files import CHUNK_BYTES
@@ -55,7 +54,7 @@ def machine(
     url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Machine]:
     """Opens the registry of a machine by its name, with small chunks."""
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(version_files, "CHUNK_BYTES", 1000)
     with Machines(url, namespace, tmp_path) as opened:
         yield opened
 
@@ -284,12 +283,12 @@ def test_one_chunk_at_a_time_is_in_memory(
 FETCHER = """
 import os, signal, sys
 from pathlib import Path
-from service.snapshots.versions import transfer
-from service.snapshots.versions.opening import open_registry
+from service.snapshots import version_files
+from service.snapshots.shared_registry import open_registry
 from service.stores.postgres.store import PostgresStore
 from tests.service.snapshots.test_registry_crash import STEPS
 
-transfer.CHUNK_BYTES = 1000
+version_files.CHUNK_BYTES = 1000
 steps = [0]
 
 def die_before(real):

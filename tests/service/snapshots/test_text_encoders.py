@@ -13,8 +13,7 @@ from models.text.encoders import StaticEncoder
 from service.domain.errors import Invalid
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER, SEARCH_FILE
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.text_encoders import open_encoder
+from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 from tests.support import tiny_bert
 from tests.support.command_line import Heed
 from tests.support.judged import beir

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from models.data.interactions import Interactions
-from models.evaluation.full_ranking import RankingMetrics
-from models.evaluation.metrics import ndcg_gains
+from models.evaluation.full_ranking import RankingMetrics, ndcg_gains
 from models.evaluation.splits import leave_one_out
 from models.text.encoders import StaticEncoder
 from models.training.presets import Preset

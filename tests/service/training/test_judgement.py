@@ -10,8 +10,7 @@ import pytest
 
 from models.data.interactions import Interactions
 from models.evaluation.baselines import POPULARITY
-from models.evaluation.full_ranking import RankingMetrics
-from models.evaluation.metrics import ndcg_gains
+from models.evaluation.full_ranking import RankingMetrics, ndcg_gains
 from models.evaluation.splits import Holdout
 from models.training.log_profile import hold_out
 from service.training.judgement import HEED, best_replacement, judge

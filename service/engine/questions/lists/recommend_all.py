@@ -43,7 +43,7 @@ from service.engine.selection.steering import SteeredItems, steer_items
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import MemoryProvider
 from service.runtime.data_layout import namespace_of
-from service.snapshots.text_encoders import open_encoder
+from service.snapshots.text_embeddings import open_encoder
 from service.stores.base import Store
 from service.stores.namespace_directory import open_directory
 from service.stores.opening import is_shared

@@ -10,8 +10,8 @@ import pytest
 
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.field_keys import FieldKeys
-from models.catalogue.item_entry import ItemEntry
-from models.ranking.matching.meaning_floor import MAX_FLOOR, SAMPLES, meaning_floor, nonsense
+from models.catalogue.item_values import ItemEntry
+from models.ranking.matches import MAX_FLOOR, SAMPLES, meaning_floor, nonsense
 from models.text.encoders import StaticEncoder
 
 ENCODER = StaticEncoder()

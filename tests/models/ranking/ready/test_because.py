@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from models.ranking.ready.because import because_rows
+from models.ranking.audiences import because_rows
 
 
 @pytest.mark.parametrize("seed", range(20))

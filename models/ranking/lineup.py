@@ -1,20 +1,91 @@
-"""The order of an answer's items: by score, spread, within quotas, explored, around pins."""
+"""The order of an answer's items: by score, spread, within quotas, explored, around pins.
+
+Items with few events are explored by Thompson sampling (Thompson 1933). An item's appeal is taken
+for normal around its score, with the standard deviation
+
+    σ / √(1 + n),        σ of the scores that are compared, n the events on the item
+
+A draw of all appeals shows the items of the largest. The propensity of an item is the share of
+`DRAWS` draws that show it. One of these, the first, is the one that is carried out, so that no
+item is shown with a propensity of zero.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.catalogue.columns import ItemFields
 from models.compute.checkpoint import checkpoint
-from models.ranking.steering.exploration import explore
-from models.ranking.steering.item_steering import FEW_EVENTS, ItemSteering, Pin
-from models.ranking.steering.quota_counts import QuotaCounts
+from models.ranking.steering import FEW_EVENTS, ItemSteering, Pin, Quota, QuotaCounts
+
+DRAWS = 500
+EXPLORED = 200  # items at most that a draw is between
+
+
+def explore(
+    scores: NDArray[np.float32],
+    events: NDArray[np.int64],
+    order: NDArray[np.int64],
+    counts: QuotaCounts,
+    limit: int,
+    generator: np.random.Generator,
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Draw items and take them from the open ones.
+
+    Args:
+        scores: [P] of a pool.
+        events: [P] number of events on each item.
+        order: places of the items to draw from, best first.
+        counts: of the pool.
+        limit: the most items.
+        generator: of the draws.
+
+    Returns:
+        Places [≤ limit] in the order of the draw, and their propensities.
+    """
+    order = order[counts.open[order]][: max(EXPLORED, 4 * limit)]
+    if limit <= 0 or not len(order):
+        return order[:0], np.zeros(0, np.float32)
+    deviation = scores.std() / np.sqrt(1 + events[order])
+    noise = generator.standard_normal((DRAWS, len(order)), np.float32)
+    appeal = scores[order] + deviation * noise
+    shown = np.zeros(len(order))
+    first: list[int] = []
+    most = min(limit, len(order))
+    if counts.constrains:
+        for draw in range(DRAWS):
+            chosen = _draw(appeal[draw], order, counts.copy(), limit)
+            shown[chosen] += 1
+            first = first or chosen
+    else:
+        top = np.argpartition(-appeal, most - 1, axis=1)[:, :most]
+        shown += np.bincount(top.ravel(), minlength=len(order))
+        first = np.argsort(-appeal[0], kind="stable")[:most].tolist()
+    for at in first:
+        counts.take(int(order[at]))
+    return order[first], (shown[first] / DRAWS).astype(np.float32)
+
+
+def _draw(
+    appeal: NDArray[np.float32], order: NDArray[np.int64], counts: QuotaCounts, limit: int
+) -> list[int]:
+    """Return the items of the largest appeal that quotas let in, as places of `order`."""
+    chosen = list[int]()
+    for at in np.argsort(-appeal, kind="stable").tolist():
+        if counts.open[order[at]]:
+            counts.take(int(order[at]))
+            chosen.append(at)
+            if len(chosen) == limit:
+                break
+    return chosen
+
 
 Moved = Literal["pinned", "explored", "buried"]
 Places = NDArray[np.int64]
@@ -184,3 +255,71 @@ def _around_pins(
         free = np.flatnonzero(places < 0)
     places[free] = ranked
     return places, moved
+
+
+class SteeredRows(NamedTuple):
+    """Rows of an answer, best first."""
+
+    rows: NDArray[np.int64]  # [L]
+    moved: tuple[Moved | None, ...]  # [L] why an item does not stand where its number puts it
+
+
+def line_up_ranked(
+    fields: ItemFields,
+    ranked: NDArray[np.int64],
+    steering: ItemSteering,
+    *,
+    limit: int,
+) -> SteeredRows:
+    """Put pins at their positions, buried items last, and keep quotas; nothing is explored.
+
+    Args:
+        fields: of the catalogue.
+        ranked: distinct item rows [R], best first, boosts included, without pins.
+        steering: of the same catalogue.
+        limit: the most items, pinned ones among them.
+    """
+    every = np.concatenate([ranked, steering.pinned])
+    worth = -torch.arange(len(every)).float()
+    events = np.zeros(len(every), np.int64)
+    pool = Pool(every, worth, worth, events, lambda places: torch.zeros(len(places), 1))
+    counts = QuotaCounts.over(fields, steering.quotas, every)
+    lineup = line_up(pool, counts, steering, limit=limit, diversity=0.0)
+    return SteeredRows(every[lineup.places], lineup.moved)
+
+
+def line_up_scored(
+    fields: ItemFields,
+    rows: NDArray[np.int64],
+    scores: NDArray[np.floating[Any]],
+    steering: ItemSteering,
+    *,
+    limit: int,
+) -> SteeredRows:
+    """Rank items by the sum of score and boost, ties in the order given, and line them up.
+
+    Args:
+        fields: of the catalogue.
+        rows: distinct item rows [R]; pins among them are ranked nowhere else.
+        scores: of these, without boosts, [R].
+        steering: of the same catalogue.
+        limit: the most items, pinned ones among them.
+    """
+    own = scores if steering.boost is None else scores + steering.boost[rows]
+    order = rows[np.argsort(-own, kind="stable")]
+    ranked = order[~np.isin(order, steering.pinned)]
+    return line_up_ranked(fields, ranked, steering, limit=limit)
+
+
+class QuotaChoice:
+    """Choice of the first places of an order within quotas, for several answers from one pool."""
+
+    def __init__(
+        self, fields: ItemFields, quotas: Sequence[Quota], rows: NDArray[np.int64], limit: int
+    ) -> None:
+        self._counts = QuotaCounts.over(fields, quotas, rows)
+        self._limit = limit
+
+    def __call__(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the first places [<= limit] of an order that all quotas have room for."""
+        return take_first(order, self._counts.copy(), self._limit)

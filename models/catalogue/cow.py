@@ -1,8 +1,12 @@
-"""Rows in a file in memory, of which every version is a private mapping.
+"""Large arrays and lists whose next version costs what changed, not a copy.
 
-A version is the beginning of a mapping. Appended rows are written behind it, where no earlier
-version looks; changed rows are written to a new mapping, of which the system copies no more than
-the pages that are written to, as after a fork.
+A catalogue of a million items is gigabytes of vectors, and every version of it that requests read
+is frozen. Versions of a large array therefore share a file in memory. Small arrays, and all arrays
+where the system has no such files, are copied by NumPy.
+
+Rows in a file in memory: a version is the beginning of a private mapping. Appended rows are written
+behind it, where no earlier version looks; changed rows are written to a new mapping, of which the
+system copies no more than the pages that are written to, as after a fork.
 
 Processes that are to share the rows are forked once the files are sealed: nothing writes to them
 from then on. The next version puts its rows into a file of its own process, which is mapped behind
@@ -16,7 +20,8 @@ import mmap
 import os
 import threading
 import weakref
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,3 +185,102 @@ def _map_over(address: int, size: int, number: int) -> None:
     protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED
     if function(address, size, protection, flags, number, 0) != address:
         raise OSError(ctypes.get_errno(), "the rows of a sealed file could not be mapped")
+
+
+T = TypeVar("T", bound=np.generic)
+
+SMALL = 1 << 20  # bytes up to which a copy is simpler, and as fast
+
+
+class CowArray(Generic[T]):
+    """A frozen array of rows [n, ...]; `updated` returns the next version.
+
+    Args:
+        array: the rows, which nothing may write to from now on.
+        mapped: the file that holds them, if any.
+        version: their version in that file.
+    """
+
+    __slots__ = ("_mapped", "_version", "array")
+
+    def __init__(
+        self, array: NDArray[T], mapped: MappedRows | None = None, version: int = 0
+    ) -> None:
+        self.array, self._mapped, self._version = array, mapped, version
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def extended(self, rows: NDArray[T]) -> CowArray[T]:
+        """Return this array with more rows [m, ...] after it."""
+        return self.updated(np.zeros(0, np.int64), rows[:0], rows)
+
+    def updated(
+        self, at: NDArray[Any], rows: NDArray[T], more: NDArray[T] | None = None
+    ) -> CowArray[T]:
+        """Return this array with rows [c, ...] at distinct places [c], and more [m, ...] after."""
+        more = self.array[:0] if more is None else more
+        if not len(at) and not len(more):
+            return self
+        if not SUPPORTED or self.array.nbytes + more.nbytes <= SMALL:
+            array = np.concatenate([self.array, more])
+            array[at] = rows
+            return CowArray(array)
+        mapped = self._mapped
+        if mapped is not None and mapped.sealed:
+            mapped = mapped.continued()
+        if mapped is None or not mapped.follows(self._version, len(at)):
+            mapped = MappedRows(self.array)
+        array, version = mapped.updated(at, rows, more)
+        return CowArray(array, mapped, version)
+
+
+V = TypeVar("V")
+
+_SPARE = 1_000  # objects that no version may need any more, before the list is copied
+
+
+class CowList(Generic[V]):
+    """A frozen sequence; `updated` returns the next version.
+
+    All versions of one line share a list that only grows, and each has an array of its own slots.
+    """
+
+    __slots__ = ("_lock", "_shared", "_slots")
+
+    def __init__(self, objects: Iterable[V] = ()) -> None:
+        self._shared = list(objects)
+        self._lock = threading.Lock()
+        self._slots = CowArray(np.arange(len(self._shared)))
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __iter__(self) -> Iterator[V]:
+        return iter(self.take(np.arange(len(self))))
+
+    def __getitem__(self, at: int) -> V:
+        return self._shared[int(self._slots.array[at])]
+
+    def take(self, at: NDArray[np.int32] | NDArray[np.int64]) -> list[V]:
+        """Return the objects at some places [n], which is faster than one by one."""
+        shared = self._shared
+        return [shared[slot] for slot in self._slots.array[at].tolist()]
+
+    def extended(self, objects: Sequence[V]) -> CowList[V]:
+        """Return this sequence with more objects after it."""
+        return self.updated(np.zeros(0, np.int64), (), objects)
+
+    def updated(self, at: NDArray[Any], objects: Sequence[V], more: Sequence[V] = ()) -> CowList[V]:
+        """Return this sequence with c objects at distinct places [c], and more after it."""
+        if len(self._shared) > 2 * len(self) + _SPARE:
+            # Objects of earlier versions alone are left to those.
+            return CowList(self).updated(at, objects, more)
+        new: CowList[V] = CowList()
+        new._shared, new._lock = self._shared, self._lock
+        with self._lock:
+            first = len(self._shared)
+            self._shared += [*objects, *more]
+        slots = np.arange(first, first + len(objects) + len(more))
+        new._slots = self._slots.updated(at, slots[: len(objects)], slots[len(objects) :])
+        return new

@@ -1,23 +1,35 @@
-"""The sealed description of a version directory, and the check of every byte against it.
+"""Files of a model version: sealed by a manifest, staged until they are whole, sent in chunks.
 
-`manifest.json` names every file with its size and SHA-256, and is sealed: it carries the SHA-256
-of itself, and only one spelling of it is accepted. So a change of any byte in a version directory
-is found, be it in a file, in a metric or in the white space of the manifest.
+`manifest.json` names every file with its size and SHA-256, and is sealed: it carries the SHA-256 of
+itself, and only one spelling of it is accepted. So a change of any byte in a version directory is
+found, be it in a file, in a metric or in the white space of the manifest.
+
+A directory of the staging area is locked by the process that writes it, so whatever is not locked
+was left by one that was killed, however long ago, and may be removed.
 """
 
+from __future__ import annotations
+
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import re
+import shutil
 import stat
-from collections.abc import Collection, Iterator, Mapping
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from service.domain.errors import Corrupt, Incompatible, Invalid
+from service.domain.errors import Busy, Corrupt, Incompatible, Invalid
 from service.domain.timestamps import to_rfc3339
+from service.runtime import durable_files
+from service.stores.protocols.shared_files import CHUNK_BYTES, FileChunk
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -225,3 +237,121 @@ def _check_status(directory: Path, name: str, status: os.stat_result, size: int 
 
 def _spell(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, indent=1, sort_keys=True, allow_nan=False).encode() + b"\n"
+
+
+class Staging:
+    """The directory `root/staging`, and the lock `root/lock` under which `root` changes.
+
+    A full disk is StoreFull, in whatever is done inside `new` and `locked`.
+
+    Args:
+        timeout: seconds to wait for the lock.
+    """
+
+    def __init__(self, root: Path, timeout: float) -> None:
+        self._path = root / "staging"
+        self._lock = root / "lock"
+        self._timeout = timeout
+        durable_files.make_directory(self._path)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of `root`. Raises Busy when another kept it for `timeout`."""
+        with (
+            contextlib.ExitStack() as stack,
+            durable_files.translate_disk_full("the disk of the model registry is full"),
+        ):
+            try:
+                stack.enter_context(durable_files.locked(self._lock, self._timeout))
+            except TimeoutError as error:
+                raise Busy("another process is changing the model registry") from error
+            yield
+
+    @contextlib.contextmanager
+    def new(self) -> Iterator[Path]:
+        """Create an empty directory to fill and rename; it is deleted where it was not renamed."""
+        path = self._path / uuid.uuid4().hex
+        with contextlib.ExitStack() as stack:
+            with self.locked():  # no cleaner may see it before it is locked
+                path.mkdir(durable_files.PRIVATE_DIRECTORY)
+                stack.enter_context(durable_files.locked(path, 0, directory=True))
+            stack.callback(shutil.rmtree, path, ignore_errors=True)  # still locked
+            with durable_files.translate_disk_full("the disk of the model registry is full"):
+                yield path
+
+    def discard(self, path: Path) -> None:
+        """Take a directory away atomically; `clean` frees its space. Call it under the lock."""
+        os.rename(path, self._path / uuid.uuid4().hex)
+        durable_files.sync_directory(path.parent)
+
+    def clean(self) -> None:
+        """Delete what no process is writing; skipped while another process has the lock."""
+        with contextlib.suppress(TimeoutError), durable_files.locked(self._lock, 0):
+            for path in list(self._path.iterdir()):
+                # Gone, or no directory: the one was removed by its owner, the other is not ours.
+                with (
+                    contextlib.suppress(FileNotFoundError, NotADirectoryError, TimeoutError),
+                    durable_files.locked(path, 0, directory=True),
+                ):
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def send_files(directory: Path, manifest: Manifest) -> Iterator[FileChunk]:
+    """Yield the files of a version directory in chunks, verified by the end of each file.
+
+    Raises:
+        Corrupt: naming the file that is missing, or not what was published.
+    """
+    for name, (_, digest) in manifest.files.items():
+        path = f"{manifest.version}/{name}"
+        hasher = hashlib.sha256()
+        try:
+            descriptor = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            raise Corrupt(f"{path}: {error.strerror}") from error
+        with os.fdopen(descriptor, "rb") as file:
+            is_first = True
+            while (data := file.read(CHUNK_BYTES)) or is_first:  # an empty file is one chunk
+                hasher.update(data)
+                is_first = False
+                yield name, data
+        if hasher.hexdigest() != digest:
+            raise Corrupt(f"{path}: its SHA-256 does not match the manifest")
+
+
+def receive_files(directory: Path, manifest: Manifest, chunks: Iterable[FileChunk]) -> None:
+    """Write the files of a version from chunks, durable but for their directory entries.
+
+    Raises:
+        Corrupt: naming the file whose bytes are not those of the manifest.
+    """
+    for name, parts in groupby(check_chunks(manifest, chunks), key=itemgetter(0)):
+        with durable_files.create(directory / name, mode=WRITE_ONCE) as file:
+            for _, data in parts:
+                file.write(data)
+
+
+def check_chunks(manifest: Manifest, chunks: Iterable[FileChunk]) -> Iterator[FileChunk]:
+    """Yield the chunks of a version's files; a file is verified by the end of its last one.
+
+    Raises:
+        Corrupt: naming the file whose bytes are not those of the manifest.
+    """
+    missing = dict(manifest.files)
+    for name, parts in groupby(chunks, key=itemgetter(0)):
+        if name not in missing:
+            raise Corrupt(f"{manifest.version}/{name[:80]!r}: the file is not in the manifest")
+        left, digest = missing.pop(name)
+        hasher = hashlib.sha256()
+        for _, data in parts:
+            left -= len(data)
+            if left < 0:
+                break
+            hasher.update(data)
+            yield name, data
+        if left or hasher.hexdigest() != digest:
+            raise Corrupt(
+                f"{manifest.version}/{name}: what was fetched does not match the manifest"
+            )
+    for name in missing:
+        raise Corrupt(f"{manifest.version}/{name}: it was not fetched, for it is missing")

@@ -7,23 +7,115 @@ once, as a directory of its own registry, and serves it from there, also while t
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from service.domain.errors import Conflict, Corrupt, HeedError, NotFound, Unavailable
+from service.domain.errors import Busy, Conflict, Corrupt, HeedError, NotFound, Unavailable
+from service.runtime import durable_files
 from service.runtime.daemon_thread import run_in_daemon_thread
+from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.registry import PointerToken, Registry, Version
-from service.snapshots.versions.local_copies import LocalCopies
-from service.snapshots.versions.manifest import parse_manifest
+from service.snapshots.version_files import (
+    MANIFEST,
+    WRITE_ONCE,
+    Staging,
+    parse_manifest,
+    read_file,
+    read_manifest,
+    receive_files,
+    send_files,
+)
+from service.stores.base import Store
 from service.stores.protocols.shared_files import Activation, FileSet, SharedFiles
+
+_log = logging.getLogger(__name__)
+
+_TIMEOUT = 600.0  # seconds to wait for another process of this machine that fetches
+
+
+class LocalCopies:
+    """Version directories of a registry, as copies of the sets of files in a database.
+
+    Args:
+        root: of the registry.
+        staging: of the registry.
+        shared: the versions in the database.
+    """
+
+    def __init__(self, root: Path, staging: Staging, shared: SharedFiles) -> None:
+        self._versions = root / "versions"
+        self._lock = root / "fetching"
+        self._staging = staging
+        self._shared = shared
+
+    def send(self, version: str) -> None:
+        """Store a version of this disk in the database.
+
+        Raises:
+            Corrupt: it is damaged on this disk.
+            Conflict: there is, or once was, one of this name in the database.
+            Unavailable: the database does not answer.
+        """
+        directory = self._versions / version
+        manifest = read_manifest(directory)
+        sealed = bytes(read_file(directory, MANIFEST))
+        self._shared.put(version, sealed, send_files(directory, manifest))
+
+    def has(self, stored: FileSet) -> bool:
+        """True if a version is on this disk with the manifest that it has in the database."""
+        try:
+            return read_file(self._versions / stored.name, MANIFEST) == stored.description
+        except Corrupt:
+            return False
+
+    def fetch(self, stored: FileSet) -> None:
+        """Fetch a version, unless another process of this machine has just done so.
+
+        Killed at any point, it leaves nothing, or the whole version.
+
+        Raises:
+            Corrupt: naming what is damaged in the database.
+            NotFound: it was removed meanwhile.
+            StoreFull: the disk is full.
+            Unavailable: the database does not answer, or another process fetches for too long.
+        """
+        version = stored.name
+        manifest = parse_manifest(stored.description, version)
+        try:
+            with durable_files.locked(self._lock, _TIMEOUT):
+                if self.has(stored):
+                    return
+                self.discard(version)  # it has the name, and other bytes
+                _log.info("fetching model %s, %s bytes", version, f"{manifest.size:,}")
+                with self._staging.new() as directory:
+                    with closing(self._shared.read(version)) as chunks:
+                        receive_files(directory, manifest, chunks)
+                    durable_files.write(directory / MANIFEST, stored.description, mode=WRITE_ONCE)
+                    durable_files.sync_directory(directory)
+                    with self._staging.locked():
+                        if not os.path.lexists(self._versions / version):
+                            os.rename(directory, self._versions / version)
+                            durable_files.sync_directory(self._versions)
+        except TimeoutError as error:
+            raise Busy(f"another process is fetching model {version}") from error
+
+    def discard(self, version: str) -> bool:
+        """Take a version off this disk; False where it is not there."""
+        with self._staging.locked():
+            if not os.path.lexists(self._versions / version):
+                return False
+            self._staging.discard(self._versions / version)
+        return True
+
 
 KIND = "model"  # of the sets of files
 
-_log = logging.getLogger(__name__)
 
 _FIRST_DELAY, _LONGEST_DELAY = 5.0, 300.0  # seconds before a version is fetched another time
 _TRIES = 3  # to publish under a name that another machine may take meanwhile
@@ -316,3 +408,17 @@ def _described(stored: FileSet, current: str | None) -> Version:
     except HeedError as error:
         return replace(found, broken=error.detail)
     return replace(found, created=it.created, metadata=it.metadata)
+
+
+def open_registry(data: Path, store: Store | None = None) -> Registry:
+    """Open the registry of a data directory.
+
+    Args:
+        data: the data directory, of one namespace.
+        store: of the namespace. Where several machines share it, they share the models; without a
+            store, those on this disk are meant.
+    """
+    shared = None if store is None else store.shared
+    if shared is None:
+        return Registry(data / MODELS_FOLDER)
+    return SharedRegistry(data / MODELS_FOLDER, shared.files(KIND))
