@@ -18,12 +18,12 @@ every implementation of softmax attention by its path under `models/`, reference
 | `encoder.causal_attention.causal_attention` | Training: the gradient of a bucketed bias. |
 | `encoder.history_encoder.attend_cached` | New events of many histories over cached rows. |
 | `encoder.history_encoder.attend_one` | One new event, in less time than torch takes to start. |
-| `training.chunked_cross_entropy` | Loss over all items, its gradient formed chunk by chunk. |
+| `training.losses.chunked_cross_entropy` | Loss over all items, its gradient by chunks. |
 
 Search and similar items call `attend` with scores they have already, and take the log-sum-exp of
 the same scores to compare queries; a similar item's shares by space are a softmax over its few
 keys. Explanations call `attend` with gains as values, and differentiate it by the encoder's events.
-`attention.partial_softmax.remove_partial` takes rows out of a merged softmax; `training.negatives`
-samples by a softmax; `training.losses` compares the target attention's scores of sampled items by
+`attention.partial_softmax.remove_partial` takes rows out of a merged softmax; `training.losses`
+samples by a softmax, and compares the target attention's scores of sampled items by
 torch's own cross-entropy.
 """

@@ -15,9 +15,9 @@ from models.evaluation.baselines import WeekPopularity, baseline_makers
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import EvaluationTask, Holdout, global_time, newest, of_new_items
+from models.training.fit import TrainingResult
 from models.training.log_profile import has_repeat_consumption, hold_out_rule
 from models.training.presets import Preset
-from models.training.training_run import TrainingResult
 from service.domain.errors import ModelRejected
 from service.training.judgement import HEED, judge
 from service.training.train_and_publish import fit_model

@@ -30,7 +30,7 @@ from models.evaluation.full_ranking import (
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.recommender.recommender import Recommender, baseline_model
-from models.training.training_run import TrainingResult
+from models.training.fit import TrainingResult
 from service.training.question_metrics import QuestionMetrics
 from service.training.training_corpus import StageProgressCallback
 

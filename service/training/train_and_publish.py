@@ -18,10 +18,9 @@ from models.data.interactions import Interactions
 from models.evaluation.splits import Holdout
 from models.recommender.artifact import TrainedModel
 from models.training.checkpoint import CheckpointError
-from models.training.fit import fit
+from models.training.fit import TrainingProgress, TrainingResult, fit
 from models.training.log_profile import hold_out
 from models.training.presets import Preset
-from models.training.training_run import TrainingProgress, TrainingResult
 from service.domain.errors import ModelRejected
 from service.runtime import durable_files
 from service.runtime.malloc_trim import trim

@@ -17,8 +17,8 @@ from models.data.interactions import DISLIKE, WHOLE_LOG, Interactions, LogShards
 from models.data.vocabulary import Vocabulary
 from models.encoder.event_bias import UNKNOWN
 from models.evaluation.splits import Holdout
+from models.training.fit import TrainingProgress
 from models.training.log_profile import lacks_times, without_order
-from models.training.training_run import TrainingProgress
 from service.datasets.base import Dataset
 from service.domain.errors import ModelRejected
 from service.domain.records import Item

@@ -11,10 +11,9 @@ from models.data.interactions import Interactions
 from models.recommender.co_occurrence import count_transitions
 from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender, RecommenderConfig
-from models.training.fit import fit
+from models.training.fit import TrainingResult, fit
 from models.training.log_profile import has_repeat_consumption
-from models.training.train_config import TrainConfig
-from models.training.training_run import TrainingResult
+from models.training.presets import TrainConfig
 from tests.support.small import DAY, DIMENSION, SECOND, encode, random_model
 
 # Everything trains in a second or two: small batches, long steps, a short memory of weights.

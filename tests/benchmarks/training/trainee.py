@@ -68,9 +68,9 @@ def heed(spec: dict[str, Any]) -> None:
     from models.data.interactions import Interactions
     from models.recommender.co_occurrence import count_transitions
     from models.recommender.recommender import MAX_REQUEST_GAP, Recommender, RecommenderConfig
+    from models.training.fit import Stage, StageTrainer
     from models.training.losses import TrainingLosses
-    from models.training.stage import Stage, StageTrainer
-    from models.training.train_config import TrainConfig
+    from models.training.presets import TrainConfig
 
     torch.set_num_threads(1)
     data = np.load(spec["data"])

@@ -34,7 +34,7 @@ from models.recommender.target_attention import (
     target_attention,
     target_attention_prefixes,
 )
-from models.training.chunked_cross_entropy import Chunk, chunked_cross_entropy
+from models.training.losses import Chunk, chunked_cross_entropy
 from tests.support import reference
 
 HEADS, TARGETS, D = 2, 3, 4

@@ -17,9 +17,8 @@ from models.data.interactions import Interactions
 from models.evaluation.full_ranking import RankingMetrics
 from models.evaluation.splits import Holdout, leave_one_out
 from models.training.checkpoint import HEADER, Checkpoint, CheckpointError
-from models.training.fit import fit
-from models.training.train_config import TrainConfig
-from models.training.training_run import TrainingProgress, TrainingResult
+from models.training.fit import TrainingProgress, TrainingResult, fit
+from models.training.presets import TrainConfig
 from tests.support.small import SECOND, cycle
 from tests.support.training import QUICK, content, tiny
 

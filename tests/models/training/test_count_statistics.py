@@ -7,7 +7,7 @@ import torch
 
 from models.data.interactions import Interactions
 from models.recommender.recommender import Recommender
-from models.training.count_statistics import fit_statistics, update_statistics
+from models.training.fit import fit_statistics, update_statistics
 from tests.support.training import tiny
 
 

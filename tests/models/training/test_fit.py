@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import models.training.training_run
+import models.training.fit
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
@@ -26,13 +26,17 @@ from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
 from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
-from models.training.count_statistics import fit_statistics
-from models.training.fit import fit
+from models.training.fit import (
+    Stage,
+    StageTrainer,
+    TrainingProgress,
+    TrainingResult,
+    fit,
+    fit_statistics,
+)
 from models.training.log_profile import has_repeat_consumption
 from models.training.losses import TrainingLosses
-from models.training.stage import Stage, StageTrainer
-from models.training.train_config import TrainConfig
-from models.training.training_run import TrainingProgress, TrainingResult
+from models.training.presets import TrainConfig
 from tests.support.small import DAY, DIMENSION, SECOND, cycle, encode, entries, events_of
 from tests.support.training import QUICK, content, drawn_log, tiny, train
 
@@ -496,7 +500,7 @@ def scripted(
     **config: Any,
 ) -> tuple[TrainingResult, Script]:
     script = Script(ndcgs)
-    monkeypatch.setattr(models.training.training_run, "evaluate", script)
+    monkeypatch.setattr(models.training.fit, "evaluate", script)
     split = leave_one_out(cycle(users=8, length=6, items=10))
     config = {"epochs": len(ndcgs), "patience": 2, "attention_epochs": 0} | config
     made = train(split.train, replace(QUICK, **config), validation=split.test, progress=progress)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.data.interactions import Interactions
 from models.recommender.co_occurrence import SMALL_LOG_WINDOW, count_transitions
-from models.training.held_out_transitions import HeldOutTransitions
+from models.training.window_batch import HeldOutTransitions
 from tests.support.transition_logs import (
     ITEMS,
     counted,

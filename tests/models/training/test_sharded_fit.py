@@ -15,7 +15,7 @@ from models.data.interactions import WHOLE_LOG, Interactions, LogShards
 from models.training.checkpoint import Checkpoint, CheckpointError
 from models.training.fit import fit
 from models.training.log_profile import hold_out
-from models.training.train_config import TrainConfig
+from models.training.presets import TrainConfig
 from tests.support.shards import in_processes, shard_of
 from tests.support.small import DAY
 from tests.support.training import QUICK, content, tiny

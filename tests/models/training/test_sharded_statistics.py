@@ -23,8 +23,7 @@ from models.recommender.co_occurrence import (
 )
 from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
-from models.training.count_statistics import fit_statistics, update_statistics
-from models.training.held_out_transitions import HeldOutTransitions
+from models.training.fit import fit_statistics, update_statistics
 from models.training.log_profile import (
     first_interactions,
     has_repeat_consumption,
@@ -35,6 +34,7 @@ from models.training.log_profile import (
     target_weights,
     tied_share,
 )
+from models.training.window_batch import HeldOutTransitions
 from tests.support.shards import in_processes, shard_of
 from tests.support.small import DAY
 from tests.support.training import tiny

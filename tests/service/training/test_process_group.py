@@ -20,8 +20,8 @@ from models.data.interactions import Interactions
 from models.evaluation.baselines import Popularity
 from models.evaluation.full_ranking import evaluate
 from models.evaluation.splits import leave_one_out
+from models.training.fit import TrainingResult
 from models.training.presets import Preset
-from models.training.training_run import TrainingResult
 from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.registry import Registry
 from service.training import train_and_publish

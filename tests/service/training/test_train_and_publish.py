@@ -22,7 +22,7 @@ from models.ranking.scoring import score
 from models.recommender.artifact import WEIGHTS_FILE, TrainedModel
 from models.text.encoders import StaticEncoder
 from models.training.checkpoint import Checkpoint
-from models.training.training_run import TrainingProgress
+from models.training.fit import TrainingProgress
 from service.domain.errors import ModelRejected, StoreFull
 from service.domain.records import Event, Item
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
