@@ -28,16 +28,15 @@ from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout, draw_cases
 from models.recommender.co_occurrence import count_transitions
 from models.recommender.recent_popularity import RecentPopularity
-from models.recommender.recommender import Recommender, RecommenderConfig
+from models.recommender.recommender import Recommender
 from models.training.checkpoint import BestEpoch, Checkpoint, CheckpointError, fingerprint
 from models.training.held_out_weights import (
     HeldOutWeights,
     apply_held_out_weights,
     fit_held_out_weights,
 )
-from models.training.log_profile import prediction_task
 from models.training.losses import TrainingLosses
-from models.training.presets import TrainConfig
+from models.training.presets import TrainConfig, TrainingPlan
 
 _GAP_QUANTILE = 0.999  # of the gaps between events, beyond which request times are clamped
 
@@ -245,32 +244,25 @@ class TrainingRun:
 
     def __init__(
         self,
-        log: Interactions,
-        content: NDArray[np.float32],
-        model_config: RecommenderConfig,
-        config: TrainConfig,
-        validation: Holdout | None,
-        every_event: Interactions | None,
-        seed: int,
+        plan: TrainingPlan,
+        group: DataParallelGroup,
         progress: Callable[[TrainingProgress], None] | None,
         save: Callable[[bytes], None] | None,
-        group: DataParallelGroup,
     ) -> None:
-        self._log, self._content, self._config = log, content, config
-        self._every_event = every_event
-        self._seed, self._group = seed, group
+        self._plan, self._group = plan, group
         self._progress = progress if group.is_rank_zero else None
         self._save = save if group.is_rank_zero else None
+        log, validation, config = plan.log, plan.validation, plan.train_config
         self._fingerprint = fingerprint(
-            [log] if every_event is None else [log, every_event],
-            content,
+            [log] if plan.every_event is None else [log, plan.every_event],
+            plan.content,
             validation,
-            model_config,
+            plan.model_config,
             config,
-            seed,
+            plan.seed,
         )
         with torch.device("cpu"):  # so that a seed gives the same initial weights on any device
-            self._model = Recommender(model_config)
+            self._model = Recommender(plan.model_config)
             for part in self._model.parameters():  # machines may draw them differently
                 log.shards.broadcast_tensor(part.detach())
             fit_statistics(self._model, log)
@@ -279,9 +271,9 @@ class TrainingRun:
         self._weight_cases: Holdout | None = None
         # Without cases every metric is nan, and no epoch would be the best.
         if validation is not None and log.shards.any(len(validation) > 0):
-            self._validation = draw_cases(validation, config.validation_users, seed)
+            self._validation = draw_cases(validation, config.validation_users, plan.seed)
             # The epoch is the best for the cases it was chosen by: more judge without favour.
-            self._weight_cases = draw_cases(validation, config.weight_cases, seed)
+            self._weight_cases = draw_cases(validation, config.weight_cases, plan.seed)
         self._losses: TrainingLosses | None = None
         self._best = BestEpoch()
         self._latest: RankingMetrics | None = None
@@ -299,11 +291,11 @@ class TrainingRun:
         names = [stage.name for stage in stages]
         validated = self._model
         for stage in stages[names.index(resume.stage) if resume is not None else 0 :]:
-            if stage.log is not self._log:
+            if stage.log is not self._plan.log:
                 if resume is not None:
                     self._model.load_state_dict(resume.best.weights, strict=False)
                 validated = copy.deepcopy(self._model)
-                update_statistics(self._model, self._log, stage.log)
+                update_statistics(self._model, self._plan.log, stage.log)
             self._train(stage, stages, resume)
             resume = None
         validation = self._best.metrics
@@ -311,9 +303,9 @@ class TrainingRun:
         if self._validation is not None and self._weight_cases is not None:
             weights = fit_held_out_weights(
                 validated.eval(),
-                self._content,
+                self._plan.content,
                 self._weight_cases,
-                self._log,
+                self._plan.log,
                 batch_size=_VALIDATION_BATCH,
                 group=self._group,
             )
@@ -332,7 +324,7 @@ class TrainingRun:
         )
 
     def _stages(self) -> list[Stage]:
-        model, config, log = self._model, self._config, self._log
+        model, config, log = self._model, self._plan.train_config, self._plan.log
         everything = list(model.children())
         if model.encoder is None:
             tokens = config.attention_batch_tokens
@@ -354,8 +346,8 @@ class TrainingRun:
             if config.attention_epochs:
                 epochs, tokens = config.attention_epochs, config.attention_batch_tokens
                 stages.append(Stage("sampled", log, epochs, tokens, attention, False, False))
-        if self._every_event is not None and config.final_epochs:
-            stages.append(replace(final, log=self._every_event))
+        if self._plan.every_event is not None and config.final_epochs:
+            stages.append(replace(final, log=self._plan.every_event))
         return stages
 
     def _train(self, stage: Stage, stages: list[Stage], resume: Checkpoint | None) -> None:
@@ -363,22 +355,22 @@ class TrainingRun:
 
         The final stage has no cases to validate, and ends with the weights of its last epoch.
         """
-        config, model, number = self._config, self._model, stages.index(stage)
-        is_final = stage.log is not self._log
+        config, model, number = self._plan.train_config, self._model, stages.index(stage)
+        is_final = stage.log is not self._plan.log
         model.requires_grad_(False)
         for part in stage.modules:
             part.requires_grad_(True)
         for prior in (model.prior, model.new_prior, model.recent_popularity_weight):
             if prior is not None:
                 prior.requires_grad_(stage.trains_prior)
-        trainer = StageTrainer(model, stage, config, (self._seed, number), self._group)
+        trainer = StageTrainer(model, stage, config, (self._plan.seed, number), self._group)
         later = sum(each.epochs for each in stages[number + 1 :])
         first, validations_since_best = 1, 0
         if resume is not None:
             first, validations_since_best = resume.epoch + 1, resume.validations_since_best
             self._restore(trainer, resume)
         if self._losses is None or is_final:
-            self._losses = TrainingLosses(model, stage.log, self._content, config)
+            self._losses = TrainingLosses(model, stage.log, self._plan.content, config)
         losses = self._losses
         loss = losses.full_softmax if stage.is_exact else losses.sampled_softmax
         for epoch in range(first, stage.epochs + 1):
@@ -429,7 +421,7 @@ class TrainingRun:
 
     def _validate(self, model: Recommender, cases: Holdout) -> RankingMetrics:
         return evaluate(
-            ModelRanker(model, self._content, reduced_precision=True, two_stage=True),
+            ModelRanker(model, self._plan.content, reduced_precision=True, two_stage=True),
             cases,
             exclude_seen=not model.config.repeat_consumption,
             batch_size=_VALIDATION_BATCH,
@@ -455,14 +447,8 @@ def _weights(model: Recommender) -> dict[str, Tensor]:
 
 
 def fit(
-    log: Interactions,
-    content: NDArray[np.float32],
+    plan: TrainingPlan,
     *,
-    model_config: RecommenderConfig,
-    train_config: TrainConfig,
-    validation: Holdout | None = None,
-    every_event: Interactions | None = None,
-    seed: int = 0,
     progress: Callable[[TrainingProgress], None] | None = None,
     save: Callable[[bytes], None] | None = None,
     resume: bytes | None = None,
@@ -475,70 +461,30 @@ def fit(
     `train_config.full_softmax_items` items the partition function of the first is estimated from
     uniform negatives and the batch's own targets, each stratum with its exact weight.
 
-    Given `every_event`, the best epoch's model is at last trained on that log, with the counts of
-    that log, for `train_config.final_epochs` epochs: in a short history the validation case is much
-    of what there is to learn, and the newest.
+    Given `plan.every_event`, the best epoch's model is at last trained on that log, with the counts
+    of that log, for `train_config.final_epochs` epochs: in a short history the validation case is
+    much of what there is to learn, and the newest.
 
     Args:
-        log: the training events.
-        content: text embeddings of all items [log.n_items, d]; zero rows for items without text.
-        model_config: its event types and prediction task are replaced by those of the log and the
-            validation cases.
-        train_config: hyperparameters.
-        validation: cases that choose the epoch; without them the last epoch is taken.
-        every_event: the training events and the validation cases, over the same items.
-        seed: the same seed, data, thread count and world size give the same model.
-        progress: called after every step, on rank zero alone.
-        save: called after every epoch with bytes for `resume`, on rank zero alone.
+        progress: called after every step, on rank zero only.
+        save: called after every epoch with bytes for `resume`, on rank zero only.
         resume: a checkpoint, to continue to the same model as an uninterrupted training.
-        group: the data-parallel processes. Each is called with the same arguments, and a share of
-            every batch is its own; or, where the logs are shards, each with the events and cases of
-            its own users.
+        group: the data-parallel processes. Each is called with the same plan, and trains on a share
+            of every batch; or, if the logs are shards, with the events and cases of its own users.
 
     Raises:
         ValueError: if no user has two events, the later of them liked; if content or
             `model_config` do not fit the log; if content is not finite or a weight not above 0.
         CheckpointError: if `resume` is damaged or of another training.
     """
-    width = model_config.content_dim
-    if content.shape != (log.n_items, width):
-        raise ValueError(f"content must be [{log.n_items}, {width}], got {list(content.shape)}")
-    if not np.isfinite(content).all():
-        raise ValueError("content must be finite")
-    if model_config.n_items != log.n_items:
-        raise ValueError(f"the model has {model_config.n_items} items, the log {log.n_items}")
-    if every_event is not None and every_event.n_items != log.n_items:
-        raise ValueError(f"every_event has {every_event.n_items} items, the log {log.n_items}")
-    known, shards = log if every_event is None else every_event, log.shards
+    shards = plan.log.shards
     if shards.count > 1 and (shards.index, shards.count) != (group.rank, group.world_size):
         raise ValueError(f"shard {shards.index} of {shards.count} is not that of {group}")
-    model_config = model_config.with_event_types(
-        shards.max(known.n_types),
-        dislike_type=known.dislike_type,
-        has_dislikes=shards.any(bool(known.disliked.any())),
-    )
-    model_config = replace(model_config, **prediction_task(log, validation)._asdict())
-    train_config = train_config.for_next_basket() if model_config.next_basket else train_config
-    train_config = train_config.divided(has_final=every_event is not None)
-    if shards.any(bool(np.any(log.weights <= 0))):
-        raise ValueError("weights must be greater than 0: they enter as their logarithm")
-    if not shards.any(bool(np.any(~log.disliked & (log.positions > 0)))):
-        raise ValueError("no user has two events: there is nothing to learn an order from")
+    plan = plan.checked()
     device = training_device(group.rank)
     on_gpu = device.type == "cuda"
     # A default device costs every call a little, so the context is entered for a GPU only.
     with torch.random.fork_rng([device] if on_gpu else []), device if on_gpu else nullcontext():
-        torch.manual_seed(seed)
-        run = TrainingRun(
-            log,
-            content,
-            model_config,
-            train_config,
-            validation,
-            every_event,
-            seed,
-            progress,
-            save,
-            group,
-        )
+        torch.manual_seed(plan.seed)
+        run = TrainingRun(plan, group, progress, save)
         return run.fit(None if resume is None else Checkpoint.from_bytes(resume))

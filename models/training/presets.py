@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from models.data.interactions import Interactions
 from models.evaluation.splits import Holdout
 from models.recommender.recommender import RecommenderConfig
@@ -97,6 +100,50 @@ _BASKET_STEPS = 4
 _UPDATE_COST = 0.004
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingPlan:
+    """Events, texts and settings: with one thread count and world size, a plan gives one model."""
+
+    log: Interactions  # the training events
+    content: NDArray[np.float32]  # [log.n_items, d] text embeddings; zero rows for items without
+    model_config: RecommenderConfig
+    train_config: TrainConfig
+    validation: Holdout | None = None  # cases that choose the epoch; None = the last one
+    every_event: Interactions | None = None  # `log` and the validation cases, over the same items
+    seed: int = 0
+
+    def checked(self) -> TrainingPlan:
+        """Return the plan with event types, prediction task and epochs as its log has them.
+
+        Raises the `ValueError`s of `fit`.
+        """
+        log, config, every_event = self.log, self.model_config, self.every_event
+        width, content = config.content_dim, self.content
+        if content.shape != (log.n_items, width):
+            raise ValueError(f"content must be [{log.n_items}, {width}], got {list(content.shape)}")
+        if not np.isfinite(content).all():
+            raise ValueError("content must be finite")
+        if config.n_items != log.n_items:
+            raise ValueError(f"the model has {config.n_items} items, the log {log.n_items}")
+        if every_event is not None and every_event.n_items != log.n_items:
+            raise ValueError(f"every_event has {every_event.n_items} items, the log {log.n_items}")
+        known, shards = log if every_event is None else every_event, log.shards
+        config = config.with_event_types(
+            shards.max(known.n_types),
+            dislike_type=known.dislike_type,
+            has_dislikes=shards.any(bool(known.disliked.any())),
+        )
+        config = replace(config, **prediction_task(log, self.validation)._asdict())
+        settings = self.train_config
+        settings = settings.for_next_basket() if config.next_basket else settings
+        if shards.any(bool(np.any(log.weights <= 0))):
+            raise ValueError("weights must be greater than 0: they enter as their logarithm")
+        if not shards.any(bool(np.any(~log.disliked & (log.positions > 0)))):
+            raise ValueError("no user has two events: there is nothing to learn an order from")
+        settings = settings.divided(has_final=every_event is not None)
+        return replace(self, model_config=config, train_config=settings)
+
+
 @dataclass(frozen=True, slots=True)
 class Preset:
     """A model's size and its training."""
@@ -119,6 +166,21 @@ class Preset:
             dropout=self.dropout,
             transitions_per_item=self.transitions_per_item,
             small_log=self.small_log,
+        )
+
+    def plan(
+        self,
+        log: Interactions,
+        content: NDArray[np.float32],
+        validation: Holdout | None,
+        *,
+        every_event: Interactions | None = None,
+        seed: int = 0,
+    ) -> TrainingPlan:
+        """Return the plan of a training on a log by this preset."""
+        config = self.model_config(log.n_items, content.shape[1])
+        return TrainingPlan(
+            log, content, config, self.train_config, validation, every_event=every_event, seed=seed
         )
 
     def as_trained(self, log: Interactions, cases: Holdout | None) -> Preset:

@@ -146,9 +146,8 @@ def _fit(
     progress: StageProgressCallback | None,
 ) -> TrainingResult:
     every_event = None if task.validation is None else task.every_event
-    return fit_model(
-        task.train, content, task.validation, preset, seed, progress, every_event=every_event
-    )
+    plan = preset.plan(task.train, content, task.validation, every_event=every_event, seed=seed)
+    return fit_model(plan, progress)
 
 
 def _ablations(

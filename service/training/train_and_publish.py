@@ -9,18 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from models.compute.data_parallel import DataParallelGroup
 from models.data.interactions import Interactions
-from models.evaluation.splits import Holdout
 from models.recommender.artifact import TrainedModel
 from models.training.checkpoint import CheckpointError
 from models.training.fit import TrainingProgress, TrainingResult, fit
 from models.training.log_profile import hold_out
-from models.training.presets import Preset
+from models.training.presets import Preset, TrainingPlan
 from service.domain.errors import ModelRejected
 from service.runtime import durable_files
 from service.runtime.malloc_trim import trim
@@ -97,17 +94,8 @@ def train(
     used = preset.as_trained(history, cases)
     if announce is not None:
         announce(used)
-    fitted = fit_model(
-        history,
-        corpus.content,
-        cases,
-        preset,
-        seed,
-        progress,
-        checkpoint,
-        processes,
-        every_event=corpus.log,
-    )
+    plan = preset.plan(history, corpus.content, cases, every_event=corpus.log, seed=seed)
+    fitted = fit_model(plan, progress, checkpoint, processes)
     # Seen items are candidates as in the choice of the epoch.
     exclude_seen = not fitted.model.config.repeat_consumption
     found = judge(
@@ -197,45 +185,32 @@ def _without_cases(log: Interactions) -> str:
 
 
 def fit_model(
-    log: Interactions,
-    content: NDArray[np.float32],
-    cases: Holdout | None,
-    preset: Preset,
-    seed: int,
-    progress: StageProgressCallback | None,
+    plan: TrainingPlan,
+    progress: StageProgressCallback | None = None,
     checkpoint: Path | None = None,
     processes: int | None = None,
-    *,
-    every_event: Interactions | None = None,
 ) -> TrainingResult:
     """Call `models.training.fit.fit` in each of the processes that share the work or the log.
 
-    The arguments are as in `train` and in `fit`; content is [N, D]. Raises `ProcessGroupError`
-    when a process of the group ended early.
+    The arguments are as in `train`. Raises `ProcessGroupError` when a process of the group ended
+    early.
     """
-    work = (log, content, cases, preset, seed, every_event)
-    if log.shards.count > 1:
-        return _fit(
-            DataParallelGroup(log.shards.index, log.shards.count), *work, progress, checkpoint
-        )
+    shards, config = plan.log.shards, plan.train_config
+    if shards.count > 1:
+        return _fit(DataParallelGroup(shards.index, shards.count), plan, progress, checkpoint)
     size = processes or process_count(
         torch.get_num_threads(),
-        tokens=preset.train_config.batch_tokens,
-        work=len(log) * preset.train_config.epochs,
-        weights=log.n_items * preset.dim,
+        tokens=config.batch_tokens,
+        work=len(plan.log) * config.epochs,
+        weights=plan.log.n_items * plan.model_config.dim,
     )
-    with process_group(size, _fit, *work) as group:
-        return _fit(group, *work, progress, checkpoint)
+    with process_group(size, _fit, plan) as group:
+        return _fit(group, plan, progress, checkpoint)
 
 
 def _fit(
     group: DataParallelGroup,
-    log: Interactions,
-    content: NDArray[np.float32],
-    cases: Holdout | None,
-    preset: Preset,
-    seed: int,
-    every_event: Interactions | None = None,
+    plan: TrainingPlan,
     progress: StageProgressCallback | None = None,
     checkpoint: Path | None = None,
 ) -> TrainingResult:
@@ -253,19 +228,8 @@ def _fit(
             done = (step.epoch - 1) * step.steps + step.step
             progress("training", done, step.epochs * step.steps, step)
 
-    run = partial(
-        fit,
-        log,
-        content,
-        model_config=preset.model_config(log.n_items, content.shape[1]),
-        train_config=preset.train_config,
-        validation=cases,
-        every_event=every_event,
-        seed=seed,
-        progress=on_step,
-        save=None if checkpoint is None else partial(_write_checkpoint, checkpoint),
-        group=group,
-    )
+    save = None if checkpoint is None else partial(_write_checkpoint, checkpoint)
+    run = partial(fit, plan, progress=on_step, save=save, group=group)
     exists = checkpoint is not None and checkpoint.exists()
     data = group.broadcast(lambda: checkpoint.read_bytes() if checkpoint and exists else None)
     if data is not None:

@@ -142,7 +142,7 @@ def _train(
     """Publish the model of `heed evaluate`."""
     task, preset = ground.task, ground.preset
     with progress_bars.stage_bars(console) as progress:
-        done = fit_model(task.train, content, task.validation, preset, 0, progress)
+        done = fit_model(preset.plan(task.train, content, task.validation), progress)
     counts = task.train.liked().item_counts()
     types = corpus.types[: done.model.config.n_event_types]
     trained = TrainedModel(done.model, ground.item_ids, counts, encoder, {}, types)

@@ -110,7 +110,7 @@ def new_items(
     if not len(cold.test):
         raise ValueError("no test case has an item as its target that could be hidden")
     log, cases = cold.fitting()
-    done = fit_model(log, content[~cold.hidden], cases, preset, seed, told)
+    done = fit_model(preset.plan(log, content[~cold.hidden], cases, seed=seed), told)
     if told is not None:
         told("items never seen", 0, 0, None)
     ids = tuple(str(row) for row in np.flatnonzero(~cold.hidden).tolist())

@@ -118,7 +118,8 @@ def measure(
     """
     if task.validation is None:
         raise ModelRejected(f"task {task.name} has no validation cases to choose by")
-    done = fit_model(task.train, corpus.content[task.items], task.validation, preset, seed, told)
+    plan = preset.plan(task.train, corpus.content[task.items], task.validation, seed=seed)
+    done = fit_model(plan, told)
     ids = tuple(corpus.item_ids[row] for row in task.items.tolist())
     counts = task.train.liked().item_counts()
     types = corpus.types[: done.model.config.n_event_types]

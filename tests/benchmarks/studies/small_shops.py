@@ -73,9 +73,8 @@ def study(
     preset = choose_preset(len(log), task.train.n_items)
     every = task.every_event
     assert task.validation is not None
-    fitted = fit_model(
-        task.train, content, task.validation, preset, seed, progress, every_event=every
-    )
+    plan = preset.plan(task.train, content, task.validation, every_event=every, seed=seed)
+    fitted = fit_model(plan, progress)
     found = judge(
         fitted, content, task.train, every, task.validation, log=every,
         exclude_seen=task.exclude_seen, progress=progress,

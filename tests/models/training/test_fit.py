@@ -36,7 +36,7 @@ from models.training.fit import (
 )
 from models.training.log_profile import has_repeat_consumption
 from models.training.losses import TrainingLosses
-from models.training.presets import TrainConfig
+from models.training.presets import TrainConfig, TrainingPlan
 from tests.support.small import DAY, DIMENSION, SECOND, cycle, encode, entries, events_of
 from tests.support.training import QUICK, content, drawn_log, tiny, train
 
@@ -223,7 +223,7 @@ def test_items_known_by_text_alone_are_ranked() -> None:
     )  # fmt: skip
     names = [f"i{n}" for n in range(items)]
     config = replace(QUICK, epochs=8, id_dropout=0.3)
-    fitted = fit(log, about(names), model_config=tiny(items), train_config=config)
+    fitted = fit(TrainingPlan(log, about(names), tiny(items), config))
     made = TrainedModel(fitted.model, tuple(names), log.item_counts(), "fake", {})
     fields = {f"title {n}": f"i{n}" for n in range(items + 8)}
     whole = Catalogue.empty(DIMENSION).updated(
@@ -605,14 +605,14 @@ def test_content_must_fit_the_log(shape: tuple[int, ...]) -> None:
     """Text embeddings of another shape are refused with the expected shape."""
     log = cycle(users=3, length=3, items=10)
     with pytest.raises(ValueError, match=rf"content must be \[10, {DIMENSION}\]"):
-        fit(log, np.zeros(shape, np.float32), model_config=tiny(10), train_config=QUICK)
+        fit(TrainingPlan(log, np.zeros(shape, np.float32), tiny(10), QUICK))
 
 
 def test_a_shape_of_another_number_of_items_is_refused() -> None:
     """A model configuration for another number of items is refused."""
     log = cycle(users=3, length=3, items=10)
     with pytest.raises(ValueError, match="items"):
-        fit(log, content(10), model_config=tiny(11), train_config=QUICK)
+        fit(TrainingPlan(log, content(10), tiny(11), QUICK))
 
 
 def test_content_must_be_finite() -> None:
@@ -620,7 +620,7 @@ def test_content_must_be_finite() -> None:
     log, wrong = cycle(users=3, length=3, items=10), content(10)
     wrong[3, 2] = np.nan
     with pytest.raises(ValueError, match="content must be finite"):
-        fit(log, wrong, model_config=tiny(10), train_config=QUICK)
+        fit(TrainingPlan(log, wrong, tiny(10), QUICK))
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0])

@@ -191,9 +191,7 @@ def test_a_hard_log_is_learned_from_and_served(
     for user in range(corpus.log.n_users):
         assert (np.diff(events_of(corpus.log, user).timestamps) >= 0).all()
     split = leave_one_out(corpus.log)
-    done = train_and_publish.fit_model(
-        split.test.history, corpus.content, split.test, TINY, 0, None
-    )
+    done = train_and_publish.fit_model(TINY.plan(split.test.history, corpus.content, split.test))
     assert all(math.isfinite(record["loss"]) for record in done.history)
     for name, weight in done.model.state_dict().items():
         assert torch.isfinite(weight).all(), name

@@ -99,7 +99,8 @@ def test_repeats_are_asked_for_and_what_is_new(again: bool) -> None:
     """In a log with repeats, the targets that a user did not have are ranked once more."""
     log = shop(again=again)
     history, cases = hold_out(log)
-    fitted = fit_model(history, content(40), cases, WEAK, 0, None, processes=1, every_event=log)
+    plan = WEAK.plan(history, content(40), cases, every_event=log)
+    fitted = fit_model(plan, processes=1)
     judged = judge(fitted, content(40), history, log, cases, log=log, exclude_seen=not again)
     told = judged.as_dict()
     hr, user_hr = popular_hits(cases, new_only=not again)

@@ -170,10 +170,10 @@ def trained_twice(shards: LogShards, data: Path) -> tuple[list[NDArray[Any]], li
     for _ in range(2):
         stages: list[str] = []
         fitted = train_and_publish.fit_model(
-            history, corpus.content, cases, FAST, 1,
+            FAST.plan(history, corpus.content, cases, every_event=corpus.log, seed=1),
             lambda stage, *_, stages=stages: stages.append(stage),
-            checkpoint, every_event=corpus.log,
-        )  # fmt: skip
+            checkpoint,
+        )
         weights.append(np.concatenate([p.detach().ravel() for p in fitted.model.parameters()]))
         steps.append(stages.count("training"))
     return weights, steps, checkpoint.exists()
