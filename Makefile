@@ -19,7 +19,7 @@ PEERS := $(VENV)-peers
 CLIENTS := $(VENV)-clients
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup demo test fuzz known walk faults distributed browser prometheus postgres clients cluster-drill lint audit bench bench-training bench-page bench-peers lock clean
+.PHONY: help install setup demo test fuzz known walk faults distributed reference browser prometheus postgres clients cluster-drill lint audit bench bench-training bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -56,7 +56,10 @@ known: $(STAMP) ## search PyVideo for known items and record where they are foun
 	$(VENV)/bin/heed evaluate-search "$(PYVIDEO)" --judgments tests/known_items/pyvideo.csv --json tests/known_items/pyvideo.json
 	PYVIDEO="$(abspath $(PYVIDEO))" $(PY) -m pytest tests/known_items
 
-walk: $(STAMP) ## time the commands of README.md over dirty exports of Online Retail (ONLINE_RETAIL=DIR, ARGS="--customers 1000")
+reference: $(STAMP) ## write the pages of docs/reference from the code
+	OMP_NUM_THREADS=1 $(PY) -m tests.support.reference_pages
+
+walk: $(STAMP) ## time the commands of docs/start.md over dirty exports of Online Retail (ONLINE_RETAIL=DIR, ARGS="--customers 1000")
 	@test -e "$(ONLINE_RETAIL)/purchases.csv.xz" || { echo "name a folder with Online Retail's purchases.csv.xz: make walk ONLINE_RETAIL=DIR" >&2; exit 1; }
 	$(PY) -m tests.acceptance.walk "$(ONLINE_RETAIL)" $(ARGS)
 

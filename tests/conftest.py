@@ -103,7 +103,7 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run the longest file first, and refuse tests with equal ids."""
-    items.sort(key=lambda item: item.path.name != "test_readme.py")
+    items.sort(key=lambda item: item.path.name != "test_documents.py")
     names = Counter(item.nodeid for item in items)
     twice = [name for name, count in names.items() if count > 1]
     if twice and hasattr(config, "workerinput"):

@@ -177,6 +177,7 @@ def _order_statistic(keys: NDArray[np.int64], place: int, shards: LogShards) -> 
 Whole = TypeVar("Whole", bound=np.integer[Any])
 
 DISLIKE = "dislike"  # name of the event type that marks an item as not liked
+NEGATIVE = frozenset((DISLIKE, "return"))  # names of the types that a model reads as dislikes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""The section of service/README.md about the upkeep of a database, run command by command."""
+"""The section about the database in docs/operate, run command by command."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.shared_registry import KIND, SharedRegistry
 from service.stores.postgres.store import PostgresStore
 from service.stores.sqlite.store import SQLiteStore
-from tests.support.guided import BACKUPS, GuidedShell, check_heed, inline_commands, read_blocks
+from tests.support.guided import BACKUPS, GuidedShell, read_blocks
 from tests.support.postgres_programs import program
 from tests.support.postgres_server import PostgresServer
 from tests.support.tiny import World
 
-TITLE = "Upkeep of a database"
+SECTION = ("several-machines", "The database")
 
 
 class Walked(NamedTuple):
@@ -63,7 +63,7 @@ def walked(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
         shell.run(unit)
         forgotten = 0
         try:
-            for block in read_blocks(TITLE):
+            for block in read_blocks(SECTION):
                 if block.section == "Restore it" and not forgotten:
                     forgotten = asyncio.run(forget(url))
                 shell.run(block)
@@ -105,9 +105,3 @@ def test_what_the_section_writes(walked: Walked) -> None:
     assert {"no-fsync", "superuser"} <= {each["code"] for each in findings}
     assert (walked.shell.backups / "monday" / "backup.json").exists()
     assert (walked.shell.folder / "base" / "monday" / "backup_manifest").exists()
-
-
-@pytest.mark.parametrize("words", inline_commands(TITLE), ids=" ".join)
-def test_commands_in_the_text_exist(words: list[str]) -> None:
-    """The command line accepts each command and option that the section's text names."""
-    check_heed(words)

@@ -1,4 +1,4 @@
-"""A new user's walk, by the README alone, over the exports of an invented wholesaler."""
+"""A new user's walk, by docs/start.md only, over the exports of an invented wholesaler."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_the_exports_are_stored(stored: Walk, expectation: Callable[[Walk], None
     expectation(stored)
 
 
-def test_the_readme_shows_the_answer(walked: Walked) -> None:
-    """The README's request is answered with the fields that the README shows."""
+def test_the_page_shows_the_answer(walked: Walked) -> None:
+    """The request is answered with the fields that the page shows."""
     as_shown(walked.walk, walked.walk.ask(walked.http))
 
 

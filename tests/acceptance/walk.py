@@ -40,7 +40,7 @@ def undo_restores(walk: Walk) -> None:
 
 
 def as_shown(walk: Walk, answer: Any) -> None:
-    """The answer to the request has all that the README shows of it."""
+    """The answer to the request has all that docs/start.md shows of it."""
     assert _fits(walk.guide.shown, answer)
 
 
@@ -144,7 +144,7 @@ def main(folder: Path, training: Sequence[str], customers: int | None) -> bool:
             walk = Walk(online_retail(folder, customers), Path(place), training, fresh=True)
         out.print(f"{sum(walk.exports.stored.values()):,} lines of orders, "
                   f"{len(walk.exports.prices):,} products")  # fmt: skip
-        with out.status("walking: the commands of README.md"):
+        with out.status("walking: the commands of docs/start.md"):
             walk.store()
             walk.train()
             with walk.serve() as http:

@@ -60,8 +60,8 @@ def test_each_alert_is_tested_both_ways() -> None:
 
 
 def test_alerts_name_metrics_that_exist() -> None:
-    """Each metric of an expression is in the table of service/README.md."""
-    table = (ROOT / "service" / "README.md").read_text("utf-8")
+    """Each metric of an expression is in docs/reference/metrics.md."""
+    table = (ROOT / "docs" / "reference" / "metrics.md").read_text("utf-8")
     known = set(re.findall(r"^\| `(heed_\w+)` \|", table, re.MULTILINE))
     named = {
         re.sub(r"(_bucket|_count|_sum)$", "", name)

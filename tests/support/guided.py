@@ -1,4 +1,4 @@
-"""Shell that runs the blocks of the operator's guide, with this checkout as `heed`.
+"""Shell that runs the blocks of the operator's pages, with this checkout as `heed`.
 
 Bash runs each block. `heed`, `systemctl` and `docker` are scripts that hand their arguments to the
 test and wait for it: `heed` is forked from a process with its imports, `systemctl` starts and stops
@@ -26,7 +26,18 @@ from service.cli import app
 from service.domain.settings import PREFIX
 from tests.support.heed_process import PATIENCE, ROOT, HeedProcess
 
-GUIDE = "Operator's guide"
+# Pages of docs/operate and their headings, in the order in which an operator follows them.
+GUIDE = (
+    ("install", "In a container"),
+    ("install", "Under systemd"),
+    ("watch", "Look"),
+    ("backup", "Back up"),
+    ("backup", "Restore"),
+    ("backup", "Salvage"),
+    ("upgrade", "Upgrade and go back"),
+    ("keys", "Rotate a key"),
+    ("backup", "Forget a user"),
+)
 DATA, BACKUPS, PORT = "/var/lib/heed", "/var/backups/heed", 8000  # as the guide writes them
 _CALL = """#!/bin/bash
 call=$(mktemp -d "$CALLS/XXXXXX")
@@ -42,36 +53,35 @@ exit "$code"
 
 
 class Block(NamedTuple):
-    """A fenced block of the guide."""
+    """A fenced block of a guide."""
 
     section: str  # its heading
     language: str
     text: str
 
 
-def read_section(title: str = GUIDE) -> str:
-    """Return a section of service/README.md, by default the operator's guide."""
-    text = (ROOT / "service" / "README.md").read_text("utf-8")
-    return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
-
-
-def read_blocks(title: str = GUIDE) -> list[Block]:
-    """Return the blocks of a section in order."""
-    return [
-        Block(section.split("\n")[0], language, text)
-        for section in read_section(title).split("\n### ")[1:]
-        for language, text in re.findall(r"^```(\S*)\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
-    ]
+def read_blocks(*sections: tuple[str, str]) -> list[Block]:
+    """Return the blocks of sections, each a page of docs/operate and a heading, in order."""
+    blocks = []
+    for page, title in sections or GUIDE:
+        text = (ROOT / "docs" / "operate" / f"{page}.md").read_text("utf-8")
+        section = f"{title}\n" + text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+        for part in section.split("\n### "):
+            fences = re.findall(r"^```(\S*)\n(.*?)^```", part, re.DOTALL | re.MULTILINE)
+            blocks += [Block(part.split("\n")[0], language, code) for language, code in fences]
+    return blocks
 
 
 def check_heed(words: Sequence[str]) -> None:
     """Assert that `heed` accepts these arguments, without running it."""
     command: Any = get_command(app)
-    rest = list(words)
+    rest = [word for word in words if word != "--help"]
     while rest and rest[0] in getattr(command, "commands", {}):
         command = command.commands[rest.pop(0)]
     if rest:  # a name alone speaks of the command
-        assert not hasattr(command, "commands"), f"heed has no command {rest[0]}"
+        assert rest[0][0] == "-" or not hasattr(command, "commands"), (
+            f"heed has no command {rest[0]}"
+        )
         try:
             command.make_context("heed", rest)
         except Exception as error:
@@ -227,12 +237,6 @@ class GuidedShell:
             )
         else:
             assert verb == "stop", f"systemctl {verb} is not known to this test"
-
-
-def inline_commands(title: str = GUIDE) -> list[list[str]]:
-    """Return the arguments of each `heed ...` in the running text and tables of a section."""
-    text = re.sub(r"^```.*?^```", "", read_section(title), flags=re.DOTALL | re.MULTILINE)
-    return [shlex.split(code) for code in sorted(set(re.findall(r"`heed ([^`]+)`", text)))]
 
 
 def _free_port() -> int:

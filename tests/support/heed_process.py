@@ -1,7 +1,7 @@
 """Processes that run a command of `heed`, forked from one that has imported the service.
 
 Imports take 3 s, far longer than what most tests ask of a command, and what is computed once a
-process half a second more. `test_readme` runs the commands themselves.
+process half a second more. `test_documents` runs the commands themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A new user's walk from a shop's exports to the rows of a home page, by the README's own commands.
+"""A new user's walk from a shop's exports to the rows of a home page, by docs/start.md.
 
-The commands and the request are those of the section "Your data", run as they are written there, so
-that the README is all that a user needs.
+The commands and the request run as they are written there, so that the page is all that a user
+needs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from tests.support.shop_exports import Sale, write_exports
 from tests.support.shop_sales import Sales
 
 PATIENCE = 4 * 3_600.0  # seconds for a command; a training of all of Online Retail is long
-PORT = 8000  # as the README writes it
+PORT = 8000  # as the page writes it
 _UNSAID = ("--save-mapping", "--mapping", "--skip-bad")  # with which the name of a step ends
 CUSTOMERS = 12  # whose home pages are checked
 
 
 class Guide(NamedTuple):
-    """The section "Your data" of the README."""
+    """The commands, the request and the answer of docs/start.md."""
 
     commands: list[list[str]]  # arguments of `heed`, one after the other
     request: str  # a shell command
@@ -43,13 +43,14 @@ class Guide(NamedTuple):
 
 
 def read_guide() -> Guide:
-    """Read the README: a block of commands, one with the request, and one with its answer."""
-    section = (ROOT / "README.md").read_text("utf-8").split("\n## Your data\n")[1]
-    section = section.split("\n## ")[0]
-    blocks = re.findall(r"^```(?:sh|json)\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
-    commands, request, shown = blocks[:3]
-    lines = (shlex.split(line, comments=True) for line in commands.replace("\\\n", " ").split("\n"))
-    heed = [words[1:] for words in lines if words and words[0] == "heed"]
+    """Read docs/start.md: blocks of commands, one with the request, and one with its answer."""
+    page = (ROOT / "docs" / "start.md").read_text("utf-8")
+    shells = re.findall(r"^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    (request,) = (block for block in shells if "curl" in block)
+    (shown,) = re.findall(r"^```json\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    lines = "".join(block for block in shells if block != request).replace("\\\n", " ").split("\n")
+    words = (shlex.split(line, comments=True) for line in lines)
+    heed = [line[1:] for line in words if line and line[0] == "heed"]
     body = re.search(r"-d '(.*?)'", request, re.DOTALL)
     assert body is not None
     return Guide(heed, request, json.loads(body[1]), json.loads(re.sub(r",?\s*…", "", shown)))
@@ -61,7 +62,7 @@ class Walk:
     Args:
         shop: its sales.
         folder: to work in.
-        training: options of `heed train` besides those of the README.
+        training: options of `heed train` besides those of the page.
         fresh: start each command as a shell does, which is slower by its imports.
     """
 
@@ -144,14 +145,14 @@ class Walk:
         assert "Traceback" not in server.log()
 
     def ask(self, http: httpx.Client) -> Any:
-        """Return the answer to the README's request."""
+        """Return the answer to the page's request."""
         request = self.guide.request.replace(f"localhost:{PORT}", http.base_url.netloc.decode())
         with self._step("curl …/v1/rows"):
             ran = subprocess.run(["bash", "-c", request], check=True, capture_output=True)
         return json.loads(ran.stdout)
 
     def pages(self, http: httpx.Client) -> list[dict[str, Any]]:
-        """Return the home pages of some customers: the README's request for each."""
+        """Return the home pages of some customers: the same request for each."""
         pages = []
         with self._step(f"the same for {CUSTOMERS} customers"):
             for user in sorted({sale.user_id for sale in self.exports.stored})[:CUSTOMERS]:

@@ -30,7 +30,7 @@ def check_variables(installation: Installation, _: Namespaces) -> Iterator[Findi
             "warning",
             f"{sentence}.",
             "It has no effect: the default applies.",
-            "Correct the name; service/README.md lists all settings.",
+            "Correct the name; docs/reference/settings.md lists all settings.",
         )
 
 

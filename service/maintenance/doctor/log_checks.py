@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from models.data.interactions import DISLIKE
+from models.data.interactions import DISLIKE, NEGATIVE
 from service.domain.timestamps import to_rfc3339
 from service.maintenance.doctor.findings import Finding
 from service.maintenance.doctor.installation import Installation, NamespaceData
@@ -33,13 +33,13 @@ def check_unknown_items(_: Installation, namespace: NamespaceData) -> Iterator[F
 
 
 def check_only_dislikes(_: Installation, namespace: NamespaceData) -> Iterator[Finding]:
-    """Find a log that has no event but dislikes."""
+    """Find a log that has no event but dislikes and returns."""
     log = namespace.log
-    if log is not None and log.events and set(log.events_by_type) == {DISLIKE}:
+    if log is not None and log.events and set(log.events_by_type) <= NEGATIVE:
         yield Finding(
             "only-dislikes",
             "warning",
-            f"All {log.events:,} events are of type {DISLIKE}.",
+            f"All {log.events:,} events are of type {' or '.join(sorted(log.events_by_type))}.",
             "Nothing says what anybody likes, so that no model can be trained.",
             "Check type and --dislikes-below of the import; heed import --undo ID takes it back.",
         )
@@ -50,7 +50,7 @@ def check_untrained_types(_: Installation, namespace: NamespaceData) -> Iterator
     log, model = namespace.log, namespace.model
     if log is None or model is None:
         return
-    if unknown := sorted(set(log.events_by_type) - {*model.event_types, DISLIKE}):
+    if unknown := sorted(set(log.events_by_type) - {*model.event_types, *NEGATIVE}):
         count = sum(log.events_by_type[name] for name in unknown)
         yield Finding(
             "untrained-types",
