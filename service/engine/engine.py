@@ -27,8 +27,8 @@ from service.jobs.job import Job
 from service.jobs.runner import JobRunner
 from service.jobs.training_command import training_command
 from service.runtime.logs import REPEATED
-from service.snapshots.live_snapshot import PreloadedSnapshot
 from service.snapshots.registry import version_document
+from service.snapshots.served import Served
 
 _log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ async def open_engine(
     settings: Settings,
     *,
     encoder: TextEncoder | None = None,
-    preloaded: PreloadedSnapshot | None = None,
+    preloaded: Served | None = None,
 ) -> Engine:
     """Open an engine on the settings' data directory, ready to answer.
 

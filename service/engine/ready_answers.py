@@ -247,7 +247,7 @@ class ReadyAnswers:
         log = await self._parts.event_log.current()
         snapshot = await self._parts.live.current()
         if not snapshot.catalogue.present.any() and len(snapshot.catalogue) < len(
-            self._parts.live.vocabulary
+            self._parts.live.served.vocabulary
         ):
             # Without any catalogue, the items are those of the events.
             try:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
+from models.data.vocabulary import Vocabulary
 from models.index.ann_index import StructureCache
 from service.domain.errors import StoreUnreachable
 from service.domain.item_patch import ItemPatch
@@ -28,26 +29,91 @@ from service.domain.records import Item
 from service.runtime import durable_files
 from service.runtime.daemon_thread import run_in_daemon_thread
 from service.runtime.logs import REPEATED, log_failure
+from service.runtime.processes.shared_arrays import SharedArrays
 from service.runtime.work_queue import place_left
 from service.snapshots.catalogue_updates import CatalogueUpdates
 from service.snapshots.derived_files import CatalogueCache
+from service.snapshots.registry import PointerToken
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
 from service.stores.protocols.catalogue_store import OnCatalogueChange, PatchResult
 
 _log = logging.getLogger(__name__)
 
 _STEADY = 1.0  # seconds without a change of the catalogue after which indexes are built
+_TRACKED_WRITES = 256  # of all processes, at once
 _CHANGING = 5  # times as many rows may stand beside the indexes while the catalogue changes
 
 
-@dataclass
-class ServedSnapshot:
-    """The snapshot that requests read. A snapshot never changes; under `lock` it is replaced."""
+class UnacknowledgedWrites:
+    """Tells which catalogue versions an answer may still lack.
 
-    current: Snapshot | None
-    counts: NDArray[np.int64]  # popularity by item row
+    A version is entered by the store's writer before its transaction is committed, so that no
+    reader sees a version that is missing here, and is removed when the write is acknowledged.
+    Processes that are forked share the table, and with it what each of them is writing.
+    """
+
+    def __init__(self) -> None:
+        # Rows of (the version before, version); version 0 is a free row.
+        memory = mmap.mmap(-1, _TRACKED_WRITES * 2 * 8)
+        self._table = np.frombuffer(memory, np.int64).reshape(_TRACKED_WRITES, 2)
+        self._rows: dict[int, int] = {}  # version -> its row; of this process
+
+    @contextmanager
+    def track(self) -> Iterator[OnCatalogueChange]:
+        """Track the changes of one write, whose acknowledgement is the end of the block.
+
+        Yields:
+            A callback for the store, to be called on any thread while no other process writes.
+        """
+        versions: list[int] = []
+
+        def on_change(previous: int, version: int) -> None:
+            # Writes of one transaction share its version: the first knows the one before.
+            if previous < version and version not in self._rows:
+                table = self._table
+                table[table[:, 1] == version] = 0  # left by a process that was killed
+                free = np.flatnonzero(table[:, 1] == 0)
+                if len(free):  # else requests wait for the write, as for one of another program
+                    table[free[0]] = previous, version
+                    self._rows[version] = int(free[0])
+                    versions.append(version)
+
+        try:
+            yield on_change
+        finally:
+            for version in versions:
+                self._table[self._rows.pop(version)] = 0
+
+    def acknowledged_at(self, version: int) -> int:
+        """Return the latest version, up to this one, that a client may have been told of."""
+        previous = {own: before for before, own in self._table.tolist() if own}
+        while (before := previous.get(version)) is not None:
+            version = before
+        return version
+
+
+@dataclass(eq=False)
+class Served:
+    """The snapshot that requests read, and what it was made of. Forked processes start from one.
+
+    A snapshot never changes; under `lock` another one replaces it. Rows of the vocabulary belong to
+    the process: they keep their meaning across model versions, so neither the catalogue's vectors
+    nor the cached histories are rebuilt by a swap.
+    """
+
+    embeddings: EmbeddingCache
+    vocabulary: Vocabulary = field(default_factory=Vocabulary)
+    current: Snapshot | None = None
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # by item row
+    catalogue_version: int = 0
+    unacknowledged: UnacknowledgedWrites = field(default_factory=UnacknowledgedWrites)
+    token: PointerToken | None = None  # of the registry's current model
+    model_created: int | None = None  # when the model was published, microseconds UTC
+    fault: str | None = None  # why another model answers instead of the registry's current one
+    event_log: SharedArrays | None = None  # takes the log that one of the processes reads
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    replaced_at: float = field(default_factory=time.monotonic)
+    replaced_at: float = field(default_factory=time.monotonic)  # of the monotonic clock, seconds
 
     @property
     def snapshot(self) -> Snapshot:
@@ -74,7 +140,7 @@ class IndexRefresh:
 
     def __init__(
         self,
-        served: ServedSnapshot,
+        served: Served,
         executor: Executor,
         *,
         index_from: int,
@@ -158,7 +224,6 @@ _READ_BATCH = 20_000  # items that are read at once at the start
 _REFRESH_BATCH = 2_000  # items that one refresh takes over, about
 _SERVING_WAIT = 10.0  # seconds after which a write is acknowledged although it is not served
 _ENCODING_WAIT = 0.5  # and although a slow encoder has not yet read its texts
-_TRACKED_WRITES = 256  # of all processes, at once
 _PROGRESS_INTERVAL = 5.0  # seconds between two log lines while the catalogue is read
 
 T = TypeVar("T")
@@ -172,25 +237,19 @@ class CatalogueRefresh:
 
     Args:
         indexes: are scheduled after each refresh.
-        version: of the catalogue that is served.
-        unacknowledged: what the processes that serve this catalogue are writing.
         cache: of the catalogue that an earlier process read.
     """
 
     def __init__(
         self,
         store: Store,
-        served: ServedSnapshot,
+        served: Served,
         updates: CatalogueUpdates,
         indexes: IndexRefresh,
         *,
-        version: int,
-        unacknowledged: UnacknowledgedWrites,
         cache: CatalogueCache | None = None,
     ) -> None:
-        self.version = version
         self.is_stale = False  # changes are known of that the store does not tell
-        self.unacknowledged = unacknowledged
         # Has other processes serve what is stored; a write is acknowledged after that.
         self.refresh_peers: Callable[[], Coroutine[None, None, object]] | None = None
         self._store = store
@@ -207,6 +266,11 @@ class CatalogueRefresh:
         self._following: asyncio.Task[None] | None = None
         self._encoding: asyncio.Task[None] | None = None
 
+    @property
+    def version(self) -> int:
+        """Version of the catalogue that is served."""
+        return self._served.catalogue_version
+
     async def read(self, catalogue: Catalogue, executor: Executor) -> Catalogue:
         """Return an empty catalogue filled with all that is stored.
 
@@ -219,7 +283,7 @@ class CatalogueRefresh:
         digest = await self._store.catalogue_digest()
         cached = await run(cache.read, catalogue, digest)
         if cached is not None:
-            self.version = digest.version
+            self._served.catalogue_version = digest.version
             return await self._read_batches(cached, executor)  # of what is written meanwhile
         writer.record()
         read = await self._read_batches(catalogue, executor)
@@ -239,7 +303,7 @@ class CatalogueRefresh:
             catalogue = catalogue.with_items(changes.deleted)
             apply = partial(self._updates.apply, catalogue, changes, defer=False)
             catalogue = await loop.run_in_executor(executor, apply)
-            self.version = changes.version
+            self._served.catalogue_version = changes.version
             if time.monotonic() > logged + _PROGRESS_INTERVAL:
                 logged = time.monotonic()
                 _log.info("read %s of %s items", f"{len(catalogue):,}", f"{total:,}")
@@ -255,7 +319,7 @@ class CatalogueRefresh:
         if stored > self.version:
             try:
                 async with place_left():
-                    await self._reach(self.unacknowledged.acknowledged_at(stored))
+                    await self._reach(self._served.unacknowledged.acknowledged_at(stored))
             except StoreUnreachable:
                 self.is_stale = True
                 return
@@ -306,7 +370,7 @@ class CatalogueRefresh:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _write(self, write: Callable[..., Awaitable[T]]) -> T:
-        with self.unacknowledged.track() as on_change:
+        with self._served.unacknowledged.track() as on_change:
             try:
                 result = await write(on_change=on_change)
                 with suppress(Exception):  # the write is durable, whatever becomes of its refresh
@@ -336,7 +400,7 @@ class CatalogueRefresh:
         async with self._served.lock:
             changes = await self._store.catalogue_changes(self.version, _REFRESH_BATCH)
             await self._update(partial(self._updates.apply, changes=changes, defer=True))
-            self.version = changes.version
+            self._served.catalogue_version = changes.version
             self._behind_since = None  # what is left is counted from the next look on
 
     def _begin(self) -> None:
@@ -373,51 +437,3 @@ class CatalogueRefresh:
             log_failure(_log, f"texts of {self._updates.deferred} items were not encoded", error)
         finally:
             self._encoding = None
-
-
-class UnacknowledgedWrites:
-    """Tells which catalogue versions an answer may still lack.
-
-    A version is entered by the store's writer before its transaction is committed, so that no
-    reader sees a version that is missing here, and is removed when the write is acknowledged.
-    Processes that are forked share the table, and with it what each of them is writing.
-    """
-
-    def __init__(self) -> None:
-        # Rows of (the version before, version); version 0 is a free row.
-        memory = mmap.mmap(-1, _TRACKED_WRITES * 2 * 8)
-        self._table = np.frombuffer(memory, np.int64).reshape(_TRACKED_WRITES, 2)
-        self._rows: dict[int, int] = {}  # version -> its row; of this process
-
-    @contextmanager
-    def track(self) -> Iterator[OnCatalogueChange]:
-        """Track the changes of one write, whose acknowledgement is the end of the block.
-
-        Yields:
-            A callback for the store, to be called on any thread while no other process writes.
-        """
-        versions: list[int] = []
-
-        def on_change(previous: int, version: int) -> None:
-            # Writes of one transaction share its version: the first knows the one before.
-            if previous < version and version not in self._rows:
-                table = self._table
-                table[table[:, 1] == version] = 0  # left by a process that was killed
-                free = np.flatnonzero(table[:, 1] == 0)
-                if len(free):  # else requests wait for the write, as for one of another program
-                    table[free[0]] = previous, version
-                    self._rows[version] = int(free[0])
-                    versions.append(version)
-
-        try:
-            yield on_change
-        finally:
-            for version in versions:
-                self._table[self._rows.pop(version)] = 0
-
-    def acknowledged_at(self, version: int) -> int:
-        """Return the latest version, up to this one, that a client may have been told of."""
-        previous = {own: before for before, own in self._table.tolist() if own}
-        while (before := previous.get(version)) is not None:
-            version = before
-        return version

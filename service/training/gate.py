@@ -26,8 +26,7 @@ from models.evaluation.splits import Holdout
 from models.recommender.artifact import TrainedModel
 from service.domain.errors import HeedError
 from service.snapshots.registry import Registry, Version
-from service.training.judgement import HEED, Judgement
-from service.training.question_metrics import QuestionMetrics
+from service.training.judgement import HEED, Judgement, QuestionMetrics
 from service.training.training_corpus import TrainingCorpus
 
 _log = logging.getLogger(__name__)

@@ -18,21 +18,83 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import WHOLE_LOG, Interactions, LogShards
-from models.evaluation.baselines import baseline_makers
+from models.evaluation.baselines import POPULARITY, WEEK, baseline_makers
 from models.evaluation.full_ranking import (
     Ranker,
     RankingMetrics,
     evaluate,
     mean,
     ndcg_gains,
+    share_of_users,
     standard_error,
 )
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.recommender.recommender import Recommender, baseline_model
 from models.training.fit import TrainingResult
-from service.training.question_metrics import QuestionMetrics
 from service.training.training_corpus import StageProgressCallback
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuestionMetrics:
+    """Metrics over the held-out cases of one question."""
+
+    cases: Holdout
+    heed: RankingMetrics  # of what is served
+    baselines: Mapping[str, RankingMetrics]  # by name
+
+    @property
+    def best(self) -> str:
+        """Name of the baseline with the highest NDCG."""
+        return max(self.baselines, key=lambda name: self.baselines[name].ndcg)
+
+    @property
+    def popular(self) -> str:
+        """Name of the popularity with the higher NDCG, which is served without a model."""
+        names = [name for name in (POPULARITY, WEEK) if name in self.baselines]
+        return max(names, key=lambda name: self.baselines[name].ndcg)
+
+    @property
+    def popular_is_best(self) -> bool:
+        """Report whether no ranker beats popularity."""
+        best = self.baselines[self.best]
+        return self.best in {POPULARITY, WEEK} and self.heed.ndcg <= best.ndcg
+
+    @property
+    def is_basket(self) -> bool:
+        """True if a user has several cases, the items of a basket; collective over the shards."""
+        several = len(np.unique(self.cases.users)) < len(self.cases)
+        return self.cases.history.shards.any(several)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values: the model's `metrics`, and those of each of the `baselines`.
+
+        Collective over the shards of the log.
+        """
+        found, popularity = self.heed, self.baselines[POPULARITY]
+        return {
+            "metrics": {
+                "hr": found.hr,
+                "ndcg": found.ndcg,
+                "mrr": found.mrr,
+                "coverage": found.coverage,
+                "cases": float(found.n_cases),
+                "user_hr": self._share(found),
+                "popularity_ndcg": popularity.ndcg,
+                "popularity_hr": popularity.hr,
+            },
+            "baselines": {
+                name: {"hr": row.hr, "ndcg": row.ndcg, "user_hr": self._share(row)}
+                for name, row in self.baselines.items()
+            },
+            "best_baseline": self.best,
+        }
+
+    def _share(self, found: RankingMetrics) -> float:
+        """Return the share of customers with a target among the first ten."""
+        shards = self.cases.history.shards
+        return share_of_users(self.cases.users, found.ranks, shards=shards)
+
 
 HEED = "heed"
 

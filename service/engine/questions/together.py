@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog, LoggedEvents, log_sizes, of_types
-from models.data.import_times import at_import, lacks_order
+from models.data.interactions import at_import, lacks_order
 from models.ranking.event_counts import MIN_SUPPORT, Companions, best_rows, companions
 from models.ranking.lineup import line_up_ranked
 from models.ranking.similar_items import comparable, compare_items

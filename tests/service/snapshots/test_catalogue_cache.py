@@ -20,6 +20,7 @@ from service.runtime.data_layout import STORE_FILE
 from service.snapshots.derived_files import CatalogueCache
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
+from service.snapshots.served import Served
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 
@@ -101,7 +102,7 @@ async def opened(data: Path, *, cached: bool = True, keywords: tuple[str, ...] =
             live = LiveSnapshot(
                 store,
                 Registry(data / "models"),
-                EmbeddingCache(encoder),
+                Served(EmbeddingCache(encoder)),
                 pool,
                 keyword_fields=keywords,
                 catalogue_cache=cache if cached else None,

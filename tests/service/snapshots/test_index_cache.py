@@ -19,6 +19,7 @@ from service.runtime.cache_files import CacheFiles
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
+from service.snapshots.served import Served
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.tiny import World
@@ -69,7 +70,7 @@ async def opened(data: Path, cache: CacheFiles | None, *, events: list[Event] | 
             live = LiveSnapshot(
                 store,
                 Registry(data / MODELS_FOLDER),
-                EmbeddingCache(StaticEncoder()),
+                Served(EmbeddingCache(StaticEncoder())),
                 pool,
                 index_from=1,
                 index_cache=cache,

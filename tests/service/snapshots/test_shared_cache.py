@@ -29,6 +29,7 @@ from service.snapshots.derived_files import (
 )
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
+from service.snapshots.served import Served
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.postgres.store import PostgresStore
 from tests.support import tiny
@@ -222,7 +223,7 @@ async def started(
             live = LiveSnapshot(
                 store,
                 Registry(data / "models"),
-                EmbeddingCache(encoder),
+                Served(EmbeddingCache(encoder)),
                 pool,
                 index_from=1,
                 index_cache=open_cache_files(data / "indexes", 6, store, INDEXES),

@@ -457,7 +457,7 @@ def test_a_model_with_a_damaged_chunk_is_not_served(
             for _ in range(2):
                 await live.follow_registry()
                 assert (live.snapshot.version, live.degraded) == (shop.first, True)
-                assert f"{shop.second} in PostgreSQL: chunk 0" in str(live.fault)
+                assert f"{shop.second} in PostgreSQL: chunk 0" in str(live.served.fault)
             restore()
             await live.follow_registry()
             assert (live.snapshot.version, live.degraded) == (shop.second, False)
@@ -474,7 +474,7 @@ def test_a_start_with_a_damaged_chunk_serves_another_model(
     async def story() -> None:
         async with served(url, namespace, tmp_path / "b") as live:
             assert (live.snapshot.version, live.degraded) == (shop.second, True)
-            assert f"{shop.first} in PostgreSQL" in str(live.fault)
+            assert f"{shop.first} in PostgreSQL" in str(live.served.fault)
 
     with Machines(url, namespace, tmp_path) as machine:
         machine("b").load(shop.second)

@@ -23,8 +23,8 @@ from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from service.training import train_and_publish, training_corpus
 from service.training.gate import CurrentModel, _compare
-from service.training.question_metrics import QuestionMetrics
-from service.training.verdict_sentence import training_sentence
+from service.training.judgement import QuestionMetrics
+from service.training.train_and_publish import training_sentence
 from tests.support.tiny import NOON, QUICK, SECOND, World, events, item_id
 
 # What has learned next to nothing.

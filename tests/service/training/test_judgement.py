@@ -13,8 +13,7 @@ from models.evaluation.baselines import POPULARITY
 from models.evaluation.full_ranking import RankingMetrics, ndcg_gains
 from models.evaluation.splits import Holdout
 from models.training.log_profile import hold_out
-from service.training.judgement import HEED, best_replacement, judge
-from service.training.question_metrics import QuestionMetrics
+from service.training.judgement import HEED, QuestionMetrics, best_replacement, judge
 from service.training.train_and_publish import fit_model
 from tests.support.tiny import QUICK
 from tests.support.training import content

@@ -154,7 +154,7 @@ def _describe_run(parts: Parts, query: RecommendQuery, shard: ListShard) -> List
     """Describe a run that begins now, by everything that its lists depend on but the records."""
     settings, now = parts.settings, time.time_ns() // 1_000
     identity = {
-        "model": f"{parts.live.snapshot.version} of {parts.live.model_created}",
+        "model": f"{parts.live.snapshot.version} of {parts.live.served.model_created}",
         "store": _identify_store(settings),
         "request": orjson.dumps(query, default=_plain, option=orjson.OPT_SORT_KEYS).decode(),
         "shard": str(shard),
