@@ -348,15 +348,11 @@ class Answers:
         rank: Callable[[UserMemory], tuple[ItemRows, Scores]],
         size: float = math.inf,
     ) -> Answer:
-        """Answer with the items that `rank` returns, explained; a sample of them is audited."""
+        """Answer with the items that `rank` returns, explained."""
         requester, snapshot, events, _, options = request
 
         def attend(user: UserMemory) -> tuple[ItemRows, Scores, list[list[Reason]]]:
             rows, scores = rank(user)
-            every = replace(options, mode="exact")
-            self._parts.memories.long_work.audit(
-                user, scores, lambda count: score(snapshot, user, rows[:count], every)
-            )
             reasons = explain_items(
                 snapshot,
                 user,

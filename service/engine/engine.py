@@ -22,7 +22,6 @@ from service.engine.live_scenarios import LiveScenarios
 from service.engine.monitoring import readiness
 from service.engine.monitoring.measurements import Measurement, measure
 from service.engine.ready_answers import ReadyAnswers
-from service.histories.memory_provider import ErrorObserver
 from service.jobs.job import Job
 from service.jobs.runner import JobRunner
 from service.jobs.training_command import training_command
@@ -94,10 +93,6 @@ class Engine:
     def abandon(self) -> None:
         """Kill the training, without waiting for anything: the process is about to end."""
         self.jobs.kill()
-
-    def observe_errors(self, observer: ErrorObserver) -> None:
-        """Call `observer` with the true and the stated errors of a sample of answers."""
-        self.parts.memories.long_work.observer = observer
 
     async def models(self) -> list[Mapping[str, Any]]:
         """The versions on disk with their metrics, oldest first."""

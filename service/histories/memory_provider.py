@@ -1,14 +1,12 @@
 """The memory that a request attends to: loaded, assembled, computed, and kept for the next.
 
-Lists of long histories are built, and answers audited, on a thread beside requests.
+Lists of long histories are built on a thread beside requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +23,6 @@ from models.data.vocabulary import Vocabulary
 from models.history.long_history import CollapsedHistory, collapsible_prefix, leaves_enough
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
-from models.ranking.scoring import Scores
 from service.domain.errors import StoreUnreachable
 from service.domain.queries import EventFilter, Requester
 from service.domain.settings import Settings
@@ -42,20 +39,12 @@ from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
 
 _log = logging.getLogger(__name__)
-_TARGETS = 8  # of one answer that are computed again
-_PENDING = 4  # answers at most that wait to be; no others are sampled meanwhile
-
-ErrorObserver = Callable[[float, float], None]
-"""Called with the true and the stated error of one target: relative, the largest of its heads."""
 
 
-class LongWork:
-    """Builds lists, without which every item is attended, and samples answers for their errors."""
+class ListBuilder:
+    """Builds lists of long histories, without which every item is attended, on one thread."""
 
-    def __init__(self, audited: float) -> None:
-        """Audit this fraction of the answers that lists gave."""
-        self.observer: ErrorObserver | None = None
-        self._audited, self._free = audited, threading.Semaphore(_PENDING)
+    def __init__(self) -> None:
         self._building: set[str] = set()
         self._worker = ThreadPoolExecutor(
             1, "heed-long-histories", initializer=torch.set_num_threads, initargs=(1,)
@@ -76,49 +65,21 @@ class LongWork:
         """Build the lists of a user's history, unless that is under way, and call `on_built`."""
 
         def work() -> None:
-            collapsed.build_lists(snapshot)
-            on_built(user_id)
+            try:
+                collapsed.build_lists(snapshot)
+                on_built(user_id)
+            except Exception:  # noqa: BLE001 - no request waits for it
+                _log.exception("lists of a history were not built; answers do not depend on them")
+            finally:
+                self._building.discard(user_id)
 
         if user_id not in self._building:
             self._building.add(user_id)
-            self._submit(work, lambda: self._building.discard(user_id))
-
-    def audit(self, user: UserMemory, scores: Scores, again: Callable[[int], Scores]) -> None:
-        """Perhaps compare scores, later, with those that `again` computes of the first targets."""
-        is_listed = self.observer is not None and scores.relative_error is not None
-        if is_listed and random.random() < self._audited and self._free.acquire(blocking=False):
-            self._submit(partial(self._compare, user, scores, again), self._free.release)
+            self._worker.submit(work)
 
     def close(self) -> None:
         """Begin no more work; what has begun is waited for."""
         self._worker.shutdown(cancel_futures=True)
-
-    def _submit(self, work: Callable[[], None], finish: Callable[[], object]) -> None:
-        def run() -> None:
-            try:
-                work()
-            except Exception:  # noqa: BLE001 - no request waits for it
-                _log.exception("work on a long history failed; answers do not depend on it")
-            finally:
-                finish()
-
-        self._worker.submit(run)
-
-    def _compare(self, user: UserMemory, scores: Scores, again: Callable[[int], Scores]) -> None:
-        """Report the true and the stated error of targets, unless the history has been extended."""
-        older, error = user.collapsed, scores.relative_error
-        if older is None or error is None or scores.partial is None or self.observer is None:
-            return
-        with older.lock:
-            if older.items.count != user.collapsed_count:
-                return  # its exact answer is another
-            exact = again(_TARGETS).partial
-        if exact is not None:
-            wanted = exact.context
-            away = (scores.partial.context[:, : wanted.shape[1]] - wanted).norm(dim=-1)
-            true = (away / wanted.norm(dim=-1).clamp(min=1e-30)).amax(0)
-            for pair in zip(true.tolist(), error.tolist(), strict=False):
-                self.observer(*pair)
 
 
 Compute = Callable[[Callable[[], EventColumns]], Awaitable[EventColumns]]
@@ -139,7 +100,7 @@ class MemoryProvider:
     def __init__(
         self, store: Store, vocabulary: Vocabulary, embeddings: EmbeddingCache, settings: Settings
     ) -> None:
-        self.long_work = LongWork(settings.audit_fraction)
+        self._lists = ListBuilder()
         self._settings = settings
         self._store = store
         self._reader = EventReader(store, vocabulary)
@@ -255,7 +216,7 @@ class MemoryProvider:
             )
             is_kept = self._cache.put_derived(snapshot, state)
             if is_kept and older is not None and older.needs_lists:
-                self.long_work.build(events.user_id, snapshot, older, self._cache.remeasure)
+                self._lists.build(events.user_id, snapshot, older, self._cache.remeasure)
             yield user
             self._account(requester, events.user_id)
 
@@ -292,13 +253,13 @@ class MemoryProvider:
         """Sizes and hits of the cache."""
         return {
             **self._cache.stats(),
-            "long_histories_waiting_for_lists": self.long_work.pending,
+            "long_histories_waiting_for_lists": self._lists.pending,
             **self._counts,
         }
 
     def close(self) -> None:
         """Stop the work beside requests."""
-        self.long_work.close()
+        self._lists.close()
 
     async def _stored(self, user_id: str) -> EventColumns:
         """The stored events of a user as of now; without any for an unknown user."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -132,9 +132,6 @@ class FakeEngine:
     @property
     def model_version(self) -> str:
         return "v1"
-
-    def observe_errors(self, told: Callable[[float, float], None]) -> None:
-        self.told = told
 
     async def _work(self, query: Any) -> None:
         self.asked.append(query)
