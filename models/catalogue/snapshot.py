@@ -195,17 +195,17 @@ class Snapshot:
             counts,
         )
         bare = cls(
-            version,
-            model,
-            trained,
-            catalogue,
-            rows,
-            item_rows,
-            catalogue.has_content | (rows >= 0).numpy(),
-            pages,
-            pages.tables,
-            counts,
-            NumpyEncoder(model.encoder) if model.encoder is not None else None,
+            version=version,
+            model=model,
+            trained=trained,
+            catalogue=catalogue,
+            trained_rows=rows,
+            item_rows=item_rows,
+            has_vector=catalogue.has_content | (rows >= 0).numpy(),
+            cow_tables=pages,
+            tables=pages.tables,
+            counts=counts,
+            stepper=NumpyEncoder(model.encoder) if model.encoder is not None else None,
         )
         return bare.reindexed(index_from=index_from, cache=cache)
 

@@ -316,14 +316,14 @@ class Interactions:
         """Select the events whose `keep` [E] is True. Users and items keep their rows."""
         ends = np.concatenate(([0], np.cumsum(keep)))
         return Interactions(
-            self.items[keep],
-            self.timestamps[keep],
-            self.weights[keep],
-            self.types[keep],
-            ends[self.offsets].astype(np.int64),
-            self.n_items,
-            self.dislike_type,
-            self.shards,
+            items=self.items[keep],
+            timestamps=self.timestamps[keep],
+            weights=self.weights[keep],
+            types=self.types[keep],
+            offsets=ends[self.offsets].astype(np.int64),
+            n_items=self.n_items,
+            dislike_type=self.dislike_type,
+            shards=self.shards,
         )
 
 

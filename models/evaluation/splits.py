@@ -276,7 +276,16 @@ def newest(
         raise ValueError("no user has events to train on, to validate on and to test on")
     is_basket = len(test) > len(np.unique(test.users))
     name = "last basket" if is_basket else "last event"
-    return EvaluationTask(name, items, small, train, validation, every_event, test, exclude_seen)
+    return EvaluationTask(
+        name=name,
+        items=items,
+        log=small,
+        train=train,
+        validation=validation,
+        every_event=every_event,
+        test=test,
+        exclude_seen=exclude_seen,
+    )
 
 
 def of_new_items(task: EvaluationTask) -> EvaluationTask | None:
@@ -328,7 +337,15 @@ def global_time(
     validation = hold_one_each(before, validation_at, rng)
     train, validation = _hold_out_users(before, validation, validation_at, rng)
     return EvaluationTask(
-        "global-time", items, small, train, validation, before, test, exclude_seen, date=at
+        name="global-time",
+        items=items,
+        log=small,
+        train=train,
+        validation=validation,
+        every_event=before,
+        test=test,
+        exclude_seen=exclude_seen,
+        date=at,
     )
 
 
@@ -368,7 +385,17 @@ def _time_split_task(
     rng = np.random.default_rng(0)
     train, cases = _hold_out_users(before, validation, validation_at, rng)
     cases = replace(cases, history=train)
-    return EvaluationTask(name, items, small, train, cases, before, test, exclude_seen, date=at)
+    return EvaluationTask(
+        name=name,
+        items=items,
+        log=small,
+        train=train,
+        validation=cases,
+        every_event=before,
+        test=test,
+        exclude_seen=exclude_seen,
+        date=at,
+    )
 
 
 def _hold_out_users(

@@ -408,7 +408,16 @@ def contributions(
         each[:, newest_rows] = _difference(whole, without_newest.T)
     left = whole - each.sum(1, keepdim=True)
     each += left * _equal_shares(user, each, weights, left)
-    return Contributions(user, targets, gain, weights, each, counted, newest_rows, without_newest)
+    return Contributions(
+        user=user,
+        targets=targets,
+        gains=gain,
+        weights=weights,
+        each=each,
+        counted=counted,
+        newest_rows=newest_rows,
+        without_newest=without_newest,
+    )
 
 
 def _difference(whole: Tensor, without: Tensor) -> Tensor:

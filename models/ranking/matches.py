@@ -295,20 +295,20 @@ def match_fields(
     by_item = np.zeros(len(items), np.float32)
     by_item[np.searchsorted(items, shared)] = bm25  # hits are allowed, so they are among the items
     return FieldMatches(
-        catalogue,
-        unit,
-        allowed_keys,
-        count,
-        places,
-        keys,
-        unit_cosines(unit, keys),
-        torch.from_numpy(by_item[item_of])[None],
-        items,
-        item_of,
-        options,
-        mode,
-        parameters,
-        keywords,
+        catalogue=catalogue,
+        query=unit,
+        allowed_keys=allowed_keys,
+        allowed_count=count,
+        places=places,
+        keys=keys,
+        cosines=unit_cosines(unit, keys),
+        bm25=torch.from_numpy(by_item[item_of])[None],
+        items=items,
+        item_of=item_of,
+        options=options,
+        mode=mode,
+        parameters=parameters,
+        keywords=keywords,
     )
 
 

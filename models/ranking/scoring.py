@@ -137,9 +137,18 @@ def score(
     if similarity is not None:
         total = total + similarity
     return Scores(
-        total, attention, transitions, prior, mass, mode, len(user), error, scanned, whole,
-        similarity,
-    )  # fmt: skip
+        total=total,
+        attention=attention,
+        transitions=transitions,
+        prior=prior,
+        mass=mass,
+        mode=mode,
+        memory_rows=len(user),
+        relative_error=error,
+        rows_scanned=scanned,
+        partial=whole,
+        similarity=similarity,
+    )
 
 
 def similarity_scores(snapshot: Snapshot, user: UserMemory, targets: Tensor) -> Tensor | None:

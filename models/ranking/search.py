@@ -210,14 +210,14 @@ def _results(
         if part > 0:
             matched[item][names[code]] += part
     return SearchResults(
-        rows,
-        gathered[order],
-        np.log(gathered[order]) + total,
-        tuple(dict(sorted(each.items(), key=lambda pair: -pair[1])) for each in matched),
-        matches.mode,
-        matches.attended,
-        mass,
-        None if personal is None else personal[rows],
+        rows=rows,
+        weights=gathered[order],
+        scores=np.log(gathered[order]) + total,
+        matched=tuple(dict(sorted(each.items(), key=lambda pair: -pair[1])) for each in matched),
+        mode=matches.mode,
+        keys=matches.attended,
+        mass=mass,
+        personal=None if personal is None else personal[rows],
     )
 
 

@@ -311,16 +311,18 @@ class QueryParser:
         is_changed = bool(corrections) or any(part.is_lost for part in parts)
         quoted = [part.plain for part in parts if "quoted" in part.modes]
         return ParsedQuery(
-            " ".join(text.split()) if is_changed else text,
-            tuple(word.alternatives for word in words if word.role == "term"),
-            tuple(filter(self._terms.stems, quoted)),
-            corrections,
-            tuple(dict.fromkeys(compounds)),
-            tuple(span.keyword for span in spans),
-            " ".join((offered + query[copied:]).split()) if any(w.offered for w in words) else None,
-            known / sum(rarities) if rarities else 0.0,
-            tuple(part.tokens[-1].text for part in parts if "starred" in part.modes),
-            tuple(word.alternatives for word in words if word.role == "aside"),
+            text=" ".join(text.split()) if is_changed else text,
+            terms=tuple(word.alternatives for word in words if word.role == "term"),
+            phrases=tuple(filter(self._terms.stems, quoted)),
+            corrections=corrections,
+            compounds=tuple(dict.fromkeys(compounds)),
+            keywords=tuple(span.keyword for span in spans),
+            did_you_mean=" ".join((offered + query[copied:]).split())
+            if any(w.offered for w in words)
+            else None,
+            coverage=known / sum(rarities) if rarities else 0.0,
+            prefixes=tuple(part.tokens[-1].text for part in parts if "starred" in part.modes),
+            asides=tuple(word.alternatives for word in words if word.role == "aside"),
         )
 
     def _part(

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
-from models.compute.device import training_device
+from models.compute.device import SINGLE_PROCESS, DataParallelGroup, training_device
 from models.compute.progress import Stopwatch
 from models.data.interactions import Interactions, quantile
 from models.data.windows import batch_shard, batch_windows, tile_windows

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
+from models.compute.device import SINGLE_PROCESS, DataParallelGroup
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import Ranker, ndcg_gains, ranks_by_weight, standard_error
 from models.evaluation.model_ranker import ModelRanker, SimilarityRanker, TransitionRanker

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
-from models.history.user_history import UserHistory
+from models.history.user_history import UserHistory, select_vectors
 from service.domain.queries import EventFilter, InlineEvent
 from service.domain.records import User
 from service.snapshots.text_embeddings import EmbeddingCache
@@ -68,6 +68,18 @@ class EventColumns:
         present[self.rows] = True
         return np.flatnonzero(present[:-1])
 
+    def select(self, events: NDArray[np.int64] | slice) -> EventColumns:
+        """Keep some events, in the order of their positions here."""
+        return replace(
+            self,
+            rows=self.rows[events],
+            timestamps=self.timestamps[events],
+            seqs=self.seqs[events],
+            types=self.types[events],
+            weights=None if self.weights is None else self.weights[events],
+            vectors=select_vectors(self.vectors, np.arange(len(self))[events]),
+        )
+
     def filled_weights(self) -> NDArray[np.float32]:
         """The weight of each event, [n]."""
         return np.ones(len(self), np.float32) if self.weights is None else self.weights
@@ -79,7 +91,18 @@ def _int32() -> NDArray[np.int32]:
 
 # The columns of every requester without events and interests.
 EMPTY = EventColumns(
-    "", 0, 0, 0, _int32(), np.zeros(0, np.int64), _int32(), _int32(), (), None, {}, None
+    user_id="",
+    version=0,
+    generation=0,
+    epoch=0,
+    rows=_int32(),
+    timestamps=np.zeros(0, np.int64),
+    seqs=_int32(),
+    types=_int32(),
+    type_names=(),
+    weights=None,
+    vectors={},
+    user=None,
 )
 
 
@@ -114,18 +137,18 @@ class EventReader:
 
     def _columns(self, history: History) -> EventColumns:
         return EventColumns(
-            history.user_id,
-            history.version,
-            history.generation,
-            next(self._epochs),
-            np.array([self._items.add(id_) for id_ in history.item_ids], dtype=np.int32),
-            history.timestamps,
-            history.seqs,
-            np.array([self._types.add(name) for name in history.types], dtype=np.int32),
-            self._types.ids,
-            None if np.all(history.weights == 1) else history.weights,
-            history.vectors,
-            history.user,
+            user_id=history.user_id,
+            version=history.version,
+            generation=history.generation,
+            epoch=next(self._epochs),
+            rows=np.array([self._items.add(id_) for id_ in history.item_ids], dtype=np.int32),
+            timestamps=history.timestamps,
+            seqs=history.seqs,
+            types=np.array([self._types.add(name) for name in history.types], dtype=np.int32),
+            type_names=self._types.ids,
+            weights=None if np.all(history.weights == 1) else history.weights,
+            vectors=history.vectors,
+            user=history.user,
         )
 
 
@@ -133,7 +156,7 @@ def _appended(known: EventColumns, more: EventColumns) -> EventColumns:
     """Merge columns in the order of (timestamp, seq): a late arrival may belong in the middle."""
     merged = concat(known, more)
     if len(more) and more.timestamps[0] < known.timestamps[-1]:
-        return reorder(merged, np.lexsort((merged.seqs, merged.timestamps)))
+        return merged.select(np.lexsort((merged.seqs, merged.timestamps)))
     return replace(merged, epoch=known.epoch)
 
 
@@ -159,31 +182,7 @@ def up_to(events: EventColumns, at: int) -> EventColumns:
     count = int(np.searchsorted(events.timestamps, at, side="right"))
     if count == len(events):
         return events  # with its version: what is cached of it serves
-    return replace(
-        events,
-        version=0,
-        rows=events.rows[:count],
-        timestamps=events.timestamps[:count],
-        seqs=events.seqs[:count],
-        types=events.types[:count],
-        weights=None if events.weights is None else events.weights[:count],
-        vectors={event: pair for event, pair in events.vectors.items() if event < count},
-    )
-
-
-def reorder(events: EventColumns, order: NDArray[np.int64]) -> EventColumns:
-    """Put events into another order, [n]."""
-    place = np.empty(len(events), np.int64)
-    place[order] = np.arange(len(events))
-    return replace(
-        events,
-        rows=events.rows[order],
-        timestamps=events.timestamps[order],
-        seqs=events.seqs[order],
-        types=events.types[order],
-        weights=None if events.weights is None else events.weights[order],
-        vectors={int(place[at]): pair for at, pair in events.vectors.items()},
-    )
+    return replace(events.select(slice(count)), version=0)
 
 
 def with_session(
@@ -211,7 +210,7 @@ def with_session(
         vectors={},
     )
     merged = concat(stored, inline)
-    return reorder(merged, np.argsort(merged.timestamps, kind="stable"))
+    return merged.select(np.argsort(merged.timestamps, kind="stable"))
 
 
 def assemble_history(
@@ -228,15 +227,15 @@ def assemble_history(
         if all(vector is None or len(vector) == dimension for vector in pair)
     }
     return UserHistory(
-        events.rows,
-        events.timestamps,
-        events.filled_weights(),
+        rows=events.rows,
+        timestamps=events.timestamps,
+        weights=events.filled_weights(),
         # Names of types are few, however many events there are.
-        snapshot.type_rows(events.type_names)[events.types],
-        visible_events(snapshot, events, visible),
-        usable,
-        profile_rows,
-        profile_content,
+        types=snapshot.type_rows(events.type_names)[events.types],
+        visible=visible_events(snapshot, events, visible),
+        vectors=usable,
+        profile_rows=profile_rows,
+        profile_content=profile_content,
     )
 
 

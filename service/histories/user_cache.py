@@ -68,7 +68,16 @@ class DerivedState:
     ) -> DerivedState:
         """Return the state that holds a memory made from a user's events by a snapshot."""
         step, written = snapshot.cow_tables.step, _last_written(snapshot, events)
-        return cls(events, step, written, history, user.encoded, collapsed, user, is_plain)
+        return cls(
+            events=events,
+            step=step,
+            written=written,
+            history=history,
+            encoded=user.encoded,
+            collapsed=collapsed,
+            memory=user,
+            is_plain=is_plain,
+        )
 
     def serves(self, events: EventColumns, snapshot: Snapshot) -> bool:
         """Report whether this was derived from the same events and the same tables of their items.

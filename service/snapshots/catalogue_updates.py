@@ -44,16 +44,16 @@ def to_entry(
     texts = [searched_text(text) for text in (item.title, item.description, *labels)]
     wanted = frozenset(map(_normal_name, keyword_fields))
     return ItemEntry(
-        item.item_id,
-        item.title,
-        {name: text for name, text in zip(_FIELDS, texts, strict=True) if text},
-        item.categories,
-        item.attributes,
-        own,
-        item.hidden,
-        item.published_at,
-        item.tags,
-        {"item_id": [item.item_id], **dict(_keywords(item.attributes, wanted))},
+        item_id=item.item_id,
+        title=item.title,
+        fields={name: text for name, text in zip(_FIELDS, texts, strict=True) if text},
+        categories=item.categories,
+        attributes=item.attributes,
+        embedding=own,
+        hidden=item.hidden,
+        published_at=item.published_at,
+        tags=item.tags,
+        keywords={"item_id": [item.item_id], **dict(_keywords(item.attributes, wanted))},
     )
 
 

@@ -224,7 +224,18 @@ def _compare(
     n, n_users = int(sums[2]), int(sums[3])
     if not n:
         nan = float("nan")
-        return Verdict("unknown", against, is_model, is_new, 0, 0, nan, nan, nan, nan)
+        return Verdict(
+            outcome="unknown",
+            against=against,
+            against_model=is_model,
+            new_items=is_new,
+            cases=0,
+            users=0,
+            ndcg=nan,
+            other=nan,
+            low=nan,
+            high=nan,
+        )
     ndcg, other = (sums[:2] / n).tolist()
     # The items of a user's basket are no independent cases: the error is that of users.
     of_users = np.bincount(place, ours - theirs - (ndcg - other), minlength=len(users))
@@ -235,7 +246,16 @@ def _compare(
     if n_users < MIN_USERS:
         outcome = "unknown"
     return Verdict(
-        outcome, against, is_model, is_new, n, n_users, ndcg, other, float(low), float(high)
+        outcome=outcome,
+        against=against,
+        against_model=is_model,
+        new_items=is_new,
+        cases=n,
+        users=n_users,
+        ndcg=ndcg,
+        other=other,
+        low=float(low),
+        high=float(high),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from models.compute.data_parallel import DataParallelGroup
+from models.compute.device import DataParallelGroup
 from models.data.interactions import Interactions
 from models.recommender.artifact import TrainedModel
 from models.training.checkpoint import CheckpointError

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
-from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
+from models.compute.device import SINGLE_PROCESS, DataParallelGroup
 from models.data.interactions import (
     DISLIKE,
     NEGATIVE,
@@ -46,7 +46,14 @@ _MAX_DIFFERENCE = 0.01
 
 _NO_CODES = np.zeros(0, np.int32)
 NO_COLUMNS = LogColumns(
-    [], [], [], _NO_CODES, _NO_CODES, _NO_CODES, np.zeros(0, np.int64), np.zeros(0, np.float32)
+    user_ids=[],
+    item_ids=[],
+    type_names=[],
+    users=_NO_CODES,
+    items=_NO_CODES,
+    types=_NO_CODES,
+    timestamps=np.zeros(0, np.int64),
+    weights=np.zeros(0, np.float32),
 )
 
 
@@ -232,7 +239,16 @@ def _corpus(
         shards,
     )
     counts = tuple(shards.gather_objects(len(log)))
-    return TrainingCorpus(log, item_ids, content, types, counts, user_keys, has_times, count)
+    return TrainingCorpus(
+        log=log,
+        item_ids=item_ids,
+        content=content,
+        types=types,
+        shard_events=counts,
+        user_keys=user_keys,
+        has_times=has_times,
+        without_time=count,
+    )
 
 
 def _digests(ids: Sequence[str]) -> NDArray[np.uint64]:

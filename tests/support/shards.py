@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.compute.data_parallel import DataParallelGroup
+from models.compute.device import DataParallelGroup
 from models.data.interactions import Interactions, LogShards
 from service.training.process_group import process_group
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from models.compute.data_parallel import DataParallelGroup
+from models.compute.device import DataParallelGroup
 from models.data.interactions import WHOLE_LOG, Interactions, LogShards
 from models.training.checkpoint import Checkpoint, CheckpointError
 from models.training.fit import fit

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
+from models.compute.device import SINGLE_PROCESS, DataParallelGroup
 from models.data.interactions import Interactions
 from models.evaluation.baselines import Popularity
 from models.evaluation.full_ranking import evaluate

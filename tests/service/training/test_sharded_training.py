@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.compute.data_parallel import DataParallelGroup
+from models.compute.device import DataParallelGroup
 from models.data.interactions import LogShards
 from models.text.encoders import StaticEncoder
 from models.training.log_profile import hold_out
