@@ -45,7 +45,7 @@ def to_entry(
     wanted = frozenset(map(_normal_name, keyword_fields))
     return ItemEntry(
         item_id=item.item_id,
-        title=item.title,
+        title=plain_text(item.title),
         fields={name: text for name, text in zip(_FIELDS, texts, strict=True) if text},
         categories=item.categories,
         attributes=item.attributes,

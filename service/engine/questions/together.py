@@ -50,7 +50,7 @@ def together(
     Raises `NotFound` where there is no such item.
     """
     catalogue = snapshot.catalogue
-    row = _known_row(snapshot, log, query.item_id)
+    row = known_row(snapshot, log, query.item_id)
     allowed = selection.allowed.copy()
     allowed[row] = False
 
@@ -143,7 +143,7 @@ def _why_empty(query: TogetherQuery, snapshot: Snapshot, row: int, events: int) 
     )
 
 
-def _known_row(snapshot: Snapshot, log: EventLog, item_id: str) -> int:
+def known_row(snapshot: Snapshot, log: EventLog, item_id: str) -> int:
     """Return the row of an item with events or with a vector. Raises `NotFound`."""
     row = snapshot.catalogue.row(item_id)
     if row >= 0 and not snapshot.catalogue.deleted[row] and len(log.of_item(row).users):
