@@ -24,7 +24,6 @@ from service.snapshots.registry import PointerToken, Registry, Version
 from service.snapshots.version_files import (
     MANIFEST,
     WRITE_ONCE,
-    Staging,
     parse_manifest,
     read_file,
     read_manifest,
@@ -37,86 +36,7 @@ from service.stores.protocols.shared_files import Activation, FileSet, SharedFil
 _log = logging.getLogger(__name__)
 
 _TIMEOUT = 600.0  # seconds to wait for another process of this machine that fetches
-
-
-class LocalCopies:
-    """Version directories of a registry, as copies of the sets of files in a database.
-
-    Args:
-        root: of the registry.
-        staging: of the registry.
-        shared: the versions in the database.
-    """
-
-    def __init__(self, root: Path, staging: Staging, shared: SharedFiles) -> None:
-        self._versions = root / "versions"
-        self._lock = root / "fetching"
-        self._staging = staging
-        self._shared = shared
-
-    def send(self, version: str) -> None:
-        """Store a version of this disk in the database.
-
-        Raises:
-            Corrupt: it is damaged on this disk.
-            Conflict: there is, or once was, one of this name in the database.
-            Unavailable: the database does not answer.
-        """
-        directory = self._versions / version
-        manifest = read_manifest(directory)
-        sealed = bytes(read_file(directory, MANIFEST))
-        self._shared.put(version, sealed, send_files(directory, manifest))
-
-    def has(self, stored: FileSet) -> bool:
-        """True if a version is on this disk with the manifest that it has in the database."""
-        try:
-            return read_file(self._versions / stored.name, MANIFEST) == stored.description
-        except Corrupt:
-            return False
-
-    def fetch(self, stored: FileSet) -> None:
-        """Fetch a version, unless another process of this machine has just done so.
-
-        Killed at any point, it leaves nothing, or the whole version.
-
-        Raises:
-            Corrupt: naming what is damaged in the database.
-            NotFound: it was removed meanwhile.
-            StoreFull: the disk is full.
-            Unavailable: the database does not answer, or another process fetches for too long.
-        """
-        version = stored.name
-        manifest = parse_manifest(stored.description, version)
-        try:
-            with durable_files.locked(self._lock, _TIMEOUT):
-                if self.has(stored):
-                    return
-                self.discard(version)  # it has the name, and other bytes
-                _log.info("fetching model %s, %s bytes", version, f"{manifest.size:,}")
-                with self._staging.new() as directory:
-                    with closing(self._shared.read(version)) as chunks:
-                        receive_files(directory, manifest, chunks)
-                    durable_files.write(directory / MANIFEST, stored.description, mode=WRITE_ONCE)
-                    durable_files.sync_directory(directory)
-                    with self._staging.locked():
-                        if not os.path.lexists(self._versions / version):
-                            os.rename(directory, self._versions / version)
-                            durable_files.sync_directory(self._versions)
-        except TimeoutError as error:
-            raise Busy(f"another process is fetching model {version}") from error
-
-    def discard(self, version: str) -> bool:
-        """Take a version off this disk; False where it is not there."""
-        with self._staging.locked():
-            if not os.path.lexists(self._versions / version):
-                return False
-            self._staging.discard(self._versions / version)
-        return True
-
-
 KIND = "model"  # of the sets of files
-
-
 _FIRST_DELAY, _LONGEST_DELAY = 5.0, 300.0  # seconds before a version is fetched another time
 _TRIES = 3  # to publish under a name that another machine may take meanwhile
 
@@ -148,7 +68,6 @@ class SharedRegistry(Registry):
     ) -> None:
         super().__init__(root, clock=clock, timeout=timeout)
         self._shared = shared
-        self._copies = LocalCopies(self._root, self._staging, shared)
         self._known: Activation | None = None  # None: the database was not asked yet
         self._is_away = False  # as far as the log has been told
         self._is_here = True  # the current version is on this disk, or was not looked for
@@ -172,7 +91,7 @@ class SharedRegistry(Registry):
         for attempt in range(1, _TRIES + 1):
             name = self._publish(files, metadata, version, False, self._taken())
             try:
-                self._copies.send(name)
+                self._send(name)
                 break
             except Unavailable as error:
                 raise Unavailable(
@@ -180,7 +99,7 @@ class SharedRegistry(Registry):
                     f"heed models activate {name} shares it"
                 ) from error
             except BaseException as error:
-                self._copies.discard(name)
+                self._discard(name)
                 if not isinstance(error, Conflict) or version is not None or attempt == _TRIES:
                     raise
         if activate:
@@ -215,7 +134,7 @@ class SharedRegistry(Registry):
         self._directory(version)
         if self._shared.find(version) is None:
             self._status(version)
-            self._copies.send(version)
+            self._send(version)
         self._fetch_missing(version)
         try:
             self._verify(version)
@@ -312,19 +231,78 @@ class SharedRegistry(Registry):
             is_used = version == self.current()
             if is_used or (version in shared and not self._shared.remove(version)):
                 continue
-            self._copies.discard(version)
+            self._discard(version)
             removed.append(version)
         self._staging.clean()
         return removed
 
     # ------------------------------------------------------------------ between disk and database
 
+    def _send(self, version: str) -> None:
+        """Store a version of this disk in the database.
+
+        Raises:
+            Corrupt: it is damaged on this disk.
+            Conflict: there is, or once was, one of this name in the database.
+            Unavailable: the database does not answer.
+        """
+        directory = self._versions / version
+        manifest = read_manifest(directory)
+        sealed = bytes(read_file(directory, MANIFEST))
+        self._shared.put(version, sealed, send_files(directory, manifest))
+
+    def _has(self, stored: FileSet) -> bool:
+        """True if a version is on this disk with the manifest that it has in the database."""
+        try:
+            return read_file(self._versions / stored.name, MANIFEST) == stored.description
+        except Corrupt:
+            return False
+
+    def _fetch(self, stored: FileSet) -> None:
+        """Fetch a version, unless another process of this machine has just done so.
+
+        Killed at any point, it leaves nothing, or the whole version.
+
+        Raises:
+            Corrupt: naming what is damaged in the database.
+            NotFound: it was removed meanwhile.
+            StoreFull: the disk is full.
+            Unavailable: the database does not answer, or another process fetches for too long.
+        """
+        version = stored.name
+        manifest = parse_manifest(stored.description, version)
+        try:
+            with durable_files.locked(self._root / "fetching", _TIMEOUT):
+                if self._has(stored):
+                    return
+                self._discard(version)  # it has the name, and other bytes
+                _log.info("fetching model %s, %s bytes", version, f"{manifest.size:,}")
+                with self._staging.new() as directory:
+                    with closing(self._shared.read(version)) as chunks:
+                        receive_files(directory, manifest, chunks)
+                    durable_files.write(directory / MANIFEST, stored.description, mode=WRITE_ONCE)
+                    durable_files.sync_directory(directory)
+                    with self._staging.locked():
+                        if not os.path.lexists(self._versions / version):
+                            os.rename(directory, self._versions / version)
+                            durable_files.sync_directory(self._versions)
+        except TimeoutError as error:
+            raise Busy(f"another process is fetching model {version}") from error
+
+    def _discard(self, version: str) -> bool:
+        """Take a version off this disk; False where it is not there."""
+        with self._staging.locked():
+            if not os.path.lexists(self._versions / version):
+                return False
+            self._staging.discard(self._versions / version)
+        return True
+
     def _try_to_fetch(self, version: str) -> bool:
         """Have a version on this disk; False where that fails, as the log says."""
         try:
             stored = self._shared.find(version)
-            if stored is not None and not self._copies.has(stored):
-                self._copies.fetch(stored)
+            if stored is not None and not self._has(stored):
+                self._fetch(stored)
         except (HeedError, OSError) as error:
             _log.error("model %s is not fetched: %s", version, error)
             return False
@@ -338,8 +316,8 @@ class SharedRegistry(Registry):
         except HeedError as error:
             self._note_away(error)
             return
-        if stored is not None and not self._copies.has(stored):
-            self._copies.fetch(stored)
+        if stored is not None and not self._has(stored):
+            self._fetch(stored)
 
     def _fetch_again(self, version: str, damage: Corrupt) -> None:
         """Replace a version that is damaged on this disk; raise the damage where that fails."""
@@ -350,8 +328,8 @@ class SharedRegistry(Registry):
         if stored is None:
             raise damage
         _log.error("%s: it is fetched again", damage.detail)
-        self._copies.discard(version)
-        self._copies.fetch(stored)
+        self._discard(version)
+        self._fetch(stored)
 
     # ------------------------------------------------------------------ the parts
 
@@ -388,7 +366,7 @@ class SharedRegistry(Registry):
         """Take off this disk what was removed from the database."""
         try:
             for version in self._shared.removed():
-                if self._copies.discard(version):
+                if self._discard(version):
                     _log.info("model %s was removed", version)
             self._staging.clean()
         except (HeedError, OSError) as error:

@@ -14,8 +14,7 @@ from pathlib import Path
 from service.domain.errors import Conflict, Corrupt
 from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.timestamps import to_rfc3339
-from service.jobs.job_files import parse_job
-from service.jobs.job_records import KEPT
+from service.jobs.job_records import KEPT, parse_job
 from service.maintenance.backups.backup_writer import BackupProgress
 from service.maintenance.backups.manifest import BackupManifest
 from service.maintenance.backups.objects import copy_file
