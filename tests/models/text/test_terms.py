@@ -1,4 +1,4 @@
-"""Folding of texts, and the places of folded characters."""
+"""Folded texts, and the plain text of HTML."""
 
 import unicodedata
 from functools import cache
@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from models.text.bm25 import BM25Index, BM25Writer, Document
-from models.text.terms import fold, fold_aligned
+from models.text.terms import fold, fold_aligned, plain_text
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 FORMS: tuple[Form, ...] = ("NFC", "NFD", "NFKC", "NFKD")
@@ -111,3 +111,30 @@ def test_a_fraction_of_two_words_is_marked_once() -> None:
     """Words that are folded from one character have one place."""
     index = BM25Writer().update([Document(0, "½ cup", [])])
     assert index.match_spans(index.parser.parse("1 2 cup"))("½ cup") == [(0, 1), (2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (
+            "<p>A <strong>sturdy</strong> mug&nbsp;for piers.</p><ul><li>350&nbsp;ml</li></ul>Gift",
+            "A sturdy mug for piers. 350 ml Gift",
+        ),
+        ("<p>one<p>two<br/>three", "one two three"),
+        ("<b>st</b>urdy", "sturdy"),
+        ("<style>p { color: red }</style><SCRIPT>alert(1)</SCRIPT>seen<!-- not -->", "seen"),
+        ("<td>1</td><td>2</td>", "1 2"),
+        ("Tom &amp; Jerry&#39;s", "Tom & Jerry's"),
+        ("a < b and c > d,  I <3 vector<int> &c. AT&T", None),
+        ("two\n\nlines", None),
+        ("", None),
+    ],
+)
+def test_markup_is_read_as_its_text(written: str, read: str | None) -> None:
+    """Elements, comments and references go; a text without markup stays as it is."""
+    assert plain_text(written) == (written if read is None else read)
+
+
+def test_tags_within_tags_without_end_are_read_without_a_parser() -> None:
+    """More tags than are parsed, which may be nested, leave their text all the same."""
+    assert plain_text("<div>" * 50_000 + "deep &amp; still") == "deep & still"
