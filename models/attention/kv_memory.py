@@ -58,7 +58,7 @@ class KeyValueMemory:
 
 
 class KVTable(NamedTuple):
-    """Keys [H, N, d] and values [H, N, d_v] of which some are a memory's rows."""
+    """Keys [H, N, d] and values [H, N, d_v]; some of them are a memory's rows."""
 
     keys: Tensor
     values: Tensor

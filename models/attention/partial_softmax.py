@@ -116,7 +116,7 @@ class Attended(NamedTuple):
 
     @classmethod
     def exact(cls, partial: PartialSoftmax, rows: int) -> Attended:
-        """Attention over rows all of which were attended one by one."""
+        """Attention over rows that were all attended one by one."""
         like = partial.logsumexp
         one, zero = torch.ones_like(like), torch.zeros_like(like)
         return cls(partial, one, zero, torch.full_like(like, rows))

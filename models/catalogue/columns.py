@@ -26,7 +26,7 @@ from models.data.vocabulary import Vocabulary
 
 T = TypeVar("T", bound=np.generic)
 
-_SPARSE = 16  # values that fewer than one in so many rows has are held as pairs of row and value
+_SPARSE = 16  # values that fewer than one in this many rows has are held as pairs of row and value
 _MOST_DENSE = 4  # arrays of a value for every row
 _FEW = 16  # rows that are looked for one by one among the extras
 _BLOCK = 1 << 16  # values at a time: larger temporary arrays cost more in new pages than in work
@@ -149,7 +149,7 @@ class ValueColumn(Generic[T]):
             chosen = number == at
             given = np.full(len(rows), self.missing, self.dtype)
             given[np.searchsorted(rows, owners[chosen])] = values[chosen]
-            # What lies behind the end stays there, unless it has a value.
+            # Rows behind the end stay there, unless they have a value.
             end = max(len(own), int(owners[chosen].max(initial=-1)) + 1)
             more = np.full(end - len(own), self.missing, self.dtype)
             known, new = rows < len(own), (rows >= len(own)) & (rows < end)
@@ -167,7 +167,7 @@ class ValueColumn(Generic[T]):
         size: int,
         rows: NDArray[np.int64] | None = None,
     ) -> NDArray[np.bool_]:
-        """Mark the rows of which a value meets a condition, bool [size].
+        """Mark the rows with a value that meets a condition, bool [size].
 
         Args:
             holds: maps values [n] to bool [n], false for `missing`.
@@ -212,7 +212,7 @@ class ValueColumn(Generic[T]):
             for begin in range(0, len(known), _BLOCK):
                 block = known[begin : begin + _BLOCK]
                 start, end = int(block[0]), int(block[-1]) + 1
-                # Where all rows are marked nothing need be copied.
+                # If all rows are marked, nothing need be copied.
                 is_whole = end - start == len(block)
                 yield own.array[start:end] if is_whole else own.array.take(block)
         for begin in range(0, len(self.extra_rows), _BLOCK):

@@ -78,7 +78,7 @@ _BOUNDS: Mapping[str, Callable[[Any, Any], Any]] = {
 _COMPARED = 8  # numbers that are compared one after the other; more are searched for
 
 _BLOCK = 16_384  # ids between two checkpoints
-_NARROW = 8  # once fewer than one in so many rows is left, only those are looked at
+_NARROW = 8  # once fewer than one in this many rows is left, only those are looked at
 
 _Test = Callable[[NDArray[Any]], NDArray[np.bool_]]  # values [n] -> bool [n]
 
@@ -98,7 +98,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Filters of which all, at least one, or none must hold."""
+    """Filters: all, at least one, or none must hold."""
 
     kind: Literal["all", "any", "none"]
     members: tuple[ItemFilter, ...] = ()
@@ -204,12 +204,12 @@ def _compared(
     size: int,
     rows: NDArray[np.int64] | None,
 ) -> NDArray[np.bool_]:
-    """Mark the rows of which one value meets all comparisons, `exists` not among them."""
+    """Mark the rows with a value that meets all comparisons, `exists` not among them."""
     masks = list[NDArray[np.bool_]]()
     if columns.keywords is not None and (tests := _keyword_tests(columns.keywords, comparisons)):
         masks.append(columns.keywords.codes.mask(_all(tests), size, rows))
     if columns.numbers is not None and (tests := _number_tests(columns.numbers, comparisons)):
-        # Of no number at all, `lt` would hold where it is written as the smallest integer.
+        # An item without a number is written as the smallest integer, for which `lt` would hold.
         if not (columns.numbers.has_nan or _is_above(columns.numbers.missing, comparisons)):
             tests = [columns.numbers.filled, *tests]
         masks.append(columns.numbers.mask(_all(tests), size, rows))

@@ -352,7 +352,7 @@ def _as_integers(name: str, values: ArrayLike, dtype: type[Whole]) -> NDArray[Wh
 
 _HOUR = 3_600_000_000  # microseconds; in less than that a file is imported
 _AT_ONCE = 10  # events at one time, on average, that no log of what people do has for an hour
-_SMALLEST = 10  # one in so many events of a log that are an import of part of it
+_SMALLEST = 10  # one in this many events, from which on they are an import of part of a log
 
 
 def lacks_order(imported: NDArray[np.bool_], shards: LogShards = WHOLE_LOG) -> bool:

@@ -309,7 +309,7 @@ class HistoryEncoder(nn.Module):
 
         Args:
             keys: cached, [blocks, H, B, N, d].
-            values: cached, likewise.
+            values: cached, of the same shape.
             before: int64 microseconds of the cached events, [B, N].
             events: [B, n, dim].
             timestamps: int64 microseconds [B, n].

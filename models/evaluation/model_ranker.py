@@ -55,7 +55,7 @@ class ModelRanker:
         self._device = device = model.prior.device
         dtype = product_dtype(device) if reduced_precision else torch.float32
         self._autocast = autocast(device, dtype)
-        # Where the target's part of the queries is zero, one readout serves all targets.
+        # If the target's part of the queries is zero, one readout serves all targets.
         self._target_in_query = target_in_query and bool(model.cross_attention.w_q.weight.any())
         self._items = items = model.config.n_items if rows is None else len(rows)
         self._candidates = min(items, CANDIDATES) if two_stage else items

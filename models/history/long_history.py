@@ -48,7 +48,7 @@ WHOLE_SHARE = 1e-8  # what an event adds at least to a score, to have a whole sh
 def rank_contributions(contributions: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
     """Order contributions [..., n] to scores: the largest positive first, then the most negative.
 
-    What lowers a score is never preferred to what raises it: a reason is given as "because of".
+    Rows that lower a score come after those that raise it: a reason is given as "because of".
     """
     return np.lexsort((-np.abs(contributions), contributions <= 0))
 
@@ -56,7 +56,7 @@ def rank_contributions(contributions: NDArray[np.floating[Any]]) -> NDArray[np.i
 def foremost(contributions: NDArray[np.float64], top: int) -> NDArray[np.int64]:
     """Choose the first `top` in the order of `rank_contributions`, and the largest half as many.
 
-    The latter may lower a score. Where their weight is large, what is lost without them is not
+    The latter may lower a score. If their weight is large, what is lost without them is not
     proportional to it, so that they cannot be counted together with others.
     """
     order = rank_contributions(contributions)[:top]
@@ -178,7 +178,7 @@ class ItemWeights:
         if at == self._at:
             return np.zeros(0, np.int64)
         times = self.history.timestamps[: self.count]
-        # The events of at least each bucket are the first so many: as time goes on, more.
+        # The events of at least each bucket are a beginning, which grows as time goes on.
         before = np.searchsorted(times, self._at - _EDGES, side="right")
         after = np.searchsorted(times, at - _EDGES, side="right")
         low, high = np.minimum(before, after), np.maximum(before, after)
@@ -366,7 +366,7 @@ class CollapsedHistory:
 
     @property
     def needs_lists(self) -> bool:
-        """True if lists should be built: there are none, or many items are newer than they."""
+        """True if lists should be built: they are missing, or many items are newer."""
         if self.lists is None:
             return len(self) >= LISTS_FROM
         return len(self) - len(self.lists) > max(RECENT_EVENTS, len(self) // _STALE)

@@ -20,7 +20,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UserHistory:
-    """What the requester did, oldest first, as rows of the catalogue; and the profile beside it."""
+    """A requester's events, oldest first, as rows of the catalogue; and the profile beside them."""
 
     rows: NDArray[np.int32]  # [n] item rows, -1 = an item the catalogue does not know
     timestamps: NDArray[np.int64]  # [n] microseconds UTC

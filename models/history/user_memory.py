@@ -122,8 +122,8 @@ def without_each(
     ]
 
 
-_KEPT_PARTS = 20_000  # trained items at most of which a memory keeps transitions: 80 kB
-NEWEST_LEFT_OUT = 8  # events without each of which a memory is encoded anew, to explain scores
+_KEPT_PARTS = 20_000  # trained items, up to which a memory keeps their transitions: 80 kB
+NEWEST_LEFT_OUT = 8  # events; the memory is encoded again without each, to explain scores
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -148,7 +148,7 @@ class UserMemory:
     transitions: Tensor | None  # [N + 1]; None where they depend on more, and of many items
     similarity: Tensor | None  # [N + 1]; None without this part
     history: UserHistory  # the history that this was built from
-    at: int  # microseconds, the request's time, or one of which every age is in the same bucket
+    at: int  # microseconds, the request's time, or one that puts every age in the same bucket
     encoded: EncodedHistory | None  # the states of the newest events; None without an encoder
     collapsed: CollapsedHistory | None = None  # of a long history, the events before these
     collapsed_count: int = 0  # of events in `collapsed` when this was built

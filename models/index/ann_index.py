@@ -39,9 +39,9 @@ _SEED = 0  # of k-means: the same points give the same index
 _PQ_BITS = 4
 _PQ_SAMPLE = 65_536  # points that codebooks are trained on
 _BATCH = 65_536  # points added at once
-_GROWTH = 1.5  # k-means runs anew when √n is so many times the number of clusters to reuse
-# Of many rows k-means takes minutes, and lists gigabytes: fewer samples and rounds, and numbers of
-# half the precision, cost hardly any recall.
+_GROWTH = 1.5  # k-means runs again when √n is this many times the number of clusters to reuse
+# With many rows k-means takes minutes, and lists gigabytes. Fewer samples and rounds, and numbers
+# of half the precision, cost hardly any recall.
 MANY, _POINTS_PER_CLUSTER, _ROUNDS = 200_000, 64, 10
 
 
@@ -95,7 +95,7 @@ def cached(
 
 
 def ivf(points: Floats, earlier: Any) -> Any:
-    """Build an inverted file: √n clusters, of which the nearest to a query are scanned.
+    """Build an inverted file: √n clusters; the nearest to a query are scanned.
 
     Args:
         points: float32 [n, D], n at least 1.

@@ -2,7 +2,7 @@
 
 With α the weights of a head, v the values, and o what a value must point at to raise the score, the
 attention part of a score is Σ_h ḡ^h, where ḡ^h = Σ_j α^h_j g^h_j is the mean of the gains g^h_j =
-⟨v^h_j, o^h⟩. Without row j the others take over its weight, and the head loses
+⟨v^h_j, o^h⟩. Without row j the others have its weight, and the head loses
 
     α_j (g_j - ḡ) / (1 - α_j),
 
@@ -18,7 +18,7 @@ depends on these most, and few later events have other states without them. (The
 which moves in steps, stays where it is.)
 
 These losses do not sum to the score: most of it is what the rows have in common, and no single row
-accounts for it. What is left is shared equally by the rows that raise the score (those that lower
+accounts for it. The rest is shared equally by the rows that raise the score (those that lower
 it, where it is negative). Contributions then sum to the score, are ordered as the losses are, and
 have their signs. Such a division is the equal allocation of nonseparable contributions of
 cooperative games (Moulin 1985), here among the rows whose own part has the sign of what is left.
@@ -272,7 +272,7 @@ def _by_factors(
     tables, temperature, changed = snapshot.tables, options.temperature, left_out.changed
     query, outputs = (gather_rows(each, targets) for each in (tables.queries, tables.outputs))
     scale = query.shape[2] ** -0.5
-    # Of the targets: rows as they are, then those of the pairs.
+    # The factor of the targets: rows as they are, then those of the pairs.
     keys = torch.cat([user.memory.keys.transpose(0, 1), changed.keys], 1).mT  # (H, d, m + P)
     values = torch.cat([user.memory.values.transpose(0, 1), changed.values], 1).mT
     by_target = (query @ keys).mul_(scale / temperature)  # (H, T, m + P)
@@ -280,7 +280,7 @@ def _by_factors(
     if options.exclude_self:
         rows = torch.cat([user.rows, user.rows[left_out.pair_rows]])
         by_target *= exclude_self(targets, rows)
-    # Of the user: a pair counts where its event is left out.
+    # The factor of the user: a pair counts if its event is left out.
     size, pairs = len(user.memory), left_out.pairs
     by_user = query.new_full((len(left_out.rows), len(query), keys.shape[2]), -torch.inf)
     by_user[..., :size] = left_out.bias

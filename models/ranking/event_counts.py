@@ -123,7 +123,7 @@ def rated(events: LoggedEvents, n_items: int) -> PopularityScores:
 def unlike_ratings(events: LoggedEvents) -> Literal["equal", "values", "outliers"] | None:
     """Return why the weights of events cannot be ratings, or None where they may be.
 
-    Ratings are on a scale of few steps, both halves of which are in use:
+    Ratings are on a scale of few steps, with both halves in use:
 
     - `equal`: all events have one weight, so that every item has the same mean.
     - `outliers`: fewer than 1 % of the events are in the upper half of the range of the weights, as

@@ -69,7 +69,7 @@ class EncoderWindow(NamedTuple):
 
     places: dict[int, int]  # of the events read, by source
     earlier: int  # how many events earlier it would begin if the history were one event shorter
-    unread: int | None  # source of one event on an item before the window; None if there is none
+    unread: int | None  # source of one event on an item before the window, if any
 
     @classmethod
     def of(cls, snapshot: Snapshot, user: UserMemory) -> EncoderWindow:
@@ -82,7 +82,7 @@ class EncoderWindow(NamedTuple):
         first, count = user.encoded.first_item, len(sources)
         earlier = first - window_start(first + count - 1, snapshot.model.config.window)
         unread = np.flatnonzero(user.rows[: int(read[0])].numpy() >= 0)
-        # Those that an earlier window would not read either, or the first event if there are none.
+        # Events that an earlier window would not read either, or else the first event.
         unread = unread[: max(1, len(unread) - earlier)][-_CANDIDATES:]
         if not len(unread):
             return cls(places, earlier, None)
@@ -145,7 +145,7 @@ def encoder_slopes(
             older = remove_partial(partial, near)
     attention = model.state_attention
     counts = target_counts(snapshot, user, targets, again=not options.exclude_self)
-    # What requests compute cannot be differentiated through; copies can.
+    # Tensors of requests cannot be differentiated through; copies can.
     with torch.inference_mode(mode=False), torch.enable_grad():
         gates = torch.ones(len(encoded.cache), requires_grad=True)
         times = encoded.cache.timestamps.clone()
@@ -183,7 +183,7 @@ def encoder_slopes(
 
 
 # Histories without events so near to each other are encoded in one pass. Measured: a pass costs as
-# much as 35 events in it, and what some of them need not have read anew is less than that.
+# much as 35 events in it, and what some of them need not have read again is less than that.
 _NEAR = 32
 
 
@@ -256,7 +256,7 @@ def _place(user: UserMemory, source: int) -> int:
 
 
 # Events that the encoder reads, up to which no effect is estimated: the derivative fails most for
-# few events, and to encode these anew takes little.
+# few events, and to encode these again takes little.
 EXACT_EVENTS = 64
 _BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
 
@@ -509,7 +509,7 @@ def explain(
 ) -> list[list[Reason]]:
     """Return the `top` rows that raise each target's score most.
 
-    Where fewer rows than that raise them, the rows that lower them most follow. A list is in
+    If fewer rows raise them, the rows that lower them most follow. A list is in
     descending order of the signed contributions, so that its head is what a score is due to. Events
     on hidden and deleted items are no reasons, since nobody may be told of these.
 
@@ -561,7 +561,7 @@ def _foremost(found: Contributions, top: int, snapshot: Snapshot) -> list[NDArra
     each = found.each.numpy()
     nameable = ((found.weights.sum(0) > 0).numpy() | (each != 0)) & (found.user.source != REMAINDER)
     nameable &= ~snapshot.catalogue.withheld(found.user.rows.numpy())
-    # What cannot be named counts as 0, which comes last.
+    # Rows that cannot be named count as 0, which comes last.
     orders = rank_contributions(np.where(nameable, each, 0.0))
     if not nameable.all():
         orders = np.take_along_axis(

@@ -140,7 +140,7 @@ def line_up(
     generator = np.random.default_rng(steering.seed)
     few = tiers[0][pool.events[tiers[0]] < FEW_EVENTS] if lottery else tiers[0][:0]
     drawn, chances = explore(pool.scores.numpy(), pool.events, few, counts, lottery, generator)
-    # Where fewer items are new than there are places for them, the ranking goes on.
+    # If fewer items are new than there are places for them, the ranking goes on.
     ranked = np.concatenate(
         [ranked, _ranked(pool, tiers, counts, free - len(ranked) - len(drawn), diversity)]
     )

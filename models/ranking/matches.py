@@ -188,7 +188,7 @@ class FieldMatches:
     def offset(self) -> Tensor:
         """Score less cosine [1, K]: BM25, and the factor of the cosines of the key's field.
 
-        Where words alone count, it is -inf for the keys of items that have none of them.
+        If only words count, it is -inf for the keys of items without any of them.
         """
         factors = _cosine_factors(self.catalogue, self.parameters)
         factors = factors[self.catalogue.keys.codes[self.places]]
@@ -315,7 +315,7 @@ def match_fields(
 def unit_cosines(query: Tensor, keys: Tensor) -> Tensor:
     """Return the cosines [1, K] of one unit vector [1, D] and many [K, D].
 
-    `cosine` would scale all keys anew for each query; and for one query NumPy, which takes one
+    `cosine` would scale all keys again for each query; and for one query NumPy, which takes one
     product after the other, reads the keys in less than half the time of a matrix product.
     """
     return torch.from_numpy(np.vecdot(keys.numpy(), query[0].numpy()))[None]
@@ -345,7 +345,7 @@ def _nearest_keys(
         found: RowIndices = every[near[near >= 0]]
         return found
     indexed = snapshot.indexed_keys
-    # Where all are allowed, FAISS need not look at each.
+    # If all are allowed, FAISS need not look at each.
     allow = None if count == len(allowed_keys) else allowed_keys[:indexed]
     near = snapshot.key_index.search(query.numpy(), k, allow=allow, probes=probes)[0]
     fresh = np.flatnonzero(allowed_keys[indexed:])
@@ -434,7 +434,7 @@ def with_keywords(found: SearchResults, matches: FieldMatches, total: float) -> 
         scores = dict(zip(found.rows.tolist(), found.scores.tolist(), strict=True))
     if found.personal is not None:
         personal = dict(zip(found.rows.tolist(), found.personal.tolist(), strict=True))
-    # What the items would score without a memory: it adds to field keys alone.
+    # Scores of the items without a memory, which adds to field keys only.
     plain = {row: score - personal.get(row, 0.0) for row, score in scores.items()}
     matched = dict(zip(found.rows.tolist(), found.matched, strict=True))
     for row, logit, name in zip(

@@ -33,14 +33,14 @@ from models.recommender.target_attention import CANDIDATES, FIRST_ORDER_ITEMS, n
 
 # So many items of one boost, or such a share of all, are compared without an index.
 _FEW, _RARE = 4_096, 1 / 20
-# An index finds one item in so many at least: of a million near copies, the best 20 are spread
+# An index finds one item in this many at least: of a million near copies, the best 20 are spread
 # that far.
 _COMPARED_SHARE = 200
 RERANKED = 2  # codes of the index that are compared exactly for each item that it finds
 
 
 class CoarseQuery(NamedTuple):
-    """What the user's part of the queries says of all items."""
+    """Scores of all items by the user's part of the queries."""
 
     readout: Tensor  # r_u [dim]
     jacobian: Tensor | None  # J [H, d, d], over the rows that are known
@@ -182,7 +182,7 @@ def _indexed(
     rare, least = _rare_boosts(own, allowed)
     common = allowed.copy()
     common[rare] = False
-    # The candidates are shared by several boosts, of each of which fewer are needed.
+    # The candidates are shared by several boosts, each of which needs fewer.
     probes = RERANKED * count
     found = index.search(query, count, allow=common, boost=own, least=least, probes=probes)[0]
     rows = np.concatenate([found[found >= 0], rare])
@@ -248,7 +248,7 @@ LONG_CANDIDATES = INDEXED_CANDIDATES = 300
 # how many times as many there may be before this is deep enough.
 _DEEP = 0.5
 _DEEPEST = 4
-# Without an encoder, one item in so many is a candidate: of a million near copies, the best 20 are
+# Without an encoder, one item in this many is a candidate: the best 20 of a million near copies are
 # spread that far.
 _EXACT_SHARE = 400
 
@@ -319,7 +319,7 @@ def recommend(
         lineup = line_up(
             work.pool(rows, scores), counts, steering, limit=limit, diversity=diversity
         )
-        # The candidates are the best ones by an approximation, of which the lower half is slack.
+        # The candidates are the best by an approximation; its lower half is slack.
         is_full = len(lineup.places) == limit and (
             lineup.depth <= _DEEP or len(rows) >= _DEEPEST * wanted
         )
@@ -365,7 +365,7 @@ class _Ranking:
     steering: ItemSteering
 
     def is_small(self, items: int) -> bool:
-        """True if so many items are all scored, because candidates would be no more than near."""
+        """True if this number of items are all scored: candidates would be no more than near."""
         work = items * _cost(self.user)
         return self.snapshot.model.encoder is None and work <= EXACT_WORK
 
@@ -419,7 +419,7 @@ def candidate_count(
     limit: int,
     items: int,
 ) -> int:
-    """Return the number of candidates among so many items, bounded by the work of scoring."""
+    """Return the number of candidates among `items`, bounded by the work of scoring."""
     fewest = CANDIDATES if is_known(user) else LONG_CANDIDATES
     if snapshot.index is not None:
         fewest = INDEXED_CANDIDATES

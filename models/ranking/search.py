@@ -222,7 +222,7 @@ def _results(
 
 
 def take(found: SearchResults, places: Iterable[int]) -> SearchResults:
-    """Return the results at some places, as far as there are so many."""
+    """Return the results at some places, as far as they exist."""
     at = [place for place in places if place < len(found.rows)]
     if len(at) == len(found.rows):
         return found

@@ -113,7 +113,7 @@ class ComparedItems:
         top = torch.from_numpy(places)
         logits = self._logits[:, top]
         weights = torch.softmax(self._logits.flatten(), 0).reshape(self._logits.shape).sum(0)
-        # Of the softmax over the item's own keys, which does not underflow where its weight does.
+        # By the softmax over the item's own keys, which does not underflow where its weight does.
         columns = zip(
             self._cosines[:, top].T.tolist(),
             torch.softmax(logits, 0).T.tolist(),

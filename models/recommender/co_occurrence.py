@@ -123,7 +123,7 @@ def pair_chunks(log: Interactions, *, window: int, power: float) -> Iterator[Pai
     edges = np.concatenate(([0], np.cumsum(log.item_counts())))  # [n + 1] rows of by_item
     every = shards.sum(edges)  # of all shards, so that their chunks are of the same rows
     first = 0
-    while first < n:  # so many items that their events are about a chunk, or a single one
+    while first < n:  # items whose events are about a chunk, or a single one
         size = every[first] + max(1, shards.count * CHUNK // window)
         last = max(first + 1, int(np.searchsorted(every, size, side="right")) - 1)
         events = by_item[edges[first] : edges[last]]
@@ -214,7 +214,7 @@ class CooccurrenceWindow(NamedTuple):
     def item_weights(self, log: Interactions) -> NDArray[np.float32]:
         """Return w_a = ((n_a + 5) / (n̄ + 5))^-damping of items with n_a events, n̄ on average.
 
-        What followed a popular item says less about the item than what followed a rare one.
+        An item that followed a popular one says less about it than one that followed a rare one.
         Collective over the shards of the log.
 
         Returns:

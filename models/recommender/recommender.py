@@ -397,7 +397,7 @@ class Recommender(nn.Module):
             distance: events between a row and the newest, broadcastable against `age`.
             age: microseconds [...].
             log_weights: broadcastable against `age`.
-            types: int64, likewise, as in `event_inputs`.
+            types: int64, as in `event_inputs`.
         """
         bias: Tensor = self.recency(distance, age) + log_weights
         if self.type_bias is None:

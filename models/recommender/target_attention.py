@@ -75,7 +75,7 @@ def target_attention_prefixes(
 
     Args:
         queries: of N targets per history or shared, [B, H, N, d] or [H, N, d].
-        outputs: likewise.
+        outputs: of the same targets.
         keys: [B, H, L, d].
         values: [B, H, L, d].
         bias: [B, H, T, L]; -inf hides a row from a prefix; a prefix without a visible row
@@ -137,7 +137,7 @@ def first_order(queries: Tensor, outputs: Tensor, jacobian: Tensor) -> Tensor:
 
     Args:
         queries: of the items, [H, T, d].
-        outputs: likewise.
+        outputs: of the same targets.
         jacobian: J of each head, [H, d, d].
     """
     added: Tensor = torch.linalg.vecdot(queries @ jacobian, outputs).sum(0)

@@ -258,7 +258,7 @@ class BM25Index:
         return Hits(np.array(rows, dtype=np.int64), np.array(scores, dtype=np.float32))
 
     def _query(self, parsed: ParsedQuery) -> tantivy.Query | None:
-        """Build one query of all words, None where there are none; a repeated word counts twice."""
+        """Build one query of all words, or None without words; a repeated word counts twice."""
         clauses = [(_must, self._terms.phrase_query(phrase)) for phrase in parsed.phrases]
         counted = Counter(
             tuple(dict.fromkeys(stem for word in words for stem in self._terms.stems(word)))

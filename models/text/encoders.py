@@ -163,7 +163,7 @@ class SentenceEncoder:
     def vocabulary(self) -> Sequence[str]:
         """The text of each token by its id; empty for special tokens."""
         ids = [[token] for token in range(self._uncut_tokenizer.get_vocab_size())]
-        # Of a piece that continues a word, the mark that says so is no text.
+        # The mark of a piece that continues a word is no text.
         return [text.removeprefix("##") for text in self._uncut_tokenizer.decode_batch(ids)]
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:

@@ -70,7 +70,7 @@ _MARKS = re.compile(
     "\u20d0-\u20ff\ufe20-\ufe2f]"
 )
 _FOREIGN = re.compile("[\x00-\x7f]?[^\x00-\x7f]+")  # a mark may follow a letter of ASCII
-# What joins the character before it: vowels and finals of Hangul, half-width marks of Japanese.
+# Characters that join the one before: vowels and finals of Hangul, half-width marks of Japanese.
 _JOINING = re.compile("[\u1160-\u11ff\ud7b0-\ud7ff\uff9e\uff9f\uffa0-\uffdc]")
 
 
@@ -136,7 +136,7 @@ def _fold_run(run: str) -> str:
 
 
 _MAX_TERM_BYTES = 40  # longer tokens are dropped
-_COMMON, _FEW = 8, 5  # a word is common in one of so many documents, if they are not few
+_COMMON, _FEW = 8, 5  # a word is common from this share of the documents on, if they are not few
 
 # Words of English that say nothing about a text; of several words in a query they are not searched.
 STOP_WORDS = frozenset(
@@ -232,7 +232,7 @@ class IndexTerms:
         return int(found.count)  # which tantivy's type stubs lack
 
     def is_common(self, word: str) -> bool:
-        """True if so many documents have a word that it tells little: an eighth, and over five."""
+        """True if an eighth of the documents, and over five, have a word: it tells little."""
         return self.word_frequency(word) > max(_FEW, int(self._searcher.num_docs) // _COMMON)
 
     def phrase_query(self, phrase: str) -> tantivy.Query:
@@ -319,7 +319,7 @@ class KeywordIndex:
     def find(self, keywords: Sequence[KeywordQuery]) -> KeywordHits:
         """Return the items that have one of these keywords.
 
-        The level of a keyword of which a part was typed is the part's share of its length, in
+        The level of a keyword that was typed in part is the part's share of its length, in
         (0, 1]; if it may also be a word, the share less 1, at most 0.
         """
         rows, levels, names = [NO_KEYWORDS.rows], [NO_KEYWORDS.levels], list[str]()

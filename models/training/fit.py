@@ -50,7 +50,7 @@ def fit_statistics(model: Recommender, log: Interactions) -> None:
 
 
 def update_statistics(model: Recommender, before: Interactions, log: Interactions) -> None:
-    """Count a longer log anew; the trained prior of an item moves with its popularity.
+    """Count a longer log; the trained prior of an item moves with its popularity.
 
     `before` is the log that the model was trained on.
     """
@@ -153,7 +153,7 @@ class StageTrainer:
     def _descend(self, windows: NDArray[np.int64], loss: LossFunction) -> tuple[float, float]:
         """Take one step; returns the loss over all ranks and the sum of their target weights."""
         self._optimiser.zero_grad(set_to_none=True)
-        # Of a log in several shards the windows are this rank's share already.
+        # If the log is in several shards, the windows are this rank's share already.
         is_shared = self._stage.log.shards.count == 1
         shard = self._group.shard(windows) if is_shared else windows
         reported, weight = torch.zeros(()), 0.0

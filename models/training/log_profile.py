@@ -150,6 +150,6 @@ def tied_share(log: Interactions) -> float:
 
 
 def _mean(flags: NDArray[np.bool_], shards: LogShards) -> float | None:
-    """Return the share of flags [n] that are set in all shards; None if there are none."""
+    """Return the share of flags [n] that are set in all shards; None without flags."""
     total = shards.total(len(flags))
     return shards.total(int(np.count_nonzero(flags))) / total if total else None

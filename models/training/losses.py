@@ -229,7 +229,7 @@ class TrainingStep(NamedTuple):
 
 
 class AttendedRows(NamedTuple):
-    """What the prefixes of B windows of L events attend to, and by what."""
+    """Keys, values and queries of the prefixes of B windows of L events."""
 
     keys: Tensor  # [B, H, L, d]
     values: Tensor  # [B, H, L, d]

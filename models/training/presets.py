@@ -24,7 +24,9 @@ class TrainConfig:
     patience: int = 3  # validations without a better NDCG before training stops
     validate_every: int = 2  # epochs
     validation_users: int = 3_000  # at most, drawn once under the seed
-    weight_cases: int = 12_000  # at most, likewise: they choose the weights of the score's parts
+    weight_cases: int = (
+        12_000  # at most, drawn as these: they choose the weights of the score's parts
+    )
     learning_rate: float = 1e-3
     warmup_steps: int = 200
     # Padded positions. On MovieLens 1M, four epochs of these rank better than seven of 6,400
@@ -157,7 +159,7 @@ class Preset:
     small_log: bool = False  # see `RecommenderConfig`
 
     def model_config(self, items: int, content: int) -> RecommenderConfig:
-        """Return the configuration for so many items, with text embeddings of `content` numbers."""
+        """Return the configuration for `items`, with text embeddings of `content` numbers."""
         return RecommenderConfig(
             n_items=items,
             content_dim=content,
@@ -186,7 +188,7 @@ class Preset:
     def as_trained(self, log: Interactions, cases: Holdout | None) -> Preset:
         """Return the preset with the hyperparameters that a training on a log ends up with.
 
-        A report shows these. `fit` is given the preset's own, and changes them likewise.
+        A report shows these. `fit` is given the preset's own, and changes them in the same way.
 
         Args:
             log: the training events.
@@ -205,7 +207,7 @@ class Preset:
 def choose_preset(
     events: int, items: int, name: str | None = None, *, epochs: int | None = None
 ) -> Preset:
-    """Choose the preset for a log of so many events and items.
+    """Choose the preset for a log by its numbers of events and items.
 
     Without a name, it is `quick` up to `SMALL_LOG` events and `best` beyond. Given `epochs` are
     those of all stages together, instead of the preset's. Raises ValueError for another name.

@@ -27,7 +27,7 @@ class EventColumns:
     20 bytes an event; weights take four more only where one differs from 1. Of two columns of one
     `epoch`, the later begins with the events of the earlier. The `epoch` is the process's own: it
     is new where the store's `generation` is, and also where an event arrived out of order or the
-    columns were read anew.
+    columns were read again.
     """
 
     user_id: str
@@ -118,7 +118,7 @@ class EventReader:
     async def read(self, user_id: str, known: EventColumns | None = None) -> EventColumns:
         """Read all events of a user, or those after `known` where they were only appended to.
 
-        Where nothing has changed since `known`, it is returned itself.
+        If nothing has changed since `known`, it is returned itself.
         """
         if known is None:
             return self._columns(await self._store.history(user_id))

@@ -92,7 +92,7 @@ class MemoryProvider:
     """Provides requesters' memories, never older than the store while the store answers.
 
     A write that was acknowledged before `load` is in what it gives, whichever process wrote it.
-    Where the store cannot be reached, it gives what was known of the user, and marks it as stale.
+    If the store cannot be reached, it gives what was known of the user, and marks it as stale.
     What is kept between requests is one cache of users (`UserCache`); any of it may be dropped at
     any time without changing an answer.
     """
@@ -136,7 +136,7 @@ class MemoryProvider:
     ) -> EventColumns:
         """Load the stored events and merge those of the session into them, at microseconds UTC.
 
-        Where the requester names a time, events after it are left out. Without one the time is now,
+        If the requester names a time, events after it are left out. Without one the time is now,
         and events count that are later by the clock of another machine. `compute` merges them.
         """
         events = EMPTY
@@ -161,7 +161,7 @@ class MemoryProvider:
     def history(
         self, snapshot: Snapshot, events: EventColumns, requester: Requester
     ) -> UserHistory:
-        """What a requester attends to, event by event."""
+        """Return the events that a requester attends to."""
         return assemble_history(snapshot, events, requester.visible, self._embeddings)
 
     @contextmanager
@@ -174,7 +174,7 @@ class MemoryProvider:
             return
         known = self._cache.derived(events.user_id, snapshot)
         current = known if known is not None and known.serves(events, snapshot) else None
-        # What is collapsed holds sums of exponentials at temperature 1.
+        # A collapsed history holds sums of exponentials at temperature 1.
         plain = requester.temperature == 1 and not requester.hard
         may_collapse = len(events) >= LONG and plain
         with ExitStack() as held:
@@ -231,7 +231,7 @@ class MemoryProvider:
         return self._cache.nbytes
 
     def resize_cache(self, max_bytes: int) -> None:
-        """Keep at most so many bytes of users, of at most those in the settings."""
+        """Keep at most `max_bytes` of users, of at most those in the settings."""
         self._cache.resize(max_bytes)
 
     async def drop_forgotten(self) -> None:
@@ -292,7 +292,7 @@ def _collapse(
 ) -> CollapsedHistory | None:
     """Collapse the older events of a history, or extend `known` to them, of the same epoch.
 
-    `held` takes over the lock, since other requests may extend them. None where one has, beyond
+    `held` keeps the lock, since other requests may extend them. None where one has, beyond
     the events of this history, and where none can be collapsed.
     """
     count = collapsible_prefix(snapshot, history)

@@ -20,7 +20,7 @@ from service.histories.event_columns import EventColumns
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DerivedState:
-    """What a model made of a user's events: all of it can be computed again.
+    """State that a model derived from a user's events: all of it can be computed again.
 
     Each part has its own validity. `encoded` serves any history that begins with the events it was
     computed from, under the same model. `collapsed` serves a history of the same epoch, as far as
@@ -132,7 +132,7 @@ class UserCache:
         return int(self._events.currsize + self._derived.currsize)
 
     def resize(self, max_bytes: int) -> None:
-        """Hold at most so many bytes from now on, of at most those it was made for."""
+        """Hold at most `max_bytes` from now on, of at most those it was made for."""
         with self._lock:
             self._max_bytes = max_bytes
             self._make_room(0, for_events=True)
@@ -205,7 +205,7 @@ class UserCache:
                     self._derived[user_id] = derived
 
     def _make_room(self, nbytes: int, *, for_events: bool) -> bool:
-        """Evict until so many bytes are free; False, without evicting, where they never are."""
+        """Evict until `nbytes` are free; False, without evicting, if they never can be."""
         share = self._max_bytes // 2
         claimed = 0 if for_events else min(int(self._events.currsize), share)
         if nbytes > self._max_bytes - claimed:

@@ -95,7 +95,7 @@ def command_job(
     Args:
         data: the data directory.
         options: of the training.
-        store: of the namespace. Where several machines share it, one of them trains at a time.
+        store: of the namespace. If several machines share it, one of them trains at a time.
 
     Raises:
         Conflict: another training of the namespace is running.

@@ -1,7 +1,7 @@
 """Records of the jobs of a namespace, kept true: what was interrupted is marked as failed.
 
     <data>/jobs/<id>.json     a job, unless machines share them in a database
-    <data>/jobs/<id>.cancel   requests its cancellation, likewise
+    <data>/jobs/<id>.cancel   requests its cancellation, unless in a database
     <data>/jobs/runner.lock   held by the process of this machine that runs a job, `heed train` too
     <data>/jobs/child.lock    held by that process and inherited by the training
 
@@ -38,7 +38,7 @@ from service.stores.protocols.shared_jobs import LeaseState, SharedJobs, SharedL
 
 
 class JobStore(Protocol):
-    """Reads and writes jobs, of which the newest are kept. Methods block.
+    """Reads and writes jobs, and keeps the newest. Methods block.
 
     All may raise `Unavailable` where the jobs are in a database.
     """
@@ -99,7 +99,7 @@ _INTERVAL = 0.1  # seconds between two looks for a marker
 
 
 class FileJobStore(JobStore):
-    """Reads and writes the jobs in `directory`, of which the newest `keep` are kept."""
+    """Reads and writes the jobs in `directory`, and keeps the newest `keep`."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         self._directory = directory
@@ -194,7 +194,7 @@ _RENEWAL = 2.0  # seconds between two renewals of a lease
 
 
 class SharedJobStore(JobStore):
-    """Reads and writes the jobs of a store, of which the newest `keep` are kept."""
+    """Reads and writes the jobs of a store, and keeps the newest `keep`."""
 
     def __init__(self, shared: SharedJobs, keep: int) -> None:
         self._shared = shared
@@ -263,7 +263,7 @@ class JobRecords:
 
     Args:
         data: the data directory; its folder `jobs` is created when missing.
-        store: of the namespace. Where several machines share it, they share the jobs.
+        store: of the namespace. If several machines share it, they share the jobs.
         keep: number of jobs kept.
     """
 
@@ -311,7 +311,7 @@ class JobRecords:
             with contextlib.ExitStack() as stack:
                 return self.claim(stack) is not None
         except HeedError as error:
-            _log.warning("whether a training runs is not known: %s", error)
+            _log.warning("cannot tell whether a training runs: %s", error)
             return False
 
     def read(self, job_id: str) -> Job:
@@ -384,7 +384,7 @@ def interrupted(job: Job) -> Job:
 class LeaseWatch:
     """Checks a lease again and again, and remembers what it said last.
 
-    Where the lease cannot be checked, the training goes on: it may be the only thing that still
+    If the lease cannot be checked, the training goes on: it may be the only thing that still
     works, and the lease is kept as long as nobody else has taken it.
     """
 

@@ -26,7 +26,7 @@ from service.stores.base import Store
 _training_log = logging.getLogger("heed.training")
 
 _LEVELS = {name.lower(): number for name, number in logging.getLevelNamesMapping().items()}
-# Set anew when the line is logged, or names that records have already.
+# Set again when the line is logged, or names that records have already.
 _OWN = frozenset({"event", "level", "logger", "timestamp", "exception", "name", "message", "job"})
 
 
@@ -105,7 +105,7 @@ class JobRunner:
         self._task: asyncio.Task[None] | None = None
         self._child: ChildProcess | None = None
         self._closing = False
-        # Of the jobs that this process ran.
+        # Counted over the jobs that this process ran.
         self.ended: dict[JobState, int] = dict.fromkeys(("succeeded", "failed", "cancelled"), 0)
         self.last_seconds = 0.0
         self._began = 0.0  # when the running child began, by the monotonic clock; 0 without one

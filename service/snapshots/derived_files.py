@@ -54,7 +54,7 @@ def open_cache_files(folder: Path, most: int, store: Store | None, kind: str) ->
 
 
 class SharedCacheFiles(CacheFiles):
-    """Files of a folder, each of which is fetched from a database where it was made already.
+    """Files of a folder, fetched from a database if they were made already.
 
     The checksum of a file goes with it, so that damage on the way is found as damage on the disk.
 
@@ -106,7 +106,7 @@ class SharedCacheFiles(CacheFiles):
             if data is None:
                 raise Corrupt("its checksum does not match its content")
         except Corrupt as error:
-            _log.warning("%s is damaged in the database, and is made anew: %s", key, error)
+            _log.warning("%s is damaged in the database, and is made again: %s", key, error)
             self._drop(key)
             return None
         except (HeedError, OSError) as error:
@@ -147,7 +147,7 @@ class CatalogueCache:
         self._made_by = (FORMAT, __version__, encoder, tuple(keyword_fields))
 
     def read(self, empty: Catalogue, items: CatalogueDigest) -> Catalogue | None:
-        """Return the catalogue of these items; None where there is none, or it is damaged.
+        """Return the catalogue of these items; None if it is missing or damaged.
 
         Args:
             empty: a catalogue without items, whose vocabulary and BM25 writer are filled.

@@ -40,7 +40,7 @@ def save_query_table(path: Path, table: QueryTable, encoder: str) -> None:
 
 
 def load_query_table(path: Path, encoder: TokenizingEncoder) -> QueryTable | None:
-    """Load the table of a text encoder; None where there is none that can be used.
+    """Load the table of a text encoder; None if no table can be used.
 
     The log says why a file is not used.
     """
@@ -90,7 +90,7 @@ class FittedParameters(NamedTuple):
 def load_search_parameters(path: Path, encoder: str) -> SearchParameters:
     """Load the parameters that were fitted for an encoder of queries, or the defaults.
 
-    What was fitted to the cosines of one encoder says nothing of another's: each has its own, and
+    Parameters fitted to the cosines of one encoder say nothing of another's: each has its own, and
     so has a query table.
 
     Raises:

@@ -283,7 +283,7 @@ class LiveSnapshot:
 
     async def _count_popularity(self) -> None:
         """Count the events of each item, and give rows to items that only events name."""
-        # What is written meanwhile has a later tick, and is counted the next time.
+        # Events that are written meanwhile have a later tick, and are counted the next time.
         tick = await self._store.clock(patient=True)
         if tick == self._counted_at:
             return

@@ -5,7 +5,7 @@
     <root>/staging/              what publishers are writing; nothing here is ever read
     <root>/lock                  held for the moments in which the above changes
 
-The registry moves bytes. What they mean is the business of whoever packs and unpacks them.
+The registry moves bytes. Their meaning is known to those who pack and unpack them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Registry:
     Every method does blocking I/O but `current_token`; call them off the event loop.
 
     Args:
-        root: a directory; made when missing. What killed publishers left there is removed.
+        root: a directory; made when missing. Remains of killed publishers are removed.
         clock: microseconds UTC.
         timeout: seconds to wait for another process to finish changing the registry.
     """
@@ -129,7 +129,7 @@ class Registry:
                 durable_files.write(directory / name, data, mode=WRITE_ONCE)
             with self._staging.locked():
                 if version is None:
-                    # Where the clock was set back, the newest version is still the newest.
+                    # If the clock was set back, the newest version is still the newest.
                     names = [path.name for path in self._versions.iterdir()]
                     created = next_time(created, [*names, *taken])
                     version = timestamped_name(created)
@@ -170,7 +170,7 @@ class Registry:
             self._point(version)
 
     def current(self) -> str | None:
-        """Return the active version's name; None when there is none.
+        """Return the active version's name, if any.
 
         Raises:
             Corrupt: the pointer is damaged.
@@ -183,7 +183,7 @@ class Registry:
         return name
 
     async def refresh(self) -> None:
-        """Learn of what other machines have activated; here there are none."""
+        """Learn of what other machines have activated: here, nothing."""
 
     def current_token(self) -> PointerToken | None:
         """Return a value that differs after each activation by any process; one `stat`.

@@ -151,7 +151,7 @@ class IndexRefresh:
         self._executor = executor
         self._index_from = index_from
         self._lock = lock
-        # Of this process, since it started.
+        # Counted by this process since it started.
         self.builds = 0
         self.failures = 0
         self.build_seconds = 0.0
@@ -221,7 +221,7 @@ class IndexRefresh:
 
 
 _READ_BATCH = 20_000  # items that are read at once at the start
-_REFRESH_BATCH = 2_000  # items that one refresh takes over, about
+_REFRESH_BATCH = 2_000  # items that one refresh applies, about
 _SERVING_WAIT = 10.0  # seconds after which a write is acknowledged although it is not served
 _ENCODING_WAIT = 0.5  # and although a slow encoder has not yet read its texts
 _PROGRESS_INTERVAL = 5.0  # seconds between two log lines while the catalogue is read
@@ -230,7 +230,7 @@ T = TypeVar("T")
 
 
 class CatalogueRefresh:
-    """Takes over the changes of the store's catalogue, batch by batch, on a thread of its own.
+    """Applies the changes of the store's catalogue, batch by batch, on a thread of its own.
 
     A write is acknowledged once its changes are served, and a request waits for acknowledged
     changes alone: it is writers that wait for refreshes.
@@ -330,7 +330,7 @@ class CatalogueRefresh:
         await self._reach(await self._store.catalogue_version())
 
     async def follow(self) -> None:
-        """Begin to take over changes, where there are any. Call it often, for other processes'."""
+        """Begin to apply changes, if there are any. Call it often, for those of other processes."""
         if self._store.announced_catalogue() > self.version:
             if self._behind_since is None:
                 self._behind_since = time.monotonic()
@@ -380,7 +380,7 @@ class CatalogueRefresh:
         return result
 
     async def _serve(self) -> None:
-        # Of all that is stored, for a write that changed nothing may repeat another one's.
+        # Everything stored is served, since a write that changed nothing may repeat another one's.
         waits: list[Coroutine[None, None, object]] = [self.catch_up()]
         if self.refresh_peers is not None:
             waits.append(self.refresh_peers())
@@ -390,7 +390,7 @@ class CatalogueRefresh:
             await asyncio.wait([self._encoding], timeout=_ENCODING_WAIT)
 
     async def _reach(self, version: int) -> None:
-        """Take over changes batch by batch until this version is served; callers share batches."""
+        """Apply changes batch by batch until this version is served; callers share batches."""
         while self.version < version:
             if self._batch is None or self._batch.done():
                 self._batch = asyncio.create_task(self._take_over())

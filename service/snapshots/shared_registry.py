@@ -204,7 +204,7 @@ class SharedRegistry(Registry):
     def versions(self) -> list[Version]:
         """List all versions, of the database and of this disk; see `Registry.versions`.
 
-        Those that are not on this disk are verified when they are fetched.
+        Versions that are not on this disk are verified when they are fetched.
         """
         found = {entry.version: entry for entry in super().versions()}
         try:
@@ -393,7 +393,7 @@ def open_registry(data: Path, store: Store | None = None) -> Registry:
 
     Args:
         data: the data directory, of one namespace.
-        store: of the namespace. Where several machines share it, they share the models; without a
+        store: of the namespace. If several machines share it, they share the models; without a
             store, those on this disk are meant.
     """
     shared = None if store is None else store.shared

@@ -62,7 +62,7 @@ def is_folder(setting: str) -> bool:
 
 
 def _folder(setting: str) -> Path:
-    """Return the model's folder. Raises ValueError where there is none."""
+    """Return the model's folder. Raises ValueError without one."""
     if is_folder(setting):
         return Path(setting).expanduser().absolute()
     try:
@@ -173,7 +173,7 @@ class EmbeddingCache:
     def save(self) -> None:
         """Write new embeddings to disk: a new file beside the old one, then renamed over it.
 
-        Where that is not possible, the log says so, and the texts are encoded again another time.
+        If that is not possible, the log says so, and the texts are encoded again another time.
         """
         with self._lock:
             if self._path is None or self._saved == len(self._vectors):

@@ -37,7 +37,7 @@ WRITE_ONCE = 0o400  # mode of the files of a version
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 _SEALED_LIMIT = 16 << 20  # bytes; a sealed file past this is none, and stays unread
-# What the kernel says when the bytes or the entry are bad, rather than the process out of luck.
+# Errors of the kernel when the bytes or the entry are bad, rather than the process out of luck.
 _DAMAGE = {
     errno.ENOENT,
     errno.ENOTDIR,

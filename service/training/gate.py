@@ -42,7 +42,7 @@ Ranks = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a comparison found. Figures are NDCG@10."""
+    """Result of a comparison. Figures are NDCG@10."""
 
     outcome: Outcome  # unknown if too few users have cases
     against: str  # the version that is served, or a baseline
@@ -156,7 +156,7 @@ def decide(
     """Compare what is to be published with what is served, and decide whether it is served.
 
     That is the served model, or popularity. A model that is served is replaced by a better one:
-    better at one question beyond the noise, and worse at none. Popularity is replaced likewise; the
+    better at one question beyond the noise, and worse at none. So is popularity replaced; the
     verdict is then about the best baseline. Collective over the shards of the log.
     """
     asked = [(found.next, exclude_seen)] + ([(found.new, True)] if found.new is not None else [])

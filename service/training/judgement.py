@@ -101,7 +101,7 @@ HEED = "heed"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judgement:
-    """What is served, and its metrics and those of each baseline, for each question."""
+    """The model to serve, with its metrics and those of each baseline, for each question."""
 
     served: str  # `HEED`, or the name of the baseline that is served in its place
     model: Recommender  # to be published, trained on all events
@@ -139,7 +139,7 @@ def judge(
     """Evaluate a model and all baselines, and choose what to serve.
 
     A baseline is served in the model's place if it replaces the model by `is_replacement`, and the
-    model has parts for it. Of several the one with the highest NDCG, or mean of both, is tried.
+    model has parts for it. The one with the highest NDCG, or mean of both, is tried.
     Collective over the shards of the logs.
 
     Args:

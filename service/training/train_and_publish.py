@@ -147,7 +147,7 @@ def train(
 ) -> dict[str, Any]:
     """Fit on all but each user's last events, evaluate on these, publish what ranks them best.
 
-    What is published has been trained on these events too, in the training's final epochs: they
+    The published model has been trained on these events too, in the final epochs: they
     are the newest that there are, and of a short history many. It becomes current only if it is
     better than what is served, by `service.training.gate`.
 
