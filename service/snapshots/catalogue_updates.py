@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_values import ItemEntry
 from models.text.terms import normalize_keyword, plain_text
-from service.domain.item_selection import ATTRIBUTES
-from service.domain.records import Item
+from service.domain.records import ATTRIBUTES, Item
 from service.domain.settings import KEYWORD_FIELDS
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.protocols.catalogue_store import CatalogueChanges

@@ -24,7 +24,7 @@ from service.datasets.files.row_reader import (
     pointer,
 )
 from service.domain.errors import Invalid
-from service.domain.item_selection import ATTRIBUTES
+from service.domain.records import ATTRIBUTES
 
 Texts = Literal["all", "typed", "mapped"]
 """Texts that are parsed: all, as in CSV; those of fields that are no texts, as in Parquet; those of

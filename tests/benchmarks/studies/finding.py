@@ -23,7 +23,7 @@ from models.ranking.search import search
 from models.text.query_parser import single_edits
 from models.text.terms import analyser
 from service.domain.records import Item
-from service.engine.questions.search import match_text
+from service.engine.search import match_text
 from service.evaluation.search_calibration import plain_text
 
 IDS = 200
