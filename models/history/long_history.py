@@ -1,13 +1,12 @@
 """The older events of a long history, attended by item instead of one by one.
 
-Events on one item differ only in their bias, and collapse without loss into one row. If there are
-very many items, FAISS's lists stand for most of them (`models.index.key_lists`); they are built
-away from any request.
-
 Keys and values are the items', so that events on one item differ in their bias only, and collapse
 without loss into one row of weight W_h = Σ w e^(b_h). Beyond the newest few hundred events a bias
 depends on age and type only, and changes when an event's age passes into another bucket: few do
 between two requests.
+
+If there are very many items, FAISS's lists stand for most of them (`models.index.key_lists`); they
+are built away from any request.
 """
 
 from __future__ import annotations

@@ -229,6 +229,7 @@ class TrainingProgress:
 class TrainingResult:
     """A trained model and its validation history."""
 
+    plan: TrainingPlan  # with the event types, the task and the epochs of its log
     model: Recommender  # in eval mode, trained on all events that the training was given
     validated: Recommender  # with the best epoch's weights; `model` itself without final epochs
     validation: RankingMetrics | None  # of `validated`, on at most `validation_users` cases
@@ -313,6 +314,7 @@ class TrainingRun:
             if weights.similarity or any(weights.offsets):
                 validation = self._validate(validated, self._validation)
         return TrainingResult(
+            plan=self._plan,
             model=_ready(self._model),
             validated=_ready(validated),
             validation=validation,

@@ -197,15 +197,7 @@ def _judge_heed(
     if task.validation is None or not len(task.validation):
         _judge(table, HEED, task, ModelRanker(done.model, content), done.seconds)
         return
-    found = judge(
-        done,
-        content,
-        task.train,
-        task.every_event,
-        task.validation,
-        log=task.every_event,
-        exclude_seen=task.exclude_seen,
-    )
+    found = judge(done, exclude_seen=task.exclude_seen)
     _judge(table, HEED, task, ModelRanker(found.model, content), done.seconds)
     for (row, _), chosen in zip(
         _questions(table[HEED], task), (found.next, found.new), strict=False

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from models.data.interactions import WHOLE_LOG, Interactions, LogShards
+from models.data.interactions import WHOLE_LOG, LogShards
 from models.evaluation.baselines import POPULARITY, WEEK, baseline_makers
 from models.evaluation.full_ranking import (
     Ranker,
@@ -126,15 +125,7 @@ class Judgement:
 
 
 def judge(
-    fitted: TrainingResult,
-    content: NDArray[np.float32],
-    history: Interactions,
-    every_event: Interactions,
-    cases: Holdout,
-    *,
-    log: Interactions,
-    exclude_seen: bool,
-    progress: StageProgressCallback | None = None,
+    fitted: TrainingResult, *, exclude_seen: bool, progress: StageProgressCallback | None = None
 ) -> Judgement:
     """Evaluate a model and all baselines, and choose what to serve.
 
@@ -143,17 +134,19 @@ def judge(
     Collective over the shards of the logs.
 
     Args:
-        fitted: trained on `history`, and at last on `every_event`.
-        content: text embeddings of the items [N, D].
-        history: the training events, on which the baselines are fitted.
-        every_event: the training events and the validation cases.
-        cases: held out of the training events.
-        log: `every_event`, and those after it if there are any.
+        fitted: with validation cases. The baselines are fitted on the same training events.
         exclude_seen: leave out the items of the user's history. If False, the cases whose target
             is new to its user are ranked once more without these items.
         progress: called as the baselines are fitted.
+
+    Raises:
+        ValueError: the model was trained without validation cases.
     """
-    asked, shards = [(cases, exclude_seen)], log.shards
+    plan = fitted.plan
+    history, every_event, cases = plan.log, plan.every_event, plan.validation
+    if cases is None or every_event is None:
+        raise ValueError("fitted: has no validation cases")
+    asked, shards = [(cases, exclude_seen)], history.shards
     if not exclude_seen and shards.any(len(new := cases.new_to_user()) > 0):
         asked.append((new, True))
 
@@ -171,13 +164,13 @@ def judge(
             served, model, validated, questions[0], questions[1] if len(asked) > 1 else None
         )
 
-    makers = baseline_makers(log, exclude_seen=exclude_seen)
+    makers = baseline_makers(every_event, exclude_seen=exclude_seen)
     baselines: dict[str, list[RankingMetrics]] = {}
     for at, (name, make) in enumerate(makers.items()):
         if progress is not None:
             progress(f"baseline: {name}", at, len(makers), None)
         baselines[name] = evaluated(make(history))
-    heed = evaluated(ModelRanker(fitted.validated, content, two_stage=True))
+    heed = evaluated(ModelRanker(fitted.validated, plan.content, two_stage=True))
     found = judgement(HEED, fitted.model, fitted.validated, heed)
     rival = best_replacement(baselines, heed, shards)
     if rival is None:
@@ -185,7 +178,7 @@ def judge(
     validated = baseline_model(fitted.validated, rival, history)
     if validated is None:
         return found
-    metrics = evaluated(ModelRanker(validated, content, two_stage=True))
+    metrics = evaluated(ModelRanker(validated, plan.content, two_stage=True))
     model = baseline_model(fitted.model, rival, every_event)
     if model is None or not is_replacement(metrics, heed, shards):
         return found

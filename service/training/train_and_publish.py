@@ -194,16 +194,7 @@ def train(
     fitted = fit_model(plan, progress, checkpoint, processes)
     # Seen items are candidates as in the choice of the epoch.
     exclude_seen = not fitted.model.config.repeat_consumption
-    found = judge(
-        fitted,
-        corpus.content,
-        history,
-        corpus.log,
-        cases,
-        log=corpus.log,
-        exclude_seen=exclude_seen,
-        progress=progress,
-    )
+    found = judge(fitted, exclude_seen=exclude_seen, progress=progress)
     if progress is not None:
         progress("comparing with what is served", 0, 0, None)
     served = CurrentModel.read(registry, encoder, corpus.log.shards)

@@ -75,10 +75,7 @@ def study(
     assert task.validation is not None
     plan = preset.plan(task.train, content, task.validation, every_event=every, seed=seed)
     fitted = fit_model(plan, progress)
-    found = judge(
-        fitted, content, task.train, every, task.validation, log=every,
-        exclude_seen=task.exclude_seen, progress=progress,
-    )  # fmt: skip
+    found = judge(fitted, exclude_seen=task.exclude_seen, progress=progress)
     questions: list[tuple[str, Holdout, bool]] = [(NEXT, task.test, task.exclude_seen)]
     if not task.exclude_seen:
         questions.append((NEW, task.test.where(~task.test.targets_seen()), True))

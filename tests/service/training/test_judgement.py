@@ -100,7 +100,7 @@ def test_repeats_are_asked_for_and_what_is_new(again: bool) -> None:
     history, cases = hold_out(log)
     plan = WEAK.plan(history, content(40), cases, every_event=log)
     fitted = fit_model(plan, processes=1)
-    judged = judge(fitted, content(40), history, log, cases, log=log, exclude_seen=not again)
+    judged = judge(fitted, exclude_seen=not again)
     told = judged.as_dict()
     hr, user_hr = popular_hits(cases, new_only=not again)
     assert told["metrics"]["cases"] == 40 * 4
