@@ -16,7 +16,8 @@ from service.domain.records import User
 from service.questions.asked import InlineEventIn
 from service.questions.parts import ALL_EVENTS, VisibleIn
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.base import EventVectors, History, Store
+from service.stores.base import Store
+from service.stores.values import EventVectors, History
 
 _OVERHEAD = 512  # bytes of Python objects behind one user's columns, measured
 

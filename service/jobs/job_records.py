@@ -34,7 +34,7 @@ from service.runtime.data_layout import JOBS_FOLDER, RUNNER_LOCK
 from service.runtime.logs import log_failure
 from service.runtime.processes.child_process import kill_holders
 from service.stores.base import Store
-from service.stores.protocols.shared_jobs import LeaseState, SharedJobs, SharedLease
+from service.stores.postgres.shared_parts import LeaseState, SharedJobs, SharedLease
 
 
 class JobStore(Protocol):

@@ -20,7 +20,7 @@ from models.text.terms import normalize_keyword, plain_text
 from service.domain.records import ATTRIBUTES, Item
 from service.domain.settings import KEYWORD_FIELDS
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.protocols.catalogue_store import CatalogueChanges
+from service.stores.values import CatalogueChanges
 
 # Items share the names of their attributes.
 _normal_name = lru_cache(maxsize=4_096)(normalize_keyword)

@@ -36,7 +36,7 @@ from service.snapshots.derived_files import CatalogueCache
 from service.snapshots.registry import PointerToken
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
-from service.stores.protocols.catalogue_store import OnCatalogueChange, PatchResult
+from service.stores.values import OnCatalogueChange, PatchResult
 
 _log = logging.getLogger(__name__)
 

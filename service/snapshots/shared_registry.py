@@ -31,7 +31,7 @@ from service.snapshots.version_files import (
     send_files,
 )
 from service.stores.base import Store
-from service.stores.protocols.shared_files import Activation, FileSet, SharedFiles
+from service.stores.postgres.shared_files import Activation, FileSet, SharedFiles
 
 _log = logging.getLogger(__name__)
 

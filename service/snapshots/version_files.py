@@ -29,7 +29,7 @@ from typing import Any
 from service.domain.errors import Busy, Corrupt, Incompatible, Invalid
 from service.domain.timestamps import to_rfc3339
 from service.runtime import durable_files
-from service.stores.protocols.shared_files import CHUNK_BYTES, FileChunk
+from service.stores.postgres.shared_files import CHUNK_BYTES, FileChunk
 
 FORMAT = 1
 MANIFEST = "manifest.json"

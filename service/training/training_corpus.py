@@ -38,7 +38,7 @@ from service.domain.records import Item
 from service.snapshots.catalogue_updates import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
-from service.stores.protocols.event_log_store import LogColumns, Shard
+from service.stores.values import LogColumns, Shard
 
 # Events may arrive while the processes read one after another; a copy that was forgotten, or is
 # old, lacks more than that.

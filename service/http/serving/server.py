@@ -49,7 +49,7 @@ from service.runtime.processes.worker_messages import WorkerPeers, worker_socket
 from service.runtime.processes.worker_table import WorkerTable
 from service.snapshots.served import Served
 from service.stores.opening import is_shared
-from service.stores.sqlite_files.kept_copies import remove_kept_copies
+from service.stores.sqlite.copies import remove_kept_copies
 
 _log = logging.getLogger(__name__)
 

@@ -21,9 +21,9 @@ from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots import shared_registry, version_files
 from service.snapshots.registry import Registry
 from service.snapshots.shared_registry import SharedRegistry, open_registry
-from service.stores.postgres.database import patience
+from service.stores.postgres import pool as patience
+from service.stores.postgres.shared_files import CHUNK_BYTES
 from service.stores.postgres.store import PostgresStore
-from service.stores.protocols.shared_files import CHUNK_BYTES
 from tests.support import tiny
 from tests.support.heed_process import ROOT
 from tests.support.postgres_server import PostgresDatabases, PostgresServer
@@ -358,7 +358,7 @@ def test_without_the_database_the_disk_serves(
 
     What is trained meanwhile is kept on the disk, and shared by its activation afterwards.
     """
-    monkeypatch.setattr(patience, "PATIENCE", 1.0)
+    monkeypatch.setattr(patience, "ANSWER_SECONDS", 1.0)
     with (
         PostgresServer() as server,
         Machines(server.create_database(), "default", tmp_path) as machine,
