@@ -122,8 +122,7 @@ def open_store(data: Path) -> Iterator[Any]:
 def open_embeddings(encoder: str, data: Path) -> Any:
     """Open the embeddings of a data directory by an encoder. Raises `Invalid` without one."""
     from service.runtime.data_layout import EMBEDDINGS_FILE
-    from service.snapshots.text_embeddings import EmbeddingCache
-    from service.snapshots.text_encoders import open_encoder
+    from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 
     return EmbeddingCache(open_encoder(encoder), data / EMBEDDINGS_FILE)
 

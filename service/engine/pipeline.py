@@ -16,13 +16,13 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.item_filter import ItemFilter, comparisons
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint, watched
 from models.data.event_log import EventLog
 from models.history.user_memory import UserMemory, build_memory
-from models.ranking.explain import Reason
+from models.ranking.explanation import Reason
 from models.ranking.scoring import Scores
 from service.domain.errors import NotFound, StoreUnreachable
 from service.domain.records import ATTRIBUTES, Item
@@ -148,7 +148,7 @@ class Request(Generic[Q]):
         self.log = await self.parts.event_log.current()
         self.snapshot = await live.current()
         catalogue = self.snapshot.catalogue
-        if not catalogue.present.any() and len(catalogue) < len(live.vocabulary):
+        if not catalogue.present.any() and len(catalogue) < len(live.served.vocabulary):
             # Without any catalogue, the items are those of the events.
             try:
                 await live.refresh_popularity()

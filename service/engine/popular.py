@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.fields.item_fields import NEVER
+from models.catalogue.columns import NEVER
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog, LoggedEvents, of_types
-from models.ranking.ready.popularity import (
+from models.ranking.event_counts import (
     PopularityScores,
     appeared,
     best_rows,
@@ -18,7 +18,7 @@ from models.ranking.ready.popularity import (
     trending,
     unlike_ratings,
 )
-from models.ranking.steering.ranked_lineup import line_up_ranked
+from models.ranking.lineup import line_up_ranked
 from service.domain.timestamps import to_rfc3339
 from service.engine.pipeline import Request
 from service.engine.selection import ItemSelection, SteeredItems, count_items, warn

@@ -27,9 +27,8 @@ from service.runtime.data_layout import (
     STORE_FILE,
     namespace_folder,
 )
-from service.snapshots.versions.manifest import MANIFEST, parse_manifest, seal
-from service.snapshots.versions.shared_registry import KIND
-from service.snapshots.versions.transfer import check_chunks
+from service.snapshots.shared_registry import KIND
+from service.snapshots.version_files import MANIFEST, check_chunks, parse_manifest, seal
 from service.stores.base import Store
 from service.stores.postgres.frozen_database import frozen_database
 from service.stores.postgres.namespaces import namespace_ids, namespace_names

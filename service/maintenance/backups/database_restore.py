@@ -14,8 +14,7 @@ from pathlib import Path
 from service.domain.errors import Conflict, Corrupt
 from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.timestamps import to_rfc3339
-from service.jobs.job_files import parse_job
-from service.jobs.job_records import KEPT
+from service.jobs.job_records import KEPT, parse_job
 from service.maintenance.backups.backup_writer import BackupProgress
 from service.maintenance.backups.manifest import BackupManifest
 from service.maintenance.backups.objects import copy_file
@@ -31,9 +30,8 @@ from service.runtime.data_layout import (
 from service.runtime.durable_files import make_directory
 from service.runtime.namespace_folders import namespace_id
 from service.snapshots.registry import Registry
-from service.snapshots.versions.manifest import MANIFEST, read_file, read_manifest
-from service.snapshots.versions.shared_registry import KIND
-from service.snapshots.versions.transfer import send_files
+from service.snapshots.shared_registry import KIND
+from service.snapshots.version_files import MANIFEST, read_file, read_manifest, send_files
 from service.stores.namespace_directory import open_directory
 from service.stores.postgres.namespaces import (
     find_or_create_namespace,

@@ -23,7 +23,7 @@ from service.runtime.data_layout import (
     namespace_folder,
 )
 from service.runtime.namespace_folders import namespace_names, store_token
-from service.snapshots.versions.manifest import MANIFEST, read_file, read_manifest, unseal
+from service.snapshots.version_files import MANIFEST, read_file, read_manifest, unseal
 from service.stores.records import copying
 from service.stores.sqlite.copies import copy_pages
 from service.stores.sqlite.database_file import checksum_vfs, read_store_file

@@ -26,7 +26,7 @@ from service.runtime.data_layout import (
     namespace_folder,
 )
 from service.runtime.namespace_folders import ID_BYTES
-from service.snapshots.versions.manifest import (
+from service.snapshots.version_files import (
     MANIFEST,
     WRITE_ONCE,
     parse_manifest,

@@ -23,9 +23,8 @@ from service.maintenance.doctor.model_checks import MODEL_CHECKS, damaged_model
 from service.maintenance.doctor.server_checks import SERVER_CHECKS
 from service.maintenance.doctor.store_checks import STORE_CHECKS, interrupted_job, unfinished_copy
 from service.runtime.data_layout import namespace_folder
-from service.snapshots.versions.manifest import Manifest, parse_manifest
-from service.snapshots.versions.shared_registry import KIND
-from service.snapshots.versions.transfer import check_chunks
+from service.snapshots.shared_registry import KIND
+from service.snapshots.version_files import Manifest, check_chunks, parse_manifest
 from service.stores.postgres.connections import Connections
 from service.stores.postgres.dialect import run_job_blocking
 from service.stores.postgres.namespaces import find_namespace, namespace_names
