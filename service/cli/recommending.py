@@ -129,4 +129,4 @@ def _time(text: str) -> int:
     try:
         return from_rfc3339(text)
     except ValueError as error:
-        raise typer.BadParameter(f"--at {error}") from None
+        raise typer.BadParameter(f"--at {error} (got {text!r})") from None

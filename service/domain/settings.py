@@ -285,14 +285,17 @@ class Settings(BaseSettings):
         """Read the settings from the environment; `overrides`, by field name, take precedence.
 
         Raises:
-            Invalid: naming the variable, its fault and what is allowed.
+            Invalid: naming the variable or the option, its fault and what is allowed.
         """
         try:
             return cls(**(overrides or {}))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            variable = PREFIX + "_".join(str(part) for part in first["loc"]).upper()
-            raise Invalid("", f"{variable}: {first['msg']} (it is {first['input']!r})") from None
+            name = "_".join(str(part) for part in first["loc"])
+            is_option = name in (overrides or {})
+            named = f"--{name.replace('_', '-')}" if is_option else PREFIX + name.upper()
+            fault = first["msg"].removeprefix("Value error, ").replace("Input should", "must")
+            raise Invalid("", f"{named}: {fault} (it is {first['input']!r})") from None
 
 
 def _split(text: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from pydantic import ValidationError
 
@@ -51,6 +53,15 @@ def test_a_wrong_setting_is_named(
     with pytest.raises(Invalid, match=variable) as caught:
         Settings.read()
     assert value in caught.value.detail
+    assert not {"Value error", "Input should"} & {
+        *re.findall("[A-Z][a-z]+ [a-z]+", caught.value.detail)
+    }
+
+
+def test_a_wrong_option_is_named_as_it_was_given() -> None:
+    """The value of a command's option is no variable."""
+    with pytest.raises(Invalid, match=r"^--port: must be less .* 65535 \(it is 70000\)$"):
+        Settings.read({"port": 70_000})
 
 
 def test_exact_means_the_same_over_http_and_in_the_models() -> None:
