@@ -17,6 +17,7 @@ from service.domain.errors import NotFound
 from service.domain.records import Event, Item
 from service.engine.engine import Engine
 from service.snapshots.registry import Registry
+from service.stores import base
 from service.stores.base import Store
 from tests.support import asking, tiny
 from tests.support.engine_story import run
@@ -218,8 +219,14 @@ def test_an_empty_answer_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("relation", ["after", "basket"])
-def test_ratings_with_the_time_of_an_import_follow_nothing(tmp_path: Path, relation: str) -> None:
-    """Beside dated orders, events that were stored without a time change no answer."""
+def test_ratings_with_the_time_of_an_import_follow_nothing(
+    tmp_path: Path, relation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside dated orders, events that were stored without a time change no answer.
+
+    Not even if they arrive at a whole millisecond, as the times of exports are.
+    """
+    monkeypatch.setattr(base, "_now", lambda: time.time_ns() // 1_000_000 * 1_000)
     orders = [
         Event(f"u{user}", f"i{item}", timestamp=NOW - (24 * user + 3 - step // 2) * HOUR)
         for user in range(40)
