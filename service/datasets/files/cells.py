@@ -23,6 +23,7 @@ _NUMBERS: Mapping[Decimal, re.Pattern[str]] = {
     ".": re.compile(r"[-+]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?([eE][-+]?\d+)?", re.ASCII),
     ",": re.compile(r"[-+]?(\d{1,3}([. ]\d{3})+|\d+)?(,\d+)?([eE][-+]?\d+)?", re.ASCII),
 }
+_FRACTION = re.compile(r"[-+]?0([.,])")  # no group of thousands begins with 0
 MAX_NUMBER = 100  # characters
 _EXACT = 2.0**53  # floats beyond do not have all integers
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")
@@ -89,9 +90,18 @@ def decimal_mark(cell: str) -> Decimal | None:
     """Return the decimal mark with which a cell is a number; None if none, or either, will do."""
     text = _without_currency(cell)
     point, comma = _is_number(text, "."), _is_number(text, ",")
+    if point and comma and (fraction := _FRACTION.match(text)):
+        return "." if fraction[1] == "." else ","
     if point == comma:
         return None
     return "." if point else ","
+
+
+def has_two_readings(cell: str) -> bool:
+    """Report whether the mark of a number may be of decimals or of thousands, as in 1,234."""
+    text = _without_currency(cell)
+    both = _is_number(text, ".") and _is_number(text, ",")
+    return both and not {*text}.isdisjoint(".,") and not _FRACTION.match(text)
 
 
 def _without_currency(cell: str) -> str:

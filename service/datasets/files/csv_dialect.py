@@ -14,7 +14,7 @@ from typing import BinaryIO
 import charset_normalizer
 
 from service.datasets.base import ReadProgress, open_compressed
-from service.datasets.files.cells import Decimal, decimal_mark
+from service.datasets.files.cells import Decimal, decimal_mark, has_two_readings
 from service.datasets.files.csv_records import MAX_ROW, EndlessRow, csv_records, separator
 from service.domain.errors import Invalid
 
@@ -174,12 +174,19 @@ def _is_whole(cells: list[str], width: int, delimiter: str) -> bool:
 def detect_decimal(cells: Iterable[str], delimiter: str) -> Decimal:
     """Return the decimal mark of cells that are numbers, "." or ",".
 
-    Where both would do, as in 1,234, semicolons between the cells speak for a comma.
+    As many with each leave it to the delimiter: semicolons between the cells speak for a comma.
+
+    Raises:
+        Invalid: the mark of every number is before three digits, as in 1,234.
     """
     votes, texts = Counter[Decimal](), list(cells)
     for cell in texts:
         if (mark := decimal_mark(cell)) is not None:
             votes[mark] += 1
+    unclear = None if votes else next(filter(has_two_readings, texts), None)
+    if unclear is not None:
+        way = "--decimal . or --decimal , says which mark is that of decimals"
+        raise Invalid("", f"numbers such as {unclear!r} may be thousands or have decimals: {way}")
     if votes["."] == votes[","]:
         return "," if delimiter == ";" and any("," in text for text in texts) else "."
     return max(votes, key=votes.__getitem__)

@@ -154,15 +154,19 @@ def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[
     good = [row.values for row in sample if not isinstance(row.values, Invalid)]
     decimal = options.decimal
     if decimal is None:
-        decimal = "." if form != "csv" else _decimal(good, mapping, schema, dialect.delimiter)
+        decimal = "."
+        try:
+            if form == "csv":
+                decimal = _decimal(good, mapping, schema, options, dialect.delimiter)
+        except Invalid as error:
+            raise Invalid("", f"{path}: {error.detail}") from None
     absent = frozenset(options.absent) | (frozenset() if form in JSON else {r"\N"})
     cells = CellFormat(decimal, options.list_separator, is_escaped=form == "csv", absent=absent)
     mixed: list[str] = []
     for target, names in mapping.columns.items():
         if target.startswith(ATTRIBUTES):
-            kind = options.mapping.types.get(target)
-            if any(is_identifier(name, options.identifiers) for name in (target, *names)):
-                kind = kind or "text"
+            is_text = _is_text(target, names, options)
+            kind = "text" if is_text else options.mapping.types.get(target)
             values = [column_value(row, name) for row in good for name in names]
             # Values that have types keep them, unless some are texts.
             if kind is None and (form == "csv" or any(isinstance(v, str) for v in values)):
@@ -242,16 +246,28 @@ def _bind(
 
 
 def _decimal(
-    rows: list[dict[str, Any]], mapping: BoundMapping, schema: RecordSchema[Any], delimiter: str
+    rows: list[dict[str, Any]],
+    mapping: BoundMapping,
+    schema: RecordSchema[Any],
+    options: ReadOptions,
+    delimiter: str,
 ) -> Decimal:
     columns = [
         names
         for target, names in mapping.columns.items()
-        if target.startswith(ATTRIBUTES) or schema.fields[target] in (NUMBER, RATING)
+        if (target.startswith(ATTRIBUTES) and not _is_text(target, names, options))
+        or schema.fields.get(target) in (NUMBER, RATING)
     ]
     if mapping.weight is not None:
         columns.append((mapping.weight.column,))
     return detect_decimal((text for names in columns for text in _texts(rows, names)), delimiter)
+
+
+def _is_text(target: str, names: Sequence[str], options: ReadOptions) -> bool:
+    """Report whether an attribute is text by its mapping, or by its name."""
+    chosen = options.mapping.types.get(target)
+    named = any(is_identifier(name, options.identifiers) for name in (target, *names))
+    return chosen == "text" or (named and chosen is None)
 
 
 def _texts(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[str]:

@@ -83,8 +83,11 @@ def test_delimiters_are_those_of_the_cells(tmp_path: Path, text: str, delimiter:
         (["€ 3,50", "-£1,5"], ",", ","),
         (["3.50", "1,000.5", "7"], ";", "."),
         (["1.234,5", "2.000"], ",", ","),
-        (["1,234"], ",", "."),
-        (["1,234"], ";", ","),
+        (["1,234", "0.5"], ",", "."),
+        (["1.234", "0,123"], ",", ","),
+        (["12.345", "3.1"], ";", "."),
+        (["1,234", "3,50"], ",", ","),
+        (["12345.678", "1.234"], ",", "."),
         (["7", "n/a"], ";", "."),
         ([], ";", "."),
     ],
@@ -94,6 +97,14 @@ def test_decimal_marks_are_those_of_the_numbers(
 ) -> None:
     """What can be only one of a decimal and a group decides, then the delimiter."""
     assert detect_decimal(cells, delimiter) == mark
+
+
+@pytest.mark.parametrize("cells", [["1,234"], ["1.234", "7", "n/a"], ["€ 12,345"]])
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_numbers_that_may_be_thousands_are_asked_about(cells: list[str], delimiter: str) -> None:
+    """Three digits after every mark are no reason to prefer one reading."""
+    with pytest.raises(Invalid, match=r"may be thousands or have decimals: --decimal"):
+        detect_decimal(cells, delimiter)
 
 
 PAIR = 'N1\tPlain\tu1\nN2\t"Untold story\tu2\nN3\tSecond\tu3\nN4\tThird%s\tu4\n'

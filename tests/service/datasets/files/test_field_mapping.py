@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def test_numbers_have_signs_and_currencies(tmp_path: Path, cell: str, number: An
     """A sign stands before or behind the currency; a sign alone before a space is no number."""
     path = tmp_path / "products.csv"
     path.write_text(f'item_id,Price\na,"{cell}"\n')
-    file = ItemsFile(path, mapped({"attributes.price:number": "Price"}))
+    file = ItemsFile(path, replace(mapped({"attributes.price:number": "Price"}), decimal="."))
     if number is None:
         with pytest.raises(Invalid, match="must be a number"):
             list(file.records())
@@ -278,7 +279,7 @@ def test_identifiers_stay_as_they_are_written(tmp_path: Path, name: str) -> None
     known: dict[str, Any] = {"identifiers": ("sku", "isbn", "gtin", "mpn")}
     if name == "code":
         path.write_text(path.read_text().replace("12E4", "1204").replace("007", "7"))
-        assert attributes(path, columns)[1] == {"code": 1234}
+        assert attributes(path, columns, decimal=".")[1] == {"code": 1234}
         known["identifiers"], cells[2:] = ("Code",), ["1204", "7"]
     assert [found["code"] for found in attributes(path, columns, **known)] == cells
     path = tmp_path / "a.jsonl"
