@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason
-from models.ranking.recommend import Ranked, best_scores, recommend
+from models.ranking.recommend import LONG_CANDIDATES, Ranked, best_scores, recommend
 from models.ranking.scoring import Scores, score
 from models.ranking.steering.item_steering import ItemSteering
 from service.domain.errors import NotFound
 from service.engine.explanation import Contribution, ExplanationWriter, explain_items, remainder_of
 from service.engine.pipeline import Request
-from service.engine.selection import Counted, count_items, warn
+from service.engine.selection import UNSTEERED, Counted, count_items, warn
 from service.questions.answers import AnsweredItemOut, AnswerOut, check_finite
 from service.questions.asked import PersonalQuestion, RecommendIn, ScoreIn
 
+_ITEM = 5  # targets times rows that are attended while one item is looked at by the coarse step
 ItemRows = NDArray[np.int32] | NDArray[np.int64]
 
 
@@ -99,7 +100,11 @@ async def recommend_items(request: Request[RecommendIn]) -> AnswerOut:
         mask[excluded()] = False
         return count_items(snapshot, mask, question.facets)
 
-    answer = await _ranked(request, rank)
+    size = math.inf
+    if steered is UNSTEERED and not question.diversity:
+        targets = max(LONG_CANDIDATES, 4 * question.limit)
+        size = request.size(targets, question.explain) + _ITEM * len(snapshot.catalogue)
+    answer = await _ranked(request, rank, size)
     answer["candidates"] = outcome[0].compared
     steered.describe(answer, outcome[0])
     selection.describe(answer, await request.compute(count) if question.facets else None)

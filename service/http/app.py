@@ -112,6 +112,7 @@ def create_app(
             Middleware(Bodies, settings=settings, arrivals=arrivals),
             Middleware(Admission, settings=settings, metrics=metrics),
             Middleware(Engines),
+            Middleware(questions.PlainQuestions),
         ],
         exception_handlers={HTTPException: handle, RequestValidationError: handle},
     )
