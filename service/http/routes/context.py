@@ -20,11 +20,8 @@ from service.domain.records import parse_json
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
-from service.http.access.engines import ENGINE
-from service.http.admission import BULK_TURN
-from service.http.clients.disconnects import connection_of
-from service.http.limits import BODY, MERGE_PATCH_TYPE, media_type
-from service.http.telemetry import STAGES
+from service.http.bodies import MERGE_PATCH_TYPE, connection_of, media_type
+from service.http.scope_keys import BODY, BULK_TURN, ENGINE, STAGES
 from service.questions.scalars import Body
 from service.runtime.work_queue import current_turn
 

@@ -22,7 +22,7 @@ from service.engine.rows import answer_rows
 from service.engine.search import answer_search
 from service.engine.users import item_audience, user_affinities
 from service.http import problems
-from service.http.clients.disconnects import connection_of
+from service.http.bodies import connection_of
 from service.http.routes.context import JSON_TYPES, Context, JsonRoute, check_media_type
 from service.http.routes.record_bodies import PathId
 from service.questions.answers import (
