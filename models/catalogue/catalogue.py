@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.cow_array import CowArray
-from models.catalogue.cow_list import CowList
+from models.catalogue.cow_columns import CowArray, CowList
 from models.catalogue.field_keys import FieldKeys, Vectors
-from models.catalogue.fields.field_columns import ItemColumns
-from models.catalogue.fields.item_fields import NEVER, ItemFields
+from models.catalogue.fields.field_columns import NEVER, ItemColumns, ItemFields
 from models.catalogue.fields.item_values import attribute_values, item_values
-from models.catalogue.fields.string_order import StringOrder
+from models.catalogue.fields.keyword_column import StringOrder
 from models.catalogue.item_entry import Encode, ItemEntry, keys_of_entries
 from models.catalogue.item_filter import EVERYTHING, Condition, ItemFilter, matching
 from models.data.vocabulary import Vocabulary

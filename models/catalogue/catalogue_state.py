@@ -13,8 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.cow_array import CowArray
-from models.catalogue.cow_list import CowList
+from models.catalogue.cow_columns import CowArray, CowList
 from models.catalogue.field_keys import FieldKeys
 from models.catalogue.fields.field_columns import NO_NUMBER, NO_POINT, FieldColumns, ItemColumns
 from models.catalogue.fields.keyword_column import KeywordColumn

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.fields.item_fields import ItemFields
+from models.catalogue.fields.field_columns import ItemFields
 from models.catalogue.fields.item_values import Special, plain_number
 from models.catalogue.fields.keyword_column import STRINGS, KeywordColumn
 from models.compute.checkpoint import checkpoint

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.attention.softmax_mass import stratified_rows
-from models.catalogue.cow_array import CowArray
+from models.catalogue.cow_columns import CowArray
 from models.data.row_sets import expand_ranges
 
 Vectors = NDArray[np.float32]

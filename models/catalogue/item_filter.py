@@ -17,12 +17,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.fields.field_columns import FieldColumns
-from models.catalogue.fields.geodesy import within
-from models.catalogue.fields.item_fields import ItemFields
+from models.catalogue.fields.field_columns import FieldColumns, ItemFields
 from models.catalogue.fields.item_values import exact_number, is_number, split_types
 from models.catalogue.fields.keyword_column import KeywordColumn
-from models.catalogue.fields.value_column import ValueColumn
+from models.catalogue.fields.value_column import ValueColumn, within
 from models.compute.checkpoint import checkpoint
 
 _BOUNDS: Mapping[str, Callable[[Any, Any], Any]] = {

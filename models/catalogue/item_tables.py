@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.attention.multihead import merge_heads, split_heads
-from models.catalogue.cow_array import CowArray
+from models.catalogue.cow_columns import CowArray
 from models.recommender.target_attention import ItemTables
 
 MakeTables = Callable[[NDArray[np.int64]], ItemTables]  # item rows -> their tables

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.fields.item_fields import ItemFields
+from models.catalogue.fields.field_columns import ItemFields
 from models.catalogue.fields.item_values import (
     Special,
     exact_number,

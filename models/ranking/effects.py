@@ -1,23 +1,8 @@
-"""Effects: what scores lose without a row of the memory, the whole model included.
-
-Without an event, attention, transitions and similarity lose a row, and older events move one place
-nearer to the present: that is computed in closed form. Later events would also have had other
-states, and with them other keys, values and queries. To first order that is the derivative of a
-score by a gate on the event, ∂s/∂g at g = 1: a gate of 0 leaves the event out of the encoder. The
-newest events change the query itself, where first order fails: contributions know the scores
-without them. Where the encoder reads few events, the history is scored without each of them.
-
-Of more events than its window the encoder reads the newest, from a first one that their number
-decides. Without an event before the window it begins one event later, and every state changes,
-whichever event that is. Just after the window has moved it begins a step earlier without any one
-event, whether that was read or not, and the newest are scored too. The history without one event
-before the window is scored: what the score loses beyond the closed form is taken to be lost without
-each of the others.
-"""
+"""Effects: what a score loses without an event, estimated or computed exactly."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
@@ -27,18 +12,186 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import attend, logits
+from models.attention.attend import attend, exclude_self, logits
 from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.attention.partial_softmax import PartialSoftmax
+from models.attention.kv_memory import gather_rows
+from models.attention.partial_softmax import PartialSoftmax, remove_partial
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
+from models.data.windows import window_start
 from models.encoder.recency_bias import FARTHEST
+from models.history.encoded_history import EncodedHistory, encoder_inputs, without_each
 from models.history.encoder_window import EncoderWindow
-from models.history.user_memory import NEWEST_LEFT_OUT, UserMemory, target_queries
+from models.history.user_attention import at_request, is_known, known_rows, retrieve_user
+from models.history.user_history import attendable_events
+from models.history.user_memory import NEWEST_LEFT_OUT, UserMemory, build_memory, target_queries
+from models.index.memory_attention import as_mask, attend_near
 from models.ranking.contributions import Contributions
-from models.ranking.encoder_slopes import encoder_slopes
-from models.ranking.leave_one_out import scores_without
-from models.ranking.scoring import score
+from models.ranking.scoring import score, target_counts
+
+# exact ----------------------------------------------------------------------------------
+
+# Histories without events so near to each other are encoded in one pass. Measured: a pass costs as
+# much as 35 events in it, and what some of them need not have read anew is less than that.
+_NEAR = 32
+
+
+@torch.inference_mode()
+def scores_without(
+    snapshot: Snapshot,
+    user: UserMemory,
+    targets: Mapping[int, Sequence[int]],
+    options: AttentionOptions = DEFAULT_OPTIONS,
+) -> dict[tuple[int, int], float]:
+    """Score targets without one event of the history, or one profile entry.
+
+    Args:
+        snapshot: the model and the catalogue, which stay as they are.
+        user: from `build_memory` with the same snapshot.
+        targets: item rows, for each source: an event of the history, or -1 - i for profile entry i;
+            of a long history none of the older events.
+        options: as in `score`.
+
+    Returns:
+        dict: the score of each (source, item row).
+    """
+    found: dict[tuple[int, int], float] = {}
+    for source, encoded in _encoded_without(snapshot, user, list(targets)):
+        rows = targets[source]
+        history = user.history.without(_place(user, source))
+        less = build_memory(snapshot, history, user.at, encoded=encoded)
+        less = replace(less, collapsed=user.collapsed)
+        totals = score(snapshot, less, np.asarray(rows, dtype=np.int64), options).total.tolist()
+        found |= {(source, row): total for row, total in zip(rows, totals, strict=True)}
+    return found
+
+
+def _encoded_without(
+    snapshot: Snapshot, user: UserMemory, sources: Sequence[int]
+) -> Iterator[tuple[int, EncodedHistory | None]]:
+    """Yield each of the sources, and the encoded history without it; None = to be encoded."""
+    encoder, encoded = snapshot.model.encoder, user.encoded
+    if encoder is None or encoded is None:
+        yield from ((source, None) for source in sources)
+        return
+    before = user.history.before
+    places = np.array([_place(user, source) for source in sources])
+    source, rows = attendable_events(snapshot, user.history)
+    source, rows = source[(rows >= 0).numpy()], rows[rows >= 0]  # what the encoder may read
+    is_read = np.isin(places, source)  # of the others it knows nothing
+    yield from ((each, encoded) for each, read in zip(sources, is_read, strict=True) if not read)
+    left = len(source) - 1
+    if left < 1 or not is_read.any():
+        yield from ((each, None) for each, read in zip(sources, is_read, strict=True) if read)
+        return
+    start = window_start(before + left, snapshot.model.config.window) - before
+    if start != encoded.first_item - before:
+        events = encoder_inputs(snapshot, user.history, source[start:], rows[start:])
+        times = torch.from_numpy(user.history.timestamps[source[start:]])
+        cache = encoder.append(encoder.empty_cache(), events, times)
+        encoded = EncodedHistory(start + before, events, cache)
+    # One event more than the window that is left: without an earlier event, its first one is past,
+    # whichever event that is.
+    gone = np.maximum(np.searchsorted(source, places[is_read]) - start, 0)
+    distinct = np.unique(gone)
+    read = np.asarray(sources)[is_read]
+    for part in np.split(distinct, np.flatnonzero(np.diff(distinct // _NEAR)) + 1):
+        less = dict(zip(part.tolist(), without_each(encoder, encoded, part), strict=True))
+        inside = np.isin(gone, part)
+        for each, place in zip(read[inside].tolist(), gone[inside].tolist(), strict=True):
+            yield each, less[place]
+
+
+def _place(user: UserMemory, source: int) -> int:
+    """Return the place of a source in `user.history`, which has a long history's newest events."""
+    return source if source < 0 or user.collapsed is None else source - user.collapsed.items.count
+
+
+# slopes of the encoder ------------------------------------------------------------------
+
+
+def encoder_slopes(
+    snapshot: Snapshot,
+    user: UserMemory,
+    targets: Tensor,
+    options: AttentionOptions,
+    *,
+    partial: PartialSoftmax | None = None,
+) -> Tensor:
+    """Differentiate scores by gates on the encoder's events, [L, n].
+
+    Row j of the attention itself is not gated: without it the score is known in closed form.
+
+    Args:
+        snapshot: the model and the catalogue.
+        user: from `build_memory`, with an encoded history of n events.
+        targets: item rows, int64 [L].
+        options: as in `score`; the temperature counts.
+        partial: of a history of very many items, the targets' attention as `score` returned it,
+            [H, L].
+
+    Raises:
+        ValueError: for a memory without an encoded history, or very many items without `partial`.
+    """
+    encoded, model = user.encoded, snapshot.model
+    if encoded is None or model.encoder is None or model.state_attention is None:
+        raise ValueError("user: has no encoded history")
+    older = None
+    with at_request(user):
+        block, own = known_rows(user), user.rows
+        if user.collapsed is not None and block.bias.shape[1] > len(own):
+            own = torch.cat([own, torch.from_numpy(user.collapsed.items.items)])
+        seen = exclude_self(targets, own) if options.exclude_self else None
+        retrieved = retrieve_user(snapshot, user, targets, options)
+        if retrieved is not None:
+            seen = as_mask(retrieved, len(own))
+        if not is_known(user):
+            if partial is None:
+                raise ValueError("partial: must be given for a history of very many items")
+            # To first order this is one row, whose context and mass do not depend on the query.
+            query = target_queries(snapshot, user, targets)
+            near = attend_near(query, block._replace(visible=seen), options)
+            older = remove_partial(partial, near)
+    attention = model.state_attention
+    counts = target_counts(snapshot, user, targets, again=not options.exclude_self)
+    # What requests compute cannot be differentiated through; copies can.
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        gates = torch.ones(len(encoded.cache), requires_grad=True)
+        times = encoded.cache.timestamps.clone()
+        states = model.encoder.forward_gated(encoded.events.clone(), times, gates)
+        change = states - states.detach()  # 0: only its derivative counts
+        read = user.encoded_rows.clone()
+        keys, values = (
+            part.clone().index_add(1, read, projected.transpose(0, 1))
+            for part, projected in (
+                (block.keys, attention.keys(change)),
+                (block.values, attention.values(change)),
+            )
+        )  # (H, m, d)
+        query = attention.queries(change[-1]) - attention.queries(change[-1].detach())
+        queries = target_queries(snapshot, user, targets).clone() + query[:, None]
+        bias = block.bias.clone()[:, None].expand(-1, len(targets), -1)  # (H, L, m)
+        if seen is not None:
+            bias = bias.masked_fill(~seen.clone(), -torch.inf)
+        if older is not None:  # one more row, with a score and a value of each target's own
+            nothing = keys.new_zeros(len(keys), 1, keys.shape[2])
+            keys, values = torch.cat([keys, nothing], 1), torch.cat([values, nothing], 1)
+            bias = torch.cat([bias, older.logsumexp[..., None].clone()], 2)
+        found = attend(queries, keys, values, bias=bias, temperature=options.temperature)
+        context = found.context
+        if older is not None:
+            context = context + found.weights[..., -1:] * older.context.clone()
+        totals = (context * gather_rows(snapshot.tables.outputs, targets).clone()).sum((0, 2))
+        user_state = user.user_state.clone() + change[-1]
+        totals = totals + model.transition_scores(user_state, counts.clone())
+        slopes = list[Tensor]()
+        for total in totals:
+            checkpoint()
+            slopes += torch.autograd.grad(total, gates, retain_graph=True)
+    return torch.stack(slopes)
+
+
+# estimates ------------------------------------------------------------------------------
 
 # Events that the encoder reads, up to which no effect is estimated: the derivative fails most for
 # few events, and to encode these anew takes little.

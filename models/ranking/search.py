@@ -36,12 +36,9 @@ from models.attention.attend import attend
 from models.attention.softmax_mass import mass_from_sample
 from models.catalogue.snapshot import Snapshot
 from models.data.row_sets import RowIndices
-from models.ranking.matching.field_matches import FieldMatches
-from models.ranking.matching.keyword_matches import keyword_scores, with_keywords
-from models.ranking.matching.search_results import SearchResults
+from models.ranking.matching import FieldMatches, SearchResults, keyword_scores, with_keywords
 from models.ranking.scoring import Scores
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
-from models.ranking.steering.ranked_lineup import SteeredRows, line_up_scored
+from models.ranking.steering import NO_STEERING, ItemSteering, SteeredRows, line_up_scored
 
 RECENCY = 0.5  # R, in logits: a match of 1.65 times the weight is better whatever its age
 MATCH_SHARE = 1e-3  # of the best item's weight, from which an item without these words matches

@@ -40,9 +40,7 @@ from torch.nn.functional import normalize
 from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.index.unit_vectors import normalize_rows
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
-from models.ranking.steering.lineup import Moved
-from models.ranking.steering.ranked_lineup import line_up_scored
+from models.ranking.steering import NO_STEERING, ItemSteering, Moved, line_up_scored
 
 Space = Literal["content", "trained"]
 SPACES: tuple[Space, ...] = ("content", "trained")

@@ -208,7 +208,7 @@ def _served(data: Path, vectors: Any, queries: str) -> Any:
 
 def _calibrated(items: Any, vectors: Any, queries: Any) -> Any:
     """Return the setup calibrated to items, with the defaults where they have too few texts."""
-    from models.ranking.search_parameters import DEFAULTS
+    from models.ranking.matching import DEFAULTS
     from service.cli.search_calibration import calibrate_queries
     from service.snapshots.live_search import SearchSetup
 

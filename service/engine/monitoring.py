@@ -1,4 +1,4 @@
-"""What an engine measures of its parts, and whether it can answer."""
+"""Measurements of an engine and its parts, and whether it can answer."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.attention.attention_options import AttentionOptions
-from models.catalogue.item_filter import ItemFilter, comparisons
+from models.catalogue.item_filter import EVERYTHING, ItemFilter, comparisons
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint, watched
 from models.data.event_log import EventLog
@@ -171,7 +171,7 @@ class Request(Generic[Q]):
     ) -> ItemSelection:
         """Apply a filter."""
         work = partial(select_items, self.snapshot, wanted, facets, sort, pointer)
-        return await self.filter(work, comparisons(wanted))
+        return await self.filter(work, 0 if wanted is EVERYTHING else comparisons(wanted))
 
     async def steer(
         self, selection: ItemSelection, *, limit: int, rules: Sequence[RuleIn], **others: Any

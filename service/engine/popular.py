@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.fields.item_fields import NEVER
+from models.catalogue.fields.field_columns import NEVER
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog, LoggedEvents, of_types
 from models.ranking.ready.popularity import (
@@ -18,7 +18,8 @@ from models.ranking.ready.popularity import (
     trending,
     unlike_ratings,
 )
-from models.ranking.steering.ranked_lineup import line_up_ranked
+from models.ranking.steering import line_up_ranked
+from service.domain.records import check_finite
 from service.domain.timestamps import to_rfc3339
 from service.engine.pipeline import Request
 from service.engine.selection import ItemSelection, SteeredItems, count_items, warn
@@ -26,7 +27,6 @@ from service.questions.answers import (
     AnsweredItemOut,
     AnswerOut,
     WarningOut,
-    check_finite,
 )
 from service.questions.ready import (
     TREND_FLOOR,

@@ -14,12 +14,13 @@ from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason
 from models.ranking.recommend import LONG_CANDIDATES, Ranked, best_scores, recommend
 from models.ranking.scoring import Scores, score
-from models.ranking.steering.item_steering import ItemSteering
+from models.ranking.steering import ItemSteering
 from service.domain.errors import NotFound
+from service.domain.records import check_finite
 from service.engine.explanation import Contribution, ExplanationWriter, explain_items, remainder_of
 from service.engine.pipeline import Request
 from service.engine.selection import UNSTEERED, Counted, count_items, warn
-from service.questions.answers import AnsweredItemOut, AnswerOut, check_finite
+from service.questions.answers import AnsweredItemOut, AnswerOut
 from service.questions.asked import PersonalQuestion, RecommendIn, ScoreIn
 
 _ITEM = 5  # targets times rows that are attended while one item is looked at by the coarse step
@@ -123,10 +124,11 @@ async def _ranked(
 
     def attend(user: UserMemory) -> tuple[ItemRows, Scores, list[list[Reason]]]:
         rows, scores = rank(user)
-        every = replace(options, mode="exact")
-        request.parts.memories.long_work.audit(
-            user, scores, lambda count: score(snapshot, user, rows[:count], every)
-        )
+        if scores.relative_error is not None:
+            every = replace(options, mode="exact")
+            request.parts.memories.long_work.audit(
+                user, scores, lambda count: score(snapshot, user, rows[:count], every)
+            )
         reasons = list[list[Reason]]()
         if question.explain:
             reasons = explain_items(

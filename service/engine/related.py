@@ -13,8 +13,9 @@ from models.data.import_times import at_import, lacks_order
 from models.ranking.ready.popularity import best_rows
 from models.ranking.ready.together import MIN_SUPPORT, Companions, companions
 from models.ranking.similar_items import comparable, compare_items, similar, spaces_of
-from models.ranking.steering.ranked_lineup import SteeredRows, line_up_ranked
+from models.ranking.steering import SteeredRows, line_up_ranked
 from service.domain.errors import Invalid
+from service.domain.records import check_finite
 from service.domain.timestamps import to_rfc3339
 from service.engine.pipeline import Request
 from service.engine.selection import ItemSelection, count_items, steer_items
@@ -25,9 +26,8 @@ from service.questions.answers import (
     ItemEventsOut,
     Space,
     WarningOut,
-    check_finite,
 )
-from service.questions.asked import SimilarIn
+from service.questions.asked import SimilarIn, attention_options
 from service.questions.ready import ItemEventsParams, TogetherIn, types_of
 
 Relation = Literal["after", "basket"]
@@ -138,7 +138,7 @@ def _similar(request: Request[SimilarIn], selection: ItemSelection) -> AnswerOut
         allowed=selection.allowed,
         spaces=spaces,
         steering=steered.steering,
-        options=question.retrieval.options(request.parts.settings),
+        options=attention_options(question.retrieval, request.parts.settings),
     )
     items: list[AnsweredItemOut] = [
         {

@@ -17,8 +17,7 @@ from models.ranking.explain import Reason, explain
 from models.ranking.ready.because import because_rows
 from models.ranking.ready.distinctive_categories import distinctive_categories
 from models.ranking.recommend import Ranked, best_scores, recommend
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
-from models.ranking.steering.ranked_lineup import QuotaChoice
+from models.ranking.steering import NO_STEERING, ItemSteering, QuotaChoice
 from service.domain.records import NEGATIVE
 from service.engine.explanation import (
     Contribution,
@@ -34,6 +33,7 @@ from service.engine.recommend import scored_items
 from service.engine.selection import Counted, ItemSelection, SteeredItems, count_items
 from service.histories.event_columns import EventColumns
 from service.questions.answers import AnsweredItemOut, RowOut, RowReasonOut, RowsOut
+from service.questions.asked import attention_options
 from service.questions.ready import PopularIn, RowsIn
 
 _POOLED = 2  # items that are ranked for a page, for each that it shows
@@ -67,7 +67,7 @@ async def answer_rows(request: Request[RowsIn]) -> RowsOut:
     await request.open(
         question.user_id,
         question.history,
-        options=question.retrieval.options(request.parts.settings),
+        options=attention_options(question.retrieval, request.parts.settings),
         visible=question.visible,
         with_log=True,
     )

@@ -23,10 +23,15 @@ from models.catalogue.snapshot import Snapshot
 from models.catalogue.sorting import SortedValue, SortKey, SortPosition, position, sorted_rows
 from models.history.user_memory import UserMemory
 from models.ranking.explain import Reason
-from models.ranking.matching.field_matches import FieldMatches, match_fields
-from models.ranking.matching.keyword_matches import allowed_keywords
-from models.ranking.matching.meaning_floor import meaning_floor
-from models.ranking.matching.search_results import SearchResults
+from models.ranking.matching import (
+    DEFAULTS,
+    FieldMatches,
+    SearchParameters,
+    SearchResults,
+    allowed_keywords,
+    match_fields,
+    meaning_floor,
+)
 from models.ranking.scoring import Scores, score
 from models.ranking.search import (
     EventResults,
@@ -37,14 +42,12 @@ from models.ranking.search import (
     strong_matches,
     take,
 )
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering, Quota
-from models.ranking.steering.ranked_lineup import QuotaChoice, SteeredRows
+from models.ranking.steering import NO_STEERING, ItemSteering, Quota, QuotaChoice, SteeredRows
 from models.text.bm25 import Hits
 from models.text.keywords import MAX_COMPLETED, NO_KEYWORDS
 from models.text.query_parser import ParsedQuery
 from service.domain.errors import Invalid
-from service.domain.records import Item
+from service.domain.records import Item, check_finite
 from service.domain.timestamps import to_rfc3339
 from service.engine.explanation import (
     Contribution,
@@ -72,7 +75,6 @@ from service.questions.answers import (
     FoundEventOut,
     FoundEventsOut,
     WarningOut,
-    check_finite,
 )
 from service.questions.asked import MAX_RANKED, SearchIn
 from service.questions.parts import SortIn

@@ -13,14 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.facets import CountedItems, FacetCounts, count_values
-from models.catalogue.fields.field_columns import FieldColumns
-from models.catalogue.fields.item_fields import ItemFields
+from models.catalogue.fields.field_columns import FieldColumns, ItemFields
 from models.catalogue.fields.item_values import is_number, keyword_of
 from models.catalogue.item_filter import EVERYTHING, Condition, ItemFilter, conditions, matching
 from models.catalogue.snapshot import Snapshot
 from models.ranking.recommend import Ranked
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering, Pin, Quota
-from models.ranking.steering.ranked_lineup import SteeredRows
+from models.ranking.steering import NO_STEERING, ItemSteering, Pin, Quota, SteeredRows
 from service.domain.records import ATTRIBUTES
 from service.domain.timestamps import to_rfc3339
 from service.questions.answers import (

@@ -25,6 +25,7 @@ from models.ranking.ready.audience import (
     reference_rows,
 )
 from models.ranking.scoring import Scores
+from service.domain.records import check_finite
 from service.domain.timestamps import to_rfc3339
 from service.engine.explanation import (
     Contribution,
@@ -40,8 +41,8 @@ from service.questions.answers import (
     AffinityOut,
     AudienceOut,
     AudienceUserOut,
-    check_finite,
 )
+from service.questions.asked import attention_options
 from service.questions.ready import AffinitiesParams, AudienceParams
 
 SCORED_USERS = 100  # at most
@@ -50,7 +51,7 @@ SCORED_USERS = 100  # at most
 async def item_audience(request: Request[AudienceParams]) -> AudienceOut:
     """Rank users for an item. Raises `NotFound` where it cannot be scored."""
     question, memories = request.question, request.parts.memories
-    request.options = question.as_retrieval.options(request.parts.settings)
+    request.options = attention_options(question.as_retrieval, request.parts.settings)
     await request.open_log()
     snapshot, row = request.snapshot, request.item_row(request.about)
     chosen = await request.compute(
@@ -94,7 +95,7 @@ async def item_audience(request: Request[AudienceParams]) -> AudienceOut:
 async def user_affinities(request: Request[AffinitiesParams]) -> AffinitiesOut:
     """Return the values of a field by the attention that a user's events on them have."""
     question = request.question
-    options = question.as_retrieval.options(request.parts.settings)
+    options = attention_options(question.as_retrieval, request.parts.settings)
     await request.open(request.about, options=options)
     snapshot = request.snapshot
 

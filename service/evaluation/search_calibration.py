@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.evaluation.metrics import first_relevant_rank, ndcg_gains, standard_error
+from models.ranking.matching import DEFAULTS, SearchParameters
 from models.ranking.search import nearest
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.engine.search import match_text

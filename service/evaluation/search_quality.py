@@ -21,8 +21,8 @@ from models.evaluation.metrics import (
     recall,
     standard_error,
 )
+from models.ranking.matching import DEFAULTS, SearchParameters
 from models.ranking.search import search
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import BM25Writer
 from service.datasets.base import JudgedQuery
 from service.datasets.files.rows import to_json_lines

@@ -331,7 +331,9 @@ def _choose_namespace(scope: Scope) -> None:
 def _note_namespace(scope: Scope) -> None:
     """Count a request for its namespace from here on, even if it is refused later."""
     name = scope[NAMESPACE]
-    if is_about_data(scope) and scope["app"].state.namespaces.has_served(name):
+    if not is_about_data(scope):
+        return
+    if name == DEFAULT_NAMESPACE or scope["app"].state.namespaces.has_served(name):
         scope[SERVED] = name
 
 

@@ -6,8 +6,6 @@ documentation of the service. A member that a question does not produce is left 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import isfinite
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import Field
@@ -738,9 +736,3 @@ class AttendedOut(TypedDict):
         list[AttendedEventOut] | None,
         Field(description="The rows of a user's memory, in the order of `rows`; null otherwise."),
     ]
-
-
-def check_finite(what: str, numbers: Iterable[float]) -> None:
-    """Raise `ArithmeticError` unless all are finite: in JSON, NaN would be null."""
-    if not all(map(isfinite, numbers)):
-        raise ArithmeticError(f"{what} came out as NaN or infinity")

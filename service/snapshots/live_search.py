@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.ranking.search_parameters import SearchParameters
+from models.ranking.matching import SearchParameters
 from models.text.query_table import QueryTable, TokenizingEncoder
 from service.domain.errors import HeedError
 from service.runtime.data_layout import QUERY_TABLE_FILE, SEARCH_FILE

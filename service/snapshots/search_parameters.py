@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, get_args
 
 import orjson
 
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
+from models.ranking.matching import DEFAULTS, SearchParameters
 from service.domain.errors import Corrupt
 from service.runtime import durable_files
 

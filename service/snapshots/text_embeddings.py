@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from models.catalogue.cow_array import CowArray
+from models.catalogue.cow_columns import CowArray
 from models.compute.progress import ProgressCallback
 from models.text.static_encoder import TextEncoder
 from service.runtime.durable_files import make_directory, write

@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
-from models.ranking.search_parameters import DEFAULTS
+from models.ranking.matching import DEFAULTS
 from models.text.bm25 import TITLE_WEIGHT
 from models.text.static_encoder import StaticEncoder
 from tests.support import reference, tiny

@@ -1,4 +1,4 @@
-"""`FieldColumns`: the columns of one field, and `ItemColumns`: those of all fields."""
+"""The columns of one field, and of all fields of the items."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.fields.item_values import FieldValues, exact_number
-from models.catalogue.fields.keyword_column import KeywordColumn
+from models.catalogue.fields.keyword_column import KeywordColumn, Ranks, StringOrder
 from models.catalogue.fields.value_column import ValueColumn, distinct_pairs
+from models.data.vocabulary import Vocabulary
 
 NO_NUMBER, NO_POINT = float("nan"), complex("nan")
 
@@ -85,3 +86,27 @@ class ItemColumns:
             rows = np.array(sorted(changed), np.int64)
             fields[name] = fields.get(name, FieldColumns()).updated(rows, given, size)
         return ItemColumns(fields)
+
+
+NEVER = np.iinfo(np.int64).min  # published_at of items without one
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ItemFields:
+    """Fields by name: `item_id`, `published_at`, and those that have columns."""
+
+    size: int  # N
+    vocabulary: Vocabulary  # of ids; may have grown past N
+    id_order: StringOrder  # of the vocabulary
+    published: NDArray[np.int64]  # [N] microseconds UTC, or `NEVER`
+    columns: ItemColumns
+
+    def columns_of(self, name: str) -> FieldColumns:
+        """Return the columns of a field other than `item_id`; without any where no item has it."""
+        if name == "published_at":
+            return FieldColumns(numbers=ValueColumn.of(self.published, NEVER))
+        return self.columns.fields.get(name, FieldColumns())
+
+    def id_ranks(self) -> Ranks:
+        """Return the ranks of all ids in the order of their code points."""
+        return self.id_order.ranks(self.size)

@@ -1,21 +1,119 @@
-"""`KeywordColumn`: strings, booleans and nulls of one field, as codes."""
+"""Columns of keywords: codes of strings, their order, and their folded forms."""
 
 from __future__ import annotations
 
+import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.cow_array import CowArray
-from models.catalogue.fields.folded_strings import FoldedStrings
+from models.catalogue.cow_columns import CowArray
 from models.catalogue.fields.item_values import Keyword, Special
-from models.catalogue.fields.string_order import Ranks, StringOrder
 from models.catalogue.fields.value_column import ValueColumn, distinct_pairs
 from models.compute.checkpoint import checkpoint
 from models.data.vocabulary import Vocabulary
+
+_SEARCHED = 4_096  # strings that are searched in one call, in some tenths of a millisecond
+
+
+class FoldedStrings:
+    """Case-folded strings, folded when a search first needs them and kept."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        # Whole ones, which never change, by number: searches on several threads fold them.
+        self._blocks: dict[int, tuple[str, list[int]]] = {}
+
+    def containing(self, part: str, count: int) -> NDArray[np.bool_]:
+        """Mark which of the first `count` strings contain another, in upper or lower case."""
+        # A block that a newer catalogue has completed holds more strings than `count`.
+        found, part = np.zeros(count + _SEARCHED, np.bool_), part.casefold()
+        for first in range(0, count, _SEARCHED):
+            checkpoint()
+            text, starts = self._block(first, count)
+            at = text.find(part)
+            while at >= 0:
+                place = bisect_right(starts, at) - 1
+                end = starts[place + 1] - 1 if place + 1 < len(starts) else len(text)
+                if at + len(part) <= end:  # not across two strings
+                    found[first + place] = True
+                    at = end
+                at = text.find(part, at + 1)
+        return found[:count]
+
+    def _block(self, first: int, count: int) -> tuple[str, list[int]]:
+        """Return the strings of a block, a line each, and where each starts."""
+        number = first // _SEARCHED
+        block = self._blocks.get(number)
+        if block is not None:
+            return block
+        last = min(first + _SEARCHED, count)
+        strings = [one.casefold() for one in self._vocabulary.ids[first:last]]
+        starts = list(accumulate((len(one) + 1 for one in strings[:-1]), initial=0))
+        block = ("\n".join(strings), starts)
+        if len(strings) == _SEARCHED:
+            self._blocks[number] = block
+        return block
+
+
+class Ranks(NamedTuple):
+    """Ranks of the first n strings of a vocabulary."""
+
+    vocabulary: Vocabulary
+    order: NDArray[np.int32]  # [n] rows, by their strings
+    ranks: NDArray[np.int32]  # [n] of each row
+
+    def place(self, text: str) -> float:
+        """Return the rank of a string; between two ranks where it is none of the strings."""
+        ids = self.vocabulary.ids
+        place = bisect_left(self.order, text, key=lambda row: ids[row])
+        known = place < len(self.order) and ids[self.order[place]] == text
+        return float(place) if known else place - 0.5
+
+
+class StringOrder:
+    """Keeps the strings of one vocabulary in order, for all versions of what uses it.
+
+    Ranks are computed when they are first asked for: a second for a million strings. Strings that
+    were added since are merged into the order in some milliseconds. The order of two strings never
+    changes, so that later ranks serve earlier versions.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._found = Ranks(vocabulary, np.zeros(0, np.int32), np.zeros(0, np.int32))
+
+    def ranks(self, count: int) -> Ranks:
+        """Return ranks of the first `count` strings, or of more."""
+        with self._lock:
+            if len(self._found.order) < count:
+                self._found = self._extended()
+            return self._found
+
+    def _extended(self) -> Ranks:
+        order, ids = self._found.order, self._vocabulary.ids
+        old, size = len(order), len(self._vocabulary)
+        added = np.array(sorted(range(old, size), key=ids.__getitem__), np.int32)
+        if old:
+            # Bisection for few strings, and the merge of two sorted runs for many.
+            if len(added) < old // 20:
+                places = [
+                    bisect_left(order, ids[row], key=lambda row: ids[row]) for row in added.tolist()
+                ]
+                added = np.insert(order, places, added)
+            else:
+                both = np.concatenate([order, added]).tolist()
+                added = np.array(sorted(both, key=ids.__getitem__), np.int32)
+        ranks = np.empty(size, np.int32)
+        ranks[added] = np.arange(size, dtype=np.int32)
+        return Ranks(self._vocabulary, added, ranks)
+
 
 STRINGS = 5  # code of the first string; before it stand no value, 0, and the specials
 _BEHIND_STRINGS = 2.0**40  # more than the rank of any string

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.fields.item_fields import NEVER
+from models.catalogue.fields.field_columns import NEVER
 from models.data.event_log import LoggedEvents
 
 _NOISE = 1.0  # events that are added to an item's past: fewer say little

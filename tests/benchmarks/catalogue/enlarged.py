@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.cow_array import CowArray
+from models.catalogue.cow_columns import CowArray
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
 from models.history.user_history import UserHistory

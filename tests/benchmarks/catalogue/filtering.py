@@ -18,7 +18,7 @@ from rich.table import Table
 
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.facets import CountedItems, count_values
-from models.catalogue.fields.geodesy import distances
+from models.catalogue.fields.value_column import distances
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.item_filter import Condition, Group, ItemFilter
 from models.catalogue.sorting import SortKey, sorted_rows

@@ -17,7 +17,7 @@ from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import UNTRAINED, Snapshot
-from models.ranking.matching.field_matches import COARSE_KEYS
+from models.ranking.matching import COARSE_KEYS
 from models.ranking.search import search
 from models.text.bm25 import BM25Writer
 from models.text.static_encoder import TextEncoder

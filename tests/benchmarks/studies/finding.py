@@ -18,7 +18,7 @@ from typing import Any
 from rich.table import Table
 
 from models.catalogue.snapshot import Snapshot
-from models.ranking.matching.meaning_floor import EncodeQuery, meaning_floor
+from models.ranking.matching import EncodeQuery, meaning_floor
 from models.ranking.search import search
 from models.text.index_terms import analyser
 from models.text.spelling import single_edits

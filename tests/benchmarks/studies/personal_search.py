@@ -19,10 +19,9 @@ from models.catalogue.snapshot import Snapshot
 from models.evaluation.metrics import PairedDifference, bootstrap, reciprocal_ranks
 from models.evaluation.protocols import EvaluationTask
 from models.evaluation.splits import Holdout
-from models.ranking.matching.field_matches import FieldMatches
+from models.ranking.matching import DEFAULTS, FieldMatches, SearchParameters
 from models.ranking.scoring import score
 from models.ranking.search import nearest, personal_bias, search
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset
 from service.domain.errors import ModelRejected

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from models.evaluation.metrics import graded_ndcg
-from models.ranking.search_parameters import DEFAULTS
+from models.ranking.matching import DEFAULTS
 from service.cli.console import ENCODER, Encoder, out
 from service.datasets.base import JudgedQuery
 from service.datasets.public.collections import open_collection

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.catalogue import cow_array
+from models.catalogue import cow_columns as cow_array
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import EMBEDDING, ItemEntry
 from models.catalogue.item_filter import Condition

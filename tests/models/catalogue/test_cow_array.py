@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.catalogue import cow_array, mapped_rows
-from models.catalogue.cow_array import CowArray
+from models.catalogue import cow_columns as cow_array
+from models.catalogue import mapped_rows
+from models.catalogue.cow_columns import CowArray
 
 
 @pytest.fixture(autouse=True)

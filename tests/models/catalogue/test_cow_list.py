@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.catalogue.cow_list import CowList
+from models.catalogue.cow_columns import CowList
 
 
 @given(st.data())

@@ -11,8 +11,8 @@ from types import FrameType
 import numpy as np
 import pytest
 
-from models.catalogue.fields import folded_strings
-from models.catalogue.fields.folded_strings import FoldedStrings
+from models.catalogue.fields import keyword_column as folded_strings
+from models.catalogue.fields.keyword_column import FoldedStrings
 from models.data.vocabulary import Vocabulary
 
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.catalogue import cow_array, item_filter
+from models.catalogue import cow_columns as cow_array
+from models.catalogue import item_filter
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.catalogue_state import catalogue_from_parts, catalogue_to_parts
 from models.catalogue.facets import CountedItems, count_values

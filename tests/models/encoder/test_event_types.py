@@ -15,9 +15,8 @@ from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.encoder.event_types import MASKED, UNKNOWN
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.ranking.candidates import coarse_query
-from models.ranking.leave_one_out import scores_without
-from models.ranking.recommend import recommend
+from models.ranking.effects import scores_without
+from models.ranking.recommend import coarse_query, recommend
 from models.ranking.scoring import score
 from models.recommender.config import RecommenderConfig
 from models.recommender.recommender import Recommender

@@ -16,8 +16,8 @@ from models.history.user_attention import expand_top_events
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory, target_queries
 from models.ranking.contributions import contributions
+from models.ranking.effects import scores_without
 from models.ranking.explain import explain
-from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import Scores, score
 from tests.support.pasts import (
     EVERY,

@@ -22,10 +22,8 @@ from models.history.long_history import CollapsedHistory, collapsible_events
 from models.history.user_history import UserHistory
 from models.history.user_memory import NEWEST_LEFT_OUT, build_memory
 from models.ranking.contributions import contributions
-from models.ranking.effects import closed_form, effects_of
-from models.ranking.encoder_slopes import encoder_slopes
+from models.ranking.effects import closed_form, effects_of, encoder_slopes, scores_without
 from models.ranking.explain import Effects, Reason, explain
-from models.ranking.leave_one_out import scores_without
 from models.ranking.scoring import score
 from tests.support.pasts import AT, ITEMS, Loop, drawn_snapshot, pasts, ways
 from tests.support.small import DAY, TOLD, past, random_model, random_past

@@ -14,7 +14,7 @@ from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.encoder.history_encoder import EncoderCache, HistoryEncoder
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.ranking.leave_one_out import scores_without
+from models.ranking.effects import scores_without
 from models.ranking.scoring import score
 from models.recommender.content_only import content_only_model
 from tests.support.pasts import (

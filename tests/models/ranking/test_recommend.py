@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import models.index.ann_index
-import models.ranking.candidates
 import models.ranking.recommend
 from models.attention.attend import attend
 from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
@@ -22,11 +21,13 @@ from models.catalogue.item_filter import Condition
 from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
-from models.ranking.candidates import candidates, coarse_query, gathered_count
 from models.ranking.recommend import (
     EXACT_WORK,
     INDEXED_CANDIDATES,
     candidate_count,
+    candidates,
+    coarse_query,
+    gathered_count,
     recommend,
 )
 from models.ranking.scoring import score
@@ -247,7 +248,7 @@ def large() -> Snapshot:
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """An index finds no more than twice as many items as become candidates, by their codes."""
-    monkeypatch.setattr(models.ranking.candidates, "FIRST_ORDER_ITEMS", 1)
+    monkeypatch.setattr(models.ranking.recommend, "FIRST_ORDER_ITEMS", 1)
     monkeypatch.setattr(models.index.ann_index, "_NARROW_ROWS", 8)
 
 
@@ -447,7 +448,7 @@ def test_items_newer_than_the_index_are_compared_by_themselves(
         refined = (near + (steps[0] - steps[1]) / 2e-5)[compared]
         best = 400 + compared[torch.topk(refined, 7).indices]
         with monkeypatch.context() as patch:
-            patch.setattr(models.ranking.candidates, "FIRST_ORDER_ITEMS", most)
+            patch.setattr(models.ranking.recommend, "FIRST_ORDER_ITEMS", most)
             found = candidates(snapshot, user, newer, 7, boost=boost)
         assert found.tolist() == sorted(best.tolist())
     assert among > 5
@@ -508,7 +509,7 @@ def test_untrained_services_have_candidates() -> None:
 
 def test_followers_map_to_catalogue_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Followers are mapped from the model's rows to the catalogue's, removed items left out."""
-    monkeypatch.setattr(models.ranking.candidates, "FIRST_ORDER_ITEMS", 1)
+    monkeypatch.setattr(models.ranking.recommend, "FIRST_ORDER_ITEMS", 1)
     model = random_model(22, n_items=30)
     with torch.no_grad():  # only what followed decides
         model.transition_scale.weight.zero_()

@@ -13,7 +13,7 @@ from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.index import ann_index
 from models.ranking.similar_items import SPACES, SimilarItems, Space, similar, spaces_of
-from models.ranking.steering.item_steering import ItemSteering, Pin
+from models.ranking.steering import ItemSteering, Pin
 from models.recommender.recommender import Recommender
 from models.recommender.transition_counts import TransitionCounts
 from tests.support.reference import cosine, softmax

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from models.history.user_memory import build_memory
-from models.ranking.candidates import candidates
+from models.ranking.recommend import candidates
 from models.ranking.scoring import score
 from models.recommender.coarse_step import nearest_items
 from models.recommender.target_attention import ItemTables
@@ -57,7 +57,7 @@ def test_the_best_items_are_among_few_candidates() -> None:
             best = np.argsort(-score(snapshot, user, np.arange(ITEMS)).total.numpy())[:10]
             with pytest.MonkeyPatch.context() as patch:
                 if not first_order:
-                    patch.setattr("models.ranking.candidates.query_jacobian", lambda *_: None)
+                    patch.setattr("models.ranking.recommend.query_jacobian", lambda *_: None)
                 found = candidates(snapshot, user, allowed, 40)
             missed[first_order] += len(np.setdiff1d(best, found))
     assert missed[True] < missed[False] / 2

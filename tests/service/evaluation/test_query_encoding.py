@@ -12,7 +12,7 @@ import orjson
 import pytest
 from numpy.typing import NDArray
 
-from models.ranking.search_parameters import DEFAULTS
+from models.ranking.matching import DEFAULTS
 from models.text.query_table import QueryTable
 from models.text.query_table_fit import FittedTable
 from models.text.static_encoder import StaticEncoder

@@ -12,7 +12,7 @@ import orjson
 import pytest
 from numpy.typing import NDArray
 
-from models.ranking.search_parameters import DEFAULTS
+from models.ranking.matching import DEFAULTS
 from models.text.static_encoder import StaticEncoder
 from service.cli.console import open_store
 from service.domain.errors import Invalid

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
+from models.ranking.matching import DEFAULTS, SearchParameters
 from models.text.bm25 import TITLE_WEIGHT
 from models.text.static_encoder import StaticEncoder
 from service.datasets.base import JudgedQuery

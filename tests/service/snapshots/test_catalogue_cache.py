@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.cow_array import CowArray
-from models.catalogue.cow_list import CowList
+from models.catalogue.cow_columns import CowArray, CowList
 from models.data.vocabulary import Vocabulary
 from models.text.static_encoder import StaticEncoder
 from service.domain.records import Item

@@ -20,7 +20,7 @@ from models.attention.attention_options import AttentionOptions
 from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.ranking.matching.field_matches import match_fields
+from models.ranking.matching import match_fields
 from models.ranking.scoring import score
 from models.ranking.search import search
 from models.recommender.artifact import ARTIFACT_FORMAT, DESCRIPTION_FILE, ITEMS_FILE, WEIGHTS_FILE

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
+from models.ranking.matching import DEFAULTS, SearchParameters
 from models.text.query_table import QueryTable
 from models.text.static_encoder import StaticEncoder
 from service.runtime.data_layout import QUERY_TABLE_FILE, SEARCH_FILE

@@ -12,10 +12,9 @@ from models.attention.attention_options import AttentionOptions
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
-from models.ranking.matching.field_matches import match_fields
+from models.ranking.matching import DEFAULTS, match_fields
 from models.ranking.search import search, strong_matches
-from models.ranking.search_parameters import DEFAULTS
-from models.ranking.steering.item_steering import ItemSteering
+from models.ranking.steering import ItemSteering
 from models.text.keywords import NO_KEYWORDS, WHOLE, KeywordHits
 from tests.support.reference import cosine
 from tests.support.small import DIMENSION, encode

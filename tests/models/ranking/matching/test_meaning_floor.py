@@ -11,7 +11,7 @@ import pytest
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.field_keys import FieldKeys
 from models.catalogue.item_entry import ItemEntry
-from models.ranking.matching.meaning_floor import MAX_FLOOR, SAMPLES, meaning_floor, nonsense
+from models.ranking.matching import MAX_FLOOR, SAMPLES, meaning_floor, nonsense
 from models.text.static_encoder import StaticEncoder
 
 ENCODER = StaticEncoder()

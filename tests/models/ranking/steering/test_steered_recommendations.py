@@ -13,17 +13,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import models.index.ann_index
-import models.ranking.candidates
 import models.ranking.recommend
 from models.attention.attention_options import AttentionOptions
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
-from models.ranking.candidates import candidates
-from models.ranking.recommend import recommend
+from models.ranking.recommend import candidates, recommend
 from models.ranking.scoring import score
-from models.ranking.steering.item_steering import FEW_EVENTS, ItemSteering, Pin, Quota
+from models.ranking.steering import FEW_EVENTS, ItemSteering, Pin, Quota
 from tests.support.small import DAY, catalogue, encode, random_model, random_past, trained
 
 ITEMS = 400
@@ -193,7 +191,7 @@ def test_candidates_hold_what_steering_lifts(
     with pytest.MonkeyPatch.context() as patch:
         for name in ("CANDIDATES", "INDEXED_CANDIDATES"):
             patch.setattr(models.ranking.recommend, name, 100)
-        patch.setattr(models.ranking.candidates, "FIRST_ORDER_ITEMS", 1)
+        patch.setattr(models.ranking.recommend, "FIRST_ORDER_ITEMS", 1)
         patch.setattr(models.index.ann_index, "_NARROW_ROWS", 8)
         near = recommend(shop, user, limit=size, allowed=ALL, excluded=NONE, steering=steering)
     true = recommend(
@@ -219,7 +217,7 @@ def test_a_few_lifted_items_are_always_candidates(indexed: Snapshot) -> None:
     boost[worst] = 100
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models.ranking.recommend, "INDEXED_CANDIDATES", 40)
-        patch.setattr(models.ranking.candidates, "FIRST_ORDER_ITEMS", 1)
+        patch.setattr(models.ranking.recommend, "FIRST_ORDER_ITEMS", 1)
         ranked = recommend(
             indexed, user, limit=8, allowed=ALL, excluded=NONE, steering=ItemSteering(boost)
         )
@@ -240,8 +238,8 @@ def test_candidates_of_an_index_are_the_best_with_their_boosts(indexed: Snapshot
     user = somebody(indexed)
     best = candidates(replace(indexed, index=None), user, allowed, 40, boost=boost)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models.ranking.candidates, "_FEW", few)
-        patch.setattr(models.ranking.candidates, "FIRST_ORDER_ITEMS", 80)
+        patch.setattr(models.ranking.recommend, "_FEW", few)
+        patch.setattr(models.ranking.recommend, "FIRST_ORDER_ITEMS", 80)
         patch.setattr(models.index.ann_index, "_NARROW_ROWS", 8)
         found = candidates(indexed, user, allowed, 40, boost=boost)
     assert allowed[found].all()

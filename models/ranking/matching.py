@@ -1,10 +1,14 @@
-"""Compare a query with the fields of items: the logits of search, before their softmax."""
+"""Matches of a text: parameters, keywords, words and field keys, in one softmax."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+import math
+import random
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -14,12 +18,232 @@ from torch import Tensor
 from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.attention.softmax_mass import SAMPLE
 from models.catalogue.catalogue import Catalogue
+from models.catalogue.field_keys import FieldKeys
 from models.catalogue.snapshot import Snapshot
 from models.data.row_sets import RowIndices, sorted_union
 from models.index.unit_vectors import normalize_rows
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
+from models.ranking.steering import Moved
 from models.text.bm25 import Hits
 from models.text.keywords import NO_KEYWORDS, KeywordHits
+
+# parameters -----------------------------------------------------------------------------
+
+
+def _is_number(value: object) -> bool:
+    kind = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return kind and math.isfinite(cast(float, value))
+
+
+@dataclass(frozen=True, slots=True)
+class SearchParameters:
+    """Weights of a match, and the temperature of the softmax over matches.
+
+    Temperature and lexical were chosen on judgments of Cranfield and of SciFact's training queries,
+    by which everything near them is as good: from .05 to .12, with .7 to 1.2. Short queries that
+    name categories alone are served better by the lower temperatures. `meaning` is fitted to a
+    catalogue without judgments; at 0, items rank by BM25 alone.
+
+    Raises ValueError, naming the field, for a value out of range.
+    """
+
+    temperature: float = 0.06  # of the scores: two keys .1 apart differ fivefold in weight
+    lexical: float = 1.0  # BM25 score of the best item, in cosines
+    # Logits of a match in a field relative to one in the title: labels say little.
+    fields: Mapping[str, float] = field(default_factory=lambda: {"tags": -1.0, "categories": -3.0})
+    # Temperatures of single fields in place of the common one.
+    temperatures: Mapping[str, float] = field(default_factory=dict)
+    meaning: float = 1.0  # factor of all cosines; 0 = words alone
+
+    def __post_init__(self) -> None:
+        for name, value in {"temperature": self.temperature, **self.temperatures}.items():
+            if not _is_number(value) or not value > 0:
+                raise ValueError(f"{name} must be a temperature greater than 0, not {value!r}")
+        for name, value in {"lexical": self.lexical, "meaning": self.meaning}.items():
+            if not _is_number(value) or value < 0:
+                raise ValueError(f"{name} must be a number of at least 0, not {value!r}")
+        for name, value in self.fields.items():
+            if not _is_number(value):
+                raise ValueError(f"fields: {name} must be a number, not {value!r}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+
+DEFAULTS = SearchParameters()
+
+
+# results --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchResults:
+    """Items that match, best first.
+
+    Boosts are in neither weights nor scores. A pinned item that was not compared has no weight, and
+    a score of -inf.
+    """
+
+    rows: RowIndices  # [L] item rows
+    weights: NDArray[np.float32]  # [L] share of the softmax gathered over the item's keys
+    scores: NDArray[np.float32]  # [L] log of the weight before normalising, plus any personal part
+    matched: tuple[dict[str, float], ...]  # [L] each field's share of the item's weight
+    mode: Literal["exact", "coarse"]
+    keys: int  # that were attended
+    mass: float  # share of the softmax over all allowed keys that these hold; may be estimated
+    # [L] of the scores, what the requester's memory added; None = nothing was added
+    personal: NDArray[np.float32] | None = None
+    moved: tuple[Moved | None, ...] = ()  # [L] of steered results; empty = by score alone
+    boosts: NDArray[np.float32] | None = None  # [L] that are ranked with the scores
+
+
+# keywords -------------------------------------------------------------------------------
+
+
+def allowed_keywords(keywords: KeywordHits, allowed: NDArray[np.bool_]) -> KeywordHits:
+    """Return the keywords of allowed items [N]."""
+    at = np.flatnonzero(allowed[keywords.rows])
+    fields = tuple(keywords.fields[place] for place in at.tolist())
+    return KeywordHits(keywords.rows[at], keywords.levels[at], fields, keywords.is_cut)
+
+
+def keyword_scores(
+    matches: FieldMatches, rows: RowIndices, scores: NDArray[np.float32]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Add the keys of keywords to the scores of items.
+
+    Args:
+        matches: of the query.
+        rows: items [R] with field keys, ascending.
+        scores: of these, [R].
+
+    Returns:
+        The rows of all items with a score, ascending, and their scores.
+    """
+    keywords = matches.keywords
+    if not len(keywords.rows):
+        return rows.astype(np.int64), scores.astype(np.float64)
+    every = np.union1d(rows, keywords.rows).astype(np.int64)
+    found = np.full(len(every), -np.inf)
+    if not (matches.options.hard and len(keywords.rows)):
+        found[np.searchsorted(every, rows)] = scores
+    np.logaddexp.at(found, np.searchsorted(every, keywords.rows), _logits(matches))
+    return every[found > -np.inf], found[found > -np.inf]
+
+
+def with_keywords(found: SearchResults, matches: FieldMatches, total: float) -> SearchResults:
+    """Merge the keys of keywords into the softmax over field keys.
+
+    Args:
+        found: items by their field keys.
+        matches: of the query.
+        total: log of the sum of exponentials over all field keys.
+
+    Returns:
+        SearchResults: these items and all with keywords, by falling scores.
+    """
+    keywords = matches.keywords
+    if not len(keywords.rows):
+        return found
+    logits = _logits(matches)
+    if matches.options.hard:
+        total = -np.inf
+    whole = np.logaddexp(total, np.logaddexp.reduce(logits))
+    scores, personal = dict[int, float](), dict[int, float]()
+    if total > -np.inf:
+        scores = dict(zip(found.rows.tolist(), found.scores.tolist(), strict=True))
+    if found.personal is not None:
+        personal = dict(zip(found.rows.tolist(), found.personal.tolist(), strict=True))
+    # What the items would score without a memory: it adds to field keys alone.
+    plain = {row: score - personal.get(row, 0.0) for row, score in scores.items()}
+    matched = dict(zip(found.rows.tolist(), found.matched, strict=True))
+    for row, logit, own in zip(
+        keywords.rows.tolist(), logits.tolist(), keywords.fields, strict=True
+    ):
+        scores[row] = float(np.logaddexp(scores.get(row, -np.inf), logit))
+        plain[row] = float(np.logaddexp(plain.get(row, -np.inf), logit))
+        share = float(np.exp(logit - scores[row])) if scores[row] > -np.inf else 0.0
+        rest = {name: part * (1 - share) for name, part in matched.get(row, {}).items()}
+        matched[row] = {own: share, **rest}
+    order = sorted((row for row in scores if scores[row] > -np.inf), key=lambda row: -scores[row])
+    ranked = np.array([scores[row] for row in order])
+    share = float(np.exp(total - whole))  # of the field keys
+    return replace(
+        found,
+        rows=np.array(order, np.int64),
+        weights=np.exp(ranked - whole).astype(np.float32),
+        scores=ranked.astype(np.float32),
+        matched=tuple(
+            dict(sorted(matched[row].items(), key=lambda pair: -pair[1])) for row in order
+        ),
+        mass=1 - share * (1 - found.mass),
+        personal=None
+        if found.personal is None
+        else np.array([scores[row] - plain[row] for row in order], np.float32),
+    )
+
+
+def _logits(matches: FieldMatches) -> NDArray[np.float64]:
+    """Return the logits of the keywords [M]; hard attention leaves the largest."""
+    logits = _scores(matches) / (matches.parameters.temperature * matches.options.temperature)
+    if matches.prior is not None:
+        logits += matches.prior[matches.keywords.rows]
+    if matches.options.hard and len(logits):
+        logits[logits < logits.max()] = -np.inf
+    return logits
+
+
+def _scores(matches: FieldMatches) -> NDArray[np.float64]:
+    """Return the scores of the keywords [M], in units of the cosine."""
+    levels, parameters = matches.keywords.levels.astype(np.float64), matches.parameters
+    words = parameters.lexical * (1 + levels)
+    return np.where(levels > 0, parameters.lexical + parameters.meaning + levels, words)
+
+
+# the floor of meaning -------------------------------------------------------------------
+
+SAMPLES = 256  # strings of nonsense
+MARGIN = 4.0
+MAX_FLOOR = 0.95  # that a text which nearly repeats a key passes anywhere
+_CONSONANTS, _VOWELS = "bcdfghjklmnpqrstvwxz", "aeiou"
+
+EncodeQuery = Callable[[str], NDArray[np.float32]]
+
+
+def meaning_floor(keys: FieldKeys, encode: EncodeQuery) -> float:
+    """Return the floor of the best cosine of a query, among the keys of a catalogue.
+
+    Args:
+        keys: of the catalogue; a sample of many is compared.
+        encode: encodes a query to its vector [D].
+    """
+    vectors = keys.sample()[1]
+    if not len(vectors):
+        return MAX_FLOOR
+    best = (nonsense_vectors(encode) @ vectors.T).max(axis=1)
+    return min(MAX_FLOOR, float(best.max() + MARGIN * best.std()))
+
+
+@lru_cache(4)  # setups of search of a process; tests have their own
+def nonsense_vectors(encode: EncodeQuery) -> NDArray[np.float32]:
+    """Return the vectors [SAMPLES, D] of nonsense, the same at every call."""
+    return np.stack([encode(text) for text in nonsense(SAMPLES)])
+
+
+def nonsense(count: int, seed: int = 0) -> list[str]:
+    """Return strings of one or two words, half of them such as can be pronounced."""
+    rng = random.Random(seed)
+
+    def word() -> str:
+        letters = range(rng.randint(4, 12))
+        if rng.random() < 0.5:
+            return "".join(rng.choice(string.ascii_lowercase) for _ in letters)
+        return "".join(rng.choice(_VOWELS if at % 2 else _CONSONANTS) for at in letters)
+
+    return [" ".join(word() for _ in range(rng.randint(1, 2))) for _ in range(count)]
+
+
+# fields ---------------------------------------------------------------------------------
 
 COARSE_KEYS = 1_000  # field keys that the coarse step retrieves without a `k`
 _WIDE = 0.25  # share of allowed keys from which comparing all is faster than copying those out
