@@ -131,9 +131,13 @@ class QuotaCounts:
 
         The pool has no items that a quota names as shown.
         """
+        none = np.zeros(0, np.int64)
+        if not quotas:
+            begins_at = np.zeros(len(rows) + 1, np.int64)
+            return cls(np.ones(len(rows), np.bool_), [], none, begins_at, none, begins_at[:1], ())
         owners, groups, begins = (list[NDArray[np.int64]]() for _ in range(3))
         left, columns, pairs = list[int](), list[_Column](), 0
-        by_row = np.argsort(rows) if quotas else rows
+        by_row = np.argsort(rows)
         for quota in quotas:
             for column, ignored in _columns_of(fields, quota.field):
                 place, value = column.pairs_of(rows[by_row])
@@ -156,7 +160,6 @@ class QuotaCounts:
                     room -= np.searchsorted(counted, value[first], side="right")
                 left += room.tolist()
                 pairs += len(owner)
-        none = np.zeros(0, np.int64)
         owner = np.concatenate([*owners, none])
         by_owner = np.argsort(owner)
         group = np.concatenate([*groups, none])
@@ -318,6 +321,10 @@ def line_up(
         limit: the most items, pinned ones among them.
         diversity: as in `recommend`.
     """
+    if not (steering.reorders or steering.pins or diversity):
+        (order,) = _tiers(pool, steering)
+        best = order[:limit]
+        return Lineup(best, (None,) * len(best), None, len(best) / max(1, len(order)))
     first_pin = len(pool.rows) - len(steering.pins)
     shown = [at for at, pin in enumerate(steering.pins) if pin.position <= limit]
     for at in range(len(steering.pins)):
