@@ -268,16 +268,17 @@ _SIMILAR = (
         saved="similar",
     ),
 )
-QUESTIONS = (*_ASK, *_ATTEND, *_READY, *_SIMILAR)
-SAVED: Mapping[str, Question] = {
-    name: row
-    for name in ("recommend", "search", "similar", "popular", "together", "rows")
-    for row in QUESTIONS
-    if row.saved == name
-}
+QUESTIONS = (*_ASK, *_ATTEND, *_SIMILAR, *_READY)
 
 
-def _router(rows: tuple[Question, ...]) -> APIRouter:
+def saved_questions() -> dict[str, Question]:
+    """Return the questions that scenarios save, those that answer a list of items first."""
+    rows = sorted(QUESTIONS, key=lambda row: not row.lists_items)
+    return {row.saved: row for row in rows if row.saved}
+
+
+def routes_of(rows: tuple[Question, ...]) -> APIRouter:
+    """Return the routes of some questions."""
     router = APIRouter(route_class=JsonRoute)
     for row in rows:
         router.add_api_route(
@@ -341,5 +342,5 @@ class PlainQuestions:
 
 
 ask_router, attend_router, ready_router, similar_router = map(
-    _router, (_ASK, _ATTEND, _READY, _SIMILAR)
+    routes_of, (_ASK, _ATTEND, _READY, _SIMILAR)
 )

@@ -18,7 +18,7 @@ from service.domain.settings import Settings
 from service.domain.timestamps import to_rfc3339
 from service.http.problems import documented
 from service.http.routes.context import Context, Json, JsonRoute
-from service.http.routes.questions import SAVED, Question
+from service.http.routes.questions import Question, saved_questions
 from service.http.routes.record_bodies import Page, PathName
 from service.questions.answers import FoundEventsOut, RowsOut, ScenarioAnswerOut
 from service.questions.parts import AtMostIn, PinIn, RuleIn, VisibleIn
@@ -244,9 +244,9 @@ async def put_scenario(name: PathName, body: ScenarioIn, context: Context) -> Re
     Its fields are checked as in the question itself. Versions before are kept; the same scenario
     once more is no new version.
     """
-    question = SAVED.get(body.question)
+    question = saved_questions().get(body.question)
     if question is None:
-        raise Invalid("/question", f"must be one of {', '.join(SAVED)}")
+        raise Invalid("/question", f"must be one of {', '.join(saved_questions())}")
     fields = body.model_extra or {}
     saved, _ = _parsed(question, fields, question.brought)
     question.check(saved, fields.keys(), context.settings)
@@ -256,10 +256,10 @@ async def put_scenario(name: PathName, body: ScenarioIn, context: Context) -> Re
             kind = "events" if question.lists_items else body.question
             raise Invalid("/fallback", f"must be left out: {kind} are no list to fill up")
         filler = await context.engine.store.scenario(body.fallback)
-        if filler is not None and not SAVED[filler.question].fills_up(filler.fields):
-            kind = "events" if SAVED[filler.question].lists_items else filler.question
+        if filler is not None and not saved_questions()[filler.question].fills_up(filler.fields):
+            kind = "events" if saved_questions()[filler.question].lists_items else filler.question
             raise Invalid("/fallback", f"answers {kind}, which fill no list up")
-        about = None if filler is None else SAVED[filler.question].about
+        about = None if filler is None else saved_questions()[filler.question].about
         if filler is not None and about not in {None, question.about, *filler.fields}:
             raise Invalid("/fallback", f"must save {about!r}, which this question does not know")
         document["fallback"] = body.fallback
@@ -334,7 +334,7 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
     """
     with context.stages("store"):
         scenario, is_stale = await context.engine.scenarios.current(name)
-    question = SAVED[scenario.question]
+    question = saved_questions()[scenario.question]
     body, about, given = _narrowed(question, scenario.fields, fields)
     asked_first, seen = body, frozenset[str]()
     hides_seen = given.get("exclude_seen") is True  # by the request: pins are left out too
@@ -368,7 +368,7 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
             if last.name in asked:
                 raise NotFound(f"the scenario {last.name!r} falls back to itself")
             asked.add(last.name)
-            question = SAVED[last.question]
+            question = saved_questions()[last.question]
             if not question.fills_up(last.fields):
                 raise NotFound(f"the scenario {last.name!r} answers no list of items")
             body, about = _fitted(question, last.fields, given, about, context.settings)

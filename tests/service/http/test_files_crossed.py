@@ -78,7 +78,7 @@ def profiled() -> Iterator[Crossed]:
         yield crossed
     finally:
         sys.setprofile(before)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
 
 
 def test_a_request_runs_code_in_few_files(
