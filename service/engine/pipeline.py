@@ -25,7 +25,7 @@ from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explain import Reason
 from models.ranking.scoring import Scores
 from service.domain.errors import NotFound, StoreUnreachable
-from service.domain.records import ATTRIBUTES, Item
+from service.domain.records import ATTRIBUTES, Item, check_finite
 from service.domain.stage_clock import StageClock
 from service.domain.timestamps import MAX_TIMESTAMP, to_rfc3339
 from service.engine.compose import Parts
@@ -305,6 +305,13 @@ def excluded_rows(
     if seen is not None:
         excluded = np.concatenate([excluded, seen.items])
     return excluded[(excluded >= 0) & (excluded < len(snapshot.catalogue))]
+
+
+def answer_of(snapshot: Snapshot, items: list[AnsweredItemOut], **members: Any) -> AnswerOut:
+    """Return an answer with these items. Raises `ArithmeticError` for a score of NaN."""
+    check_finite("scores", [item["score"] for item in items if "score" in item])
+    version = {"model_version": snapshot.version, "retrieval": "exact", "degraded": False}
+    return cast("AnswerOut", {"items": items, **version, **members})
 
 
 def attended(scored: Sequence[Scores]) -> dict[str, Any]:

@@ -19,9 +19,8 @@ from models.ranking.ready.popularity import (
     unlike_ratings,
 )
 from models.ranking.steering import line_up_ranked
-from service.domain.records import check_finite
 from service.domain.timestamps import to_rfc3339
-from service.engine.pipeline import Request
+from service.engine.pipeline import Request, answer_of
 from service.engine.selection import ItemSelection, SteeredItems, count_items, warn
 from service.questions.answers import (
     AnsweredItemOut,
@@ -131,13 +130,7 @@ def popular_items(
             )
         )
     ]
-    check_finite("scores", [item["score"] for item in items])
-    answer: AnswerOut = {
-        "items": items,
-        "model_version": snapshot.version,
-        "retrieval": "exact",
-        "degraded": False,
-    }
+    answer = answer_of(snapshot, items)
     steered.describe(answer, lineup)
     selection.describe(answer, count_items(snapshot, mask, question.facets))
     warn(answer, doubts if items else _warnings(question, log, at))

@@ -16,9 +16,8 @@ from models.ranking.recommend import LONG_CANDIDATES, Ranked, best_scores, recom
 from models.ranking.scoring import Scores, score
 from models.ranking.steering import ItemSteering
 from service.domain.errors import NotFound
-from service.domain.records import check_finite
 from service.engine.explanation import Contribution, ExplanationWriter, explain_items, remainder_of
-from service.engine.pipeline import Request
+from service.engine.pipeline import Request, answer_of
 from service.engine.selection import UNSTEERED, Counted, count_items, warn
 from service.questions.answers import AnsweredItemOut, AnswerOut
 from service.questions.asked import PersonalQuestion, RecommendIn, ScoreIn
@@ -145,14 +144,13 @@ async def _ranked(
 
     rows, scores, reasons = await request.attend(attend, size)
     named = await request.name(reasons) if question.explain else ()
-    return {
-        "items": scored_items(snapshot, rows, scores, named),
-        "model_version": snapshot.version,
-        "retrieval": scores.mode,
-        "degraded": False,
-        "rows_scanned": round(scores.rows_scanned),
-        "memory_rows": scores.memory_rows,
-    }
+    return answer_of(
+        snapshot,
+        scored_items(snapshot, rows, scores, named),
+        retrieval=scores.mode,
+        rows_scanned=round(scores.rows_scanned),
+        memory_rows=scores.memory_rows,
+    )
 
 
 def scored_items(
@@ -161,17 +159,12 @@ def scored_items(
     scores: Scores,
     explanations: Sequence[tuple[Contribution, ...]] = (),
 ) -> list[AnsweredItemOut]:
-    """Return the items of rows [L] with their scores, part by part, explained where it was asked.
-
-    Raises `ArithmeticError` for a score of NaN.
-    """
+    """Return the items of rows [L] with their scores, part by part, and their explanations."""
     catalogue = snapshot.catalogue
     reason = snapshot.memory_reason if scores.memory_rows else "popular"
-    totals = scores.total.tolist()
-    check_finite("scores", totals)
     columns = zip(
         catalogue.vocabulary.ids_of(rows.tolist()),
-        totals,
+        scores.total.tolist(),
         catalogue.titles.take(rows),
         _parts(scores),
         scores.mass.tolist(),

@@ -18,7 +18,7 @@ from models.ranking.ready.because import because_rows
 from models.ranking.ready.distinctive_categories import distinctive_categories
 from models.ranking.recommend import Ranked, best_scores, recommend
 from models.ranking.steering import NO_STEERING, ItemSteering, QuotaChoice
-from service.domain.records import NEGATIVE
+from service.domain.records import NEGATIVE, check_finite
 from service.engine.explanation import (
     Contribution,
     ExplanationWriter,
@@ -294,6 +294,7 @@ class HomePage:
 
     def _items(self, ranked: Ranked) -> Sequence[AnsweredItemOut]:
         items = scored_items(self.snapshot, ranked.rows, ranked.scores)
+        check_finite("scores", [item["score"] for item in items])
         self.steered.applied.describe(items, ranked.rows)
         return items
 
