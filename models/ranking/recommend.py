@@ -1,4 +1,10 @@
-"""Recommendation: candidates by the coarse step, then the scores of the target attention."""
+"""Recommendation: candidates, exact target attention over them, popularity, steering.
+
+Candidates are the items that reach the target attention, by one vector for the user. Every target
+has a query of its own, of which a part is the user's: attention with that part alone gives one
+readout r_u for all targets, whose product with an item's vector approximates the attention part of
+the item's score, and `nearest_items` adds the target's part to first order.
+"""
 
 from __future__ import annotations
 
@@ -11,43 +17,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.attention.multihead import merge_heads
-from models.attention.query_jacobian import query_jacobian
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.kv_memory import merge_heads
+from models.attention.partial_softmax import query_jacobian
 from models.catalogue.snapshot import Snapshot, popular_first
-from models.data.row_sets import RowIndices, sorted_union
-from models.history.user_attention import at_request, is_known, known_rows
-from models.history.user_memory import UserMemory
+from models.data.vocabulary import RowIndices, sorted_union
+from models.history.user_memory import UserMemory, at_request, is_known, known_rows
 from models.index.ann_index import CoarseIndex
 from models.index.key_lists import LEAST_ROWS
 from models.index.memory_attention import Memory, as_mask, attend, retrieve
+from models.ranking.lineup import EXPLORED, SPREAD, Moved, Pool, line_up
 from models.ranking.scoring import Scores, score, similarity_scores, transition_scores
-from models.ranking.steering import (
-    EXPLORED,
-    FEW_EVENTS,
-    NO_STEERING,
-    SPREAD,
-    UNIT_OF,
-    ItemSteering,
-    Moved,
-    Pool,
-    QuotaCounts,
-    line_up,
-)
-from models.recommender.coarse_step import CANDIDATES, FIRST_ORDER_ITEMS, nearest_items
-
-# candidates -----------------------------------------------------------------------------
+from models.ranking.steering import FEW_EVENTS, NO_STEERING, UNIT_OF, ItemSteering, QuotaCounts
+from models.recommender.target_attention import CANDIDATES, FIRST_ORDER_ITEMS, nearest_items
 
 # So many items of one boost, or such a share of all, are compared without an index.
 _FEW, _RARE = 4_096, 1 / 20
-# An index finds one item in so many at least: of a million near copies, the best 20 are spread
+# An index finds one item in this many at least: of a million near copies, the best 20 are spread
 # that far.
-_OF_MANY = 200
+_COMPARED_SHARE = 200
 RERANKED = 2  # codes of the index that are compared exactly for each item that it finds
 
 
 class CoarseQuery(NamedTuple):
-    """What the user's part of the queries says of all items."""
+    """Scores of all items by the user's part of the queries."""
 
     readout: Tensor  # r_u [dim]
     jacobian: Tensor | None  # J [H, d, d], over the rows that are known
@@ -104,11 +97,8 @@ def candidates(
     index does not contain rank first.
 
     Args:
-        snapshot: the model and the catalogue.
-        user: from `build_memory` with the same snapshot.
         allowed: bool [N].
         count: number of items; all are returned where fewer are allowed.
-        options: as in `score`.
         boost: [N] added to the scores.
     """
     readout, jacobian = coarse_query(snapshot, user, options)
@@ -137,7 +127,7 @@ def candidates(
 
 def gathered_count(items: int, count: int) -> int:
     """Return how many of the allowed items an index finds, of which `count` become candidates."""
-    return max(FIRST_ORDER_ITEMS, 2 * count, items // _OF_MANY)
+    return max(FIRST_ORDER_ITEMS, 2 * count, items // _COMPARED_SHARE)
 
 
 def _gathered(
@@ -192,7 +182,7 @@ def _indexed(
     rare, least = _rare_boosts(own, allowed)
     common = allowed.copy()
     common[rare] = False
-    # The candidates are shared by several boosts, of each of which fewer are needed.
+    # The candidates are shared by several boosts, each of which needs fewer.
     probes = RERANKED * count
     found = index.search(query, count, allow=common, boost=own, least=least, probes=probes)[0]
     rows = np.concatenate([found[found >= 0], rare])
@@ -247,8 +237,6 @@ def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
     return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
 
-# the ranking ----------------------------------------------------------------------------
-
 # Without an encoder the user's part of the queries is zero, and candidates are no more than near.
 # Every item is then scored while targets × rows stay below this: measured by `make bench`, about
 # 30 ms on one core.
@@ -260,9 +248,9 @@ LONG_CANDIDATES = INDEXED_CANDIDATES = 300
 # how many times as many there may be before this is deep enough.
 _DEEP = 0.5
 _DEEPEST = 4
-# Without an encoder, one item in so many is a candidate: of a million near copies, the best 20 are
+# Without an encoder, one item in this many is a candidate: the best 20 of a million near copies are
 # spread that far.
-_SHARE = 400
+_EXACT_SHARE = 400
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -296,7 +284,6 @@ def recommend(
     where better ones leave no room for it.
 
     Args:
-        snapshot: the model and the catalogue.
         user: from `build_memory`; empty gives the popular items, or where items are boosted those
             of the largest score.
         limit: the most items.
@@ -332,7 +319,7 @@ def recommend(
         lineup = line_up(
             work.pool(rows, scores), counts, steering, limit=limit, diversity=diversity
         )
-        # The candidates are the best ones by an approximation, of which the lower half is slack.
+        # The candidates are the best by an approximation; its lower half is slack.
         is_full = len(lineup.places) == limit and (
             lineup.depth <= _DEEP or len(rows) >= _DEEPEST * wanted
         )
@@ -378,7 +365,7 @@ class _Ranking:
     steering: ItemSteering
 
     def is_small(self, items: int) -> bool:
-        """True if so many items are all scored, because candidates would be no more than near."""
+        """True if this number of items are all scored: candidates would be no more than near."""
         work = items * _cost(self.user)
         return self.snapshot.model.encoder is None and work <= EXACT_WORK
 
@@ -432,13 +419,13 @@ def candidate_count(
     limit: int,
     items: int,
 ) -> int:
-    """Return the number of candidates among so many items, bounded by the work of scoring."""
+    """Return the number of candidates among `items`, bounded by the work of scoring."""
     fewest = CANDIDATES if is_known(user) else LONG_CANDIDATES
     if snapshot.index is not None:
         fewest = INDEXED_CANDIDATES
     many = 0
     if snapshot.model.encoder is None:  # the coarse step does not know the target's part
-        many = min(items // _SHARE, int(EXACT_WORK / 4 / max(1.0, _cost(user))))
+        many = min(items // _EXACT_SHARE, int(EXACT_WORK / 4 / max(1.0, _cost(user))))
     return max(fewest, 4 * limit, many)
 
 

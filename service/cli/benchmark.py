@@ -127,9 +127,9 @@ def source(dataset: Name, path: Path | None, data: Path) -> Any:
 
 def tasks(dataset: Name, protocol: Protocol, log: Any, date: int | None = None) -> list[Any]:
     """Split a log of events into the evaluation tasks of its data set, or at a date."""
-    from models.evaluation import protocols
+    from models.evaluation import splits
     from service.evaluation.compare_models import split
 
     if dataset == "online-retail" and protocol != "global-time":
-        return split(log, protocols.next_basket, protocols.next_new_item)
+        return split(log, splits.next_basket, splits.next_new_item)
     return split_log(log, protocol, date)

@@ -66,7 +66,7 @@ def show(job_id: JobId, data: Data = DATA) -> None:
     """Print a training as JSON, as GET /v1/jobs/JOB answers it, with the end of its output."""
     import orjson
 
-    from service.jobs.views import job_document
+    from service.jobs.job import job_document
 
     with _runner(data) as runner:
         job = asyncio.run(runner.get(job_id))

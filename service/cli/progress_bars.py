@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from models.training.training_run import TrainingProgress as Training
+from models.training.fit import TrainingProgress as Training
 from service.cli.transfer.row_bars import columns
 from service.training.training_corpus import StageProgressCallback
 

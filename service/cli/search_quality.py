@@ -56,7 +56,7 @@ def evaluate_search(
     [bold]heed tune-search[/] would choose for its items, the stored items' as
     [bold]heed serve[/] does; [bold]--queries[/] says otherwise.
     """
-    from models.evaluation.metrics import standard_error
+    from models.evaluation.full_ranking import standard_error
     from models.text.bm25 import TITLE_WEIGHT
     from service.evaluation import search_quality
     from service.evaluation.comparison_report import format_interval
@@ -153,7 +153,7 @@ def tune_search(
     from service.cli.search_calibration import calibrate_stored
     from service.evaluation import search_quality
     from service.evaluation.comparison_report import format_interval
-    from service.snapshots.search_parameters import FittedParameters, save_search_parameters
+    from service.snapshots.live_search import FittedParameters, save_search_parameters
 
     if folder is None and judgments is None:
         with open_store(data) as store:
@@ -194,8 +194,7 @@ def _served(data: Path, vectors: Any, queries: str) -> Any:
     Raises:
         Invalid: a table is asked for and none is in use.
     """
-    from service.snapshots.live_search import SearchSetup
-    from service.snapshots.search_parameters import load_search_parameters
+    from service.snapshots.live_search import SearchSetup, load_search_parameters
 
     setup, encoder = SearchSetup.load(vectors, data), vectors.encoder
     if queries == "table" and setup.encoder == encoder.name:
@@ -208,7 +207,7 @@ def _served(data: Path, vectors: Any, queries: str) -> Any:
 
 def _calibrated(items: Any, vectors: Any, queries: Any) -> Any:
     """Return the setup calibrated to items, with the defaults where they have too few texts."""
-    from models.ranking.matching import DEFAULTS
+    from models.ranking.matches import DEFAULTS
     from service.cli.search_calibration import calibrate_queries
     from service.snapshots.live_search import SearchSetup
 

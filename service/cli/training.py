@@ -121,7 +121,7 @@ def train(
     from service.domain.settings import Settings
     from service.runtime import logs
     from service.runtime.memory_room import memory_room
-    from service.snapshots.versions.opening import open_registry
+    from service.snapshots.shared_registry import open_registry
     from service.training import process_group, train_and_publish, training_corpus
 
     def announce(used: Preset) -> None:
@@ -278,7 +278,7 @@ def require_global_time(date: int | None, protocol: str) -> None:
 
 def split_log(log: Any, protocol: Protocol, date: int | None = None, seed: int = 0) -> list[Any]:
     """Split a log of events into an evaluation task; the date and the seed are of global-time."""
-    from models.evaluation import protocols
+    from models.evaluation import splits
     from service.evaluation.compare_models import split, split_at, split_newest
 
     if protocol == "newest":
@@ -286,5 +286,5 @@ def split_log(log: Any, protocol: Protocol, date: int | None = None, seed: int =
     if protocol == "global-time":
         return split_at(log, date, seed)
     if protocol == "hstu":
-        return split(log, protocols.leave_one_out_hstu)
-    return split(log, protocols.leave_one_out_5_core)
+        return split(log, splits.leave_one_out_hstu)
+    return split(log, splits.leave_one_out_5_core)

@@ -21,7 +21,7 @@ def list_models(data: Data = DATA) -> None:
     from rich.table import Table
 
     from service.domain.timestamps import to_rfc3339
-    from service.snapshots.versions.opening import open_registry
+    from service.snapshots.shared_registry import open_registry
 
     with open_shared_store(data) as store:
         found = open_registry(data, store).versions()
@@ -57,7 +57,7 @@ def activate_model(
 
     Of several machines, those that lack the version fetch it first.
     """
-    from service.snapshots.versions.opening import open_registry
+    from service.snapshots.shared_registry import open_registry
 
     with open_shared_store(data) as store:
         open_registry(data, store).activate(version)
@@ -78,7 +78,7 @@ def prune_models(
     The current version is always kept; so are versions that cannot be loaded, for inspection. A
     removed version cannot be activated again.
     """
-    from service.snapshots.versions.opening import open_registry
+    from service.snapshots.shared_registry import open_registry
 
     with open_shared_store(data) as store:
         removed = open_registry(data, store).prune(keep)

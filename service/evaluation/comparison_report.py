@@ -10,18 +10,19 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 
-from models.evaluation.full_ranking import RankingMetrics
-from models.evaluation.metrics import (
+from models.evaluation.full_ranking import (
     CaseValues,
     PairedDifference,
+    RankingMetrics,
     Ranks,
+    Slice,
     bootstrap,
     hits,
     ndcg_gains,
     share_of_users,
+    slice_cases,
 )
-from models.evaluation.protocols import EvaluationTask, of_new_items
-from models.evaluation.slices import Slice, slice_cases
+from models.evaluation.splits import EvaluationTask, of_new_items
 from service.domain.timestamps import to_rfc3339
 from service.evaluation.compare_models import Comparison, ModelResults, new_items_table
 from service.evaluation.published_figures import PUBLISHED

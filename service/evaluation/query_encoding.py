@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from models.evaluation.metrics import standard_error
-from models.text.query_table import TokenizingEncoder
-from models.text.query_table_fit import FittedTable, fit_query_table
+from models.evaluation.full_ranking import standard_error
+from models.text.query_table import FittedTable, TokenizingEncoder, fit_query_table
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.evaluation.search_calibration import (

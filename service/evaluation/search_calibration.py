@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
-from models.evaluation.metrics import first_relevant_rank, ndcg_gains, standard_error
-from models.ranking.matching import DEFAULTS, SearchParameters
+from models.evaluation.full_ranking import first_relevant_rank, ndcg_gains, standard_error
+from models.ranking.matches import DEFAULTS, SearchParameters
 from models.ranking.search import nearest
 from service.domain.errors import Invalid
 from service.domain.records import Item

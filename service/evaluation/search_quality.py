@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import INDEX_FROM, UNTRAINED, Snapshot
-from models.evaluation.metrics import (
+from models.evaluation.full_ranking import (
     PairedDifference,
     bootstrap,
     first_relevant_rank,
@@ -21,7 +21,7 @@ from models.evaluation.metrics import (
     recall,
     standard_error,
 )
-from models.ranking.matching import DEFAULTS, SearchParameters
+from models.ranking.matches import DEFAULTS, SearchParameters
 from models.ranking.search import search
 from models.text.bm25 import BM25Writer
 from service.datasets.base import JudgedQuery
@@ -29,7 +29,7 @@ from service.datasets.files.rows import to_json_lines
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.engine.search import match_text
-from service.snapshots.item_entries import to_entry
+from service.snapshots.catalogue_updates import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.training_corpus import StageProgressCallback, encode_with_progress
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.training.verdict_sentence import share_of
+from service.training.train_and_publish import share_of
 
 
 def sentence(heed: float, baselines: Mapping[str, float], *, users: int, is_basket: bool) -> str:

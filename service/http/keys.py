@@ -14,8 +14,8 @@ from service.domain.keys import issue_key, parse_token
 from service.domain.settings import PREFIX, Settings, is_loopback
 from service.runtime.data_layout import FIRST_KEY_FILE
 from service.runtime.durable_files import make_directory, sync_directory, write
+from service.stores.base import Store
 from service.stores.opening import open_store
-from service.stores.protocols.key_store import KeyStore
 
 
 def is_exposed(settings: Settings) -> bool:
@@ -45,7 +45,7 @@ def check_bind_address(settings: Settings, *, has_keys: bool) -> None:
     )
 
 
-async def create_first_key(store: KeyStore, data: Path) -> bool:
+async def create_first_key(store: Store, data: Path) -> bool:
     """Create a key with the scope `admin` if there never was any key; report whether it did.
 
     Its token is written to a file of the data directory that its owner alone can read. Logs are
@@ -68,7 +68,7 @@ _NAME = "metrics-file"
 _MODE = 0o640  # Prometheus runs as another user, and reads it as a member of the group
 
 
-async def keep_metrics_key(store: KeyStore, path: Path) -> None:
+async def keep_metrics_key(store: Store, path: Path) -> None:
     """Keep the token of a valid key with the scope `metrics` in a file.
 
     A file that holds one is left as it is. Otherwise a new key is created, and those that were
@@ -88,7 +88,7 @@ async def keep_metrics_key(store: KeyStore, path: Path) -> None:
         await store.revoke_key(key_id)
 
 
-async def _is_valid(store: KeyStore, path: Path) -> bool:
+async def _is_valid(store: Store, path: Path) -> bool:
     """Report whether a file holds the token of a key that is not revoked."""
     parsed = _read_token(path)
     key = None if parsed is None else await store.key(parsed[0])
@@ -160,7 +160,7 @@ async def _prepare(settings: Settings, *, with_first_key: bool) -> bool:
         await store.close()
 
 
-async def _keep_metrics_key(store: KeyStore, settings: Settings) -> None:
+async def _keep_metrics_key(store: Store, settings: Settings) -> None:
     """Keep the key for Prometheus, without which the service still answers its clients."""
     path = settings.metrics_key_file
     if not path:

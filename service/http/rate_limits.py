@@ -24,7 +24,7 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 
 from service.domain.errors import RateLimited, StoreUnreachable
 from service.domain.keys import ApiKey, Rate
-from service.stores.protocols.rate_windows import RateWindows
+from service.stores.values import RateWindows
 
 _SLOT = Struct("=QqqII")  # digest of the key, seconds of a window, its number, and two counts
 _SLOTS = 16_384  # 512 KiB, of which only used pages take memory

@@ -44,9 +44,9 @@ from service.runtime.processes.prefork import PreforkServer
 from service.runtime.processes.shutdown_limit import ShutdownLimit
 from service.runtime.processes.worker_messages import WorkerPeers, worker_sockets
 from service.runtime.processes.worker_table import WorkerTable
-from service.snapshots.live_snapshot import PreloadedSnapshot
+from service.snapshots.served import Served
 from service.stores.opening import is_shared
-from service.stores.sqlite_files.kept_copies import remove_kept_copies
+from service.stores.sqlite.copies import remove_kept_copies
 
 _FILES = 512  # for the store, models, other workers and namespaces
 
@@ -222,7 +222,7 @@ async def _serve(
     sockets: list[socket.socket],
     *,
     on_serving: OnServing | None,
-    loaded: PreloadedSnapshot | None = None,
+    loaded: Served | None = None,
     peers: WorkerPeers | None = None,
     rates: RateLimits | None = None,
     heartbeats: Heartbeats | None = None,

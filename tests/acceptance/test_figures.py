@@ -22,7 +22,7 @@ from models.data.interactions import Interactions
 from models.data.vocabulary import Vocabulary
 from models.evaluation.baselines import EASE, ItemTransitions, Popularity
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
-from models.evaluation.protocols import EvaluationTask, leave_one_out_5_core
+from models.evaluation.splits import EvaluationTask, leave_one_out_5_core
 from service.datasets.public.movielens import fetch as fetch_movielens
 
 README = (Path(__file__).parents[2] / "README.md").read_text()

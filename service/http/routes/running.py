@@ -22,8 +22,7 @@ from service.http.routes.context import Context, Json, JsonRoute
 from service.http.routes.record_bodies import PathName
 from service.http.scope_keys import ANONYMOUS, KEY
 from service.http.telemetry import Metrics, merge_workers, render_workers
-from service.jobs.job import JobState
-from service.jobs.views import job_document
+from service.jobs.job import JobState, job_document
 from service.questions.scalars import Body, Options, Params, Timestamp
 from service.runtime.processes.worker_messages import WorkerPeers
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from service.domain.errors import Conflict, Corrupt
 from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.timestamps import to_rfc3339
-from service.jobs.job_files import parse_job
-from service.jobs.job_records import KEPT
+from service.jobs.job_records import KEPT, parse_job
 from service.maintenance.backups.backup_writer import BackupProgress
 from service.maintenance.backups.manifest import BackupManifest
 from service.maintenance.backups.objects import copy_file
@@ -31,25 +30,24 @@ from service.runtime.data_layout import (
 from service.runtime.durable_files import make_directory
 from service.runtime.namespace_folders import namespace_id
 from service.snapshots.registry import Registry
-from service.snapshots.versions.manifest import MANIFEST, read_file, read_manifest
-from service.snapshots.versions.shared_registry import KIND
-from service.snapshots.versions.transfer import send_files
+from service.snapshots.shared_registry import KIND
+from service.snapshots.version_files import MANIFEST, read_file, read_manifest, send_files
 from service.stores.namespace_directory import open_directory
-from service.stores.postgres.database.installation import (
-    begin_restore,
-    finish_restore,
-    open_installation,
-    unfinished_restore,
-)
-from service.stores.postgres.database.shared import SharedDatabase, open_database
 from service.stores.postgres.namespaces import (
     find_or_create_namespace,
     is_unused,
     namespace_names,
 )
+from service.stores.postgres.notices import SharedDatabase, open_database
+from service.stores.postgres.schema import (
+    begin_restore,
+    finish_restore,
+    open_installation,
+    unfinished_restore,
+)
+from service.stores.postgres.shared_files import SharedFiles
+from service.stores.postgres.shared_parts import SharedJobs
 from service.stores.postgres.store import PostgresStore
-from service.stores.protocols.shared_files import SharedFiles
-from service.stores.protocols.shared_jobs import SharedJobs
 from service.stores.sqlite.store import SQLiteStore
 
 _PASSES = 2  # of copying: the second one repairs what an interrupted restore has left

@@ -17,7 +17,7 @@ from service.maintenance.backups.manifest import BackupManifest
 from service.maintenance.backups.restore import restore
 from service.questions.asked import RecommendIn
 from service.runtime.data_layout import namespace_folder
-from service.snapshots.text_encoders import is_folder
+from service.snapshots.text_embeddings import is_folder
 
 
 class DrillResult(NamedTuple):

@@ -26,15 +26,15 @@ from service.runtime.data_layout import (
     namespace_folder,
 )
 from service.runtime.namespace_folders import ID_BYTES
-from service.snapshots.versions.manifest import (
+from service.snapshots.version_files import (
     MANIFEST,
     WRITE_ONCE,
     parse_manifest,
     read_file,
     unseal,
 )
+from service.stores.sqlite.database_file import read_store_file
 from service.stores.sqlite.schema import SCHEMA_VERSION
-from service.stores.sqlite_files.inspection import read_store_file
 
 # Finds what Heed never makes in a store.
 _FOREIGN = (

@@ -18,7 +18,7 @@ from service.maintenance.doctor.host_checks import HOST_CHECKS
 from service.maintenance.doctor.installation import Disk, Installation, NamespaceData
 from service.maintenance.doctor.running_service import KeyRefused, read_metrics
 from service.runtime.file_paths import denied
-from service.snapshots.text_encoders import open_encoder
+from service.snapshots.text_embeddings import open_encoder
 from service.stores.opening import is_shared
 
 

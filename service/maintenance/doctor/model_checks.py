@@ -10,7 +10,7 @@ from service.maintenance.doctor.findings import Finding
 from service.maintenance.doctor.installation import DAY, Installation, NamespaceData
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER
 from service.snapshots.text_embeddings import is_of_other_encoder
-from service.snapshots.versions.manifest import read_files, read_manifest
+from service.snapshots.version_files import read_files, read_manifest
 
 _OLD_DAYS = 30  # between a model and the newest event
 _GROWTH = 2.0  # times the events that a model was trained on

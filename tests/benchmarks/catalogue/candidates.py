@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import ENCODER_TIMES, INDEX_FROM, Snapshot, item_index
-from models.encoder.event_types import UNKNOWN
+from models.encoder.event_bias import UNKNOWN
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from models.index import ann_index

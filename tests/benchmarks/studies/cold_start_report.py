@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 
-from models.evaluation.protocols import EvaluationTask
+from models.evaluation.splits import EvaluationTask
 from service.evaluation.compare_models import Comparison
 from service.evaluation.comparison_report import (
     differences,

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
-from models.evaluation.metrics import PairedDifference, bootstrap, reciprocal_ranks
-from models.evaluation.protocols import EvaluationTask
-from models.evaluation.splits import Holdout
-from models.ranking.matching import DEFAULTS, FieldMatches, SearchParameters
+from models.evaluation.full_ranking import PairedDifference, bootstrap, reciprocal_ranks
+from models.evaluation.splits import EvaluationTask, Holdout
+from models.ranking.matches import DEFAULTS, FieldMatches, SearchParameters
 from models.ranking.scoring import score
 from models.ranking.search import nearest, personal_bias, search
 from models.recommender.artifact import TrainedModel
@@ -105,7 +104,7 @@ def measure(
     """Train without what is held out, choose by the validation cases, and judge by the test cases.
 
     Args:
-        task: from `models.evaluation.protocols`, of the corpus, with validation cases.
+        task: from `models.evaluation.splits`, of the corpus, with validation cases.
         corpus: whose log the task is of.
         items: the catalogue.
         embeddings: of texts and queries.
@@ -119,7 +118,8 @@ def measure(
     """
     if task.validation is None:
         raise ModelRejected(f"task {task.name} has no validation cases to choose by")
-    done = fit_model(task.train, corpus.content[task.items], task.validation, preset, seed, told)
+    plan = preset.plan(task.train, corpus.content[task.items], task.validation, seed=seed)
+    done = fit_model(plan, told)
     ids = tuple(corpus.item_ids[row] for row in task.items.tolist())
     counts = task.train.liked().item_counts()
     types = corpus.types[: done.model.config.n_event_types]

@@ -18,8 +18,8 @@ import typer
 from numpy.typing import NDArray
 from rich.table import Table
 
-from models.evaluation.metrics import graded_ndcg
-from models.ranking.matching import DEFAULTS
+from models.evaluation.full_ranking import graded_ndcg
+from models.ranking.matches import DEFAULTS
 from service.cli.console import ENCODER, Encoder, out
 from service.datasets.base import JudgedQuery
 from service.datasets.public.collections import open_collection
@@ -28,8 +28,7 @@ from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.evaluation.search_calibration import SENTENCE_END, WEIGHTS, calibrate, rank_by_weight
 from service.evaluation.search_quality import build_snapshot, evaluate_search
-from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.text_encoders import open_encoder
+from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 from tests.known_items.known import known
 
 _DEPTH = 10  # of nDCG

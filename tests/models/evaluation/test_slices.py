@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from models.data.interactions import Interactions
-from models.evaluation.slices import Slice, slice_cases
+from models.evaluation.full_ranking import Slice, slice_cases
 from models.evaluation.splits import Holdout
 from tests.support.small import DAY, SECOND
 

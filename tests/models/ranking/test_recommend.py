@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 import models.index.ann_index
 import models.ranking.recommend
-from models.attention.attend import attend
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, attend
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import ItemEntry
 from models.catalogue.item_filter import Condition
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
@@ -31,7 +30,7 @@ from models.ranking.recommend import (
     recommend,
 )
 from models.ranking.scoring import score
-from models.recommender import coarse_step
+from models.recommender import target_attention
 from models.recommender.recommender import Recommender
 from tests.support.pasts import (
     Loop,
@@ -354,10 +353,10 @@ def test_candidate_count_by_hand(snapshot: Snapshot, large: Snapshot) -> None:
     Without one, their number grows with the catalogue and shrinks with the memory.
     """
     few, many = somebody(large, events=8), somebody(large, events=800)
-    assert candidate_count(snapshot, few, 20, 3_000) == coarse_step.CANDIDATES
+    assert candidate_count(snapshot, few, 20, 3_000) == target_attention.CANDIDATES
     assert candidate_count(large, few, 20, 1_000_000) == INDEXED_CANDIDATES
     assert candidate_count(large, few, 400, 1_000_000) == 1_600  # some to choose from
-    assert gathered_count(100_000, 300) == coarse_step.FIRST_ORDER_ITEMS
+    assert gathered_count(100_000, 300) == target_attention.FIRST_ORDER_ITEMS
     assert gathered_count(100_000, 1_600) == 3_200
     assert gathered_count(1_000_000, 300) == 5_000
     plain = Snapshot.build("v", None, large.catalogue, large.counts, index_from=100)

@@ -11,12 +11,7 @@ from pathlib import Path
 import pytest
 
 from service.domain.errors import Conflict, Invalid, StoreFull
-from service.engine.list_progress import (
-    ListBatch,
-    ListRun,
-    UserList,
-    open_progress,
-)
+from service.engine.list_progress import ListBatch, ListRun, UserList, open_progress
 from service.engine.lists import ListShard
 from service.stores.event_identity import user_key
 

@@ -10,7 +10,7 @@ import pytest
 
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import RankingMetrics
-from models.evaluation.protocols import EvaluationTask, global_time
+from models.evaluation.splits import EvaluationTask, global_time
 from service.evaluation.compare_models import Comparison, ModelResults
 from service.evaluation.comparison_report import differences, summarise, to_json
 from service.training.judgement import HEED

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.ranking.matching import DEFAULTS, SearchParameters
+from models.ranking.matches import DEFAULTS, SearchParameters
 from models.text.bm25 import TITLE_WEIGHT
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.datasets.base import JudgedQuery
 from service.domain.errors import Corrupt, Invalid
 from service.domain.records import Item
@@ -25,7 +25,7 @@ from service.evaluation.search_quality import (
     tune_parameters,
 )
 from service.runtime.data_layout import SEARCH_FILE
-from service.snapshots.search_parameters import (
+from service.snapshots.live_search import (
     FittedParameters,
     is_calibration_due,
     load_search_parameters,

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.compute.data_parallel import DataParallelGroup
-from models.data.log_shards import LogShards
-from models.text.static_encoder import StaticEncoder
+from models.compute.device import DataParallelGroup
+from models.data.interactions import LogShards
+from models.text.encoders import StaticEncoder
 from models.training.log_profile import hold_out
 from service.domain.errors import Invalid, ModelRejected
 from service.domain.records import Event
@@ -26,8 +26,8 @@ from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FI
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.event_identity import user_key
-from service.stores.protocols.event_log_store import LogColumns, Shard
 from service.stores.sqlite.store import SQLiteStore
+from service.stores.values import LogColumns, Shard
 from service.training import train_and_publish, training_corpus
 from service.training.training_corpus import TrainingCorpus
 from tests.support.shards import in_processes
@@ -170,10 +170,10 @@ def trained_twice(shards: LogShards, data: Path) -> tuple[list[NDArray[Any]], li
     for _ in range(2):
         stages: list[str] = []
         fitted = train_and_publish.fit_model(
-            history, corpus.content, cases, FAST, 1,
+            FAST.plan(history, corpus.content, cases, every_event=corpus.log, seed=1),
             lambda stage, *_, stages=stages: stages.append(stage),
-            checkpoint, every_event=corpus.log,
-        )  # fmt: skip
+            checkpoint,
+        )
         weights.append(np.concatenate([p.detach().ravel() for p in fitted.model.parameters()]))
         steps.append(stages.count("training"))
     return weights, steps, checkpoint.exists()
