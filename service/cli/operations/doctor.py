@@ -36,7 +36,7 @@ def doctor(
     The exit code is 1 if there is an error or a warning; notes leave it at 0.
     """
     set_threads(1)
-    from service.maintenance.doctor.diagnose import diagnose
+    from service.maintenance.doctor.diagnosis import diagnose
     from service.runtime.namespace_folders import find_namespace
     from service.stores.opening import is_shared
 

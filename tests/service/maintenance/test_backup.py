@@ -20,7 +20,7 @@ from service.maintenance.backups.directory_contents import digest_file
 from service.maintenance.backups.drill import drill
 from service.maintenance.backups.manifest import BACKUP_FILE, read_backup_manifest
 from service.maintenance.backups.restore import restore, verify
-from service.maintenance.doctor.running_service import read_metrics
+from service.maintenance.doctor.installation import read_metrics
 from service.runtime.data_layout import (
     MODELS_FOLDER,
     NAMESPACES_FOLDER,

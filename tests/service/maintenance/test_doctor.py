@@ -18,11 +18,10 @@ from service.domain.keys import issue_key
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
 from service.maintenance.backups.backup import back_up
-from service.maintenance.doctor import diagnose as diagnosis
-from service.maintenance.doctor.diagnose import diagnose
+from service.maintenance.doctor import diagnosis
+from service.maintenance.doctor.diagnosis import diagnose
 from service.maintenance.doctor.findings import Finding
-from service.maintenance.doctor.installation import DAY, Disk
-from service.maintenance.doctor.running_service import KeyRefused, read_metrics
+from service.maintenance.doctor.installation import DAY, Disk, KeyRefused, read_metrics
 from service.runtime.data_layout import (
     CHECKPOINT_FILE,
     EMBEDDINGS_FILE,
