@@ -11,9 +11,9 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from service.maintenance.copying import item_copy, user_copy
-from service.maintenance.copying.store_copy import copy_store
-from service.maintenance.copying.store_places import parse_place
+from service.maintenance import copying
+from service.maintenance.copying import copy_store
+from service.maintenance.store_places import parse_place
 from service.stores.postgres.bulk import copy_record as postgres_record
 from service.stores.postgres.bulk.postgres_bulk import PostgresBulk
 from service.stores.sqlite.bulk import copy_record as sqlite_record
@@ -34,12 +34,8 @@ class _Doom:
 
 def take_small_steps(patch: Any = setattr) -> None:
     """Have copies of this process take many transactions for little."""
-    for module, name in (
-        (user_copy, "EVENTS"),
-        (item_copy, "_NAMES"),
-        (item_copy, "MAX_ITEMS"),
-    ):
-        patch(module, name, SMALL)
+    for name in ("EVENTS", "NAMES", "MAX_ITEMS"):
+        patch(copying, name, SMALL)
 
 
 def main(source: Sequence[str], target: Sequence[str], step: int, moment: str) -> None:

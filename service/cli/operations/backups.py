@@ -15,8 +15,7 @@ from service.cli.operations.forgotten import read_ledger
 
 if TYPE_CHECKING:
     from service.domain.settings import Settings
-    from service.maintenance.backups.backup_writer import BackupProgress
-    from service.maintenance.backups.manifest import BackupManifest
+    from service.maintenance.backups.manifest import BackupManifest, BackupProgress
 
 _RECORDED = ("encoder", "embedding_dim", "keyword_fields")  # settings that belong to the data
 
@@ -104,7 +103,7 @@ def restore(
     """
     set_threads(1)
     from service.domain.settings import Settings
-    from service.maintenance.backups import drill as drills
+    from service.maintenance.backups import restore as drills
 
     settings = Settings.read({"data": data})
 
@@ -136,9 +135,8 @@ def _restore(
     source: Path, settings: Settings, work: Path | None, again: _Forgetting | None
 ) -> tuple[BackupManifest, str]:
     """Restore to where the settings say; return what, and the place without a password."""
-    from service.maintenance.backups.database_restore import restore_to_database
-    from service.maintenance.backups.restore import restore
-    from service.maintenance.copying.store_places import parse_place
+    from service.maintenance.backups.restore import restore, restore_to_database
+    from service.maintenance.store_places import parse_place
     from service.stores.opening import is_shared
 
     with _bar() as progress:

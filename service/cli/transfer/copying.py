@@ -16,8 +16,8 @@ from service.domain.errors import Conflict, Invalid
 from service.domain.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
-    from service.maintenance.copying.store_copy import CopyProgress, StoreCopy
-    from service.maintenance.copying.store_places import StorePlace
+    from service.maintenance.copying import CopyProgress, StoreCopy
+    from service.maintenance.store_places import StorePlace
 
 _LEFT_OUT = (
     "Not copied, since they are in the data directory and not in the store: models, fitted search "
@@ -36,7 +36,8 @@ def copy(
         ),
     ],
     target: Annotated[
-        str, typer.Option("--to", metavar="TARGET", help="Likewise: empty, or an earlier copy.")
+        str,
+        typer.Option("--to", metavar="TARGET", help="A place of the same kinds; it must be empty."),
     ],
     namespace: Namespace = DEFAULT_NAMESPACE,
     all_namespaces: Annotated[
@@ -52,14 +53,12 @@ def copy(
     imports, which can be undone at TARGET too. Models and what else is in the data directory are
     not copied: move them yourself.
 
-    A command that was interrupted goes on where it stopped when it is run again. SOURCE may be
-    served meanwhile; of what is written to it then, some may be missing. To move: copy while
-    serving; stop the service; run the same command again, which copies what has changed; start
-    the service on TARGET. The exit code is 0 once counts and digests of both are the same. A
-    TARGET that was changed by anything else is refused.
+    Stop the service of SOURCE first: what is written meanwhile makes the stores differ, and TARGET
+    is not served then. An interrupted command goes on where it stopped when it is run again. The
+    exit code is 0 once counts and digests of both are the same.
     """
     put_requests_first()
-    from service.maintenance.copying.store_places import parse_place
+    from service.maintenance.store_places import parse_place
 
     ours, theirs = parse_place(source), parse_place(target)
     names = ours.namespaces() if all_namespaces else [namespace]
@@ -78,7 +77,7 @@ def copy(
         differing += [f"{name}: {table}" for table in done.differing]
         report[name] = {
             "seconds": round(seconds, 1),
-            "copied": done.users._asdict(),
+            "copied": {"users": done.users, "events": done.events},
             "tables": {
                 each.name: {"source": each.source._asdict(), "target": each.target._asdict()}
                 for each in done.tables
@@ -87,8 +86,8 @@ def copy(
     write_json(json_file, {"namespaces": report, "differing": differing})
     if differing:
         out.print(
-            f"{ours.name} and {theirs.name} differ in {', '.join(differing)}. What was written "
-            "during the copy is taken over by the same command, run again; stop the writers first.",
+            f"{ours.name} and {theirs.name} differ in {', '.join(differing)}: something was "
+            "written meanwhile. Stop the service, and copy to an empty place.",
             markup=False,
             soft_wrap=True,
         )
@@ -99,7 +98,7 @@ def copy(
 
 async def _begin(ours: StorePlace, theirs: StorePlace, name: str, *, with_keys: bool) -> None:
     """Mark the target of a namespace as an unfinished copy."""
-    from service.maintenance.copying.store_copy import begin_copy
+    from service.maintenance.copying import begin_copy
 
     origin, own_id = ours.identity(name), ours.namespace_id(name)
     if with_keys and theirs.namespace_id(name) not in (None, own_id):
@@ -119,7 +118,7 @@ async def _begin(ours: StorePlace, theirs: StorePlace, name: str, *, with_keys: 
 
 async def _copy(ours: StorePlace, theirs: StorePlace, name: str) -> StoreCopy:
     """Copy a namespace, and compare."""
-    from service.maintenance.copying.store_copy import copy_store
+    from service.maintenance.copying import copy_store
 
     source = ours.open(name)
     try:
@@ -149,10 +148,7 @@ def _describe(name: str, done: StoreCopy, seconds: float) -> None:
             "same" if each.is_same else "[bold red]differs[/]",
         )
     out.print(table)
-    out.print(
-        f"{done.users.events:,} events of {done.users.users:,} users copied in {seconds:,.1f} s; "
-        f"{done.users.same:,} users were there already, and {done.users.dropped:,} dropped."
-    )
+    out.print(f"{done.events:,} events of {done.users:,} users copied in {seconds:,.1f} s")
 
 
 @contextmanager

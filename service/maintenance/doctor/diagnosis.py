@@ -12,7 +12,7 @@ from pathlib import Path
 from service.domain.errors import Corrupt, HeedError, Invalid
 from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.settings import PREFIX, Settings
-from service.maintenance.backups.directory_contents import find_namespaces
+from service.maintenance.backups.backup import find_namespaces
 from service.maintenance.doctor.checks import (
     DAMAGED_MODEL,
     HOST_CHECKS,

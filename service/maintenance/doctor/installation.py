@@ -136,14 +136,12 @@ def summarise_database(
     def rows(query: str) -> list[tuple[Any, ...]]:
         return connection.execute(query.encode()).fetchall()
 
-    query = _BY_TYPE.format(tomorrow=tomorrow) + _POSTGRES_JOINS
+    by_type = f"{_BY_TYPE.format(tomorrow=tomorrow)}{_POSTGRES_JOINS}"
     of_namespace = f" WHERE namespace_no = {namespace_no}"
     events = f"FROM heed.events{of_namespace}"
     return _summary(
         rows(_POSTGRES_STATED.format(no=namespace_no)),
-        rows(
-            _BY_TYPE.format(tomorrow=tomorrow) + _POSTGRES_JOINS + of_namespace + " GROUP BY type"
-        ),
+        rows(f"{by_type}{of_namespace} GROUP BY type"),
         rows(_MOST.format(events=f"{events} GROUP BY user_key")),
         rows(_MOST.format(events=f"{events} GROUP BY item_no")),
         rows(_WEIGHTS.format(events=events)),

@@ -18,7 +18,7 @@ import pytest
 from service.domain.records import Event
 from service.jobs.job import Job
 from service.maintenance.backups.backup import back_up
-from service.maintenance.copying.store_copy import copy_store
+from service.maintenance.copying import copy_store
 from service.maintenance.doctor import diagnosis
 from service.maintenance.doctor.diagnosis import diagnose
 from service.maintenance.doctor.findings import Finding, run_checks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import urlsplit
 
 import psycopg
@@ -28,26 +27,92 @@ from service.stores.sqlite.database_file import DatabaseFile
 from service.stores.sqlite.store import SQLiteStore
 
 
-class StorePlace(Protocol):
-    """The stores of the namespaces of one installation."""
+class SQLitePlace:
+    """A data directory, or the file of one store. Its methods are those of `PostgresPlace`."""
 
-    name: str  # without passwords
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self._is_file = path.is_file() or (path.suffix == ".db" and not path.is_dir())
+        # The file with the usual name stands for its directory.
+        self._data = path.parent if self._is_file and path.name == STORE_FILE else path
+        self._is_file = self._is_file and path.name != STORE_FILE
 
     def namespaces(self) -> list[str]:
-        """Return the names of the namespaces that there are, `default` first."""
-        ...
+        if self._is_file:
+            return [DEFAULT_NAMESPACE]
+        names = [DEFAULT_NAMESPACE, *namespace_folders.namespace_names(self._data)]
+        return [name for name in names if self._path(name).exists()]
 
     def identity(self, namespace: str) -> str:
-        """Return what a copy records of the store of a namespace, to know it again.
+        path = self._path(namespace)
+        if not path.is_file():
+            raise NotFound(f"there is no store {path}")
+        return f"sqlite:{path.resolve()}"
+
+    def namespace_id(self, namespace: str) -> str | None:
+        path = self._path(namespace)
+        if not path.exists():
+            return None
+        is_default = namespace == DEFAULT_NAMESPACE
+        return "" if is_default else namespace_folders.namespace_id(path.parent)
+
+    def open(self, namespace: str, own_id: str | None = None, *, is_target: bool = False) -> Store:
+        path = self._path(namespace)
+        if self._is_file:
+            return SQLiteStore(path, is_target=is_target)
+        check_restored(self._data)
+        if namespace != DEFAULT_NAMESPACE and not path.parent.is_dir():
+            namespace_folders.create_namespace(
+                self._data, namespace, lambda folder: _make_store(folder / STORE_FILE), own_id
+            )
+        make_directory(path.parent)
+        return SQLiteStore(path, is_target=is_target)
+
+    def _path(self, namespace: str) -> Path:
+        if self._is_file:
+            if namespace != DEFAULT_NAMESPACE:
+                raise Invalid("", f"{self.name} is the file of one store; name its data directory")
+            return self._data
+        return namespace_folder(self._data, _checked(namespace)) / STORE_FILE
+
+
+class PostgresPlace:
+    """A database of PostgreSQL."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        try:
+            self._connections = Connections(url)
+        except Invalid:
+            raise Invalid(
+                "", f"{_without_password(url)!r} is no URL of PostgreSQL, postgresql://USER@HOST/DB"
+            ) from None
+        self.name = f"postgresql://{self._connections.name}"
+
+    def namespaces(self) -> list[str]:
+        """Return the names of the existing namespaces, `default` first."""
+        found = self._read()
+        return sorted(found, key=lambda name: (name != DEFAULT_NAMESPACE, name))
+
+    def identity(self, namespace: str) -> str:
+        """Return what a copy records of the store of a namespace, to identify it later.
 
         Raises:
             NotFound: there is no such store.
         """
-        ...
+        created = self._read().get(_checked(namespace))
+        if created is None:
+            raise NotFound(f"there is no namespace {namespace!r} in {self.name}")
+        # To the microsecond, which a database that is moved takes with it.
+        return f"the namespace {namespace} of {to_rfc3339(created)} in PostgreSQL"
 
     def namespace_id(self, namespace: str) -> str | None:
         """Return the id of a namespace, which its keys have too; None without the namespace."""
-        ...
+        if _checked(namespace) not in self._read():
+            return None
+        with self._connections.plain() as connection:
+            open_installation(connection)  # an earlier version has no ids
+            return namespace_ids(connection).get(namespace)
 
     def open(self, namespace: str, own_id: str | None = None, *, is_target: bool = False) -> Store:
         """Open the store of a namespace; create a missing one with this id.
@@ -55,7 +120,21 @@ class StorePlace(Protocol):
         Raises:
             Corrupt: it is an unfinished copy, and not opened as a target.
         """
-        ...
+        if own_id is not None:
+            with self._connections.plain() as connection:
+                open_installation(connection)
+                find_or_create_namespace(connection, _checked(namespace), own_id)
+        return PostgresStore(self._url, namespace=_checked(namespace), is_target=is_target)
+
+    def _read(self) -> dict[str, int]:
+        try:
+            with self._connections.connect() as connection:
+                return read_namespaces(connection)
+        except psycopg.Error as error:
+            raise explain(error) from error
+
+
+StorePlace = SQLitePlace | PostgresPlace
 
 
 def parse_place(text: str) -> StorePlace:
@@ -77,109 +156,6 @@ def parse_place(text: str) -> StorePlace:
             "", f"{_without_password(text)!r} is neither a data directory nor a postgresql:// URL"
         )
     return SQLitePlace(Path(path))
-
-
-class SQLitePlace(StorePlace):
-    """A data directory, or the file of one store."""
-
-    def __init__(self, path: Path) -> None:
-        self.name = str(path)
-        self._is_file = path.is_file() or (path.suffix == ".db" and not path.is_dir())
-        # The file with the usual name stands for its directory.
-        self._data = path.parent if self._is_file and path.name == STORE_FILE else path
-        self._is_file = self._is_file and path.name != STORE_FILE
-
-    def namespaces(self) -> list[str]:
-        """`StorePlace.namespaces`."""
-        if self._is_file:
-            return [DEFAULT_NAMESPACE]
-        names = [DEFAULT_NAMESPACE, *namespace_folders.namespace_names(self._data)]
-        return [name for name in names if self._path(name).exists()]
-
-    def identity(self, namespace: str) -> str:
-        """`StorePlace.identity`."""
-        path = self._path(namespace)
-        if not path.is_file():
-            raise NotFound(f"there is no store {path}")
-        return f"sqlite:{path.resolve()}"
-
-    def namespace_id(self, namespace: str) -> str | None:
-        """`StorePlace.namespace_id`."""
-        path = self._path(namespace)
-        if not path.exists():
-            return None
-        is_default = namespace == DEFAULT_NAMESPACE
-        return "" if is_default else namespace_folders.namespace_id(path.parent)
-
-    def open(self, namespace: str, own_id: str | None = None, *, is_target: bool = False) -> Store:
-        """`StorePlace.open`."""
-        path = self._path(namespace)
-        if self._is_file:
-            return SQLiteStore(path, is_target=is_target)
-        check_restored(self._data)
-        if namespace != DEFAULT_NAMESPACE and not path.parent.is_dir():
-            namespace_folders.create_namespace(
-                self._data, namespace, lambda folder: _make_store(folder / STORE_FILE), own_id
-            )
-        make_directory(path.parent)
-        return SQLiteStore(path, is_target=is_target)
-
-    def _path(self, namespace: str) -> Path:
-        if self._is_file:
-            if namespace != DEFAULT_NAMESPACE:
-                raise Invalid("", f"{self.name} is the file of one store; name its data directory")
-            return self._data
-        return namespace_folder(self._data, _checked(namespace)) / STORE_FILE
-
-
-class PostgresPlace(StorePlace):
-    """A database of PostgreSQL."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        try:
-            self._connections = Connections(url)
-        except Invalid:
-            raise Invalid(
-                "", f"{_without_password(url)!r} is no URL of PostgreSQL, postgresql://USER@HOST/DB"
-            ) from None
-        self.name = f"postgresql://{self._connections.name}"
-
-    def namespaces(self) -> list[str]:
-        """`StorePlace.namespaces`."""
-        found = self._read()
-        return sorted(found, key=lambda name: (name != DEFAULT_NAMESPACE, name))
-
-    def identity(self, namespace: str) -> str:
-        """`StorePlace.identity`."""
-        created = self._read().get(_checked(namespace))
-        if created is None:
-            raise NotFound(f"there is no namespace {namespace!r} in {self.name}")
-        # To the microsecond, which a database that is moved takes with it.
-        return f"the namespace {namespace} of {to_rfc3339(created)} in PostgreSQL"
-
-    def namespace_id(self, namespace: str) -> str | None:
-        """`StorePlace.namespace_id`."""
-        if _checked(namespace) not in self._read():
-            return None
-        with self._connections.plain() as connection:
-            open_installation(connection)  # an earlier version has no ids
-            return namespace_ids(connection).get(namespace)
-
-    def open(self, namespace: str, own_id: str | None = None, *, is_target: bool = False) -> Store:
-        """`StorePlace.open`."""
-        if own_id is not None:
-            with self._connections.plain() as connection:
-                open_installation(connection)
-                find_or_create_namespace(connection, _checked(namespace), own_id)
-        return PostgresStore(self._url, namespace=_checked(namespace), is_target=is_target)
-
-    def _read(self) -> dict[str, int]:
-        try:
-            with self._connections.connect() as connection:
-                return read_namespaces(connection)
-        except psycopg.Error as error:
-            raise explain(error) from error
 
 
 def _make_store(path: Path) -> None:
