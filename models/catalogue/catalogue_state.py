@@ -26,7 +26,7 @@ Bytes = NDArray[np.uint8]
 # one takes no second copy of the whole.
 KEYS, CONTENT, COLUMNS = "keys", "content", "columns"
 PARTS = (KEYS, CONTENT, COLUMNS)
-FORMAT = 3  # of the parts; another one for any change of what they hold or how it is computed
+FORMAT = 4  # of the parts; another one for any change of what they hold or how it is computed
 
 _BY_ITEM = ("has_content", "is_named", "present", "deleted", "visible", "published")
 _MISSING = {"keywords": 0, "numbers": NO_NUMBER, "points": NO_POINT}

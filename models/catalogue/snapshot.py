@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_tables import CowItemTables, MakeTables
-from models.data.interactions import DISLIKE
+from models.data.interactions import DISLIKE, NEGATIVE
 from models.encoder.event_types import MASKED, UNKNOWN
 from models.encoder.numpy_step import NumpyEncoder
 from models.index import ann_index
@@ -255,11 +255,12 @@ class Snapshot:
     def type_rows(self, names: Iterable[str]) -> NDArray[np.int32]:
         """Return the model's rows of event types [n].
 
-        `UNKNOWN` for a type it does not know; for dislikes then `MASKED`, which are not attended.
+        `UNKNOWN` for a type it does not know. Negative types are dislikes; if the model has none,
+        they are `MASKED`, which are not attended.
         """
-        known = {DISLIKE: MASKED}
-        if self.trained is not None:
-            known |= {name: row for row, name in enumerate(self.trained.event_types)}
+        trained = () if self.trained is None else self.trained.event_types
+        known = {name: row for row, name in enumerate(trained)}
+        known |= dict.fromkeys(NEGATIVE, known.get(DISLIKE, MASKED))
         return np.array([known.get(name, UNKNOWN) for name in names], dtype=np.int32)
 
     def is_known(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:

@@ -14,6 +14,7 @@ from models.data.row_sets import expand_ranges
 T = TypeVar("T", bound=np.integer[Any])
 
 DISLIKE = "dislike"  # name of the event type that marks an item as not liked
+NEGATIVE = frozenset((DISLIKE, "return"))  # names of the types that a model reads as dislikes
 
 
 @dataclass(frozen=True, slots=True, eq=False)

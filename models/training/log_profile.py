@@ -22,8 +22,6 @@ _MAX_TARGET_WEIGHT = 10.0  # times the median weight
 _BASKET_SHARE = 2 / 3  # of events that share the previous event's time, in a log of baskets
 _MIN_EXPECTED = 10.0  # expected cases of a kind, below which their absence is no evidence
 _REPEAT_SHARE = 0.01  # of events on an item their user had before, in a log with repeats
-_HOUR = 3_600_000_000  # microseconds; in less than that a file is imported
-_AT_ONCE = 10  # events at one time, on average, that no log of what people do has for an hour
 
 
 def target_weights(log: Interactions) -> NDArray[np.float32]:
@@ -112,24 +110,6 @@ def _leave_last_event_out(log: Interactions) -> tuple[Interactions, Holdout]:
     return test.history, test
 
 
-def lacks_times(log: Interactions) -> bool:
-    """True if the times of a log say nothing: most events have one time, or that of an import.
-
-    That is so if half of the events lie within an hour, at ten events or more for each of its
-    times: events that were stored without a time have that of the batch they arrived in.
-    """
-    times, shards = np.sort(log.timestamps), log.shards
-    until = np.searchsorted(times, times + _HOUR, side="right")
-    fullest = int(np.argmax(until - np.arange(len(times)))) if len(times) else 0
-    total = shards.total(len(times))
-    for start in shards.gather(times[fullest : fullest + 1]).tolist():
-        within = times[np.searchsorted(times, start) : np.searchsorted(times, start + _HOUR)]
-        count = shards.total(len(within))
-        if 2 * count >= total and count >= _AT_ONCE * shards.max(len(np.unique(within))):
-            return True
-    return False
-
-
 def without_order(log: Interactions, keys: NDArray[np.uint64]) -> Interactions:
     """Order each user's events by `keys` [E] instead of their times, which become equal.
 
@@ -142,6 +122,24 @@ def without_order(log: Interactions, keys: NDArray[np.uint64]) -> Interactions:
         log,
         items=log.items[order],
         timestamps=np.full(len(log), newest),
+        weights=log.weights[order],
+        types=log.types[order],
+    )
+
+
+def imported_first(
+    log: Interactions, imported: NDArray[np.bool_], keys: NDArray[np.uint64]
+) -> Interactions:
+    """Order events [E] with the time of an import by `keys`, before the other ones of their user.
+
+    Their time becomes that of the oldest other event, so that they are nobody's newest.
+    """
+    oldest = log.shards.min(int(log.timestamps[~imported].min(initial=np.iinfo(np.int64).max)))
+    order = np.lexsort((np.where(imported, keys, 0), ~imported, log.users))
+    return replace(
+        log,
+        items=log.items[order],
+        timestamps=np.where(imported, oldest, log.timestamps)[order],
         weights=log.weights[order],
         types=log.types[order],
     )

@@ -42,7 +42,7 @@ def list_jobs(
     """List the newest trainings, newest first."""
     from rich.table import Table
 
-    from service.cli.progress_bars import time_left
+    from service.cli.progress_bars import said
     from service.domain.timestamps import to_rfc3339
 
     with _runner(data) as runner:
@@ -54,13 +54,9 @@ def list_jobs(
     for name in ("job", "state", "created", "started by", "progress or outcome"):
         shown.add_column(name, overflow="fold", no_wrap=name == "job")
     for job in found:
-        progress = job.progress or {}
-        stage = str(progress.get("stage", ""))
-        if "epoch" in progress:
-            stage += f", epoch {progress['epoch']}/{progress['epochs']}"
-        stage += time_left(progress.get("eta_s"))
-        said = job.error or ((job.result or {}).get("sentence", "") if job.is_final else stage)
-        shown.add_row(job.id, job.state, to_rfc3339(job.created), job.started_by or "", said)
+        stage = said(job.progress) if job.progress else ""
+        text = job.error or ((job.result or {}).get("sentence", "") if job.is_final else stage)
+        shown.add_row(job.id, job.state, to_rfc3339(job.created), job.started_by or "", text)
     out.print(shown)
 
 

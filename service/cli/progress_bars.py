@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,22 +66,28 @@ def json_lines() -> StageProgressCallback:
 
 def job_messages(take: Callable[[dict[str, Any]], None]) -> StageProgressCallback:
     """Return a callback that hands progress to `take` in the form of a job's messages."""
-    latest = ("", 0.0)
+    latest, begun = ("", 0.0), (0, 0.0)  # begun: what was done, and when, as the stage began
 
     def write(stage: str, done: int, total: int, training: Training | None) -> None:
-        nonlocal latest
+        nonlocal latest, begun
         now = time.monotonic()
         if stage == latest[0] and now - latest[1] < _MESSAGE_INTERVAL and done != total:
             return
+        if stage.partition(":")[0] != latest[0].partition(":")[0]:  # each baseline has its name
+            begun = (done, now)
         latest = (stage, now)
         message: dict[str, Any] = {"stage": stage, "step": done, "steps": total}
+        remaining = math.nan
+        if begun[0] < done <= total:
+            remaining = (total - done) * (now - begun[1]) / (done - begun[0])
         if training is not None:
             message |= {"epoch": training.epoch, "epochs": training.epochs, "loss": training.loss}
-            if math.isfinite(training.remaining):
-                message["eta_s"] = training.remaining
-            if training.validation is not None:
-                found = training.validation
-                message["validation"] = {"hr": found.hr, "ndcg": found.ndcg}
+            remaining = training.remaining
+        if math.isfinite(remaining):
+            message["eta_s"] = remaining
+        if training is not None and training.validation is not None:
+            found = training.validation
+            message["validation"] = {"hr": found.hr, "ndcg": found.ndcg}
         take(message)
 
     return write
@@ -105,13 +111,18 @@ def print_message(message: dict[str, Any]) -> None:
     typer.echo(orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
+def said(progress: Mapping[str, Any]) -> str:
+    """Say how far a training is, by its last message."""
+    epoch = ", epoch {epoch} of at most {epochs}" if "epoch" in progress else ""
+    return ("{stage}" + epoch).format_map(progress) + time_left(progress.get("eta_s"))
+
+
 def time_left(seconds: float | None) -> str:
-    """Say how long a training still takes, after a comma; nothing if that is not known."""
+    """Say how long a stage still takes, after a comma; nothing if that is not known."""
     if seconds is None or not math.isfinite(seconds) or seconds < 1:
         return ""
-    return (
-        f", about {seconds:.0f} s left" if seconds < 90 else f", about {seconds / 60:.0f} min left"
-    )
+    time = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+    return f", about {time} left in this stage"
 
 
 def _note(training: Training) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -49,7 +50,15 @@ def demo(
             import_dataset(store, open_movielens(dataset, data))
         model = open_registry(data, store).current()
     if not prepare:
-        _serve(on_serving=partial(_show, trains=model is None), data=data, host=host, port=port)
+        # Lines for people: no line for each request of the page, unless that is asked for.
+        _serve(
+            on_serving=partial(_show, trains=model is None),
+            data=data,
+            host=host,
+            port=port,
+            access_log=None if "HEED_ACCESS_LOG" in os.environ else 0,
+            log_format=None if "HEED_LOG_FORMAT" in os.environ else "console",
+        )
     elif model is None:
         train(data, Settings.read().encoder)
 
@@ -66,6 +75,7 @@ async def _show(engine: Engine, console: Console, base: str, *, trains: bool) ->
 
 async def train_beside(engine: Engine, console: Console, base: str) -> None:
     """Train in a job of the service, print the time left, and say what is served at the end."""
+    from service.cli.progress_bars import said
 
     def say(text: str) -> None:
         console.print(text.rstrip(), markup=False, soft_wrap=True)
@@ -84,9 +94,7 @@ async def train_beside(engine: Engine, console: Console, base: str) -> None:
         progress = job.progress or {"stage": "starting"}
         kind = progress["stage"], "eta_s" in progress
         if kind != last or clock() >= due:
-            epoch = ", epoch {epoch} of at most {epochs}" if "epoch" in progress else ""
-            left = ", about {eta_s:.0f} s left" if "eta_s" in progress else ""
-            say(("{stage}" + epoch + left).format_map(progress))
+            say(said(progress))
             due, last = clock() + _SAY, kind
         await asyncio.sleep(_LOOK)
         job = await engine.jobs.get(job.id)

@@ -98,7 +98,8 @@ class ImportWarnings:
         if 0 < timeless < self.types.total():
             found.append(
                 f"events without a time: {timeless:,} of {self.types.total():,}; they get the time "
-                "of the import, and so are the newest of their users"
+                "of the import, and so are the newest of their users in answers; a training takes "
+                "such events, from a tenth of the log, for older than all others"
             )
         if self._future:
             times = listed(map(to_rfc3339, self._future), self._counts["future"])
@@ -131,8 +132,9 @@ class ImportWarnings:
         if not self.types or self._counts["timeless"] < self.types.total():
             return None
         return (
-            "no event has a time: all get the time of the import, newer than what is stored, "
-            "in no order of a user's own"
+            f"no event has a time: all {self.types.total():,} get the time of the import, newer "
+            "than what is stored, in no order of a user's own; a training takes them for older "
+            "than events with times"
         )
 
     def _note(self, kind: str, examples: list[T], value: T) -> None:

@@ -156,6 +156,23 @@ class AudienceAnswer:
     memory_rows: int | None = None
 
 
+class ItemEvent(TypedDict):
+    """One event of an item, as the event log has it."""
+
+    user_id: str
+    type: str
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class ItemEventsAnswer:
+    """The newest events of an item."""
+
+    events: Sequence[ItemEvent]
+    total: int  # number of all events of the item
+    degraded: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class AffinitiesQuery:
     """Find the values of a field that a user attends to."""

@@ -25,9 +25,9 @@ from service.domain.timestamps import MAX_TIMESTAMP, MIN_TIMESTAMP
 T = TypeVar("T")
 Vector = NDArray[np.float32]
 
-DISLIKE = "dislike"  # the type of negative events, as in `models.data.interactions`
+DISLIKE = "dislike"  # the type of negative events
 RETURN = "return"  # the type of events of a negative quantity
-NEGATIVE = frozenset((DISLIKE, RETURN))  # the types of events that speak for no item
+NEGATIVE = frozenset((DISLIKE, RETURN))  # speak for no item; also in models.data.interactions
 MAX_ID_BYTES = 256
 MAX_ATTRIBUTE_DEPTH = 32  # deeper documents are an attack, not data
 MAX_ATTRIBUTES = 1_000  # distinct names in one document, nested ones too; each is a column

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from models.compute.checkpoint import checkpoint
@@ -37,6 +38,12 @@ def highlights(
     if text := " ".join(plain_text(item.description).split()):
         found["description"] = snippet(text, spans_of(text))
     return found
+
+
+def without_markup(item: Item) -> Item:
+    """The item with the text of its title and of its description, as a reader sees them."""
+    texts = plain_text(item.title), plain_text(item.description)
+    return replace(item, title=texts[0], description=texts[1])
 
 
 def marked(text: str, spans: Spans) -> tuple[HighlightSpan, ...]:

@@ -23,6 +23,8 @@ from service.domain.ready_queries import (
     Affinity,
     AudienceAnswer,
     AudienceQuery,
+    ItemEvent,
+    ItemEventsAnswer,
     PopularQuery,
     RowsAnswer,
     RowsQuery,
@@ -44,7 +46,7 @@ from service.engine.questions.popular import popular_items
 from service.engine.questions.recommend import excluded_rows
 from service.engine.questions.rows import HomePage
 from service.engine.questions.score import item_row
-from service.engine.questions.together import together
+from service.engine.questions.together import known_row, together
 from service.engine.request_steps import OpenRequest, RequestSteps, request_time
 from service.engine.selection.item_selection import (
     Counted,
@@ -217,6 +219,23 @@ class ReadyAnswers:
             is_degraded,
             **_attended([each.score.scores for each in scored]),
         )
+
+    async def item_events(self, item_id: str, limit: int, stages: StageClock) -> ItemEventsAnswer:
+        """Return the newest events of an item. Raises `NotFound`."""
+        with stages("store"):
+            log, snapshot = await self._open()
+            own = log.of_item(known_row(snapshot, log, item_id))
+            newest = own.take(np.argsort(-own.timestamps, kind="stable")[:limit])
+            names = await self._parts.store.user_ids(newest.users.tolist())
+        types = self._parts.event_log.loaded.types
+        events = [
+            ItemEvent(user_id=name, type=types.id(code), timestamp=time)
+            for name, code, time in zip(
+                names, newest.types.tolist(), newest.timestamps.tolist(), strict=True
+            )
+            if name is not None  # forgotten since the log was read
+        ]
+        return ItemEventsAnswer(events, len(own.users), self._is_degraded)
 
     async def affinities(self, query: AffinitiesQuery, stages: StageClock) -> AffinitiesAnswer:
         """Return the values of a field by the attention that a user's events on them have."""

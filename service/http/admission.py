@@ -25,7 +25,7 @@ MAX_SMALL_WRITE = 50  # events or items of a request that is no bulk import
 
 _EXEMPT = frozenset({"/health/live", "/health/ready", "/metrics"})
 _QUESTIONS = frozenset({"score", "recommend", "search", "popular", "rows", "attend", "batch"})
-_ABOUT = frozenset({"similar", "together", "audience", "affinities"})
+_ABOUT = frozenset({"similar", "together", "audience", "events", "affinities"})
 
 
 class Kind(Enum):

@@ -72,8 +72,8 @@ class Bodies:
     All bodies that are held at one time share `max_buffered_bytes`, so that many slow senders
     cannot fill the memory either. Streams pass through chunk by chunk, each within that time, and
     not slower than `MIN_STREAM_RATE`; their reader bounds the lines. One sender has at most its
-    share of the bytes, of the streams and of the slow bodies. A gzip body is inflated, and its size
-    is bounded before and after.
+    share of the bytes, of the streams and of the slow bodies. A gzip body, also one of lines, is
+    read whole and inflated, and its size is bounded before and after.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings, arrivals: Arrivals) -> None:
@@ -92,9 +92,7 @@ class Bodies:
             raise Crowded(scope[CROWDED])
         connection, sender = connection_of(scope), sender_of(scope)
         connection.sender = sender
-        if is_stream(scope):
-            if _is_compressed(scope):
-                raise _unread("A stream is read without Content-Encoding.")
+        if is_stream(scope) and not _is_compressed(scope):
             self._arrivals.streams.take(sender)
             try:
                 await self._app(scope, self._paced(receive, connection), send)
@@ -109,7 +107,13 @@ class Bodies:
                     chunks.append(await asyncio.to_thread(self._inflated, chunks[0]))
                     self._arrivals.buffered.take(sender, len(chunks[1]))
                 scope[BODY] = chunks[-1]
+                if is_stream(scope):
+                    receive = _replayed(chunks[-1], receive)
                 await self._app(scope, receive, send)
+            except TooLarge as error:
+                if is_stream(scope):
+                    error.detail += " Without Content-Encoding, a stream has no such limit."
+                raise
             finally:
                 self._arrivals.buffered.give_back(sender, sum(map(len, chunks)))
 
@@ -188,6 +192,16 @@ class Bodies:
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"The body is larger than {self._max_body} bytes (HEED_MAX_BODY_BYTES).")
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that begins with a body that was read."""
+    messages: list[Message] = [{"type": "http.request", "body": body}]
+
+    async def replayed() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replayed
 
 
 def _too_slow(detail: str) -> HTTPException:

@@ -112,7 +112,8 @@ def _declare_members(document: dict[str, Any]) -> None:
 
     TypeScript's makes a member with a default required, and Python's sends the default, also where
     Heed distinguishes it from a member that is left out. So defaults are said in descriptions. A
-    member of an answer that is not required is left out, and is never null.
+    member of an answer that is not required is left out, and is never null; in a body, null stands
+    for a member that is left out.
     """
     schemas = document["components"]["schemas"]
     bodies = [
@@ -126,6 +127,8 @@ def _declare_members(document: dict[str, Any]) -> None:
         for member, declared in schema.get("properties", {}).items():
             if name not in asked and member not in required:
                 _drop_null(declared)
+            elif name in asked and member not in required:
+                _add_null(declared)
     for node in _objects(document):
         for member in node.get("properties", {}).values():
             _describe_default(member)
@@ -163,6 +166,18 @@ def _drop_null(member: dict[str, Any]) -> None:
             member.setdefault(key, value)
     elif kinds:
         member["anyOf"] = kinds
+
+
+def _add_null(member: dict[str, Any]) -> None:
+    """Let a member be null too, beside a kind of its own."""
+    about: dict[str, Any] = {
+        key: member.pop(key) for key in ("title", "description", "default") if key in member
+    }
+    kinds = member.pop("anyOf") if "anyOf" in member else [dict(member)] if member else []
+    member.clear()
+    member |= about
+    if kinds:
+        member["anyOf"] = [*kinds, *[{"type": "null"}] * ({"type": "null"} not in kinds)]
 
 
 def _describe_default(schema: dict[str, Any], described: dict[str, Any] | None = None) -> None:

@@ -36,7 +36,7 @@ def to_entry(
     wanted = frozenset(map(_normal_name, keyword_fields))
     return ItemEntry(
         item.item_id,
-        item.title,
+        plain_text(item.title),
         {name: text for name, text in zip(_FIELDS, texts, strict=True) if text},
         item.categories,
         item.attributes,

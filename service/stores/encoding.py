@@ -14,8 +14,10 @@ import numpy as np
 import orjson
 
 from service.domain.errors import Invalid
-from service.domain.records import Item, User, Vector
+from service.domain.records import NEGATIVE, Item, User, Vector
 from service.stores.base import EventVectors
+
+IS_NEGATIVE = f"type IN ({', '.join(map(repr, sorted(NEGATIVE)))})"  # of a row of types, in SQL
 
 # ------------------------------------------------------------------------------ vectors
 

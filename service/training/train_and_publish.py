@@ -142,6 +142,7 @@ def train(
     outcome |= {
         "verdict": verdict.as_dict(),
         "has_times": corpus.has_times,
+        "without_time": corpus.without_time,
         "epochs": len(fitted.history),
         "epochs_asked": preset.train_config.asked_epochs,
     }
@@ -190,10 +191,10 @@ def _without_cases(log: Interactions) -> str:
     """Say why no event can be held out."""
     if not len(log.liked()) and len(log):
         return (
-            "every event is a dislike: without an event of another type there is nothing to "
-            "recommend by"
+            "every event is a dislike or a return: without an event of another type there is "
+            "nothing to recommend by"
         )
-    liked = " that are no dislikes" if log.disliked.any() else ""
+    liked = " that are no dislikes or returns" if log.disliked.any() else ""
     return f"no user has three events{liked}: one is held out, and two are needed to learn from"
 
 

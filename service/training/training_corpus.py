@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
 from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
-from models.data.interactions import DISLIKE, Interactions
+from models.data.import_times import at_import, lacks_order
+from models.data.interactions import DISLIKE, NEGATIVE, Interactions
 from models.data.log_shards import WHOLE_LOG, LogShards
 from models.data.vocabulary import Vocabulary
 from models.encoder.event_types import UNKNOWN
 from models.evaluation.splits import Holdout
-from models.training.log_profile import lacks_times, without_order
+from models.training.log_profile import imported_first, without_order
 from models.training.training_run import TrainingProgress
 from service.datasets.base import Dataset
 from service.domain.errors import ModelRejected
@@ -54,6 +55,7 @@ class TrainingCorpus:
     shard_events: tuple[int, ...]  # number of events of each shard
     user_keys: NDArray[np.uint64]  # [U] digests of the ids of the log's users
     has_times: bool = True  # if False, the log's order is random, and its times are equal
+    without_time: int = 0  # events of all shards that have the time of their import
 
     @property
     def events(self) -> int:
@@ -154,16 +156,19 @@ def _corpus(
     )
     item_ids = tuple(columns.item_ids)
     user_keys = _digests(columns.user_ids)
-    if not (has_times := not lacks_times(log)):
-        items_of = _digests(item_ids)[log.items]
-        log = without_order(log, _mix(user_keys[log.users] + _mix(items_of)))
+    imported = at_import(log.timestamps, shards)
+    count = shards.total(int(np.count_nonzero(imported)))
+    has_times = not lacks_order(imported, shards)
+    if count:
+        keys = _mix(user_keys[log.users] + _mix(_digests(item_ids)[log.items]))
+        log = imported_first(log, imported, keys) if has_times else without_order(log, keys)
     content = first_content(
         lambda: _content(item_ids, items, embeddings, progress),
         (len(item_ids), embeddings.encoder.dimension),
         shards,
     )
     counts = tuple(shards.gather_objects(len(log)))
-    return TrainingCorpus(log, item_ids, content, types, counts, user_keys, has_times)
+    return TrainingCorpus(log, item_ids, content, types, counts, user_keys, has_times, count)
 
 
 def _digests(ids: Sequence[str]) -> NDArray[np.uint64]:
@@ -209,7 +214,13 @@ def encode_with_progress(
 def _encode_types(
     codes: NDArray[np.integer[Any]], names: Sequence[str], shards: LogShards
 ) -> tuple[NDArray[np.int16], tuple[str, ...]]:
-    """Encode event types [E] as rows of the returned names; -1 for the rarest beyond the limit."""
+    """Encode event types [E] as rows of the returned names; -1 for the rarest beyond the limit.
+
+    Negative types are one, the dislike.
+    """
+    read = [DISLIKE if name in NEGATIVE else name for name in names]
+    names = list(dict.fromkeys(read))
+    codes = np.array([names.index(name) for name in read], np.int32)[codes]
     every = shards.sum(np.bincount(codes, minlength=len(names)))
     present = np.flatnonzero(every)
     counts = every[present]

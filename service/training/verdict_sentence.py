@@ -44,6 +44,11 @@ def training_sentence(result: Mapping[str, Any]) -> str:
         popular = result["metrics"]["popularity_ndcg"]
         tail = f"it is served, since popularity, which answers without a model, has {popular:.4f}"
     sentences = [f"{head}; {tail}.", _share_sentence(result), _epochs_sentence(result)]
+    if result["has_times"] and (count := result["without_time"]):
+        sentences.append(
+            f"Events without a time of their own were learned from as older than all others: "
+            f"{count:,}."
+        )
     return " ".join(filter(None, sentences))
 
 

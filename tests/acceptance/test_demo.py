@@ -28,6 +28,9 @@ def test_a_demo_serves_before_it_trains(world: World, tmp_path: Path) -> None:
         version = http.post("/v1/recommend", json=asked).json()["model_version"]
         (job,) = http.get("/v1/jobs").json()["jobs"]
     assert (job["state"], job["result"]["version"]) == ("succeeded", version)
+    for line in (*server.out().splitlines(), *server.log().splitlines()):
+        assert not line.startswith("{"), line
+        assert "heed.access" not in line
     assert f"The model {version} is served now." in server.out()
     assert "of at most 44, about " in server.out()
     assert {answer["model_version"] for answer in answers} <= {"untrained", version}

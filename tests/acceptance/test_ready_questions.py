@@ -147,6 +147,48 @@ def test_a_home_page_says_why_each_row_is_there(http: httpx.Client) -> None:
         assert refused.json()["errors"][0]["pointer"] == f"/{name}"
 
 
+def test_every_list_names_an_item_without_markup(http: httpx.Client) -> None:
+    """A title in HTML is read as its text, but for the item as it is stored."""
+    written = {"item_id": "html", "title": "<i>Tom</i> &amp; Co", "description": "A <b>mug</b>."}
+    http.post("/v1/items", json={"items": [written]}).raise_for_status()
+    event = {"user_id": "html", "item_id": "html", "type": "nod"}
+    http.post("/v1/events", json={"events": [event]}).raise_for_status()
+    assert [item["title"] for item in popular(http, type="nod")] == ["Tom & Co"]
+    one = {"path": "/v1/items/html", "body": {"plain": True}}
+    (batched,) = http.post("/v1/batch", json={"requests": [one]}).json()["responses"]
+    assert (batched["body"]["title"], batched["body"]["description"]) == ("Tom & Co", "A mug.")
+    listed = http.get("/v1/items?plain=true&limit=1000").json()["items"]
+    assert next(item for item in listed if item["item_id"] == "html") == batched["body"]
+    assert http.get("/v1/items/html").json()["title"] == written["title"]
+    assert http.delete("/v1/users/html").json() == {"forgotten": 1}
+    http.delete("/v1/items/html").raise_for_status()
+
+
+def test_events_of_an_item_are_those_of_its_users_histories(http: httpx.Client) -> None:
+    """They are the newest ones of all users, of any type, with the number of all."""
+    item = tiny.item_id(1, 4)
+    told = {"user_id": "late", "item_id": item, "type": "dislike", "timestamp": tiny.AT}
+    http.post("/v1/events", json={"events": [told]}).raise_for_status()
+    wanted = [
+        {name: event[name] for name in ("user_id", "type", "timestamp")}
+        for user in http.get("/v1/users?limit=1000").json()["users"]
+        for event in http.get(f"/v1/users/{user['user_id']}/history").json()["events"]
+        if event["item_id"] == item
+    ]
+    every = http.get(f"/v1/items/{item}/events?limit=1000").json()
+    times = [event["timestamp"] for event in every["events"]]
+    assert times == sorted(times, reverse=True)
+    assert sorted(every["events"], key=str) == sorted(wanted, key=str)
+    newest = http.get(f"/v1/items/{item}/events?limit=2").json()
+    assert newest == {"events": every["events"][:2], "total": len(wanted), "degraded": False}
+    assert http.delete("/v1/users/late").json() == {"forgotten": 1}
+    left = http.get(f"/v1/items/{item}/events?limit=1000").json()
+    assert left["events"] == [event for event in every["events"] if event["user_id"] != "late"]
+    assert http.get("/v1/items/nothing/events").status_code == 404
+    for wrong in ("limit=0", "until=2026"):
+        assert http.get(f"/v1/items/{item}/events?{wrong}").status_code == 422
+
+
 def test_audiences_and_affinities_in_a_batch_are_those_of_their_routes(http: httpx.Client) -> None:
     """Users for an item have reasons, and values of a field masses; wrong parameters are named."""
     item = tiny.item_id(1, 4)

@@ -57,7 +57,6 @@ def fill(page: Page, tab: str) -> None:
         expect(page.locator(".answer li").last).to_be_visible()
     else:
         expect(page.locator("#version-list > li")).to_have_count(2)
-        page.get_by_text("Trainings before").click()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -96,6 +96,27 @@ def test_words_above_results_are_sentences(page: Page) -> None:
     expect(page.locator("#search-note")).to_have_text(note)
 
 
+def test_further_results_are_shown_when_asked_for(page: Page, server: Server) -> None:
+    """Each page follows the one before, until all matches are shown; other words begin again."""
+    words = "rocket soup planet bread orbit oven"
+    page.get_by_role("searchbox").fill(words)
+    expect(page.locator("#search-note")).to_have_text(re.compile(r"^The best 12 of \d+ matches"))
+    settled(page)
+    user = page.locator("#person").get_attribute("data-shown")
+    with server.client() as http:
+        asked = {"query": words, "user_id": user, "limit": 1000}
+        wanted = [item["item_id"] for item in http.post("/v1/search", json=asked).json()["items"]]
+    more = page.get_by_role("button", name="Show more")
+    while more.is_visible():
+        more.click()
+        settled(page)
+    ids = results(page).evaluate_all("all => all.map(one => one.dataset.item)")
+    assert ids == wanted
+    expect(page.locator("#search-note")).to_contain_text(f"The best {len(wanted)} of")
+    page.get_by_role("searchbox").fill("soup rocket comet")
+    expect(results(page)).to_have_count(12)
+
+
 def test_what_is_shown_has_an_address(page: Page, server: Server, browser: Browser) -> None:
     """User, words, filters and a similar item are in the address: shared, and gone back to."""
     choose(page, "u3")

@@ -103,15 +103,16 @@ def test_a_running_training_is_found_after_a_reload(page: Page, world: World) ->
     page.route("**/v1/jobs/job-1", lambda route: route.fulfill(json=next(states, done)))
     open_tab(page, "Models")
     expect(page.locator("#job-note")).to_have_text(
-        "training, epoch 3 of at most 12, about 3 min left"
+        "training, epoch 3 of at most 12, about 3 min left in this stage"
     )
+    expect(page.get_by_text("Trainings before")).to_be_hidden()
     assert page.get_by_role("progressbar").evaluate("bar => bar.value") == 0.25
     name = "Loss from 4.00 to 2.00, NDCG@10 from 0.100 to 0.250, epochs 1 to 3"
     expect(page.get_by_role("img", name=name)).to_be_visible()
     page.unroute("**/v1/jobs?*")
     page.route("**/v1/jobs?*", lambda route: route.fulfill(json={"jobs": [done]}))
     expect(page.locator("#job-note")).to_have_text(
-        f"Version {world.second} in 3 min. Better than v1, served until now."
+        f"Version {world.second}, trained in 3 min. Better than v1, served until now."
     )
     expect(page.get_by_role("progressbar")).to_be_hidden()
 
@@ -126,7 +127,9 @@ def test_a_training_is_shown_on_every_tab_until_its_model_answers(
     page.clock.install()
     page.reload()
     note = page.locator("#training-note")
-    expect(note).to_have_text("Training now: training, epoch 3 of at most 12, about 3 min left.")
+    expect(note).to_have_text(
+        "Training now: training, epoch 3 of at most 12, about 3 min left in this stage."
+    )
     page.set_viewport_size({"width": 390, "height": 900})
     for tab in ("Catalogue", "People", "Models", "Scenarios", "Explore"):
         open_tab(page, tab)

@@ -174,7 +174,7 @@ def test_retrieved_events_are_marked(
     expect(page.locator("#events rect.unseen")).to_have_count((rows - 8) * heads)
     masses = [sum(sorted(weights)[-8:]) for weights in exact["weights"]]
     for head, mass in enumerate(masses):
-        told = f"8 retrieved hold {100 * mass:.1f} % of the softmax"
+        told = f"8 retrieved hold {100 * mass:.1f} % of the attention"
         expect(page.locator("#events .mass").nth(head)).to_have_text(told)
     caption = page.locator("#picture-caption")
     expect(caption).to_contain_text(f"{100 * sum(masses) / heads:.1f} % of the attention")

@@ -34,6 +34,8 @@ from service.domain.ready_queries import (
     AudienceAnswer,
     AudienceQuery,
     AudienceUser,
+    ItemEvent,
+    ItemEventsAnswer,
     PopularQuery,
     RowReason,
     RowsAnswer,
@@ -313,6 +315,10 @@ class FakeEngine:
             "explanation": (row,),
         }
         return AudienceAnswer([user], self.model_version, 1, 1)
+
+    async def item_events(self, item_id: str, limit: int, stages: StageClock) -> ItemEventsAnswer:
+        await self.similar(SimilarQuery(item_id, 1), stages)
+        return ItemEventsAnswer([ItemEvent(user_id="u", type="view", timestamp=1)][:limit], 1)
 
     async def affinities(self, query: AffinitiesQuery, stages: StageClock) -> AffinitiesAnswer:
         with stages("attend"):

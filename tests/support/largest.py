@@ -219,6 +219,7 @@ def questions() -> list[Largest]:
     }
     gets = {
         "audience": "/v1/items/item-1/audience?limit=1000&explain=50",
+        "events": "/v1/items/item-1/events?limit=1000",
         "affinities": "/v1/users/long/affinities?limit=1000&field=attributes.text",
         "similar": "/v1/items/item-1/similar?limit=1000",
         "history": "/v1/users/long/history?limit=1000",

@@ -441,7 +441,7 @@ class AppendContract(_Contract):
         assert await store.clock() == last
 
     async def test_popularity_is_what_the_log_holds(self, store: Store) -> None:
-        """Popularity counts stored events once each, without dislikes, after every change."""
+        """Popularity counts stored events once each, without negative ones, after every change."""
 
         async def popular() -> dict[str, int]:
             ids, counts = await store.popularity()
@@ -457,7 +457,7 @@ class AppendContract(_Contract):
         await store.merge("u", "w")
         await store.forget("v")
         assert await popular() == {"i": 1, "k": 1}
-        await store.append([Event("x", "i", "3", "dislike"), Event("x", "l", "4", "dislike")])
+        await store.append([Event("x", "i", "3", "dislike"), Event("x", "l", "4", "return")])
         assert await popular() == {"i": 1, "k": 1, "l": 0}  # events all the same, but no votes
 
     @pytest.mark.parametrize("seed", range(3))
@@ -473,7 +473,7 @@ class AppendContract(_Contract):
             import_id = rng.choice([None, *imports])
             events = [
                 Event(rng.choice(users), rng.choice(items), f"e{rng.randrange(400)}-{n}",
-                      rng.choice(["view", "dislike"]), timestamp=NOON)
+                      rng.choice(["view", "dislike", "return"]), timestamp=NOON)
                 for n in range(rng.randrange(1, 9))
             ]  # fmt: skip
             with suppress(Conflict):
@@ -503,7 +503,7 @@ class AppendContract(_Contract):
                 await undo()
             counted: Counter[str] = Counter()
             for event in store.scan_events():
-                counted[event.item_id] += event.type != "dislike"
+                counted[event.item_id] += event.type == "view"
             ids, counts = await store.popularity()
             assert dict(zip(ids, counts.tolist(), strict=True)) == counted
 

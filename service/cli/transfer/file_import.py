@@ -280,7 +280,11 @@ class FileImport:
         """Return what is odd about the rows of files that were read."""
         found = []
         for source in sources:
-            texts = [source.times.warning(), source.repeated.warning()]
+            texts = [
+                source.times.warning(),
+                source.survey.warning(),
+                source.repeated.warning(),
+            ]
             if self._kind == "events":
                 if source.items_in is not None:
                     texts.append(source.items_in.repeated.warning())

@@ -61,7 +61,7 @@ def import_items(
     categories.
 
     Rows of one item in one file are put together: lists unite, and of any other field the first
-    value that is not blank stays.
+    value that is not blank stays. To keep the last one, sort the file the other way round.
 
     For example, with --dry-run first, which stores nothing:
 

@@ -167,14 +167,19 @@ def shortened(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def attribute_type(values: Iterable[Any], form: CellFormat) -> AttributeType:
-    """Return "number" if most values are numbers and none is a code; or "text".
+def is_flag(value: Any) -> bool:
+    """Report whether a cell is true or false, spelled out."""
+    return isinstance(value, str) and value.strip().lower() in ("true", "false")
 
-    Absent values do not count. Where values have types, half of them are enough. A code begins with
-    a zero, such as 007, is guarded, such as ="7", has an exponent without a sign, such as 12E4, or
-    has too many digits for an integer of 64 bits.
+
+def attribute_type(values: Iterable[Any], form: CellFormat) -> AttributeType:
+    """Return "flag" if all are true or false, "number" if most are numbers and none is a code.
+
+    Else "text". Absent values do not count. Where values have types, half of them are enough. A
+    code begins with a zero, such as 007, is guarded, such as ="7", has an exponent without a sign,
+    such as 12E4, or has too many digits for an integer of 64 bits.
     """
-    count = numbers = typed = 0
+    count = numbers = typed = flags = 0
     for value in values:
         number: float | None = None
         if isinstance(value, str):
@@ -191,4 +196,7 @@ def attribute_type(values: Iterable[Any], form: CellFormat) -> AttributeType:
             return "text"
         count += 1
         numbers += number is not None
+        flags += is_flag(value)
+    if count and flags == count:
+        return "flag"
     return "number" if count and 2 * numbers + typed > count else "text"

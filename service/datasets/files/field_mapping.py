@@ -215,7 +215,11 @@ class BoundMapping:
         values = [value for name in names if (value := column_value(row, name)) is not None]
         detail = error.detail
         hint = ""
-        if self.types.get(target) == "number" and target not in self.mapping.types and values:
+        if (
+            self.types.get(target) in ("number", "flag")
+            and target not in self.mapping.types
+            and values
+        ):
             hint = f"; --map {target}:text={names[0]} keeps the column as text"
         if detail == "is required" and not values and not set(names) & row.keys():
             missing = " or ".join(names) if names != (target,) else listed_names(list(row))

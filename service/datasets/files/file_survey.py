@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from pathlib import Path
@@ -15,6 +15,8 @@ from service.datasets.files.cells import (
     CellFormat,
     Decimal,
     attribute_type,
+    bare_cell,
+    is_flag,
     shortened,
 )
 from service.datasets.files.csv_dialect import (
@@ -107,6 +109,11 @@ class Survey:
     read_row: RowReader
     times: TimeFormat
     header: str  # the line that names the columns of CSV
+    mixed: tuple[str, ...] = ()  # sentences on columns of flags among other texts
+
+    def warning(self) -> str | None:
+        """Return the sentences on mixed columns; None if there are none."""
+        return "; ".join(self.mixed) or None
 
     def describe(self) -> str:
         """Return what was found out, in a line; empty if nothing had to be."""
@@ -150,6 +157,7 @@ def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[
         decimal = "." if form != "csv" else _decimal(good, mapping, schema, dialect.delimiter)
     absent = frozenset(options.absent) | (frozenset() if form in JSON else {r"\N"})
     cells = CellFormat(decimal, options.list_separator, is_escaped=form == "csv", absent=absent)
+    mixed: list[str] = []
     for target, names in mapping.columns.items():
         if target.startswith(ATTRIBUTES):
             kind = options.mapping.types.get(target)
@@ -159,6 +167,7 @@ def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[
             # Values that have types keep them, unless some are texts.
             if kind is None and (form == "csv" or any(isinstance(v, str) for v in values)):
                 kind = attribute_type((v for v in values if _is_scalar(v)), cells)
+                mixed += _mixed_flags(target, names, values, cells) if kind == "text" else []
             if kind is not None:
                 mapping.types[target] = kind
     times = chosen_format(options.time_format, options.zone)
@@ -180,7 +189,7 @@ def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[
     reader = mapping.reader(schema, cells, texts.get(form, "mapped"))
     header = sample[0].text if form == "csv" and sample else ""
     found = replace(dialect, decimal=decimal)
-    return Survey(form, found, mapping, reader, times, header)
+    return Survey(form, found, mapping, reader, times, header, tuple(mixed))
 
 
 def sniff_format(path: Path) -> Format:
@@ -252,6 +261,21 @@ def _texts(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[str]:
 
 def _is_scalar(value: Any) -> bool:
     return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _mixed_flags(
+    target: str, names: Sequence[str], values: Iterable[Any], cells: CellFormat
+) -> Iterator[str]:
+    """Yield a sentence if most values of a column are true or false, and others are not."""
+    texts = [v for v in values if isinstance(v, str) and (bare_cell(v, cells) or "").strip()]
+    others = [text for text in texts if not is_flag(text) and text.strip().lower() not in ABSENT]
+    flags = sum(map(is_flag, texts))
+    if flags > len(others) > 0:
+        yield (
+            f"{names[0]} is kept as text: {flags:,} values are true or false, and others not: "
+            f"{len(others):,}, as {shortened(others[0])}; --map {target}:flag={names[0]} refuses "
+            "rows of any other value than true, yes, 1, false, no or 0"
+        )
 
 
 def _one_unit(times: TimeFormat, units: Mapping[str, str]) -> TimeFormat:

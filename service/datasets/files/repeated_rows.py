@@ -54,7 +54,7 @@ class RepeatedRows:
         )
         return (
             f"values left out, since an earlier row of the id has another: {self.differing:,}: "
-            f"{examples}"
+            f"{examples}; to keep the last value, sort the file so that its row comes first"
         )
 
 

@@ -112,7 +112,11 @@ class RowReader:
             number = -number
         if rule.is_log:
             if number < 1:
-                raise ValueError("must be at least 1 for its logarithm")
+                raise ValueError(
+                    f"must be at least 1 for its logarithm (got {number:g}); --skip-bad leaves "
+                    f"such rows out, and --weight-from {rule.column} takes numbers above 0 as "
+                    "they are"
+                )
             number = 1 + math.log(number)
         row["weight"] = number
 

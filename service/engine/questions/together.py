@@ -9,17 +9,19 @@ from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog, LoggedEvents, log_sizes, of_types
+from models.data.import_times import at_import, lacks_order
 from models.ranking.ready.popularity import best_rows
-from models.ranking.ready.together import Companions, companions
+from models.ranking.ready.together import MIN_SUPPORT, Companions, companions
 from models.ranking.similar_items import comparable, compare_items
 from models.ranking.steering.ranked_lineup import line_up_ranked
+from service.domain.item_selection import FilterWarning
 from service.domain.queries import Answer, AnswerItem, Space
 from service.domain.ready_queries import TogetherQuery
 from service.engine.questions.score import item_row
 from service.engine.selection.item_selection import ItemSelection, count_items
 from service.engine.selection.steering import steer_items
 
-_FEW_TIMES = 1.5  # of a user on average, up to which events have no order
+_FEW_BASKETS = 1.5  # of a user on average, up to which nothing comes after them
 MAX_USERS = 2_000  # of one item whose histories are read, those who took it last
 
 
@@ -33,10 +35,10 @@ def together(
 ) -> Answer:
     """Rank the items that are taken with one, and after these, similar ones by content.
 
-    If most users have all events at one time, the order is unknown, and what is taken by the same
-    users counts. Items that follow are ranked by the transition counts of the trained model, where
-    it has any of the item, else by those of the log; items of the same baskets by their
-    significance.
+    Events with the time of an import have no order and are no basket. If most events have it, or
+    most users have one basket, what is taken by the same users counts. Items that follow are ranked
+    by the transition counts of the trained model, where it has any of the item, else by those of
+    the log; items of the same baskets by their significance.
 
     Args:
         query: the request.
@@ -49,7 +51,7 @@ def together(
     Raises `NotFound` where there is no such item.
     """
     catalogue = snapshot.catalogue
-    row = _known_row(snapshot, log, query.item_id)
+    row = known_row(snapshot, log, query.item_id)
     allowed = selection.allowed.copy()
     allowed[row] = False
 
@@ -61,9 +63,12 @@ def together(
     users = own.users[newest]
     users = users[np.sort(np.unique(users, return_index=True)[1])][:MAX_USERS]
     events = _until(of_types(log.of_users(users), types), at)
-    of_users, times = log_sizes(events)
-    if query.relation == "after" and len(events.users) > times and times <= _FEW_TIMES * of_users:
-        # As in events that were imported without times: nothing comes after anything.
+    imported = at_import(events.timestamps, is_part=True)
+    if not (is_unordered := lacks_order(imported)):
+        events = events.take(~imported)
+    of_users, baskets = log_sizes(events)
+    is_unordered |= len(events.users) > baskets and baskets <= _FEW_BASKETS * of_users
+    if query.relation == "after" and is_unordered:
         query = replace(query, relation="basket")
     trained = _trained_counts(snapshot, row) if query.relation == "after" else None
     if log.span is not None and log.span[1] > at:
@@ -117,10 +122,29 @@ def together(
             item["parts"]["rules"] = boost
     answer = steered.describe(Answer(items, snapshot.version), lineup)
     counted = count_items(snapshot, is_taken, query.facets)
+    if not items:
+        empty = FilterWarning("/item_id", _why_empty(query, snapshot, row, len(own.users)))
+        selection = selection.with_warnings((empty,))
     return selection.with_warnings(steered.warnings).described(answer, counted)
 
 
-def _known_row(snapshot: Snapshot, log: EventLog, item_id: str) -> int:
+def _why_empty(query: TogetherQuery, snapshot: Snapshot, row: int, events: int) -> str:
+    """Return why no item is taken with one, or similar to it by content."""
+    catalogue = snapshot.catalogue
+    takers = "users" if query.relation == "after" else "baskets"
+    if not catalogue.present[row]:
+        text = "it is not in the catalogue, and has no text to be compared by"
+    elif not catalogue.has_content[row]:
+        text = "it has no text to be compared by"
+    else:
+        text = "no such item has a text to compare with its own"
+    return (
+        f"no item that may be answered is taken with {query.item_id!r} ({events:,} events that "
+        f"count) by {MIN_SUPPORT} {takers} or more and oftener than by chance; {text}"
+    )
+
+
+def known_row(snapshot: Snapshot, log: EventLog, item_id: str) -> int:
     """Return the row of an item with events or with a vector. Raises `NotFound`."""
     row = snapshot.catalogue.row(item_id)
     if row >= 0 and not snapshot.catalogue.deleted[row] and len(log.of_item(row).users):

@@ -36,6 +36,7 @@ ROUTES: Mapping[tuple[str, str], Scopes] = {
     ("GET", "/v1/items/{item_id}/together"): _READ,
     ("POST", "/v1/items/{item_id}/together"): _READ,
     ("GET", "/v1/items/{item_id}/audience"): _READ,
+    ("GET", "/v1/items/{item_id}/events"): _READ,
     ("POST", "/v1/events"): _WRITE,
     ("GET", "/v1/users"): _READ,
     ("GET", "/v1/users/{user_id}"): _READ,

@@ -18,7 +18,7 @@ from service.domain.records import check_id
 from service.http import problems
 from service.http.routes import ask, attend, items, ready, scenarios
 from service.http.routes.context import Context, JsonRoute, body_errors
-from service.http.schemas.base import Body, Params
+from service.http.schemas.base import Body, ItemParams, Params
 from service.http.schemas.questions.ask import RecommendIn, ScoreIn, SearchIn
 from service.http.schemas.questions.attend import AttendIn
 from service.http.schemas.questions.audience import AffinitiesParams, AudienceParams
@@ -99,7 +99,8 @@ async def _handle(question: BatchedIn, context: Context) -> Response:
         asked = ScenarioQuestion.model_validate(question.body)
         return await scenarios.ask_scenario(unquote(scenario[1]), asked, context)
     if item := _ITEM.fullmatch(question.path):
-        return await items.get_item(check_id(unquote(item[1])), context)
+        read = ItemParams.model_validate(question.body)
+        return await items.get_item(check_id(unquote(item[1])), read, context)
     if question.path not in _HANDLERS:
         about_one = [f"/v1/{kind}/ID/{name}" for kind, name in _ABOUT_HANDLERS]
         paths = ", ".join([*_HANDLERS, "/v1/items/ID", "/v1/items/ID/similar", *about_one])

@@ -9,22 +9,25 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from service.domain.errors import NotFound
+from service.engine.highlight import without_markup
 from service.http.limits import ITEMS_PATH, is_stream
 from service.http.problems import documented
 from service.http.routes.context import Context, JsonRoute
 from service.http.routes.streams import store_stream
 from service.http.schemas.answers import AnswerOut, answer_out
-from service.http.schemas.base import ItemsPage
+from service.http.schemas.base import ItemEventsParams, ItemParams, ItemsPage
 from service.http.schemas.conversion import convert_rows
 from service.http.schemas.questions.similar import SimilarIn, SimilarParams
 from service.http.schemas.rendering import Json
 from service.http.schemas.scalars import PathId
 from service.http.schemas.stored import (
+    ItemEventsOut,
     ItemOut,
     ItemsOut,
     Stored,
     StoredLines,
     StoredUpdates,
+    item_events_out,
     item_out,
 )
 from service.http.schemas.write import ItemPatchIn, ItemsIn
@@ -81,17 +84,21 @@ async def page_items(page: Annotated[ItemsPage, Query()], context: Context) -> R
         items, cursor = await context.engine.store.page_items(
             cursor=page.cursor, limit=page.limit, hidden=page.hidden
         )
+    if page.plain:
+        items = [without_markup(item) for item in items]
     return Json({"items": [item_out(item) for item in items], "cursor": cursor})
 
 
 @router.get("/v1/items/{item_id}", responses={200: {"model": ItemOut}, **documented(404)})
-async def get_item(item_id: PathId, context: Context) -> Response:
+async def get_item(
+    item_id: PathId, params: Annotated[ItemParams, Query()], context: Context
+) -> Response:
     """Read one item."""
     with context.stages("store"):
         (item,) = await context.engine.store.get_items([item_id])
     if item is None:
         raise NotFound(f"no item {item_id!r}")
-    return Json(item_out(item))
+    return Json(item_out(without_markup(item) if params.plain else item))
 
 
 @router.patch("/v1/items/{item_id}", responses={200: {"model": ItemOut}, **documented(404, 507)})
@@ -104,7 +111,7 @@ async def patch_item(item_id: PathId, body: ItemPatchIn, context: Context) -> Re
     patch = body.to_patch(item_id, context.settings.embedding_dim)
     with context.stages("store"):
         await context.engine.live.catalogue.patch_items([patch], create=False)
-    return await get_item(item_id, context)
+    return await get_item(item_id, ItemParams(), context)
 
 
 @router.delete("/v1/items/{item_id}", status_code=204, responses=documented(404, 507))
@@ -114,6 +121,17 @@ async def delete_item(item_id: PathId, context: Context) -> Response:
         if not await context.engine.live.catalogue.delete_item(item_id):
             raise NotFound(f"no item {item_id!r}")
     return Response(status_code=204)
+
+
+@router.get(
+    "/v1/items/{item_id}/events", responses={200: {"model": ItemEventsOut}, **documented(404)}
+)
+async def item_events(
+    item_id: PathId, params: Annotated[ItemEventsParams, Query()], context: Context
+) -> Response:
+    """List the newest events of an item, of all users."""
+    answer = await context.engine.ready_answers.item_events(item_id, params.limit, context.stages)
+    return await context.render(item_events_out, answer, len(answer.events))
 
 
 @router.get("/v1/items/{item_id}/similar", responses={200: {"model": AnswerOut}, **documented(404)})

@@ -105,10 +105,22 @@ class Page(Params):
     limit: Limit = 100
 
 
-class ItemsPage(Page):
+class ItemParams(Params):
+    """Query parameters of one item."""
+
+    plain: bool = Field(False, description="Answer titles and descriptions without their markup.")
+
+
+class ItemsPage(ItemParams, Page):
     """Query parameters of a page of items."""
 
     hidden: bool = Field(False, description="Only items that are hidden.")
+
+
+class ItemEventsParams(Params):
+    """Query parameters of an item's events."""
+
+    limit: Limit = 20
 
 
 class UsersPage(Page):

@@ -29,7 +29,7 @@ class JobDocument(BaseModel):
     finished: Timestamp | None
     progress: dict[str, Any] | None = Field(
         description="The last message of the training: `stage`, and `epoch`, `epochs`, `step`, "
-        "`steps`, `loss` and `eta_s`, the seconds left, as far as the stage has them."
+        "`steps`, `loss` and `eta_s`, the seconds left in the stage, as far as it has them."
     )
     curve: list[dict[str, Any]] = Field(
         description="A point for each epoch: its `loss`, and the `hr` and `ndcg` on held-out "

@@ -66,7 +66,7 @@ EventType = Annotated[
             "minLength": 1,
             "maxLength": 64,
             "example": "view",
-            "description": "Any name. `dislike` marks an item as disliked.",
+            "description": "Any name. `dislike` marks an item as disliked, `return` as sent back.",
         }
     ),
 ]

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from service.domain.ready_queries import ItemEventsAnswer
 from service.domain.records import Event, Item
 from service.http.schemas.rendering import fields_out, written_time
 from service.http.schemas.scalars import Attributes, Id, Timestamp
@@ -96,6 +97,22 @@ class EventsOut(BaseModel):
     cursor: str | None = Field(description="Cursor of the next page; null on the last page.")
 
 
+class ItemEventOut(BaseModel):
+    """One event of an item."""
+
+    user_id: Id
+    type: str
+    timestamp: Timestamp
+
+
+class ItemEventsOut(BaseModel):
+    """The newest events of an item, newest first."""
+
+    events: list[ItemEventOut]
+    total: int = Field(description="Number of all events of the item.")
+    degraded: bool
+
+
 class UserOut(BaseModel):
     """A profile."""
 
@@ -134,6 +151,12 @@ class Merged(BaseModel):
 def item_out(item: Item) -> dict[str, Any]:
     """Return the values of an `ItemOut`."""
     return fields_out(item, published_at=written_time(item.published_at))
+
+
+def item_events_out(answer: ItemEventsAnswer) -> dict[str, Any]:
+    """Return the values of an `ItemEventsOut`."""
+    listed = [{**event, "timestamp": written_time(event["timestamp"])} for event in answer.events]
+    return fields_out(answer, events=listed)
 
 
 def events_out(events: Sequence[Event], *, cursor: str | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import apsw
 
-from models.data.interactions import DISLIKE
+from models.data.interactions import DISLIKE, NEGATIVE
 from service.domain.errors import Corrupt, HeedError, NotFound
 from service.domain.settings import is_loopback, unknown_variables
 from service.domain.timestamps import to_rfc3339
@@ -445,10 +445,15 @@ def _unknown_items(log: LogSummary, *, many: bool) -> tuple[int, float] | None:
     return (count, count / log.events) if count and is_many == many else None
 
 
+def _only_negative(log: LogSummary, _: NamespaceData) -> str | None:
+    types = set(log.events_by_type)
+    return " or ".join(sorted(types)) if types and types <= NEGATIVE else None
+
+
 def _untrained_types(log: LogSummary, namespace: NamespaceData) -> tuple[str, int] | None:
     if namespace.model is None:
         return None
-    unknown = sorted(set(log.events_by_type) - {*namespace.model.event_types, DISLIKE})
+    unknown = sorted(set(log.events_by_type) - {*namespace.model.event_types, *NEGATIVE})
     count = sum(log.events_by_type[name] for name in unknown)
     return (", ".join(unknown), count) if unknown else None
 
@@ -496,10 +501,10 @@ LOG_CHECKS: tuple[Check[LogSummary, NamespaceData], ...] = (
     Check(
         "only-dislikes",
         "warning",
-        f"All {{a.events:,}} events are of type {DISLIKE}.",
+        "All {a.events:,} events are of type {it}.",
         "Nothing says what anybody likes, so that no model can be trained.",
         "Check type and --dislikes-below of the import; heed import --undo ID takes it back.",
-        lambda log, _: set(log.events_by_type) == {DISLIKE},
+        _only_negative,
     ),
     Check(
         "untrained-types",

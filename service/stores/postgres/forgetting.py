@@ -23,7 +23,7 @@ from service.stores.postgres.events.tallies import (
     USER_BYTES,
     Tally,
     add_tallies,
-    dislike_number,
+    negative_types,
 )
 from service.stores.protocols.forgetting_ledger import ForgottenUser, user_digest
 
@@ -82,9 +82,9 @@ async def forget(transaction: NamespaceTransaction, user_id: str, now: int) -> i
     execute = transaction.connection.execute
     names = await (await execute(_COUNT_NAMES.encode(), values)).fetchall()
     await note_names(transaction, [row[0] for row in names], [row[1] for row in names])
-    dislike, tally = await dislike_number(transaction), Tally()
+    negative, tally = await negative_types(transaction), Tally()
     for item_no, type_no, count_ in names:
-        tally.add(item_no, type_no == dislike, -count_)
+        tally.add(item_no, type_no in negative, -count_)
     ((ids,),) = await (await execute(_DELETE_IDS.encode(), values)).fetchall()
     ((events,),) = await (await execute(_DELETE_EVENTS.encode(), values)).fetchall()
     if ids != events:

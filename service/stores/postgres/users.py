@@ -16,7 +16,7 @@ from service.stores.postgres.events.tallies import (
     USER_BYTES,
     Tally,
     add_tallies,
-    dislike_number,
+    negative_types,
 )
 from service.stores.postgres.forgetting import drop_user, note_names
 from service.stores.postgres.imports.replaced import keep_replaced_profile
@@ -113,7 +113,7 @@ async def delete_event(transaction: NamespaceTransaction, user_id: str, event_id
     vectors = await transaction.row(_DELETE_VECTORS, key, place[1])
     await rewrite_history(transaction, key)
     tally = Tally(bytes=-EVENT_BYTES - (0 if vectors is None else vectors[0]))
-    tally.add(item_no, type_no == await dislike_number(transaction), -1)
+    tally.add(item_no, type_no in await negative_types(transaction), -1)
     await add_tallies(transaction, key, tally)
     return True
 

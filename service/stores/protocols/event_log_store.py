@@ -72,7 +72,7 @@ class EventLogStore(Protocol):
         """Return the ids of items with events, and their numbers of events.
 
         Reads no event: the counts are stored. The order is that in which the store first had the
-        items. Dislikes make nothing popular: they count 0.
+        items. Dislikes and returns make nothing popular: they count 0.
         """
         ...
 

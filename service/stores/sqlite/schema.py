@@ -10,7 +10,7 @@ import apsw
 
 from service.domain.errors import Unavailable
 from service.domain.records import Event
-from service.stores.encoding import vectors_from
+from service.stores.encoding import IS_NEGATIVE, vectors_from
 from service.stores.event_identity import content_digest, content_id
 
 SCHEMA_VERSION = 7
@@ -117,16 +117,16 @@ POPULARITY = """
 CREATE TABLE popularity ( -- events by item, since counting them would read the whole log
   item_no  INTEGER PRIMARY KEY,
   events   INTEGER NOT NULL,
-  dislikes INTEGER NOT NULL -- among them
+  dislikes INTEGER NOT NULL -- and returns, among them
 ) STRICT;
 """
 
-COUNT_STORED_EVENTS = """
+COUNT_STORED_EVENTS = f"""
 INSERT INTO popularity
 SELECT item_no, count(*),
-  count(*) FILTER (WHERE type_no IS (SELECT type_no FROM types WHERE type = 'dislike'))
+  count(*) FILTER (WHERE type_no IN (SELECT type_no FROM types WHERE {IS_NEGATIVE}))
 FROM events GROUP BY item_no
-"""
+"""  # noqa: S608
 
 # Names are interned: an event row holds small integers, ~60 bytes less than the strings. Rows of
 # `items` and `types` are deleted only with the last event of them (a deleted item only loses its

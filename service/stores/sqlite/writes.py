@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import apsw
 
-from service.domain.records import DISLIKE, Event, User
+from service.domain.records import NEGATIVE, Event, User
 from service.stores.base import AppendResult
 from service.stores.encoding import (
     EventIds,
@@ -108,7 +108,7 @@ class Writes:
             if event.key is not None or event.value is not None:
                 vectors.append((user_no, seq, _blob(event.key), _blob(event.value)))
         added = (
-            (row[3], event.type == DISLIKE) for row, (event, _, _) in zip(rows, fresh, strict=True)
+            (row[3], event.type in NEGATIVE) for row, (event, _, _) in zip(rows, fresh, strict=True)
         )
         count_events(transaction, added, 1)
         rows.sort()  # rows that are adjacent in the table are written together

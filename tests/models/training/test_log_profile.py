@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from models.data.import_times import at_import, lacks_order
 from models.data.interactions import Interactions
 from models.evaluation.protocols import next_basket, next_new_item
 from models.evaluation.splits import Holdout, leave_one_out
@@ -17,7 +19,7 @@ from models.training.log_profile import (
     has_repeat_consumption,
     hold_out,
     hold_out_rule,
-    lacks_times,
+    imported_first,
     prediction_task,
     repeat_share,
     target_weights,
@@ -160,6 +162,34 @@ def test_what_is_held_out_is_the_last_event_or_the_last_basket() -> None:
     )
 
 
+@pytest.mark.parametrize("at", [1_000 * DAY + 123, 7])
+def test_a_minority_with_the_time_of_an_import_comes_first(at: int) -> None:
+    """Events of imports without times are found beside dates, and become nobody's newest."""
+    dates, ratings = np.arange(300) // 3 * DAY, at + np.arange(100) // 50 * SECOND * 8
+    wishes = np.full(100, 900 * DAY + 77)  # of another import
+    log = logged(np.concatenate([dates, ratings, wishes]))
+    imported = at_import(log.timestamps)
+    assert not lacks_order(imported)
+    assert sorted(log.items[imported].tolist()) == list(range(300, 500))
+    keys = np.random.default_rng(0).permutation(500).astype(np.uint64)
+    first = imported_first(log, imported, keys)
+    key_of = dict(zip(log.items.tolist(), keys.tolist(), strict=True))
+    for begin, end in pairwise(first.offsets.tolist()):
+        items, times = first.items[begin:end].tolist(), first.timestamps[begin:end].tolist()
+        late = [item for item in items if item < 300]
+        early = items[: len(items) - len(late)]
+        assert (early, late) == (sorted(early, key=key_of.__getitem__), sorted(late))
+        assert times == [0] * len(early) + [item // 3 * DAY for item in late]
+
+
+def test_dates_and_recorded_times_are_no_import() -> None:
+    """A busy day of a log of dates, and times of which each is one event's, are kept."""
+    busy = np.concatenate([np.arange(300) // 3 * DAY, np.full(100, 200 * DAY)])
+    recorded = np.arange(400) * SECOND // 7
+    assert not at_import(busy).any()
+    assert not at_import(recorded).any()
+
+
 def logged(times: NDArray[np.int64]) -> Interactions:
     """Twenty users in turn, each event on an item of its own, at these times."""
     count = len(times)
@@ -182,7 +212,7 @@ def logged(times: NDArray[np.int64]) -> Interactions:
 )
 def test_times_of_an_import_are_none(times: NDArray[np.int64], lacks: bool) -> None:
     """A log lacks times if half of its events lie within an hour, at ten or more a time."""
-    assert lacks_times(logged(times)) is lacks
+    assert lacks_order(at_import(times)) is lacks
 
 
 def test_a_log_without_order_holds_out_the_same_events_as_it_grows() -> None:

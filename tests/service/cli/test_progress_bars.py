@@ -54,6 +54,25 @@ def test_messages_say_how_long_it_will_take(
     assert job.log == ()
 
 
+def test_every_stage_with_known_steps_says_its_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pace is that of the stage; baselines, each with its name, are one stage."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    told = progress_bars.json_lines()
+    for stage, seconds in (("encoding texts", 1.0), ("baseline: {}", 20.0), ("comparing", 5.0)):
+        for step in range(4):
+            told(stage.format(step), step, 0 if stage == "comparing" else 4, None)
+            now[0] += seconds
+    messages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    left = [message.get("eta_s") for message in messages]
+    assert left == [None, 3, 2, 1, None, 60, 40, 20, *[None] * 4]
+    said = [progress_bars.said(message) for message in messages]
+    assert said[1] == "encoding texts, about 3 s left in this stage"
+    assert said[4:7:2] == ["baseline: 0", "baseline: 2, about 40 s left in this stage"]
+
+
 def test_messages_come_twice_a_second_at_most(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,8 +102,8 @@ def test_a_pipe_gets_a_line_for_each_stage_and_epoch() -> None:
     assert out.file.getvalue().splitlines() == [
         "reading events",
         "training",
-        "training  epoch 1/3  loss 1.500, about 4 s left",
-        "training  epoch 2/3  loss 1.500  validation NDCG@10 0.1250, about 4 s left",
+        "training  epoch 1/3  loss 1.500, about 4 s left in this stage",
+        "training  epoch 2/3  loss 1.500  validation NDCG@10 0.1250, about 4 s left in this stage",
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 import models.ranking.recommend
+from service.domain.item_selection import FieldCondition
 from service.domain.queries import Answer, RecommendQuery, Requester
-from service.domain.records import Event, User
+from service.domain.records import Event, Item, User
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import open_engine
@@ -261,3 +263,21 @@ def test_an_interrupted_run_leaves_what_was_there(
     names = sorted(entry.name for entry in out.parent.iterdir())
     assert names == [*(["x.parquet"] if before else []), "x.parquet.progress"]
     assert before is None or out.read_bytes() == before
+
+
+def test_a_warning_about_the_filter_is_said_once(tmp_path: Path) -> None:
+    """A comparison with a kind of value that no item has is said, for all lists together."""
+    data, said = tmp_path / "data", list[str]()
+    priced = [Item(f"i{n}", attributes={"price": n}) for n in range(9)]
+    fill(data, lambda store: store.put_items(priced))
+    users = [Event(f"u{n}", "i1") for n in range(40)]
+    fill(data, lambda store: store.append(users))
+    dear = FieldCondition("attributes.price", {"gt": "8"}, {"gt": "/filter/gt"})
+    query = replace(ALL, filter=dear)
+    settings = Settings(data=data)
+    done = write_lists(
+        settings, tmp_path / "x.parquet", query, progress=lambda *_: None, announce=said.append
+    )
+    assert asyncio.run(done).rows == 0
+    (warning,) = said
+    assert warning.startswith("warning: /filter/gt: no item has text in attributes.price")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,56 @@ def test_an_item_without_events_has_similar_ones(tmp_path: Path) -> None:
         assert all(math.isclose(each["score"], each["parts"]["content"]) for each in answer.items)
         with pytest.raises(NotFound, match="unknown"):
             await ask(engine, "unknown")
+
+    run(tmp_path, story)
+
+
+def test_an_empty_answer_says_why(tmp_path: Path) -> None:
+    """The warning says whether the item has a text, is in the catalogue, and what events it has."""
+
+    async def story(engine: Engine) -> None:
+        await engine.live.catalogue.put_items([Item("a", "a rocket"), Item("b"), Item("c")])
+        await engine.store.append([Event("u", "only events", timestamp=NOW - HOUR)])
+        await engine.live.refresh_popularity()
+        why = {
+            "only events": "(1 events that count) by 2 users or more and oftener than by chance; "
+            "it is not in the catalogue, and has no text to be compared by",
+            "b": "(0 events that count) by 2 users or more and oftener than by chance; it has no "
+            "text to be compared by",
+            "a": "; no such item has a text to compare with its own",
+        }
+        for item_id, end in why.items():
+            answer = await ask(engine, item_id)
+            assert answer.items == []
+            (warning,) = answer.warnings or ()
+            assert warning.pointer == "/item_id"
+            begin = f"no item that may be answered is taken with {item_id!r} ("
+            assert warning.detail.startswith(begin)
+            assert warning.detail.endswith(end)
+
+    run(tmp_path, story)
+
+
+@pytest.mark.parametrize("relation", ["after", "basket"])
+def test_ratings_with_the_time_of_an_import_follow_nothing(tmp_path: Path, relation: str) -> None:
+    """Beside dated orders, events that were stored without a time change no answer."""
+    orders = [
+        Event(f"u{user}", f"i{item}", timestamp=NOW - (24 * user + 3 - step // 2) * HOUR)
+        for user in range(40)
+        for step, item in enumerate([0, 1, 2, 3] if user % 2 else [4, 5, 6, 7])
+    ]
+
+    async def story(engine: Engine) -> None:
+        await engine.live.catalogue.put_items([Item(f"i{n}") for n in range(20)])
+        await engine.store.append(orders)
+        at = time.time_ns() // 1_000 + HOUR
+        before = await ask(engine, "i0", relation=relation, at=at)
+        assert before.items
+        await engine.store.append(
+            [Event(f"u{user}", f"i{8 + user % 2}", type="rating") for user in range(40)]
+        )
+        after = await ask(engine, "i0", relation=relation, at=at)
+        assert [item["item_id"] for item in after.items] == [i["item_id"] for i in before.items]
 
     run(tmp_path, story)
 

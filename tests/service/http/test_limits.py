@@ -72,7 +72,13 @@ def test_a_gzip_body_is_read_within_the_limit_of_its_bytes() -> None:
         refused = compressed(client, plain, "br")
         assert (refused.status_code, refused.headers["accept-encoding"]) == (415, "gzip")
         assert refused.json()["detail"] == "Content-Encoding may be gzip, not br."
-        assert compressed(client, gzip.compress(b"{}"), path="/v1/items").status_code == 415
+        lines = b'{"item_id": "a"}\n{"item_id": 7}\n{"item_id": "b"}\n'
+        stored = compressed(client, gzip.compress(lines), path="/v1/items").json()
+        assert (stored["stored"], [each["line"] for each in stored["errors"]]) == (2, [2])
+        refused = compressed(client, gzip.compress(lines + b"\n" * 1000), path="/v1/items")
+        assert refused.status_code == 413
+        assert "Without Content-Encoding, a stream has no such limit" in refused.json()["detail"]
+        assert compressed(client, lines, path="/v1/items").status_code == 400
         assert client.app.state.arrivals.buffered.taken == 0
 
 

@@ -86,6 +86,7 @@ READS: dict[tuple[str, str], list[Sent]] = {
         Sent("POST", f"/v1/items/{SPACE}/together", {"fields": ["tags"]})
     ],
     ("get", "/v1/items/{item_id}/audience"): [Sent("GET", f"/v1/items/{SPACE}/audience?at={AT}")],
+    ("get", "/v1/items/{item_id}/events"): [Sent("GET", f"/v1/items/{SPACE}/events")],
     ("get", "/v1/users/{user_id}/affinities"): [
         Sent("GET", f"/v1/users/u1/affinities?field=categories&at={AT}")
     ],

@@ -110,13 +110,19 @@ def test_bounds_are_documented() -> None:
     assert vector["items"] == {"type": "number", "minimum": -1e12, "maximum": 1e12}
 
 
-def test_null_is_documented_only_where_it_is_a_value() -> None:
-    """Null stands for what is left out, which nobody need write; a memory is no `false`."""
+def test_null_is_documented_where_it_is_accepted() -> None:
+    """In a body, null stands for what is left out; answers have none. A memory is no `false`."""
     schemas = DOCUMENT["components"]["schemas"]
     filters, memory = schemas["FilterIn"]["properties"], schemas["MemoryIn"]["properties"]
-    assert filters["field"]["type"] == "string"
-    assert filters["within_km"]["$ref"] == "#/components/schemas/WithinIn"
-    assert memory["catalogue"]["anyOf"] == [{"const": True}, {"type": "null"}]
+    null = {"type": "null"}
+    within = {"$ref": "#/components/schemas/WithinIn"}
+    assert filters["field"]["anyOf"][1:] == filters["within_km"]["anyOf"][1:] == [null]
+    assert within in filters["within_km"]["anyOf"]
+    assert memory["catalogue"]["anyOf"] == [{"const": True}, null]
+    assert null not in schemas["AnswerOut"]["properties"]["total"].get("anyOf", ())
+    event = schemas["EventIn"]
+    for name, own in event["properties"].items():
+        assert (null in own.get("anyOf", ())) == (name not in event["required"])
 
 
 def test_examples_are_accepted() -> None:

@@ -23,6 +23,7 @@ def rows(count: int) -> list[dict[str, str]]:
         ("POST", "/v1/batch", {"requests": []}, Kind.QUESTION),
         ("POST", "/v1/scenarios/home", {}, Kind.QUESTION),
         ("GET", "/v1/items/a/similar", None, Kind.QUESTION),
+        ("GET", "/v1/items/a/events", None, Kind.QUESTION),
         ("GET", "/v1/users/u/affinities", None, Kind.QUESTION),
         ("GET", "/v1/users/u/history", None, Kind.QUESTION),
         ("GET", "/v1/items", None, Kind.QUESTION),

@@ -356,7 +356,7 @@ async def test_a_store_of_the_fifth_version_gets_counts_of_its_events(tmp_path: 
     """A store from before popularity was stored has the same counts, and goes on counting."""
     path = tmp_path / "heed.db"
     store = SQLiteStore(path)
-    await store.append([Event("u", "a"), Event("v", "a"), Event("u", "b", "1", "dislike")])
+    await store.append([Event("u", "a"), Event("v", "a"), Event("u", "b", "1", "return")])
     before = await store.popularity()
     await store.close()
     to_version(path, 5)

@@ -95,6 +95,17 @@ def test_the_log_has_the_types_by_name(tmp_path: Path) -> None:
     assert int(corpus.log.disliked.sum()) == sum(event.type == "dislike" for event in sent)
 
 
+def test_a_return_is_learned_from_as_a_dislike(tmp_path: Path) -> None:
+    """A return is no sample, and adds nothing to the counts of items."""
+    sent = [replace(e, type="return") if n % 5 == 0 else e for n, e in enumerate(of_kinds())]
+    corpus = fill(tmp_path, sent)
+    assert set(corpus.types) == set(KINDS)
+    liked = [event.item_id for event in sent if event.type in ("purchase", "view")]
+    assert int(corpus.log.disliked.sum()) == len(sent) - len(liked)
+    counts = corpus.log.liked().item_counts().tolist()
+    assert counts == [liked.count(item) for item in corpus.item_ids]
+
+
 def test_only_frequent_event_types_get_an_id(tmp_path: Path) -> None:
     """The most frequent types get an id, and the dislike always does."""
     made = events()
@@ -116,8 +127,9 @@ def test_only_frequent_event_types_get_an_id(tmp_path: Path) -> None:
 
 
 def test_the_service_and_the_models_mean_the_same_by_a_dislike() -> None:
-    """The service and the models have the same name for the dislike type."""
+    """The service and the models have the same names for the negative types."""
     assert records.DISLIKE == interactions.DISLIKE
+    assert records.NEGATIVE == interactions.NEGATIVE
 
 
 def test_the_model_names_its_types(told: Path) -> None:
@@ -156,16 +168,21 @@ async def test_a_history_has_the_models_numbers(engine: Engine) -> None:
     names = engine.parts.live.snapshot.trained.event_types  # type: ignore[union-attr]
     sent = sorted((e for e in of_kinds() if e.user_id == "u3"), key=lambda e: e.timestamp or 0)
     middle = (sent[4].timestamp or 0) + SECOND
-    inline = (InlineEvent(NAMES[1], "share"), InlineEvent(NAMES[2], "dislike", timestamp=middle))
+    inline = (
+        InlineEvent(NAMES[1], "share"),
+        InlineEvent(NAMES[2], "dislike", timestamp=middle),
+        InlineEvent(NAMES[3], "return", timestamp=middle),
+    )
     events, history = await events_of(engine, "u3", inline)
     kinds = [event.type for event in sent]
-    kinds[5:5] = ["dislike"]
+    kinds[5:5] = ["dislike", "return"]
     kinds.append("share")
     assert [events.type_names[code] for code in events.types] == kinds
+    kinds[6] = "dislike"  # as which the model reads a return
     expected = [names.index(kind) if kind in names else UNKNOWN for kind in kinds]
     assert history.types.tolist() == expected
     _, alone = await events_of(engine, "u3")
-    assert alone.types.tolist() == [e for n, e in enumerate(expected[:-1]) if n != 5]
+    assert alone.types.tolist() == [e for n, e in enumerate(expected[:-1]) if n not in (5, 6)]
 
 
 @pytest.mark.anyio
@@ -230,7 +247,8 @@ async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) 
             answer = await opened.answers.score(ScoreQuery(requester, NAMES), StageClock())
             return [item["score"] for item in answer.items]
 
-        assert await scores(liked, disliked) == await scores(liked)
+        for kind in ("dislike", "return"):
+            assert await scores(liked, replace(disliked, type=kind)) == await scores(liked)
         assert await scores(liked, replace(disliked, type="view")) != await scores(liked)
         _, history = await events_of(opened, "u3")
         assert set(np.unique(history.types).tolist()) == {UNKNOWN, MASKED}

@@ -142,17 +142,20 @@ SHARE = "Its ten recommendations hold the next item for 54 of 100 users."
 def test_one_sentence_says_it(changes: dict[str, Any], said: str) -> None:
     """The sentence has the measure that decided, its interval, and what is served."""
     result = {
-        "served": "heed", "next_basket": False, "has_times": True,
+        "served": "heed", "next_basket": False, "has_times": True, "without_time": 0,
         "epochs": 7, "epochs_asked": None, "verdict": VERDICT | changes,
         "metrics": {"user_hr": 0.54, "popularity_ndcg": 0.05},
     }  # fmt: skip
     assert training_sentence(result) == said
+    added = " Events without a time of their own were learned from as older than all others: 1,200."
+    assert training_sentence(result | {"without_time": 1_200}) == said + added
 
 
 def test_few_users_are_counted_and_a_log_without_times_has_no_next_item() -> None:
     """Below 100 users a share is said of those that there are."""
     result = {
-        "served": "heed", "next_basket": False, "has_times": False, "epochs": 7, "epochs_asked": 9,
+        "served": "heed", "next_basket": False, "has_times": False, "without_time": 9,
+        "epochs": 7, "epochs_asked": 9,
         "verdict": VERDICT | {"outcome": "worse", "is_served": False, "users": 40},
         "metrics": {"user_hr": 0.5, "popularity_ndcg": 0.05},
     }  # fmt: skip

@@ -197,6 +197,21 @@ def test_a_log_without_times_is_no_log_of_baskets(
     assert not config.next_basket
 
 
+def test_ratings_without_times_are_not_newer_than_dated_orders(
+    store: SQLiteStore, embeddings: EmbeddingCache
+) -> None:
+    """Events that a file gave no time are counted, and no user's last event is one of them."""
+    orders = events()
+    fill(store, orders)
+    ratings = [replace(e, event_id=None, type="rating", timestamp=None) for e in orders[::3]]
+    asyncio.run(store.append(ratings))
+    corpus = training_corpus.read_store(store, embeddings)
+    assert corpus.has_times
+    assert corpus.without_time == len(ratings)
+    last = corpus.log.types[corpus.log.offsets[1:] - 1]
+    assert "rating" not in {corpus.types[kind] for kind in last}
+
+
 # ------------------------------------------------------------------ what it refuses
 
 
@@ -239,7 +254,7 @@ def test_no_order_to_learn(
 def test_dislikes_alone(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) -> None:
     """Sixty users of dislikes are refused for that reason, not for too few events."""
     fill(store, [replace(event, type="dislike") for event in events(users=60)])
-    assert refused(store, registry, embeddings).startswith("every event is a dislike:")
+    assert refused(store, registry, embeddings).startswith("every event is a dislike or a return:")
 
 
 def test_one_user_proves_nothing(

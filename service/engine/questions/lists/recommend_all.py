@@ -99,7 +99,8 @@ async def write_lists(
             time, or that of the beginning.
         progress: called with how many users are done, of how many.
         writing: called likewise while the file is written, when all users are done.
-        announce: called with a sentence where an earlier run is continued or discarded.
+        announce: called with a sentence where an earlier run is continued or discarded, and for
+            each warning about the filter and the rules.
         shard: of the users.
         restart: discard an earlier run in any case.
 
@@ -124,7 +125,7 @@ async def write_lists(
             left = user_ids if lists.last is None else user_ids[bisect(user_ids, lists.last) :]
             _announce(announce, lists, len(left), run.catalogue_version)
             started = time.monotonic()
-            await _compute(parts, query, lists, left, _sample(user_ids), progress)
+            await _compute(parts, query, lists, left, _sample(user_ids), progress, announce)
             users = frozenset(await asyncio.to_thread(_user_ids, parts.store, shard))
             metadata = {"heed.model_version": version, "heed.at": to_rfc3339(lists.run.at)}
             if shard != WHOLE:
@@ -216,14 +217,18 @@ async def _compute(
     user_ids: Sequence[str],
     sample: Set[str],
     progress: ProgressCallback,
+    announce: Callable[[str], None],
 ) -> None:
     """Append the lists of users, in order."""
     snapshot, at = parts.live.snapshot, lists.run.at
     total = lists.users + len(user_ids)
-    allowed = select_items(snapshot, query.filter).allowed
+    selection = select_items(snapshot, query.filter)
+    allowed = selection.allowed
     steered = steer_items(
         snapshot, query.steering, allowed=allowed, exclude=query.exclude, limit=query.limit
     )
+    for warning in selection.warnings + steered.warnings:
+        announce(f"warning: {warning.pointer}: {warning.detail}")
     compute = partial(
         _lists, parts.memories, snapshot, query, allowed, steered, at=at, sample=sample
     )

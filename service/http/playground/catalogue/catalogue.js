@@ -78,7 +78,7 @@ async function visibleItems(anew, signal) {
 
 async function hiddenItems(signal) {
   filters.show([]);
-  return get(`v1/items?hidden=true&limit=${PAGE}${after(cursor)}`, { signal });
+  return get(`v1/items?hidden=true&plain=true&limit=${PAGE}${after(cursor)}`, { signal });
 }
 
 function tell({ total, warnings = [] }) {

@@ -1,24 +1,21 @@
 // What people do with an item: its events, what is like it and taken with it, and who would take it.
 
-import { get, itemPath, post } from "../lib/api.js";
+import { get, itemPath } from "../lib/api.js";
 import { el, trouble } from "../lib/dom.js";
-import { avatar, counted } from "../lib/format.js";
+import { avatar, counted, when } from "../lib/format.js";
 import { link } from "../shell/tabs.js";
 import { sentence } from "../explore/reasons.js";
 
 const SHOWN = 6;
 
 // The panels of an item, each filled when its answer comes.
-export const company = ({ item_id: id, published_at: published }) =>
+export const company = ({ item_id: id }) =>
   el(
     "div",
     { class: "panels" },
     panel("Events", async () => {
-      const { items } = await post("v1/popular", { by: "newest", filter: { field: "item_id", eq: id }, limit: 1 });
-      const [{ events = 0, score } = {}] = items;
-      if (!events) return [el("p", { class: "note" }, "Nobody has done anything with it yet.")];
-      const first = published ? "" : `, the first on ${new Date(1000 * score).toISOString().slice(0, 10)}`;
-      return [el("p", {}, `${counted(events, "event")}${first}.`)];
+      const { events, total } = await get(`${itemPath(id)}/events?limit=${SHOWN}`);
+      return [total > SHOWN ? el("p", { class: "note" }, `The newest of ${counted(total, "event")}.`) : "", ...list(events.map(event), "Nobody has done anything with it yet.")];
     }),
     panel("Similar", async () => list((await get(`${itemPath(id)}/similar?limit=${SHOWN}`)).items.map(other), "Nothing is similar to it.")),
     panel("Taken together with it", async () => {
@@ -40,8 +37,11 @@ function panel(title, load) {
 
 const list = (rows, none) => (rows.length ? [el("ul", { class: "list" }, rows)] : [el("p", { class: "note" }, none)]);
 
-const other = (item, beside) =>
-  el("li", {}, el("a", { href: link("catalogue", item.item_id) }, el("span", { class: "who" }, item.title || item.item_id), typeof beside === "string" ? el("span", { class: "beside" }, beside) : null));
+const row = (href, who, beside) => el("li", {}, el("a", { href }, el("span", { class: "who" }, who), beside ? el("span", { class: "beside" }, beside) : null));
+
+const other = (item, beside) => row(link("catalogue", item.item_id), item.title || item.item_id, typeof beside === "string" && beside);
+
+const event = ({ user_id: user, type, timestamp }) => row(link("people", user), user, [type, " ", when(timestamp, 10)]);
 
 const person = (user) =>
   el("li", {}, el("a", { href: link("explore", user.user_id), class: "person" }, avatar(user.user_id), el("span", {}, el("span", { class: "who" }, user.user_id), el("span", { class: "beside" }, sentence(user).replace("Because you", "Because they")))));

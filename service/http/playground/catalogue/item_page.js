@@ -3,7 +3,6 @@
 import { ask, get, itemPath } from "../lib/api.js";
 import { button, $, el, say, trouble } from "../lib/dom.js";
 import { shown } from "../lib/fields.js";
-import { plain } from "../lib/format.js";
 import { jsonEditor } from "../lib/json_editor.js";
 import { picture } from "../explore/card.js";
 import { company } from "./company.js";
@@ -16,25 +15,28 @@ let current = "";
 // `changed(item)` is called with the item as it is after a change.
 export async function showItem(id, changed) {
   current = id;
-  let item;
-  try {
-    item = await get(itemPath(id));
-  } catch (error) {
-    if (error.status !== 404) throw error;
-  }
+  const [item, read] = await stored(id);
   if (id !== current) return;
-  if (item) draw(item, changed);
+  if (item) draw(item, read, changed);
   else $("catalogue-one").replaceChildren(back(), el("h2", {}, id), el("p", { class: "note" }, "There is no such item. Events may name items that are not in the catalogue."));
 }
 
+// The item as it is stored, and as it is read: without markup.
+const stored = (id) =>
+  Promise.all(["", "?plain=true"].map((how) => get(itemPath(id) + how))).catch((error) => {
+    if (error.status !== 404) throw error;
+    return [];
+  });
+
 const back = () => el("p", { class: "back" }, el("a", { href: "#/catalogue" }, "The whole catalogue"));
 
-function draw(item, changed) {
-  const { name, url, price, subtitle, labels } = shown(item);
+function draw(item, read, changed) {
+  const { name, url, price, subtitle, labels } = shown(read);
   const change = async (patch) => {
-    const saved = await ask("PATCH", itemPath(item.item_id), patch);
-    changed(saved);
-    if (current === item.item_id) draw(saved, changed);
+    await ask("PATCH", itemPath(item.item_id), patch);
+    const [saved, again] = await stored(item.item_id);
+    changed(again);
+    if (current === item.item_id) draw(saved, again, changed);
     return saved;
   };
   const value = Object.fromEntries(EDITED.map((field) => [field, item[field]]));
@@ -53,11 +55,11 @@ function draw(item, changed) {
       .catch(trouble);
   $("catalogue-one").replaceChildren(
     back(),
-    ...[picture(item)].filter(Boolean),
+    ...[picture(read)].filter(Boolean),
     el("h2", {}, name, item.hidden ? el("span", { class: "badge" }, "hidden") : null),
     el("p", { class: "beside" }, [price, subtitle].filter(Boolean).join(" · ")),
     el("p", { class: "beside" }, "id ", el("code", {}, item.item_id)),
-    ...[labels.length && el("dl", { class: "labels" }, labels.map(([label, told]) => el("div", {}, el("dt", {}, label), el("dd", {}, told)))), item.description && el("p", { class: "description" }, plain(item.description))].filter(Boolean),
+    ...[labels.length && el("dl", { class: "labels" }, labels.map(([label, told]) => el("div", {}, el("dt", {}, label), el("dd", {}, told)))), read.description && el("p", { class: "description" }, read.description)].filter(Boolean),
     el(
       "div",
       { class: "actions" },

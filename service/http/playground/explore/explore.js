@@ -104,6 +104,7 @@ function show(list, title, note, answer, cards) {
     $(each).hidden = each !== list;
     if (each !== list) $(each).replaceChildren();
   }
+  $("more-results").hidden = true;
   $("stage-title").textContent = title;
   const warnings = (answer.warnings ?? []).map(({ detail }) => (note.endsWith(":") ? detail : asSentence(detail)));
   $("search-note").textContent = [note, ...warnings].filter(Boolean).join(" ");
@@ -165,13 +166,35 @@ const nothing = (verb) => (filters.isEmpty ? `There is nothing to ${verb} yet: s
 
 async function search(query, asked, signal) {
   const personal = session.current() && $("personal").checked;
-  const answer = await post("v1/search", { query, ...asked, highlight: true, ...(personal ? session.requester() : {}) }, { signal });
+  const question = { query, ...asked, highlight: true, ...(personal ? session.requester() : {}) };
+  const answer = await post("v1/search", question, { signal });
   learn(answer.items);
   if (signal.aborted) return;
   const corrections = Object.entries(answer.corrections ?? {}).map(([word, words]) => `No item has “${word}”; searched for “${words.join("”, “")}” instead.`);
   const note = answer.items.length ? matching(answer) : `Nothing was found${answer.warnings?.length ? ":" : "."}`;
   show("results", `Results for “${query.trim()}”`, [...corrections, note].join(" "), answer, answer.items.map(result));
   if (answer.did_you_mean) $("search-note").append(" Did you mean ", offered(answer.did_you_mean), "?");
+  offerMore(question, answer.cursor, signal);
+}
+
+// A button for the next page, as long as nothing else is asked.
+function offerMore(question, cursor, signal) {
+  $("more-results").hidden = !cursor;
+  $("more-results").onclick = async () => {
+    $("more-results").hidden = true;
+    try {
+      const next = await post("v1/search", { ...question, facets: [], cursor }, { signal });
+      learn(next.items);
+      const added = next.items.map(result);
+      $("results").append(...added);
+      const note = $("search-note").firstChild;
+      note.data = note.data.replace(/best \d+/, `best ${$("results").children.length}`);
+      added[0]?.querySelector("button").focus();
+      offerMore(question, next.cursor, signal);
+    } catch (error) {
+      trouble(error);
+    }
+  };
 }
 
 // How many items match the words.

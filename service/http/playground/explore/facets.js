@@ -93,7 +93,9 @@ export class Filters {
       this.whole[isWhole ? "delete" : "add"](field);
       this.changed();
     };
-    return button(isWhole ? "fewer" : "all …", toggle, { class: "chip", "aria-label": `${isWhole ? "Fewer" : "All"} ${label(field)}`, "data-key": `${field} all` });
+    const some = isWhole && other ? el("span", { class: "note" }, `Only the ${count(EVERY)} most frequent are listed.`) : null;
+    const press = button(isWhole ? "fewer" : "all …", toggle, { class: "chip", "aria-label": `${isWhole ? "Fewer" : "All"} ${label(field)}`, "data-key": `${field} all` });
+    return [some, press];
   }
 
   chip(field, value, of) {

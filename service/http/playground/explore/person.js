@@ -8,6 +8,7 @@ import { link } from "../shell/tabs.js";
 import * as session from "./session.js";
 
 const CANDIDATES = 20; // users of whom one with a history is picked
+const ENOUGH = 30; // events, from which a history is not longer for that choice
 const SHOWN = 50; // events
 let usual = "view"; // what the person does most
 
@@ -50,7 +51,7 @@ export async function attempt(item) {
 async function pick() {
   try {
     const users = await offer();
-    const lengths = await Promise.all(users.map(({ user_id: id }) => length(id)));
+    const lengths = users.map(({ events }) => Math.min(events, ENOUGH));
     if (session.current() || $("user").value || document.activeElement === $("user")) return; // nobody who chooses is interrupted
     const best = lengths.indexOf(Math.max(...lengths));
     if (lengths[best] > 0) return void (await choose(users[best].user_id));
@@ -63,14 +64,9 @@ async function pick() {
 
 // The users whose id begins with what is typed.
 async function offer() {
-  const { users } = await get(`v1/users?limit=${CANDIDATES}&prefix=${encodeURIComponent($("user").value.trim())}`);
+  const { users } = await get(`v1/users?counts=true&limit=${CANDIDATES}&prefix=${encodeURIComponent($("user").value.trim())}`);
   $("users").replaceChildren(...users.map(({ user_id: id }) => el("option", { value: id })));
   return users;
-}
-
-async function length(id) {
-  const { events } = await get(`${userPath(id)}/history?limit=30`);
-  return events.length;
 }
 
 async function show() {

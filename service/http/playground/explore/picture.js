@@ -146,7 +146,7 @@ function strip(h, y) {
 function heading(h, y) {
   const { cells, map, isCoarse, left, width } = shown;
   const weights = cells.map((one) => one.weights[h]).filter((weight) => weight > 0);
-  const told = isCoarse ? `${weights.length} retrieved hold ${percent(map.mass[h])} of the softmax` : `at most ${percent(Math.max(0, ...weights))} on one event`;
+  const told = isCoarse ? `${weights.length} retrieved hold ${percent(map.mass[h])} of the attention` : `at most ${percent(Math.max(0, ...weights))} on one event`;
   return [text(left, y, "head", "start", `Head ${h + 1}`), text(left + width, y, "mass", "end", told)];
 }
 

@@ -77,7 +77,7 @@ async function explain(item) {
     if (signal.aborted) return;
     $("why-sentence").textContent = sentence({ ...found, reason: found.explanation?.length ? found.reason : item.reason ?? "popular" });
     $("why-note").textContent =
-      `Score ${number(found.score)} for ${user}` + (found.mass === undefined ? "." : `; ${percent(found.mass)} of the softmax was attended.`);
+      `Score ${number(found.score)} for ${user}` + (found.mass === undefined ? "." : `; ${percent(found.mass)} of the attention is counted.`);
     const limit = every ? EVENTS : SHOWN;
     contributions(found, limit, remembered(() => leftOut(how, item, Math.min(limit, found.explanation?.length ?? 0))));
     more(found.explanation?.length ?? 0);

@@ -49,13 +49,6 @@ export function listed(words) {
   return words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`;
 }
 
-// The text of a description that has markup; nothing of it is made an element.
-export function plain(text) {
-  if (!/<[a-z!/]|&[#a-z]/i.test(text)) return text;
-  const words = text.replace(/<(style|script)\b.*?<\/\1\s*>|<!--.*?-->/gis, "").replace(/<(br|\/(p|li|div|h\d|tr))\b/gi, "\n$&").replace(/<\/?[a-z][^>]*>/gi, "");
-  return new DOMParser().parseFromString(words.replaceAll("<", "&lt;"), "text/html").body.textContent.replace(/\n\s*\n+/g, "\n\n").trim();
-}
-
 // A person as a circle: its colour and letters differ from one id to the next.
 export function avatar(id) {
   const letters = [...id];

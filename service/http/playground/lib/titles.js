@@ -16,7 +16,7 @@ export async function name(ids) {
   const unknown = [...new Set(ids)].filter((id) => id && !titles.has(id));
   for (let at = 0; at < unknown.length; at += AT_ONCE) {
     const some = unknown.slice(at, at + AT_ONCE);
-    const found = await batch(some.map((id) => ({ path: `/v1/items/${encodeURIComponent(id)}` })));
+    const found = await batch(some.map((id) => ({ path: `/v1/items/${encodeURIComponent(id)}`, body: { plain: true } })));
     some.forEach((id, place) => titles.set(id, found[place]?.title ?? ""));
   }
 }

@@ -26,6 +26,7 @@ export async function refresh(trained) {
   const { jobs } = await get(`v1/jobs?limit=${SHOWN + 1}`);
   const [latest, ...before] = jobs;
   draw(latest);
+  $("trainings").parentElement.hidden = !before.length;
   $("trainings").replaceChildren(...before.slice(0, SHOWN).map(past));
   if (isRunning(latest) && following !== latest.job_id) follow(latest.job_id, trained);
 }
@@ -100,7 +101,7 @@ function told(job, running) {
   if (running) return progressOf(job);
   const { started, finished, result } = job;
   const took = started && finished ? ` in ${duration((new Date(finished) - new Date(started)) / 1000)}` : "";
-  return result?.version ? `Version ${result.version}${took}. ${result.sentence ?? ""}` : `Nothing was published${took ? `, after${took.slice(3)}` : ""}.`;
+  return result?.version ? `Version ${result.version}${took && `, trained${took}`}. ${result.sentence ?? ""}` : `Nothing was published${took ? `, after${took.slice(3)}` : ""}.`;
 }
 
 const past = (job) =>

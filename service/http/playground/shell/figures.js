@@ -54,11 +54,11 @@ export async function refresh() {
 
 export const isRunning = (job) => job?.state === "queued" || job?.state === "running";
 
-// How far a training is, and the time that is left of it.
+// How far a training is, and the time that is left of its stage.
 export function told({ progress }) {
   if (!progress) return "it is being started";
   const epoch = progress.epoch ? `, epoch ${progress.epoch} of at most ${progress.epochs}` : "";
-  return `${progress.stage}${epoch}${progress.eta_s ? `, about ${duration(progress.eta_s)} left` : ""}`;
+  return `${progress.stage}${epoch}${progress.eta_s ? `, about ${duration(progress.eta_s)} left in this stage` : ""}`;
 }
 
 // Follows a training on every tab; at its end everything is asked for again. Not every key may see it.

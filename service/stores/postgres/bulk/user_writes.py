@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from service.domain.records import DISLIKE
+from service.domain.records import NEGATIVE
 from service.stores.event_identity import event_key, spelled_id, user_key
 from service.stores.postgres.database.arrays import bigints, doubles, integers, uuids
 from service.stores.postgres.database.transaction import NamespaceTransaction, Rows
@@ -21,7 +21,7 @@ from service.stores.postgres.events.tallies import (
     USER_BYTES,
     Tally,
     add_tallies,
-    dislike_number,
+    negative_types,
 )
 from service.stores.postgres.forgetting import drop_user, note_names
 from service.stores.protocols.bulk_access import StoredUser, latest_holders
@@ -127,12 +127,12 @@ class PostgresUserWrites:
 
     async def _delete_rows(self, transaction: NamespaceTransaction, keys: list[int]) -> None:
         """Delete everything about users but their own rows."""
-        dislike = await dislike_number(transaction)
+        negative = await negative_types(transaction)
         rows = await transaction.rows(_DELETE_EVENTS, keys)
         await note_names(transaction, {row[1] for row in rows}, {row[2] for row in rows})
         tally = Tally(bytes=-EVENT_BYTES * len(rows))
         for _, item_no, type_no in rows:
-            tally.add(item_no, type_no == dislike, -1)
+            tally.add(item_no, type_no in negative, -1)
         await transaction.execute(_DELETE_IDS, [id_key for id_key, _, _ in rows])
         ((size,),) = await transaction.rows(_DELETE_VECTORS, keys)
         tally.bytes -= size
@@ -192,7 +192,7 @@ class PostgresUserWrites:
             for time, seq, item_id, type_, weight, event_id, digest, import_no in user.events:
                 item_no, id_key = items[item_id], event_key(event_id)
                 given = spelled_id(event_id, id_key)
-                tally.add(item_no, type_ == DISLIKE)
+                tally.add(item_no, type_ in NEGATIVE)
                 rows.append(
                     (key, time, seq, item_no, types[type_], weight, id_key, given, import_no)
                 )

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from psycopg import AsyncCursor
 
 from service.domain.errors import Conflict
-from service.domain.records import DISLIKE, Event
+from service.domain.records import NEGATIVE, Event
 from service.stores.base import AppendResult
 from service.stores.encoding import EventIds, vector_bytes
 from service.stores.event_identity import (
@@ -207,7 +207,7 @@ class _EventRows:
         self.with_vectors = {event.user_id for event in events if _has_vectors(event)}
         self.tally = Tally(bytes=EVENT_BYTES * len(events))
         for item_no, event in zip(item_nos, events, strict=True):
-            self.tally.add(item_no, event.type == DISLIKE)
+            self.tally.add(item_no, event.type in NEGATIVE)
 
     async def insert(
         self,

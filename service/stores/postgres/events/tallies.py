@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg import AsyncConnection
 
-from service.domain.records import DISLIKE
+from service.domain.records import NEGATIVE
 from service.stores.postgres.database.arrays import bigints, integers
 from service.stores.postgres.database.transaction import NamespaceTransaction
 from service.stores.quota import StoreUsage
@@ -53,13 +53,13 @@ class Tally:
 
     users: int = 0
     bytes: int = 0
-    items: dict[int, list[int]] = field(default_factory=dict)  # events and dislikes by item_no
+    items: dict[int, list[int]] = field(default_factory=dict)  # all and negative ones by item_no
 
-    def add(self, item_no: int, is_dislike: bool, events: int = 1) -> None:
+    def add(self, item_no: int, is_negative: bool, events: int = 1) -> None:
         """Count events on an item; fewer than 0 are taken from it."""
         count = self.items.setdefault(item_no, [0, 0])
         count[0] += events
-        count[1] += events * is_dislike
+        count[1] += events * is_negative
 
 
 async def add_tallies(transaction: NamespaceTransaction, user_key: int, tally: Tally) -> None:
@@ -71,12 +71,13 @@ async def add_tallies(transaction: NamespaceTransaction, user_key: int, tally: T
         await _add(transaction, user_key, np.array(rows, np.int64))
 
 
-async def dislike_number(transaction: NamespaceTransaction) -> int | None:
-    """Return the number of the type of dislikes; None where there has been none."""
-    row = await transaction.row(
-        "SELECT type_no FROM heed.types WHERE namespace_no = %s AND type = %s", DISLIKE
+async def negative_types(transaction: NamespaceTransaction) -> frozenset[int]:
+    """Return the numbers of the negative types that the namespace has had."""
+    rows = await transaction.rows(
+        "SELECT type_no FROM heed.types WHERE namespace_no = %s AND type = ANY(%s)",
+        sorted(NEGATIVE),
     )
-    return None if row is None else int(row[0])
+    return frozenset(int(number) for (number,) in rows)
 
 
 async def popularity(

@@ -17,7 +17,7 @@ from service.stores.postgres.events.tallies import (
     EVENT_BYTES,
     Tally,
     add_tallies,
-    dislike_number,
+    negative_types,
 )
 from service.stores.postgres.forgetting import drop_user
 from service.stores.postgres.imports.claims import Place, claimants, drop_claims
@@ -148,9 +148,9 @@ async def _delete(transaction: NamespaceTransaction, places: Rows) -> None:
     cursor = await execute(_DELETE.encode(), (keys, timestamps, seqs, no))
     rows = await cursor.fetchall()
     tally = Tally(bytes=-EVENT_BYTES * len(rows))
-    dislike = await dislike_number(transaction)
+    negative = await negative_types(transaction)
     for item_no, type_no, _ in rows:
-        tally.add(item_no, type_no == dislike, -1)
+        tally.add(item_no, type_no in negative, -1)
     ids = await transaction.row(_DELETE_IDS, [event_key for _, _, event_key in rows])
     if ids != (len(places),):
         raise Changed  # events that are gone, or ids that cannot be seen everywhere yet

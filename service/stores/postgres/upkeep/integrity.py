@@ -9,6 +9,7 @@ from psycopg import Connection
 
 from service.domain.errors import HeedError
 from service.stores.check_result import CheckResult
+from service.stores.encoding import IS_NEGATIVE
 from service.stores.event_identity import user_key
 from service.stores.postgres.bulk import copy_record
 from service.stores.postgres.database.connections import Connections
@@ -46,16 +47,16 @@ SELECT (SELECT coalesce(sum({ITEM_BYTES} + octet_length(document)
 }
 # Each counts rows that must not be.
 _FAULTS = {
-    "items whose numbers of events differ from those that popularity is read from": """\
+    "items whose numbers of events differ from those that popularity is read from": f"""\
 SELECT count(*) FROM (
-  SELECT item_no, count(*) AS events, count(*) FILTER (WHERE type = 'dislike') AS dislikes
+  SELECT item_no, count(*) AS events, count(*) FILTER (WHERE {IS_NEGATIVE}) AS dislikes
     FROM heed.events LEFT JOIN heed.types USING (namespace_no, type_no)
    WHERE namespace_no = %(no)s GROUP BY item_no) AS stored
   FULL JOIN (
   SELECT item_no, sum(events)::bigint AS events, sum(dislikes)::bigint AS dislikes
     FROM heed.tallies WHERE namespace_no = %(no)s AND item_no > 0 GROUP BY item_no
   HAVING sum(events) <> 0 OR sum(dislikes) <> 0) AS recorded USING (item_no)
- WHERE (stored.events, stored.dislikes) IS DISTINCT FROM (recorded.events, recorded.dislikes)""",
+ WHERE (stored.events, stored.dislikes) IS DISTINCT FROM (recorded.events, recorded.dislikes)""",  # noqa: S608
     "events of users who are not stored": """\
 SELECT count(*) FROM heed.events WHERE namespace_no = %(no)s AND NOT EXISTS (
   SELECT FROM heed.users WHERE users.namespace_no = %(no)s AND users.user_key = events.user_key)""",

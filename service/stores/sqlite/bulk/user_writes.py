@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import apsw
 
-from service.domain.records import DISLIKE
+from service.domain.records import NEGATIVE
 from service.stores.protocols.bulk_access import StoredUser, latest_holders
 from service.stores.sqlite.forgetting import delete_user
 from service.stores.sqlite.registers.popularity import count_events
@@ -44,7 +44,7 @@ class SQLiteUserWrites:
             events = [event for user in users for event in user.events]
             self._insert(transaction, users, items, types)
         count_events(
-            transaction, ((items[event.item_id], event.type == DISLIKE) for event in events), 1
+            transaction, ((items[event.item_id], event.type in NEGATIVE) for event in events), 1
         )
         transaction.connection.execute(
             "UPDATE state SET users = users + ?, events = events + ?", (len(users), len(events))

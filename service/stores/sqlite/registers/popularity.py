@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+from service.stores.encoding import IS_NEGATIVE
 from service.stores.sqlite.writer import Transaction
 
-_COUNTED = "SELECT item_no, type = 'dislike' FROM events JOIN types USING (type_no)"
+_COUNTED = f"SELECT item_no, {IS_NEGATIVE} FROM events JOIN types USING (type_no)"  # noqa: S608
 
 
 def count_events(
@@ -18,14 +19,14 @@ def count_events(
     Not by a trigger, which takes longer than all else that an insertion does.
 
     Args:
-        events: the number of the item of each, and whether it is a dislike.
+        events: the number of the item of each, and whether it is negative.
         sign: 1 for new events, -1 for events to be deleted.
     """
     counts: dict[int, list[int]] = {}
-    for item_no, is_dislike in events:
+    for item_no, is_negative in events:
         count = counts.setdefault(item_no, [0, 0])
         count[0] += sign
-        count[1] += sign * is_dislike
+        count[1] += sign * is_negative
     transaction.connection.executemany(
         "INSERT INTO popularity VALUES (?, ?, ?) ON CONFLICT (item_no) DO UPDATE"
         " SET events = events + excluded.events, dislikes = dislikes + excluded.dislikes",

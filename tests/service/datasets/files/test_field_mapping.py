@@ -88,6 +88,10 @@ def test_a_quantity_may_be_called_weight(tmp_path: Path, column: str) -> None:
     logs = EventsFile(path, mapped({}, weight="weight:log", negative="return"))
     found = [event.weight for event in logs.records()]
     assert found == pytest.approx([1 + math.log(6), 1 + math.log(2)])
+    path.write_text(f"user_id,item_id,{column}\nu,a,0\n")
+    said = r"at least 1 for its logarithm \(got 0\); --skip-bad leaves such rows out, and --weight"
+    with pytest.raises(Invalid, match=said):
+        list(EventsFile(path, mapped({}, weight="weight:log")).records())
 
 
 @pytest.mark.parametrize("column", ["weight", "Qty"])
@@ -139,6 +143,42 @@ def test_numbers_have_signs_and_currencies(tmp_path: Path, cell: str, number: An
     else:
         (item,) = file.records()
         assert item.attributes == {"price": number}
+
+
+@pytest.mark.parametrize(
+    ("cells", "values"),
+    [
+        (["true", "False", "TRUE", ""], [True, False, True, None]),
+        (["false", "n/a"], [False, None]),
+        (["yes", "no"], ["yes", "no"]),
+        (["true", "1", "false"], ["true", "1", "false"]),
+    ],
+)
+def test_a_column_of_true_and_false_is_a_flag(
+    tmp_path: Path, cells: list[str], values: list[Any]
+) -> None:
+    """Columns of true and false only are flags; any other value makes them texts."""
+    path = tmp_path / "items.csv"
+    path.write_text("item_id,Sold\n" + "".join(f"i{n},{c}\n" for n, c in enumerate(cells)))
+    file = ItemsFile(path, mapped({"attributes.sold": "Sold"}))
+    assert [item.attributes.get("sold") for item in file.items()] == values
+
+
+def test_other_values_among_flags_are_named(tmp_path: Path) -> None:
+    """A mixed column is text and a sentence says so; a late value is a bad row that says how."""
+    path = tmp_path / "items.csv"
+    path.write_text("item_id,Sold\na,true\nb,false\nc,perhaps\nd,N/A\n")
+    file = ItemsFile(path, mapped({"attributes.sold": "Sold"}))
+    assert [item.attributes.get("sold") for item in file.items()][:2] == ["true", "false"]
+    assert str(file.survey.warning()).startswith(
+        "Sold is kept as text: 2 values are true or false, and others not: 1, as 'perhaps'; "
+        "--map attributes.sold:flag=Sold refuses"
+    )
+    path.write_text("item_id,Sold\n" + "a,true\n" * 10_001 + "b,maybe\n")
+    late = ItemsFile(path, mapped({"attributes.sold": "Sold"}))
+    assert late.survey.warning() is None
+    with pytest.raises(Invalid, match=r"true or false .got 'maybe'.; --map attributes.sold:text=S"):
+        list(late.items())
 
 
 def test_a_text_among_numbers_is_a_bad_row(tmp_path: Path) -> None:
