@@ -75,7 +75,7 @@ def recommend_all(
     """
     # Users are ranked in parallel, one thread each; set before torch and FAISS are imported.
     set_threads(1)
-    from service.cli.transfer.row_bars import rate_bars
+    from service.cli.progress_bars import rate_bars
     from service.domain.queries import RecommendQuery, Requester
     from service.domain.settings import Settings
     from service.engine.questions.lists.recommend_all import write_lists

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.evaluation.metrics import PairedDifference, bootstrap, reciprocal_ranks
-from models.evaluation.protocols import EvaluationTask
 from models.evaluation.splits import Holdout
 from models.ranking.matching.field_matches import FieldMatches
 from models.ranking.scoring import score
@@ -29,7 +28,8 @@ from service.domain.errors import ModelRejected
 from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item
 from service.engine.questions.search import RERANKED, match_text
-from service.evaluation.search_quality import build_snapshot
+from service.lab.protocols import EvaluationTask
+from service.maintenance.search_calibration import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback, TrainingCorpus
@@ -106,7 +106,7 @@ def measure(
     """Train without what is held out, choose by the validation cases, and judge by the test cases.
 
     Args:
-        task: from `models.evaluation.protocols`, of the corpus, with validation cases.
+        task: from `service.lab.protocols`, of the corpus, with validation cases.
         corpus: whose log the task is of.
         items: the catalogue.
         embeddings: of texts and queries.

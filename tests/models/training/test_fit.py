@@ -19,7 +19,6 @@ from models.encoder.dropout import PooledDropout
 from models.evaluation.baselines import ItemTransitions, Popularity, Repeats
 from models.evaluation.full_ranking import RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
-from models.evaluation.protocols import next_basket
 from models.evaluation.splits import Holdout, Split, leave_one_out
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
@@ -34,6 +33,7 @@ from models.training.losses import TrainingLosses
 from models.training.stage import Stage, StageTrainer
 from models.training.train_config import TrainConfig
 from models.training.training_run import TrainingProgress, TrainingResult
+from service.lab.protocols import next_basket
 from tests.support.small import DAY, DIMENSION, SECOND, cycle, encode, entries, events_of
 from tests.support.training import QUICK, content, drawn_log, tiny, train
 

@@ -18,7 +18,7 @@ from service.engine.highlight import highlights
 from service.engine.questions.search import list_matches, search_answer, search_items
 from service.engine.selection.item_selection import select_items
 from service.engine.selection.warnings import filter_warnings
-from service.evaluation.search_quality import build_snapshot
+from service.maintenance.search_calibration import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.support.small import past
 
