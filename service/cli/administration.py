@@ -25,7 +25,7 @@ from service.cli.console import (
 )
 from service.domain.errors import HeedError, Invalid, NotFound
 from service.domain.names import DEFAULT_NAMESPACE, NAME_RULE, is_name
-from service.runtime import namespace_folders
+from service.runtime import data_layout
 from service.runtime.data_layout import MODELS_FOLDER, NAMESPACES_FOLDER
 
 if TYPE_CHECKING:
@@ -103,9 +103,9 @@ def _described(directory: Any, data: Path, name: str) -> tuple[str, str, str, st
     from service.snapshots.versions.opening import open_registry
 
     folder = directory.find(name) if name != DEFAULT_NAMESPACE else data
-    size = namespace_folders.folder_size(folder)
+    size = data_layout.folder_size(folder)
     if name == DEFAULT_NAMESPACE:
-        size -= namespace_folders.folder_size(folder / NAMESPACES_FOLDER)
+        size -= data_layout.folder_size(folder / NAMESPACES_FOLDER)
     shown = f"{size / 1e6:.1f} MB"
     try:
         if directory.token(name) is None:

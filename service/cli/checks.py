@@ -261,7 +261,7 @@ def doctor(
     """
     set_threads(1)
     from service.maintenance.doctor.diagnosis import diagnose
-    from service.runtime.namespace_folders import find_namespace
+    from service.runtime.data_layout import find_namespace
     from service.stores.opening import is_shared
 
     # Other than other commands, it neither migrates a database nor fails without one.

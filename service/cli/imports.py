@@ -22,7 +22,7 @@ from service.domain.errors import Invalid
 from service.runtime.data_layout import CACHE_FOLDER
 
 
-def import_items(files: Files, options: ItemOptions, data: Data = DATA) -> None:
+def import_items(files: Files, data: Data = DATA, *, options: ItemOptions) -> None:
     """Your catalogue: item_id, title, description, tags, categories, attributes, …
 
     Further fields are published_at, hidden and embedding. item_id is required. Filters, rules and
@@ -39,7 +39,7 @@ def import_items(files: Files, options: ItemOptions, data: Data = DATA) -> None:
     FileImport("items", options, data).run(files)
 
 
-def import_events(files: Files, options: EventOptions, data: Data = DATA) -> None:
+def import_events(files: Files, data: Data = DATA, *, options: EventOptions) -> None:
     """Your event log: user_id, item_id, type, weight, timestamp, event_id, …
 
     user_id and item_id are required. Where a file does not say it, type is view, weight is 1, and
@@ -56,7 +56,7 @@ def import_events(files: Files, options: EventOptions, data: Data = DATA) -> Non
     FileImport("events", options, data).run(files)
 
 
-def import_users(files: Files, options: ImportOptions, data: Data = DATA) -> None:
+def import_users(files: Files, data: Data = DATA, *, options: ImportOptions) -> None:
     """Your users' profiles: user_id, attributes, interests; each replaces the stored one.
 
     Rows of one user in one file are put together, as rows of one item are.

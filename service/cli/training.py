@@ -26,7 +26,7 @@ from service.cli.console import (
     use_all_cores,
 )
 from service.domain.errors import Conflict, HeedError
-from service.jobs.training_command import MAX_EPOCHS
+from service.jobs.job import MAX_EPOCHS
 from service.runtime.data_layout import CHECKPOINT_FILE
 
 _log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ def train(
     from service.cli import progress_bars
     from service.domain.settings import Settings
     from service.runtime import logs
-    from service.runtime.memory_room import memory_room
+    from service.runtime.memory import memory_room
     from service.snapshots.versions.opening import open_registry
     from service.training import process_group, train_and_publish, training_corpus
 
@@ -241,7 +241,7 @@ def show(job_id: JobId, data: Data = DATA) -> None:
     """Print a training as JSON, as GET /v1/jobs/JOB answers it, with the end of its output."""
     import orjson
 
-    from service.jobs.views import job_document
+    from service.jobs.job import job_document
 
     with _runner(data) as runner:
         job = asyncio.run(runner.get(job_id))

@@ -23,9 +23,8 @@ from service.engine.monitoring import readiness
 from service.engine.monitoring.measurements import Measurement, measure
 from service.engine.ready_answers import ReadyAnswers
 from service.histories.long_work import ErrorObserver
-from service.jobs.job import Job
+from service.jobs.job import Job, training_command
 from service.jobs.runner import JobRunner
-from service.jobs.training_command import training_command
 from service.runtime.logs import REPEATED
 from service.snapshots.live_snapshot import PreloadedSnapshot
 from service.snapshots.versions.documents import version_document

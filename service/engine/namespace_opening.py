@@ -7,8 +7,8 @@ import asyncio
 from service.domain.settings import Settings
 from service.engine.compose import Parts, compose
 from service.engine.engine import Engine
-from service.runtime.namespace_folders import StoreToken
-from service.runtime.shared_executor import ExecutorShare
+from service.runtime.data_layout import StoreToken
+from service.runtime.threads import ExecutorShare
 from service.stores.namespace_directory import NamespaceDirectory
 
 

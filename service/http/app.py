@@ -43,7 +43,7 @@ from service.http.routes import (
     users,
 )
 from service.http.telemetry import Metrics, Telemetry
-from service.http.telemetry.access_log import AccessLog
+from service.http.telemetry.middleware import AccessLog
 
 _log = logging.getLogger(__name__)
 

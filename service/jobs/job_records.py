@@ -1,12 +1,13 @@
-"""Records of the jobs of a namespace, kept true: what was interrupted is marked as failed.
+"""Records of the jobs of a namespace, kept true: interrupted jobs are marked as failed.
 
     <data>/jobs/<id>.json     a job, unless machines share them in a database
-    <data>/jobs/<id>.cancel   requests its cancellation, likewise
+    <data>/jobs/<id>.cancel   requests its cancellation, as above
     <data>/jobs/runner.lock   held by the process of this machine that runs a job, `heed train` too
     <data>/jobs/child.lock    held by that process and inherited by the training
 
-With the runner's lock free, the child's tells an orphaned training from none. Machines that share
-jobs take a lease in the database besides the lock, which says whether another machine runs one.
+The locks are of the system (flock) and end with the process that holds them. With the runner's lock
+free, the child's distinguishes an orphaned training from none. Machines that share jobs take a
+lease in the database besides the lock, which says whether another machine runs one.
 """
 
 from __future__ import annotations
@@ -15,24 +16,197 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from pathlib import Path
+from typing import Any
 
-from service.domain.errors import Conflict, HeedError
+from service.domain.errors import Busy, Conflict, HeedError, NotFound
+from service.domain.names import is_name, next_time, timestamped_name
 from service.domain.timestamps import to_rfc3339
 from service.jobs.job import Job
-from service.jobs.job_files import FileJobStore, FileTrainingLock
-from service.jobs.job_store import JobStore, TrainingLease, TrainingLock
-from service.jobs.shared_jobs import SharedJobStore, SharedTrainingLock
 from service.runtime import durable_files
-from service.runtime.data_layout import JOBS_FOLDER
-from service.runtime.processes.child_process import kill_holders
+from service.runtime.child_process import kill_holders
+from service.runtime.data_layout import JOBS_FOLDER, RUNNER_LOCK
 from service.stores.base import Store
+from service.stores.protocols.shared_jobs import LeaseState, SharedJobs, SharedLease
+
+
+class FileJobStore:
+    """Reads and writes the jobs in `directory`, of which the newest `keep` are kept."""
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        self._directory = directory
+        self._keep = keep
+        durable_files.make_directory(directory)
+
+    def create(self, options: Mapping[str, Any], created: int, started_by: str) -> Job:
+        names = self._ids()
+        for name in names[: max(0, len(names) + 1 - self._keep)]:
+            self._path(name).unlink(missing_ok=True)
+            _cancel_path(self._directory, name).unlink(missing_ok=True)
+        name = timestamped_name(next_time(created, names))
+        job = Job(name, "queued", dict(options), created, started_by=started_by)
+        with durable_files.translate_disk_full("the disk has no room for a job"):
+            self.write(job)
+        return job
+
+    def write(self, job: Job) -> None:
+        """Replace a job atomically and durably."""
+        durable_files.replace(self._path(job.id), job.to_json())
+
+    def read(self, job_id: str) -> Job:
+        check_id(job_id)
+        try:
+            return parse_job(job_id, self._path(job_id).read_bytes())
+        except FileNotFoundError:
+            raise NotFound(f"there is no job {job_id}") from None
+
+    def latest(self, limit: int) -> list[Job]:
+        return [self.read(job_id) for job_id in reversed(self._ids()[-limit:])]
+
+    def unfinished(self) -> list[Job]:
+        return [job for job in map(self.read, self._ids()) if not job.is_final]
+
+    def request_cancellation(self, job_id: str) -> None:
+        _cancel_path(self._directory, job_id).touch()
+
+    def _ids(self) -> list[str]:
+        """Return the ids of all jobs, oldest first."""
+        return sorted(path.stem for path in self._directory.glob("*.json") if is_name(path.stem))
+
+    def _path(self, job_id: str) -> Path:
+        return self._directory / f"{job_id}.json"
+
+
+class FileTrainingLock:
+    """Lock of the trainings over one data directory; `directory` is that of its jobs."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def try_acquire(self) -> FileTrainingLease | None:
+        descriptor = durable_files.try_lock(self._directory / RUNNER_LOCK)
+        return None if descriptor is None else FileTrainingLease(self._directory, descriptor)
+
+
+class FileTrainingLease:
+    """A descriptor of the file that is locked."""
+
+    interval = 0.1  # seconds between two looks for a marker
+
+    def __init__(self, directory: Path, descriptor: int) -> None:
+        self._directory = directory
+        self._descriptor = descriptor
+
+    def check(self, job_id: str) -> LeaseState:
+        return "cancelled" if _cancel_path(self._directory, job_id).exists() else "held"
+
+    def release(self) -> None:
+        os.close(self._descriptor)
+
+
+def check_id(job_id: str) -> None:
+    """Raise NotFound for what cannot be the id of a job."""
+    if not is_name(job_id):
+        raise NotFound(f"there is no job {job_id[:80]!r}")
+
+
+def parse_job(job_id: str, data: bytes) -> Job:
+    """Parse the record of a job; a damaged one gives a failed job whose `error` says so."""
+    try:
+        job = Job.from_json(data)
+        if job.id != job_id:
+            raise ValueError(f"it describes the job {job.id!r}")
+    except ValueError as error:
+        return Job(job_id, "failed", {}, 0, error=f"its record is damaged: {error}")
+    return job
+
+
+def _cancel_path(directory: Path, job_id: str) -> Path:
+    return directory / f"{job_id}.cancel"
+
+
+_TRIES = 5  # to give a job an id that no other machine has just given
+
+
+class SharedJobStore:
+    """Reads and writes the jobs of a store, of which the newest `keep` are kept."""
+
+    def __init__(self, shared: SharedJobs, keep: int) -> None:
+        self._shared = shared
+        self._keep = keep
+
+    def create(self, options: Mapping[str, Any], created: int, started_by: str) -> Job:
+        for _ in range(_TRIES):
+            names = [row.job_id for row in self._shared.latest(1)]
+            name = timestamped_name(next_time(created, names))
+            job = Job(name, "queued", dict(options), created, started_by=started_by)
+            if self._shared.add(name, job.to_json(), self._keep):
+                return job
+        raise Busy("other machines keep taking the ids of jobs, or the namespace is removed")
+
+    def write(self, job: Job) -> None:
+        """Replace a job. One that has ended, or was found interrupted, stays as it is."""
+        self._shared.write(job.id, job.to_json(), has_ended=job.is_final)
+
+    def read(self, job_id: str) -> Job:
+        check_id(job_id)
+        row = self._shared.read(job_id)
+        if row is None:
+            raise NotFound(f"there is no job {job_id}")
+        return parse_job(*row)
+
+    def latest(self, limit: int) -> list[Job]:
+        return [parse_job(*row) for row in self._shared.latest(limit)]
+
+    def unfinished(self) -> list[Job]:
+        return [parse_job(*row) for row in self._shared.unfinished()]
+
+    def request_cancellation(self, job_id: str) -> None:
+        self._shared.request_cancellation(job_id)
+
+
+class SharedTrainingLock:
+    """Lock of the trainings of a namespace over all machines.
+
+    It is taken on this machine before it is in the database: whoever has only lost the lease still
+    holds the lock of its own machine, by which it is told from a process that is gone.
+    """
+
+    def __init__(self, shared: SharedJobs) -> None:
+        self._shared = shared
+
+    def try_acquire(self) -> SharedTrainingLease | None:
+        lease = self._shared.try_lease()
+        return None if lease is None else SharedTrainingLease(lease)
+
+
+class SharedTrainingLease:
+    """A lease in the database, which runs out where its holder does not renew it."""
+
+    interval = 2.0  # seconds between two renewals
+
+    def __init__(self, lease: SharedLease) -> None:
+        self._lease = lease
+
+    def check(self, job_id: str) -> LeaseState:
+        return self._lease.renew(job_id)
+
+    def release(self) -> None:
+        self._lease.release()
+
 
 KEPT = 100  # jobs
 CHILD_LOCK = "child.lock"
 
 _log = logging.getLogger(__name__)
+
+
+JobStore = FileJobStore | SharedJobStore
+TrainingLock = FileTrainingLock | SharedTrainingLock
+# The right to run a training, until it is released or its holder has died. `check` blocks; it keeps
+# the lease, and reports whether it was lost or the job is to be stopped.
+TrainingLease = FileTrainingLease | SharedTrainingLease
 
 
 class JobRecords:

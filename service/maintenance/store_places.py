@@ -10,7 +10,7 @@ import psycopg
 from service.domain.errors import Invalid, NotFound
 from service.domain.names import DEFAULT_NAMESPACE, NAME_RULE, is_name
 from service.domain.timestamps import to_rfc3339
-from service.runtime import namespace_folders
+from service.runtime import data_layout
 from service.runtime.data_layout import STORE_FILE, check_restored, namespace_folder
 from service.runtime.durable_files import make_directory
 from service.stores.base import Store
@@ -40,7 +40,7 @@ class SQLitePlace:
     def namespaces(self) -> list[str]:
         if self._is_file:
             return [DEFAULT_NAMESPACE]
-        names = [DEFAULT_NAMESPACE, *namespace_folders.namespace_names(self._data)]
+        names = [DEFAULT_NAMESPACE, *data_layout.namespace_names(self._data)]
         return [name for name in names if self._path(name).exists()]
 
     def identity(self, namespace: str) -> str:
@@ -54,7 +54,7 @@ class SQLitePlace:
         if not path.exists():
             return None
         is_default = namespace == DEFAULT_NAMESPACE
-        return "" if is_default else namespace_folders.namespace_id(path.parent)
+        return "" if is_default else data_layout.namespace_id(path.parent)
 
     def open(self, namespace: str, own_id: str | None = None, *, is_target: bool = False) -> Store:
         path = self._path(namespace)
@@ -62,7 +62,7 @@ class SQLitePlace:
             return SQLiteStore(path, is_target=is_target)
         check_restored(self._data)
         if namespace != DEFAULT_NAMESPACE and not path.parent.is_dir():
-            namespace_folders.create_namespace(
+            data_layout.create_namespace(
                 self._data, namespace, lambda folder: _make_store(folder / STORE_FILE), own_id
             )
         make_directory(path.parent)

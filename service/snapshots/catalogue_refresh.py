@@ -19,8 +19,8 @@ from models.catalogue.catalogue import Catalogue
 from service.domain.errors import StoreUnreachable
 from service.domain.item_patch import ItemPatch
 from service.domain.records import Item
-from service.runtime.daemon_thread import run_in_daemon_thread
 from service.runtime.logs import REPEATED, log_failure
+from service.runtime.threads import run_in_daemon_thread
 from service.runtime.work_queue import place_left
 from service.snapshots.catalogue.catalogue_cache import CatalogueCache
 from service.snapshots.catalogue.catalogue_updates import CatalogueUpdates

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from models.catalogue.snapshot import Snapshot
 from models.index.faiss_structures import StructureCache
 from service.runtime import durable_files
-from service.runtime.daemon_thread import run_in_daemon_thread
 from service.runtime.logs import log_failure
+from service.runtime.threads import run_in_daemon_thread
 
 _log = logging.getLogger(__name__)
 

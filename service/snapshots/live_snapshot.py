@@ -26,7 +26,7 @@ from models.text.bm25 import BM25Writer
 from service.domain.errors import HeedError, ModelRejected
 from service.domain.settings import KEYWORD_FIELDS
 from service.domain.stage_clock import StageClock
-from service.runtime.processes.shared_arrays import SharedArrays
+from service.runtime.workers import SharedArrays
 from service.snapshots.catalogue.catalogue_cache import CatalogueCache
 from service.snapshots.catalogue.catalogue_updates import CatalogueUpdates
 from service.snapshots.catalogue_refresh import CatalogueRefresh, UnacknowledgedWrites

@@ -24,7 +24,7 @@ from models.training.presets import Preset
 from models.training.training_run import TrainingProgress, TrainingResult
 from service.domain.errors import ModelRejected
 from service.runtime import durable_files
-from service.runtime.malloc_trim import trim
+from service.runtime.memory import trim
 from service.snapshots.registry import Registry
 from service.training.gate import JUDGED_FILE, CurrentModel, decide, judged_file
 from service.training.judgement import judge

@@ -21,8 +21,8 @@ from service.http.routes.context import Context, JsonRoute
 from service.http.schemas.rendering import Json
 from service.http.schemas.running import LiveOut, ReadyOut
 from service.http.telemetry import Metrics, merge_workers
-from service.http.telemetry.workers import render_workers
-from service.runtime.processes.worker_messages import WorkerPeers
+from service.http.telemetry.metrics import render_workers
+from service.runtime.workers import WorkerPeers
 
 router = APIRouter(route_class=JsonRoute, tags=["run"])
 

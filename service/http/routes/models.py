@@ -20,7 +20,7 @@ from service.http.schemas.running import (
 )
 from service.http.schemas.scalars import PathName
 from service.http.schemas.write import EmptyIn, TrainIn
-from service.jobs.views import job_document
+from service.jobs.job import job_document
 
 router = APIRouter(route_class=JsonRoute, tags=["models"])
 

@@ -38,15 +38,17 @@ from service.http.app import create_app
 from service.http.routes import health
 from service.http.serving.file_limit import fit_connections
 from service.http.serving.uvicorn_config import configure
-from service.http.telemetry.measured import export_measurements
+from service.http.telemetry.metrics import export_measurements
 from service.runtime import logs, tracing
-from service.runtime.data_layout import STORE_FILE, namespace_folder
-from service.runtime.namespace_folders import namespace_names
-from service.runtime.processes.heartbeats import Heartbeats
-from service.runtime.processes.prefork import PreforkServer
-from service.runtime.processes.shutdown_limit import ShutdownLimit
-from service.runtime.processes.worker_messages import WorkerPeers, worker_sockets
-from service.runtime.processes.worker_table import WorkerTable
+from service.runtime.data_layout import STORE_FILE, namespace_folder, namespace_names
+from service.runtime.workers import (
+    Heartbeats,
+    PreforkServer,
+    ShutdownLimit,
+    WorkerPeers,
+    WorkerTable,
+    worker_sockets,
+)
 from service.snapshots.live_snapshot import PreloadedSnapshot
 from service.stores.opening import is_shared
 from service.stores.sqlite_files.kept_copies import remove_kept_copies

@@ -1,10 +1,12 @@
-"""Metrics of one process for Prometheus, in a registry of its own for each app."""
+"""Metrics of one process for Prometheus, merged over workers, and their export by OpenTelemetry."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
 from prometheus_client import (
@@ -24,7 +26,11 @@ from starlette.types import Scope
 
 from service import __version__
 from service.domain.stage_clock import StageClock
+from service.engine.engine import Engine
 from service.engine.monitoring.measurements import Measurement
+from service.runtime import tracing
+from service.runtime.logs import log_failure
+from service.runtime.workers import WorkerRow, WorkerTable
 from service.stores.sqlite.schema import SCHEMA_VERSION
 
 SERVED = "heed.served"  # the namespace, which exists, that a request under /v1/ is about
@@ -251,3 +257,92 @@ def method_label(scope: Scope) -> str:
 def route_label(scope: Scope) -> str:
     """The template of a request's route, never its path, which carries ids without number."""
     return getattr(scope.get("route"), "path", "unmatched")
+
+
+_LABEL = ("worker",)
+
+
+def merge_workers(texts: Mapping[int, bytes]) -> bytes:
+    """Merge what each worker renders, by its number; each series gets its `worker` label.
+
+    The label is put into the lines of the text, in the order of the families: prometheus_client's
+    parser takes some fifty times as long, on the event loop.
+    """
+    heads: dict[str, list[str]] = {}  # of each family, its HELP and TYPE
+    samples: dict[str, list[str]] = {}
+    for number, text in sorted(texts.items()):
+        label = f'worker="{number}"'
+        family = ""
+        for line in text.decode().splitlines():
+            if line.startswith("#"):
+                family = line.split(" ", 3)[2]
+                known = heads.setdefault(family, [])
+                if line not in known:
+                    known.append(line)
+            elif line:
+                samples.setdefault(family, []).append(_labelled(line, label))
+    lines = [line for family, head in heads.items() for line in (*head, *samples.get(family, ()))]
+    return "\n".join([*lines, ""]).encode()
+
+
+def render_workers(table: WorkerTable | None, answered: Iterable[int]) -> bytes:
+    """Render what is known of each worker: that it answered, its start and its restarts.
+
+    Without a table this process is the only one, number 0.
+    """
+    answering = set(answered)
+    rows = [_only()] if table is None else [table[number] for number in range(len(table))]
+    up = GaugeMetricFamily(
+        "heed_worker_up", "1 for a worker that answered this scrape in time.", labels=_LABEL
+    )
+    uptime = GaugeMetricFamily(
+        "heed_worker_uptime_seconds", "Seconds since the worker's process started.", labels=_LABEL
+    )
+    restarts = CounterMetricFamily(
+        "heed_worker_restarts", "Times that the worker's process was replaced.", labels=_LABEL
+    )
+    for number, row in enumerate(rows):
+        label = (str(number),)
+        up.add_metric(label, float(number in answering))
+        running_for = time.monotonic() - row.started if row.is_running else 0.0
+        uptime.add_metric(label, running_for)
+        restarts.add_metric(label, row.restarts)
+    return generate_latest(Families([up, uptime, restarts]))
+
+
+_started = time.monotonic()
+
+
+def _only() -> WorkerRow:
+    return WorkerRow(True, _started, 0)
+
+
+def _labelled(line: str, label: str) -> str:
+    """Put one more label into a sample's line; the value has no brace, whatever labels have."""
+    name, brace, value = line.rpartition("} ")
+    if brace:
+        return f"{name},{label}}} {value}"
+    name, _, value = line.partition(" ")
+    return f"{name}{{{label}}} {value}"
+
+
+_log = logging.getLogger(__name__)
+
+_PATIENCE = 5.0  # seconds for the event loop to measure
+
+
+def export_measurements(engine: Engine) -> None:
+    """Export what `/metrics` has of an engine. Call it on the event loop that serves it."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> Sequence[tracing.Reading]:
+        measured = asyncio.run_coroutine_threadsafe(engine.measure(), loop)
+        try:
+            return [tracing.Reading(*each) for each in measured.result(_PATIENCE)]
+        except Exception as error:  # noqa: BLE001 - the next export may succeed
+            measured.cancel()
+            log_failure(_log, "an engine was not measured for OpenTelemetry", error)
+            return []
+
+    # Instruments are named by a first reading, for which the loop must be free.
+    loop.run_in_executor(None, tracing.export_readings, read)

@@ -1,11 +1,15 @@
 """Middleware around all that answer: gives a request its id and clock, counts and logs its end.
 
 Every response has `X-Request-ID` (the client's own if that is plain) and `Server-Timing`
-(https://www.w3.org/TR/server-timing/), which shows the stage that made an answer slow.
+(https://www.w3.org/TR/server-timing/), which shows the stage that made an answer slow. The access
+log has a line for each request that was answered, with the template of the route and never its
+path, since paths carry ids of users and items; queries, bodies, headers and keys are not in it.
 """
 
 from __future__ import annotations
 
+import logging
+import random
 import re
 import time
 import uuid
@@ -15,15 +19,53 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.domain.stage_clock import StageClock
 from service.http.access.route_scopes import RouteScopes
 from service.http.clients.disconnects import CLOSED_REQUEST, DISCONNECTED
-from service.http.telemetry.access_log import AccessLog
 from service.http.telemetry.metrics import Metrics, method_label, route_label
 from service.runtime import logs, tracing
+
+_log = logging.getLogger("heed.access")
+
+_SERVER_ERROR = 500
+# Probes and scrapes would be most of the log of a quiet service.
+_PROBES = frozenset({"/health/live", "/health/ready", "/metrics"})
+_REFUSED = 400
+
+
+class AccessLog:
+    """Writes a line of level `info` for a fraction of the requests, and for each server error.
+
+    Probes and scrapes that succeed have the level `debug`.
+    """
+
+    def __init__(self, fraction: float) -> None:
+        self._fraction = fraction
+
+    def write(self, scope: Scope, status: int, size: int, stages: StageClock) -> None:
+        """Log one finished request, with the bytes of its answer's body."""
+        if status < _SERVER_ERROR and random.random() >= self._fraction:
+            return
+        route = route_label(scope)
+        level = logging.DEBUG if route in _PROBES and status < _REFUSED else logging.INFO
+        if not _log.isEnabledFor(level):
+            return
+        milliseconds = 1e3 * (time.perf_counter() - stages.started)
+        fields = {
+            "method": method_label(scope),
+            "route": route,
+            "status": status,
+            "milliseconds": round(milliseconds, 3),
+            "stages": {name: round(1e3 * each, 3) for name, each in stages.seconds.items()},
+            "bytes": size,
+            "namespace": scope.get("heed.namespace", "default"),
+        }
+        # The name of the API key and nothing else of it.
+        if (key := getattr(scope.get("heed.key"), "name", None)) is not None:
+            fields["key"] = key
+        logs.write(_log, level, "request", fields)
+
 
 REQUEST_ID = "heed.request_id"
 STAGES = "heed.stages"
 
-_REFUSED = 400
-_SERVER_ERROR = 500
 
 _PLAIN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 

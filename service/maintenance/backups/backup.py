@@ -51,8 +51,9 @@ from service.runtime.data_layout import (
     STORE_FILE,
     check_restored,
     namespace_folder,
+    namespace_names,
+    store_token,
 )
-from service.runtime.namespace_folders import namespace_names, store_token
 from service.snapshots.versions.manifest import (
     MANIFEST,
     parse_manifest,

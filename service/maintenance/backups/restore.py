@@ -18,8 +18,7 @@ from service.domain.settings import PREFIX, Settings
 from service.domain.stage_clock import StageClock
 from service.domain.timestamps import to_rfc3339
 from service.engine.engine import open_engine
-from service.jobs.job_files import parse_job
-from service.jobs.job_records import KEPT
+from service.jobs.job_records import KEPT, parse_job
 from service.maintenance.backups.backup import digest_file
 from service.maintenance.backups.manifest import (
     BackupManifest,
@@ -34,15 +33,16 @@ from service.maintenance.copying import copy_store
 from service.runtime import durable_files
 from service.runtime.data_layout import (
     BACKED_UP_FILES,
+    ID_BYTES,
     JOBS_FOLDER,
     MODELS_FOLDER,
     NAMESPACE_ID_FILE,
     STORE_FILE,
     UNFINISHED_RESTORE,
     namespace_folder,
+    namespace_id,
 )
 from service.runtime.durable_files import make_directory
-from service.runtime.namespace_folders import ID_BYTES, namespace_id
 from service.snapshots.registry import Registry
 from service.snapshots.text_encoders import is_folder
 from service.snapshots.versions.manifest import (

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from service.domain.errors import Conflict, Corrupt, HeedError, NotFound, Unavailable
-from service.runtime.daemon_thread import run_in_daemon_thread
+from service.runtime.threads import run_in_daemon_thread
 from service.snapshots.registry import PointerToken, Registry, Version
 from service.snapshots.versions.local_copies import LocalCopies
 from service.snapshots.versions.manifest import parse_manifest
