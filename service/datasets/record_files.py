@@ -90,8 +90,7 @@ from service.datasets.time_formats import (
 )
 from service.domain.errors import Invalid
 from service.domain.item_patch import ItemPatch
-from service.domain.item_selection import ATTRIBUTES
-from service.domain.records import Event, Item, Judgment, User
+from service.domain.records import ATTRIBUTES, Event, Item, Judgment, User
 from service.domain.settings import KEYWORD_FIELDS
 from service.runtime.durable_files import open_replacement
 from service.stores.event_identity import content_digest, content_id

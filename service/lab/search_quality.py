@@ -26,7 +26,7 @@ from service.datasets.base import JudgedQuery
 from service.datasets.rows import to_json_lines
 from service.domain.errors import Invalid
 from service.domain.records import Item
-from service.engine.questions.search import match_text
+from service.engine.search import match_text
 from service.training.training_corpus import StageProgressCallback
 
 SearchMode = Literal["BM25 alone", "meaning alone", "both"]

@@ -22,7 +22,7 @@ from models.text.query_table import TokenizingEncoder
 from models.text.query_table_fit import FittedTable, fit_query_table
 from service.domain.errors import Invalid
 from service.domain.records import Item
-from service.engine.questions.search import match_text
+from service.engine.search import match_text
 from service.snapshots.item_entries import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.training_corpus import StageProgressCallback, encode_with_progress

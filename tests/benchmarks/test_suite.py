@@ -30,7 +30,7 @@ from models.ranking.scoring import Scores, score
 from service.domain.errors import NotFound, Unavailable
 from service.domain.records import Event, Item
 from service.domain.timestamps import to_rfc3339
-from service.engine.questions.search import SearchOutcome
+from service.engine.search import SearchOutcome
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
 from tests.benchmarks import suite

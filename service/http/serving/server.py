@@ -35,7 +35,7 @@ from service.engine.preload import preload
 from service.http.access.prepared_keys import prepare_keys
 from service.http.access.rate_limits import RateLimits
 from service.http.app import create_app
-from service.http.routes import health
+from service.http.routes import running
 from service.http.serving.file_limit import fit_connections
 from service.http.serving.uvicorn_config import configure
 from service.http.telemetry.metrics import export_measurements
@@ -256,7 +256,7 @@ async def _listen(
         {
             "follow": follow,
             "refresh": refresh,
-            "metrics": partial(health.render_metrics, app),
+            "metrics": partial(running.render_metrics, app),
             "ping": ping,
         }
     )

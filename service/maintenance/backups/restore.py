@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 from service.domain.errors import Conflict, Corrupt, Incompatible, Invalid, NotFound, StoreFull
 from service.domain.names import DEFAULT_NAMESPACE
-from service.domain.queries import RecommendQuery, Requester
 from service.domain.settings import PREFIX, Settings
-from service.domain.stage_clock import StageClock
 from service.domain.timestamps import to_rfc3339
 from service.engine.engine import open_engine
+from service.engine.recommend import recommend_items
 from service.jobs.job_records import KEPT, parse_job
 from service.maintenance.backups.backup import digest_file
 from service.maintenance.backups.manifest import (
@@ -30,6 +29,7 @@ from service.maintenance.backups.manifest import (
     read_backup_manifest,
 )
 from service.maintenance.copying import copy_store
+from service.questions.asked import RecommendIn
 from service.runtime import durable_files
 from service.runtime.data_layout import (
     BACKED_UP_FILES,
@@ -446,8 +446,8 @@ async def _recommend(settings: Settings) -> tuple[int, str]:
     """Recommend for one user of the store, or for nobody; return the number of items, the model."""
     engine = await open_engine(settings)
     try:
-        query = RecommendQuery(Requester(user_id=await engine.typical_user()), limit=10)
-        answer = await engine.answers.recommend(query, StageClock())
+        question = RecommendIn(user_id=await engine.typical_user(), limit=10)
+        answer = await engine.ask(recommend_items, question)
     finally:
         await engine.close()
-    return len(answer.items), answer.model_version
+    return len(answer["items"]), answer["model_version"]

@@ -21,7 +21,7 @@ from models.ranking.matching.field_matches import COARSE_KEYS
 from models.ranking.search import search
 from models.text.bm25 import BM25Writer
 from models.text.static_encoder import TextEncoder
-from service.engine.questions.search import match_text
+from service.engine.search import match_text
 from tests.benchmarks.harness.processes import memory_of
 from tests.benchmarks.harness.timing import ProgressCallback, Spread, alternate, no_progress, spread
 

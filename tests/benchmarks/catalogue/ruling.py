@@ -9,41 +9,41 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from models.catalogue.item_filter import EVERYTHING, Condition, Group
+from models.catalogue.item_filter import ItemFilter as Filter
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.recommend import Ranked, recommend
-from service.domain.item_selection import NO_FILTER, FieldCondition, Filter, FilterGroup
-from service.domain.steering import NO_STEERING, AtMost, Rule, Steering
-from service.engine.selection.item_selection import select_items
-from service.engine.selection.steering import steer_items
+from service.engine.selection import select_items, steer_items
 from tests.benchmarks.catalogue.filtering import Values, drawn_catalogue
 from tests.benchmarks.harness.tables import ratio, seconds
 from tests.benchmarks.harness.timing import ProgressCallback, Spread, alternate, no_progress
+from tests.support import asking
 from tests.support.small import DAY, random_model, random_past, trained
 
 _LIMIT, _EVENTS = 20, 100
 _DIM, _HEADS = 64, 4
 
-FILTER = FilterGroup(
+FILTER = Group(
     "all",
     (
-        FieldCondition("attributes.price", {"gte": 10}),
-        FilterGroup("none", (FieldCondition("categories", {"eq": "category 199"}),)),
+        Condition("attributes.price", {"gte": 10}),
+        Group("none", (Condition("categories", {"eq": "category 199"}),)),
     ),
 )
 BOOSTS = (
-    Rule("shelves", FieldCondition("categories", {"in": ["category 3", "category 5"]}), 0.5),
-    Rule("fresh", FieldCondition("published_at", {"gte": 1_768_464_000_000_000}), 0.2),
+    asking.rule("shelves", Condition("categories", {"in": ["category 3", "category 5"]}), 0.5),
+    asking.rule("fresh", Condition("published_at", {"gte": 1_768_464_000_000_000}), 0.2),
 )
-BURY = (Rule("brand", FieldCondition("attributes.brand", {"eq": "brand 0"})),)
-QUOTA = (AtMost("categories", 2),)
-QUESTIONS: Mapping[str, tuple[Filter, Steering]] = {
-    "plain": (NO_FILTER, NO_STEERING),
-    "a filter": (FILTER, NO_STEERING),
-    "two boosts": (NO_FILTER, Steering(BOOSTS)),
-    "buried items": (NO_FILTER, Steering(BURY)),
-    "at most two of a category": (NO_FILTER, Steering(at_most=QUOTA)),
-    "all of it": (FILTER, Steering(BOOSTS + BURY, at_most=QUOTA)),
+BURY = (asking.rule("brand", Condition("attributes.brand", {"eq": "brand 0"})),)
+QUOTA = (asking.quota("categories", 2),)
+QUESTIONS: Mapping[str, tuple[Filter, dict[str, Any]]] = {
+    "plain": (EVERYTHING, {}),
+    "a filter": (FILTER, {}),
+    "two boosts": (EVERYTHING, {"rules": BOOSTS}),
+    "buried items": (EVERYTHING, {"rules": BURY}),
+    "at most two of a category": (EVERYTHING, {"at_most": QUOTA}),
+    "all of it": (FILTER, {"rules": BOOSTS + BURY, "at_most": QUOTA}),
 }
 
 
@@ -102,13 +102,13 @@ def shown(found: Ruling) -> Table:
 
 
 def _work(
-    snapshot: Snapshot, user: UserMemory, wanted: Filter, steering: Steering
+    snapshot: Snapshot, user: UserMemory, wanted: Filter, steering: dict[str, Any]
 ) -> Callable[[], Ranked]:
     none = np.zeros(0, np.int64)
 
     def work() -> Ranked:
         allowed = select_items(snapshot, wanted).allowed
-        steered = steer_items(snapshot, steering, allowed=allowed, exclude=(), limit=_LIMIT)
+        steered = steer_items(snapshot, allowed=allowed, limit=_LIMIT, **steering)
         return recommend(
             snapshot,
             user,

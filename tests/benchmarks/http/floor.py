@@ -25,21 +25,19 @@ import orjson
 import uvicorn
 import uvloop
 from fastapi import FastAPI, Response
-from pydantic import BaseModel
 
 from service.domain.settings import Settings
 from service.http.arrivals import Arrivals
-from service.http.schemas.answers import AnswerOut
-from service.http.schemas.base import Body
-from service.http.schemas.questions.ask import RecommendIn, ScoreIn, SearchIn
-from service.http.schemas.rendering import Json
-from service.http.schemas.stored import AppendedOut
-from service.http.schemas.write import EventsIn
+from service.http.routes.context import Json
+from service.http.routes.record_bodies import AppendedOut, EventsIn
 from service.http.serving.uvicorn_config import configure
 from service.http.telemetry import Metrics
+from service.questions.answers import AnswerOut
+from service.questions.asked import RecommendIn, ScoreIn, SearchIn
+from service.questions.scalars import Body
 
 NONE: Mapping[str, Sequence[Callable[[], object]]] = {}
-BODIES: dict[str, tuple[type[Body], type[BaseModel]]] = {
+BODIES: dict[str, tuple[type[Body], Any]] = {
     "score": (ScoreIn, AnswerOut),
     "recommend": (RecommendIn, AnswerOut),
     "search": (SearchIn, AnswerOut),

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from service.domain.queries import RecommendQuery, Requester
 from service.domain.settings import Settings
 from service.engine.questions.lists.recommend_all import write_lists
 from tests.benchmarks.harness.http_client import encode_post
@@ -16,6 +15,7 @@ from tests.benchmarks.harness.timing import ProgressCallback, no_progress
 from tests.benchmarks.peers.data import ASKED, PeerData
 from tests.benchmarks.peers.questions import LIMIT
 from tests.benchmarks.peers.turns import HEED, Peer, answers
+from tests.support import asking
 
 
 def measure(
@@ -57,7 +57,7 @@ def _heed(ground: PeerData) -> float:
             write_lists(
                 Settings.read({"data": ground.data}),
                 Path(folder) / "lists.jsonl",
-                RecommendQuery(Requester(at=ASKED), LIMIT),
+                asking.recommend(asking.who(at=ASKED), LIMIT),
                 progress=lambda _done, _total: None,
             )
         )

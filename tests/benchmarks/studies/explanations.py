@@ -23,7 +23,6 @@ from models.ranking.explain import explain
 from models.ranking.leave_one_out import scores_without
 from models.ranking.recommend import recommend
 from models.ranking.scoring import score
-from service.domain.queries import Requester
 from service.domain.settings import Settings
 from service.engine.compose import compose
 from tests.benchmarks.workload.questions import AT
@@ -96,10 +95,9 @@ def measure(
             histories: list[UserHistory] = []
             users = list(parts.store.scan_user_ids())
             for at in rng.permutation(len(users)):
-                requester = Requester(users[at])
-                events = await parts.memories.load(requester, AT)
+                events = await parts.memories.load(users[at], now=AT)
                 if FEWEST <= len(events.rows) <= 1_000:
-                    histories.append(parts.memories.history(parts.live.snapshot, events, requester))
+                    histories.append(parts.memories.history(parts.live.snapshot, events))
                 if len(histories) == cases:
                     break
             return parts.live.snapshot, histories

@@ -23,7 +23,7 @@ from models.ranking.search import search
 from models.text.index_terms import analyser
 from models.text.spelling import single_edits
 from service.domain.records import Item
-from service.engine.questions.search import match_text
+from service.engine.search import match_text
 from service.maintenance.search_calibration import plain_text
 
 IDS = 200

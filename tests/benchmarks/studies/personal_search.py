@@ -25,14 +25,14 @@ from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset
 from service.domain.errors import ModelRejected
-from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item
-from service.engine.questions.search import RERANKED, match_text
+from service.engine.search import RERANKED, match_text
 from service.lab.protocols import EvaluationTask
 from service.maintenance.search_calibration import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback, TrainingCorpus
+from tests.support import asking
 from tests.support.small import events_of
 from tests.support.snapshot_ranker import requester
 
@@ -41,7 +41,7 @@ Ranks = NDArray[np.int64]  # [M] of the targets, from 0
 
 # What `personal` is chosen from, and what it is where a request does not say.
 GRID = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-DEFAULT = SearchQuery(Requester(), "").personal_weight
+DEFAULT = asking.search(asking.who(), "").personal_weight
 _EVERY = 20  # cases between two words of progress
 
 

@@ -12,15 +12,16 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from service.domain.queries import AnswerItem, Contribution, RecommendQuery, Requester
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
-from service.engine.answers import Answers
 from service.engine.compose import compose
+from service.engine.pipeline import Request
+from service.engine.recommend import recommend_items
 from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
 from tests.benchmarks.workload.data import prepare_data
 from tests.benchmarks.workload.questions import AT
+from tests.support import asking
 
 _NAMED = 2  # events in the explanation of each item
 _LIST = 5  # items of a recommendation
@@ -85,11 +86,12 @@ async def _ask(
     try:
         await parts.live.open()
         listed = {item.item_id for item in parts.store.scan_items() if not item.hidden}
-        questions, users = Answers(parts), list(parts.store.scan_user_ids())
+        users = list(parts.store.scan_user_ids())
         found = list[Counter[str]]()
         for at in rng.permutation(np.resize(np.arange(len(users)), answers)):
-            answer = await questions.recommend(question(users[at]), StageClock())
-            found.append(count(answer.items, listed))
+            asked = Request(parts, question(users[at]), StageClock())
+            answer = await recommend_items(asked)
+            found.append(count(answer["items"], listed))
             if progress is not None:
                 progress(len(found))
         return found
@@ -97,17 +99,17 @@ async def _ask(
         await parts.close()
 
 
-def question(user: str) -> RecommendQuery:
+def question(user: str) -> Any:
     """Return the question for a user's recommendations, with the exact effects of reasons."""
-    return RecommendQuery(Requester(user, explain=_NAMED, explain_exact=True, at=AT), _LIST)
+    return asking.recommend(asking.who(user, explain=_NAMED, explain_exact=True, at=AT), _LIST)
 
 
-def named(item: AnswerItem) -> list[Contribution]:
+def named(item: Any) -> list[Any]:
     """Return what an item is said to be recommended because of."""
-    return [each for each in item.get("explanation", ()) if each.contribution > 0]
+    return [each for each in asking.Told(item).explanation or () if each.contribution > 0]
 
 
-def count(items: Sequence[AnswerItem], listed: Set[str]) -> Counter[str]:
+def count(items: Sequence[Any], listed: Set[str]) -> Counter[str]:
     """Count the reasons of the items of one answer.
 
     Args:
@@ -118,8 +120,8 @@ def count(items: Sequence[AnswerItem], listed: Set[str]) -> Counter[str]:
     for item in items:
         reasons = named(item)
         told = [each for each in reasons if each.contribution >= _least(reasons)]
-        events = [each.row.event_id for each in reasons if each.row.event_id is not None]
-        on = [each.row.item_id for each in reasons if each.row.item_id is not None]
+        events = [each.event_id for each in reasons if each.event_id is not None]
+        on = [each.item_id for each in reasons if each.item_id is not None]
         found["unexplained"] += not reasons
         found["reasons"] += len(reasons)
         found["exact"] += sum(each.effect_is_exact for each in reasons)
@@ -132,7 +134,7 @@ def count(items: Sequence[AnswerItem], listed: Set[str]) -> Counter[str]:
     return found
 
 
-def _least(named: Sequence[Contribution]) -> float:
+def _least(named: Sequence[Any]) -> float:
     """Return the least contribution that the page names of an item's reasons, largest first."""
     return max(_LEAST, _BESIDE * named[0].contribution) if named else _LEAST
 

@@ -11,11 +11,11 @@ from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.recommend import recommend
 from models.ranking.scoring import score
-from service.domain.queries import Requester, SearchQuery
-from service.engine.questions.search import search_items
+from service.engine.search import search_items
 from tests.benchmarks.workload.data import BenchmarkData
 from tests.benchmarks.workload.loaded import LoadedData, LoadedUser
 from tests.benchmarks.workload.questions import AT, Question
+from tests.support import asking
 
 Job = Callable[[], object]
 
@@ -54,7 +54,7 @@ def _job(
     snapshot = subjects.snapshot
     offered = snapshot.catalogue.servable
     if ask == "search":
-        query = SearchQuery(Requester(), body["query"], body["limit"])
+        query = asking.search(asking.who(), body["query"], body["limit"])
         nobody = build_memory(snapshot, UserHistory.empty(), AT)
         return lambda: search_items(
             query,

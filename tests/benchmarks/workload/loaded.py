@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory, build_memory
-from service.domain.queries import Requester
 from service.domain.settings import Settings
 from service.engine.compose import compose
 from service.histories.event_columns import EventColumns
@@ -43,9 +42,8 @@ def load_data(ground: BenchmarkData) -> LoadedData:
             await parts.live.open()
             snapshot, users = parts.live.snapshot, []
             for user_id in [user for user, _ in ground.askers] + list(ground.others):
-                requester = Requester(user_id)
-                events = await parts.memories.load(requester, AT)
-                history = parts.memories.history(snapshot, events, requester)
+                events = await parts.memories.load(user_id, now=AT)
+                history = parts.memories.history(snapshot, events)
                 users.append(LoadedUser(events, build_memory(snapshot, history, AT)))
             return LoadedData(snapshot, parts.embeddings, users)
         finally:
