@@ -264,7 +264,7 @@ def test_a_key_goes_with_every_request_and_into_no_report() -> None:
         fake.key = "Bearer s3cret"
         with pytest.raises(Unavailable, match="--header"):
             ran(fake)
-        found, shown = ran(fake, headers=(("Authorization", "Bearer s3cret"),), mix="events=1")
+        found, shown = ran(fake, header=["Authorization: Bearer s3cret"], mix="events=1")
         assert found["load"]["kinds"][ALL]["errors"] == {}
         assert fake.deleted
         assert "s3cret" not in shown + json.dumps(found) + render_page(found)
