@@ -11,7 +11,7 @@ import typer
 
 from service.cli.administration import forgotten, keys, namespaces
 from service.cli.backups import backup, copy, export, restore
-from service.cli.checks import check, distribute, doctor, health
+from service.cli.checks import check, doctor, health
 from service.cli.console import describe_error, err, in_namespace
 from service.cli.imports import imports
 from service.cli.lab import benchmark, evaluate, loadtest
@@ -52,7 +52,6 @@ app.command("copy", no_args_is_help=True)(copy)
 app.command("backup", no_args_is_help=True)(backup)
 app.command("restore", no_args_is_help=True)(restore)
 app.command("doctor")(doctor)
-app.command("distribute")(distribute)
 app.command("demo")(demo)
 app.command("serve")(serve)
 

@@ -1,4 +1,4 @@
-"""Commands `heed check`, `heed doctor`, `heed health` and `heed distribute`."""
+"""Commands `heed check`, `heed doctor` and `heed health`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from service.domain.errors import Invalid
 from service.domain.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
-    from service.stores.check_result import CheckResult
-    from service.stores.sqlite.integrity.salvage import Gap
+    from service.stores.sqlite.check import Gap
+    from service.stores.values import CheckResult
 
 _NOT_OF_A_DATABASE = (
     "HEED_STORE is a PostgreSQL database: --salvage and --accept-loss are for the file of a store. "
@@ -67,9 +67,9 @@ def check(
     from service.domain.settings import Settings
     from service.runtime.data_layout import STORE_FILE, namespace_of
     from service.stores.opening import is_shared
-    from service.stores.postgres.upkeep.integrity import check_database
+    from service.stores.postgres.check import check_database
+    from service.stores.sqlite.check import check_modes, check_store
     from service.stores.sqlite.database_file import DatabaseFile
-    from service.stores.sqlite.integrity.check import check_modes, check_store
 
     url = Settings.read().store
     if is_shared(url):
@@ -138,7 +138,7 @@ def _check_models(data: Path) -> Iterable[CheckResult]:
     from service.domain.errors import HeedError
     from service.runtime.data_layout import MODELS_FOLDER
     from service.snapshots.versions.opening import open_registry
-    from service.stores.check_result import CheckResult
+    from service.stores.values import CheckResult
 
     if not (data / MODELS_FOLDER).exists():
         return
@@ -161,7 +161,7 @@ def _check_models(data: Path) -> Iterable[CheckResult]:
 def _check_shared_models(data: Path) -> Iterable[CheckResult]:
     """Check the versions in the database; damaged copies of this machine are fetched again."""
     from service.domain.errors import HeedError
-    from service.stores.check_result import CheckResult
+    from service.stores.values import CheckResult
 
     try:
         yield from _check_shared_versions(data)
@@ -176,7 +176,7 @@ def _check_shared_versions(data: Path) -> Iterable[CheckResult]:
     from service.snapshots.versions.manifest import parse_manifest
     from service.snapshots.versions.shared_registry import KIND
     from service.snapshots.versions.transfer import check_chunks
-    from service.stores.check_result import CheckResult
+    from service.stores.values import CheckResult
 
     with open_store(data) as store:
         files = store.shared.files(KIND)
@@ -198,7 +198,7 @@ def _check_shared_versions(data: Path) -> Iterable[CheckResult]:
 def _check_embeddings(data: Path) -> Iterable[CheckResult]:
     from service.runtime.data_layout import EMBEDDINGS_FILE
     from service.snapshots.text_embeddings import is_intact
-    from service.stores.check_result import CheckResult
+    from service.stores.values import CheckResult
 
     path = data / EMBEDDINGS_FILE
     if path.exists():
@@ -211,9 +211,9 @@ def _check_embeddings(data: Path) -> Iterable[CheckResult]:
 
 
 def _salvage(path: Path, target: Path) -> None:
-    from service.stores.sqlite.integrity import salvage
+    from service.stores.sqlite.check import salvage
 
-    done = salvage.salvage(path, target)
+    done = salvage(path, target)
     for gap in done.gaps:
         out.print(f"lost    {_sentence(gap)}", markup=False, soft_wrap=True)
     for table, count in done.dropped.items():
@@ -290,39 +290,6 @@ def doctor(
         out.print(table)
     if any(each.severity != "note" for each in findings):
         raise typer.Exit(1)
-
-
-SHARDS = 32
-
-
-def distribute(
-    store: Annotated[
-        str, typer.Option(envvar="HEED_STORE", help="URL of the database, on the coordinator.")
-    ],
-    shards: Annotated[
-        int, typer.Option(min=1, help="Parts of each table; a few for each core of all workers.")
-    ] = SHARDS,
-) -> None:
-    """Distribute the tables of a PostgreSQL store, with their rows, over the workers of Citus.
-
-    The database must have the extension citus and its cluster workers, and no other process of Heed
-    may use it meanwhile. It is one transaction: all or nothing is done.
-    """
-    from service.stores.postgres.database.distributed import distribution
-    from service.stores.postgres.database.migrations import migrate
-    from service.stores.postgres.database.shared import open_database
-
-    database = open_database(store)
-    try:
-        with database.connections.plain() as connection:
-            migrate(connection)
-            is_new = distribution.distribute(connection, shards)
-            workers = distribution.count_shards(connection)
-    finally:
-        database.abandon()
-    out.print("The tables are distributed." if is_new else "The tables were distributed already.")
-    for worker, count in workers:
-        out.print(f"{worker} has {count} shards of each.", markup=False, soft_wrap=True)
 
 
 def health(

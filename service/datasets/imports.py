@@ -19,7 +19,8 @@ from service.datasets.formats import Row, row_text
 from service.datasets.record_files import ItemsFile, UsersFile
 from service.domain.records import Event, Item
 from service.domain.timestamps import to_rfc3339
-from service.stores.base import AppendResult, Store
+from service.stores.base import Store
+from service.stores.values import AppendResult
 
 T = TypeVar("T")
 Through = Callable[[Iterable[T]], Iterator[T]]

@@ -23,7 +23,7 @@ from service.jobs.job import Job
 from service.jobs.job_records import JobRecords, TrainingLease
 from service.runtime.logs import log_failure
 from service.stores.base import Store
-from service.stores.protocols.shared_jobs import LeaseState
+from service.stores.postgres.shared_parts import LeaseState
 
 _log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from service.runtime import durable_files
 from service.runtime.child_process import kill_holders
 from service.runtime.data_layout import JOBS_FOLDER, RUNNER_LOCK
 from service.stores.base import Store
-from service.stores.protocols.shared_jobs import LeaseState, SharedJobs, SharedLease
+from service.stores.postgres.shared_parts import LeaseState, SharedJobs, SharedLease
 
 
 class FileJobStore:

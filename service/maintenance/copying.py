@@ -9,14 +9,9 @@ from typing import NamedTuple
 
 from service.domain.errors import Conflict
 from service.stores.base import Store
-from service.stores.protocols.bulk_access import (
-    MAX_ITEMS,
-    BulkAccess,
-    Registers,
-    StoredItem,
-    StoredUser,
-)
+from service.stores.records.copying import BulkAccess
 from service.stores.store_digest import TableDigest, digest_store, read_ledger, read_scenarios
+from service.stores.values import MAX_ITEMS, Registers, StoredItem, StoredUser
 
 EVENTS = 20_000  # read at once, and written in one transaction
 NAMES = 10_000  # of items, or entries of the ledger, in one transaction

@@ -21,7 +21,7 @@ import psycopg
 
 from service.domain.errors import Unavailable
 from service.stores.event_identity import event_key, user_key
-from service.stores.postgres.database.connections import DISTRIBUTED_POOL_SIZE, MAX_SNAPSHOTS
+from service.stores.postgres.connections import DISTRIBUTED_POOL_SIZE, MAX_SNAPSHOTS
 from service.stores.postgres.store import PostgresStore
 from tests.distributed.load import Batch, Load, Question
 from tests.distributed.local_server import LocalServer

@@ -25,8 +25,8 @@ from service.http.app import create_app
 from service.jobs.job import Job
 from service.snapshots.registry import Version
 from service.snapshots.versions.documents import version_document
-from service.stores.base import AppendResult, Store
-from service.stores.protocols.catalogue_store import PatchResult
+from service.stores.base import Store
+from service.stores.values import AppendResult, PatchResult
 
 _ROW = {
     "event_id": "e0",

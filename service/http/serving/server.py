@@ -51,7 +51,7 @@ from service.runtime.workers import (
 )
 from service.snapshots.live_snapshot import PreloadedSnapshot
 from service.stores.opening import is_shared
-from service.stores.sqlite_files.kept_copies import remove_kept_copies
+from service.stores.sqlite.copies import remove_kept_copies
 
 _log = logging.getLogger(__name__)
 

@@ -65,20 +65,20 @@ from service.snapshots.versions.manifest import (
 from service.snapshots.versions.shared_registry import KIND
 from service.snapshots.versions.transfer import check_chunks
 from service.stores.opening import is_shared
-from service.stores.postgres.database.shared import SharedDatabase
+from service.stores.postgres.frozen_database import frozen_database
 from service.stores.postgres.namespaces import namespace_ids
 from service.stores.postgres.namespaces import namespace_names as database_names
+from service.stores.postgres.notices import SharedDatabase
+from service.stores.postgres.shared_files import FileSet, SharedFiles
 from service.stores.postgres.store import PostgresStore
-from service.stores.postgres.upkeep.frozen_database import frozen_database
-from service.stores.protocols.bulk_access import copy_unfinished
-from service.stores.protocols.shared_files import FileSet, SharedFiles
-from service.stores.sqlite.bulk import copy_record
-from service.stores.sqlite.database_file import checksum_vfs
+from service.stores.records import copying
+from service.stores.sqlite.copies import REST, copy_pages
+from service.stores.sqlite.database_file import checksum_vfs, read_store_file
+from service.stores.sqlite.dialect import run_job
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite.store import SQLiteStore
-from service.stores.sqlite_files.inspection import read_store_file
-from service.stores.sqlite_files.page_copy import REST, copy_pages
 from service.stores.store_digest import TableDigest, digest_store
+from service.stores.values import copy_unfinished
 
 _LOCK = "lock"
 _TRIES = 3  # to copy the models while others are activated and pruned
@@ -209,7 +209,7 @@ class DirectoryParts:
                     f"{path} has schema version {schema}, and this Heed reads up to "
                     f"{SCHEMA_VERSION}. Back it up with the version of Heed that wrote it"
                 )
-            if (origin := copy_record.unfinished(store.connection)) is not None:
+            if (origin := run_job(store.connection, copying.unfinished())) is not None:
                 raise copy_unfinished(str(path), origin)
             copied = partial(progress, f"{name}: copying the store")
             copy_pages(store.connection, copy, checksum_vfs(), rest=self._rest, progress=copied)

@@ -56,24 +56,24 @@ from service.snapshots.versions.manifest import (
 from service.snapshots.versions.shared_registry import KIND
 from service.snapshots.versions.transfer import send_files
 from service.stores.namespace_directory import open_directory
-from service.stores.postgres.database.installation import (
-    begin_restore,
-    finish_restore,
-    open_installation,
-    unfinished_restore,
-)
-from service.stores.postgres.database.shared import SharedDatabase, open_database
 from service.stores.postgres.namespaces import (
     find_or_create_namespace,
     is_unused,
     namespace_names,
 )
+from service.stores.postgres.notices import SharedDatabase, open_database
+from service.stores.postgres.schema import (
+    begin_restore,
+    finish_restore,
+    open_installation,
+    unfinished_restore,
+)
+from service.stores.postgres.shared_files import SharedFiles
+from service.stores.postgres.shared_parts import SharedJobs
 from service.stores.postgres.store import PostgresStore
-from service.stores.protocols.shared_files import SharedFiles
-from service.stores.protocols.shared_jobs import SharedJobs
+from service.stores.sqlite.database_file import read_store_file
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite.store import SQLiteStore
-from service.stores.sqlite_files.inspection import read_store_file
 
 # Finds what Heed never makes in a store.
 _FOREIGN = (

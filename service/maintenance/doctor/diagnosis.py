@@ -45,12 +45,12 @@ from service.snapshots.text_encoders import open_encoder
 from service.snapshots.versions.manifest import parse_manifest
 from service.snapshots.versions.shared_registry import KIND
 from service.stores.opening import is_shared
-from service.stores.postgres.bulk import copy_record
-from service.stores.postgres.database.connections import Connections
+from service.stores.postgres.connections import Connections
+from service.stores.postgres.dialect import run_job_blocking
 from service.stores.postgres.namespaces import find_namespace, namespace_names
-from service.stores.postgres.shared.jobs import is_leased
-from service.stores.postgres.shared.parts import PostgresSharedParts
-from service.stores.postgres.upkeep.server_state import read_server
+from service.stores.postgres.server_state import read_server
+from service.stores.postgres.shared_parts import SharedParts, is_leased
+from service.stores.records import copying
 
 _INVALID_SETTING = Finding(
     "invalid-setting",
@@ -266,11 +266,11 @@ def _read_namespace(
     with connections.snapshot() as connection:
         log = summarise_database(connection, number, installation.now + DAY)
         is_training = is_leased(connection, number)
-        origin = copy_record.unfinished(connection, number)
+        origin = run_job_blocking(connection, number, copying.unfinished())
     if origin is not None:
         place = f"the namespace {name} of {connections.name}"
         faults.append(UNFINISHED_COPY.about(f"{place} of {origin}"))
-    shared = PostgresSharedParts(connections, number)
+    shared = SharedParts(connections, number)
     faults += [
         INTERRUPTED_JOB.about(row.job_id) for row in shared.jobs.unfinished() if not is_training
     ]
@@ -278,7 +278,7 @@ def _read_namespace(
     return NamespaceData(name, namespace_folder(installation.settings.data, name), log, model)
 
 
-def _read_models(shared: PostgresSharedParts, faults: list[Finding]) -> ServedModel | None:
+def _read_models(shared: SharedParts, faults: list[Finding]) -> ServedModel | None:
     """Verify all versions; return the one in use if it is intact."""
     files = shared.files(KIND)
     active, served = files.last_activation().name, None

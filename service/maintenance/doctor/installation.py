@@ -20,10 +20,10 @@ from service.domain.settings import PREFIX, Settings
 from service.runtime.data_layout import FIRST_KEY_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.versions.manifest import Manifest, read_file, read_manifest, unseal
 from service.snapshots.versions.transfer import check_chunks
-from service.stores.postgres.upkeep.server_state import ServerState
-from service.stores.protocols.shared_files import SharedFiles
+from service.stores.postgres.server_state import ServerState
+from service.stores.postgres.shared_files import SharedFiles
+from service.stores.sqlite.database_file import read_store_file
 from service.stores.sqlite.schema import SCHEMA_VERSION
-from service.stores.sqlite_files.inspection import read_store_file
 
 DAY = 86_400_000_000  # microseconds
 MOST_WEIGHTS = 20  # distinct weights that are listed

@@ -9,13 +9,8 @@ from collections.abc import Callable
 
 from service.domain.settings import is_loopback
 from service.maintenance.doctor.findings import Check, Severity
-from service.stores.postgres.database.connections import MAX_SNAPSHOTS, POOL_SIZE
-from service.stores.postgres.upkeep.server_state import (
-    OpenTransaction,
-    ServerState,
-    Standby,
-    TableState,
-)
+from service.stores.postgres.connections import MAX_SNAPSHOTS, POOL_SIZE
+from service.stores.postgres.server_state import OpenTransaction, ServerState, Standby, TableState
 
 OLDEST_SERVER = 130_000  # that has all functions that Heed calls
 _CLOCK_SECONDS = 2.0

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from service.stores.encoding import item_document
 from service.stores.postgres.store import PostgresStore
-from service.stores.protocols.bulk_access import MAX_ITEMS, BulkAccess, StoredEvent, StoredUser
-from service.stores.protocols.bulk_access import StoredItem as BulkItem
+from service.stores.records.copying import BulkAccess
+from service.stores.values import MAX_ITEMS, StoredEvent, StoredUser
+from service.stores.values import StoredItem as BulkItem
 from tests.benchmarks.postgres.measured_server import MeasuredServer, checkpoint
 from tests.benchmarks.workload.many_events import (
     FIRST_TIME,

@@ -18,7 +18,7 @@ import psycopg
 
 from service.domain.records import Event
 from service.stores.encoding import EventIds
-from service.stores.postgres.database.connections import Connections
+from service.stores.postgres.connections import Connections
 from service.stores.postgres.store import PostgresStore
 from tests.benchmarks.harness.timing import ProgressCallback, Spread, no_progress, ratios
 from tests.benchmarks.postgres.filling import Loaded, count_events, item_id, random_id, user_id

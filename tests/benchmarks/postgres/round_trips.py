@@ -12,7 +12,7 @@ import uvloop
 from rich.console import Console
 
 from service.domain.errors import Unavailable
-from service.stores.postgres.database.connections import Connections
+from service.stores.postgres.connections import Connections
 from tests.benchmarks.harness.closed_loop import closed_loop, connected
 from tests.benchmarks.harness.http_client import encode_post
 from tests.benchmarks.harness.processes import Cores, Server, pinned

@@ -20,7 +20,7 @@ from service.domain.records import Event, Item, User
 from service.maintenance.copying import compare_stores, copy_store
 from service.maintenance.store_places import parse_place
 from service.stores.base import Store
-from service.stores.sqlite.integrity.check import check_store
+from service.stores.sqlite.check import check_store
 from tests.support import doomed_copy, full_store
 from tests.support.full_store import read_all, stored_items, stored_users
 from tests.support.heed_process import PATIENCE
