@@ -134,7 +134,7 @@ async def copy_store(
             total = max(0, total - (await target.counts())["events"])
         async with aclosing(_pages(ours, position)) as pages:
             async for page in pages:
-                await theirs.put_users(page, [], page[-1].user_id)
+                await theirs.put_users(page, page[-1].user_id)
                 users, events = users + len(page), events + sum(len(user.events) for user in page)
                 progress("events", events, total)
         await theirs.finish_copy()
