@@ -15,7 +15,7 @@ from service.domain.settings import is_loopback, unknown_variables
 from service.domain.timestamps import to_rfc3339
 from service.jobs.job import Job
 from service.maintenance.backups.manifest import read_backup_manifest
-from service.maintenance.doctor.findings import Check, Finding
+from service.maintenance.doctor.findings import FINDINGS, Checks, Finding
 from service.maintenance.doctor.installation import DAY, Installation, LogSummary, NamespaceData
 from service.runtime.data_layout import (
     CHECKPOINT_FILE,
@@ -51,8 +51,6 @@ _OLD_DAYS = 30  # between a model and the newest event
 _GROWTH = 2.0  # times the events that a model was trained on
 
 # --------------------------------------------------------------------------------- the host
-
-_NO_BACKUP = "A broken disk, or a mistake, would lose what came since."
 
 
 def _open_address(installation: Installation, *, insecure: bool) -> str | None:
@@ -99,74 +97,16 @@ def _small_cache(
     return (need / 1e6, budget / 1e6) if need > budget else None
 
 
-HOST_CHECKS: tuple[Check[Installation, list[NamespaceData]], ...] = (
-    Check(
-        "unknown-variable",
-        "warning",
-        "{it}.",
-        "It has no effect: the default applies.",
-        "Correct the name; docs/reference/settings.md lists all settings.",
-        lambda installation, _: list(unknown_variables(installation.environment)),
-    ),
-    Check(
-        "open-address",
-        "error",
-        "HEED_HOST is {it}.",
-        "The service refuses to start.",
-        "Bind 127.0.0.1 behind a proxy that authenticates, or guard the network.",
-        lambda installation, _: _open_address(installation, insecure=False),
-    ),
-    Check(
-        "open-address",
-        "warning",
-        "HEED_HOST is {it}, and HEED_INSECURE allows it.",
-        "Other machines can read and write everything, unless something else guards it.",
-        "Bind 127.0.0.1 behind a proxy that authenticates, or guard the network.",
-        lambda installation, _: _open_address(installation, insecure=True),
-    ),
-    Check(
-        "any-host",
-        "warning",
-        "HEED_ALLOWED_HOSTS allows every name.",
-        "Pages of other sites can read and write by DNS rebinding.",
-        "Name the hosts by which clients reach the service.",
-        lambda installation, _: "*" in installation.settings.allowed_hosts.split(","),
-    ),
-    Check(
-        "disk-nearly-full",
-        "warning",
-        "The disk of {a.settings.data} has {it[0]:.1f} GB free of {it[1]:.1f}; the stores have "
-        "{it[2]:.1f}.",
-        "Writes are refused when it is full, and a migration needs room for a copy.",
-        "Free space, prune models (heed models prune), or move the data to a larger disk.",
-        _full_disk,
-    ),
-    Check(
-        "clock-behind",
-        "error",
-        "The clock shows {it[0]}, but a model was published at {it[1]}.",
-        "New events get wrong times, and existing ones do not count yet.",
-        "Set the clock (timedatectl) and keep it by NTP.",
-        _clock_behind,
-    ),
-    Check(
-        "cache-misses",
-        "warning",
-        "The cache had {it[1]:.0%} of {it[0]:,.0f} histories.",
-        "The others are read from the store and encoded again, which takes longer.",
-        "Raise HEED_HISTORY_CACHE_BYTES, now {a.settings.history_cache_bytes:,}.",
-        _cache_misses,
-    ),
-    Check(
-        "cache-small",
-        "warning",
-        "The histories take about {it[0]:,.0f} MB in memory, and the cache has {it[1]:,.0f} MB.",
-        "If most users are active, histories are read from the store again and again.",
-        "Raise HEED_HISTORY_CACHE_BYTES, or run heed doctor while the service runs to see the "
-        "hit rate.",
-        _small_cache,
-    ),
-)
+HOST_CHECKS: Checks[Installation, list[NamespaceData]] = {
+    "unknown-variable": lambda installation, _: list(unknown_variables(installation.environment)),
+    "open-address": lambda installation, _: _open_address(installation, insecure=False),
+    "open-address/warning": lambda installation, _: _open_address(installation, insecure=True),
+    "any-host": lambda installation, _: "*" in installation.settings.allowed_hosts.split(","),
+    "disk-nearly-full": _full_disk,
+    "clock-behind": _clock_behind,
+    "cache-misses": _cache_misses,
+    "cache-small": _small_cache,
+}
 
 
 def check_backup(installation: Installation, namespaces: list[NamespaceData]) -> Iterator[Finding]:
@@ -185,80 +125,18 @@ def check_backup(installation: Installation, namespaces: list[NamespaceData]) ->
         target, created = Path(last["target"]), int(last["created"])
     except (OSError, ValueError, KeyError, TypeError):
         here = "" if server is None else " on this machine, and the server archives no log"
-        what = f"heed backup was never run{here}."
-        yield Finding("no-backup", "warning", what, _NO_BACKUP, todo)
+        yield FINDINGS["no-backup"].about(here, todo=todo)
         return
     days = (installation.now - created) / DAY
     if days > installation.backup_days:
-        what = f"The last backup is of {to_rfc3339(created)}, {days:.0f} days ago."
-        yield Finding("old-backup", "warning", what, _NO_BACKUP, todo)
+        yield FINDINGS["old-backup"].about(to_rfc3339(created), days=days, todo=todo)
     try:
         read_backup_manifest(target)
     except (HeedError, OSError) as error:
-        what = f"The last backup cannot be read here: {error}."
-        yield Finding("missing-backup", "note", what, _NO_BACKUP, "Check where it is kept now.")
+        yield FINDINGS["missing-backup"].about(error)
 
 
 # ---------------------------------------------------------------------------- stored files
-
-INTERRUPTED_JOB = Finding(
-    "interrupted-job",
-    "warning",
-    "The training {it} is recorded as unfinished, and no process runs it.",
-    "It was killed; clients that wait for it wait in vain until the next start.",
-    "Start the service, which marks it as failed, and train again.",
-)
-UNFINISHED_COPY = Finding(
-    "unfinished-copy",
-    "error",
-    "The copy to {it} has not finished.",
-    "Users and events may be missing, and no command will use the store.",
-    "Run the same heed copy --from SOURCE --to TARGET again, which goes on where it stopped.",
-)
-DAMAGED_MODEL = Finding(
-    "damaged-model",
-    "error",
-    "A model version is damaged: {it}.",
-    "It cannot be served; if it is the one in use, the service does not start.",
-    "Activate another version (heed models list, heed models activate), train again, or restore a "
-    "backup. Damage comes from the disk: check it.",
-)
-_DAMAGED_STORE = Finding(
-    "damaged-store",
-    "error",
-    "{it}.",
-    "Events may be lost, and the service may not start.",
-    "Stop the service, keep a copy of the directory, and restore a backup (heed restore) into "
-    "another one. Check the disk.",
-)
-_NO_STORE = Finding(
-    "no-store",
-    "error",
-    "There is no store at {it}.",
-    "A service that is started there is empty.",
-    "Check HEED_DATA or --data; restore a backup with heed restore.",
-)
-_UNCHECKED_PAGES = Finding(
-    "unchecked-pages",
-    "note",
-    "The pages of {it} were not checked: it is large.",
-    "Damage is found when a page is read, not before.",
-    "Run heed doctor --full when there is time.",
-)
-_NEWER_SCHEMA = Finding(
-    "newer-schema",
-    "error",
-    "{it} has schema version {schema}; this Heed reads up to {known}.",
-    "The service does not start.",
-    "Install the version of Heed that wrote it, or a newer one.",
-)
-_OLDER_SCHEMA = Finding(
-    "older-schema",
-    "warning",
-    "{it} has schema version {schema}; this Heed writes {known}.",
-    "The next start migrates it.",
-    "Back it up first (heed backup), then start the service.",
-)
 
 
 def check_store_file(data: Path, *, full: bool) -> Iterator[Finding]:
@@ -270,22 +148,24 @@ def check_store_file(data: Path, *, full: bool) -> Iterator[Finding]:
     try:
         with read_store_file(path) as store:
             if store.schema != SCHEMA_VERSION:
-                finding = _NEWER_SCHEMA if store.schema > SCHEMA_VERSION else _OLDER_SCHEMA
+                finding = FINDINGS[
+                    f"{'newer' if store.schema > SCHEMA_VERSION else 'older'}-schema/file"
+                ]
                 yield finding.about(path, schema=store.schema, known=SCHEMA_VERSION)
             if (origin := run_job(store.connection, copying.unfinished())) is not None:
-                yield UNFINISHED_COPY.about(f"{path} of {origin}")
+                yield FINDINGS["unfinished-copy"].about(f"{path} of {origin}")
             if full or path.stat().st_size <= MAX_FULL_CHECK_BYTES:
                 problem = store.connection.execute("PRAGMA quick_check(1)").get
                 if problem != "ok":
                     raise Corrupt(f"{path} is damaged: {problem}")
             else:
-                yield _UNCHECKED_PAGES.about(path)
+                yield FINDINGS["unchecked-pages"].about(path)
             _check_log(store.connection, Path(f"{path}-wal"))
             check_mark(path, store.connection.execute("SELECT clock FROM state").get)
     except NotFound:
-        yield _NO_STORE.about(path)
+        yield FINDINGS["no-store/file"].about(path)
     except HeedError as error:
-        yield _DAMAGED_STORE.about(error)
+        yield FINDINGS["damaged-store"].about(error)
 
 
 def _check_log(connection: apsw.Connection, log: Path) -> None:
@@ -311,7 +191,7 @@ def check_model_files(data: Path) -> Iterator[Finding]:
             for _name, _content in read_files(directory, read_manifest(directory)):
                 pass
         except (HeedError, OSError) as error:
-            yield DAMAGED_MODEL.about(error)
+            yield FINDINGS["damaged-model"].about(error)
 
 
 def _is_training(data: Path) -> bool:
@@ -369,73 +249,25 @@ def _missing_embeddings(installation: Installation, namespace: NamespaceData) ->
     return path if has_items and is_here and not path.exists() else None
 
 
-NAMESPACE_CHECKS: tuple[Check[Installation, NamespaceData], ...] = (
-    Check(
-        "unfinished-restore",
-        "error",
-        "A restore into {b.data} was interrupted.",
-        "The directory holds part of a backup, and no command will use it.",
-        "Empty the directory and run heed restore again.",
-        lambda _, namespace: (namespace.data / UNFINISHED_RESTORE).exists(),
+NAMESPACE_CHECKS: Checks[Installation, NamespaceData] = {
+    "unfinished-restore/directory": lambda _, namespace: (
+        namespace.data / UNFINISHED_RESTORE
+    ).exists(),
+    "unfinished-training": lambda _, namespace: (
+        (namespace.data / CHECKPOINT_FILE).exists()
+        and not _is_training(namespace.data)
+        and namespace.data / CHECKPOINT_FILE
     ),
-    Check(
-        "unfinished-training",
-        "warning",
-        "A training has not finished: {it} holds its state.",
-        "Its model was never published.",
-        "Train again, which resumes it if the events are the same, or delete the file.",
-        lambda _, namespace: (
-            (namespace.data / CHECKPOINT_FILE).exists()
-            and not _is_training(namespace.data)
-            and namespace.data / CHECKPOINT_FILE
-        ),
+    "interrupted-job": _interrupted_jobs,
+    "writable-by-others": lambda _, namespace: _is_writable(namespace),
+    "readable-by-others": _is_readable,
+    "other-encoder": lambda installation, namespace: (
+        namespace.model is not None
+        and installation.encoder not in (None, namespace.model.text_encoder)
     ),
-    INTERRUPTED_JOB.when(_interrupted_jobs),
-    Check(
-        "writable-by-others",
-        "warning",
-        "Other accounts of this machine may write to {b.data} or its store.",
-        "They can change or replace histories and models.",
-        "chmod -R go-w {b.data}",
-        lambda _, namespace: _is_writable(namespace),
-    ),
-    Check(
-        "readable-by-others",
-        "note",
-        f"Every account of this machine may read {{b.data}}/{STORE_FILE}.",
-        "It holds histories of people.",
-        "chmod 700 {b.data}, unless only Heed's account exists.",
-        _is_readable,
-    ),
-    Check(
-        "other-encoder",
-        "error",
-        "The model in use was trained with the text encoder {b.model.text_encoder}, and "
-        "HEED_ENCODER selects {a.encoder}.",
-        "The model cannot be served: vectors of different encoders do not compare.",
-        "Set HEED_ENCODER as it was at the training, or train again.",
-        lambda installation, namespace: (
-            namespace.model is not None
-            and installation.encoder not in (None, namespace.model.text_encoder)
-        ),
-    ),
-    Check(
-        "other-embeddings",
-        "warning",
-        "{it} holds vectors of another text encoder than {a.encoder}.",
-        "All texts are encoded again at the next start, which can take long.",
-        "Set HEED_ENCODER as it was, or start the service once when there is time.",
-        _other_embeddings,
-    ),
-    Check(
-        "missing-embeddings",
-        "warning",
-        "{it} is missing, and the catalogue has {b.log.items:,} items.",
-        "All texts are encoded at the next start, which can take long.",
-        "Start the service once when there is time; check that the directory is writable.",
-        _missing_embeddings,
-    ),
-)
+    "other-embeddings": _other_embeddings,
+    "missing-embeddings": _missing_embeddings,
+}
 
 # ------------------------------------------------------------------------------ event logs
 
@@ -480,96 +312,21 @@ def _old_model(log: LogSummary, namespace: NamespaceData) -> tuple[str, int, str
     return to_rfc3339(manifest.created), trained, to_rfc3339(log.newest)
 
 
-_UNKNOWN_ITEMS = Finding(
-    "unknown-items",
-    "warning",
-    "{it[0]:,} of {a.events:,} events ({it[1]:.0%}) are of items that are not in the catalogue.",
-    "These items are never recommended, and have no text that a model could use.",
-    "Import the items with heed import items, or check that both exports spell item_id alike.",
-)
-
-LOG_CHECKS: tuple[Check[LogSummary, NamespaceData], ...] = (
-    Check(
-        "wrong-counts",
-        "error",
-        "The store counts {a.stated_events:,} events and has {a.events:,}.",
-        "Something else than Heed has written to the store.",
-        "Restore a backup, or export and import into a new directory.",
-        lambda log, _: log.events != log.stated_events,
+LOG_CHECKS: Checks[LogSummary, NamespaceData] = {
+    "wrong-counts": lambda log, _: log.events != log.stated_events,
+    "unknown-items": lambda log, _: _unknown_items(log, many=True),
+    "unknown-items/note": lambda log, _: _unknown_items(log, many=False),
+    "only-dislikes": _only_negative,
+    "untrained-types": _untrained_types,
+    "one-user": lambda log, _: log.events >= _FEW and log.largest_user > _SKEWED * log.events,
+    "one-item": lambda log, _: log.events >= _FEW and log.largest_item > _ALIKE * log.events,
+    "equal-times": lambda log, _: (
+        log.events >= _FEW and log.oldest == log.newest and to_rfc3339(log.newest)
     ),
-    _UNKNOWN_ITEMS.when(lambda log, _: _unknown_items(log, many=True)),
-    _UNKNOWN_ITEMS._replace(severity="note").when(lambda log, _: _unknown_items(log, many=False)),
-    Check(
-        "only-dislikes",
-        "warning",
-        "All {a.events:,} events are of type {it}.",
-        "Nothing says what anybody likes, so that no model can be trained.",
-        "Check type and --dislikes-below of the import; heed import --undo ID takes it back.",
-        _only_negative,
+    "future-events": lambda log, _: bool(log.future_events) and to_rfc3339(log.newest),
+    "heavy-weights": lambda log, _: (
+        log.events >= _FEW and log.largest_weight > _HEAVY * log.mean_weight
     ),
-    Check(
-        "untrained-types",
-        "warning",
-        "The model in use was not trained on events of type {it[0]} ({it[1]:,} events).",
-        "It does not know what they mean.",
-        "Train again (heed train), or check the spelling of the type in what sends events.",
-        _untrained_types,
-    ),
-    Check(
-        "one-user",
-        "warning",
-        "One user has {a.largest_user:,} of {a.events:,} events.",
-        "A shared id (a guest, a crawler, an empty cell) drowns what people do.",
-        "Send an id of each visitor, or leave these events out of the import.",
-        lambda log, _: log.events >= _FEW and log.largest_user > _SKEWED * log.events,
-    ),
-    Check(
-        "one-item",
-        "warning",
-        "One item has {a.largest_item:,} of {a.events:,} events.",
-        "Users who all did the same cannot be told apart.",
-        "Check that item_id is mapped to the item's own column.",
-        lambda log, _: log.events >= _FEW and log.largest_item > _ALIKE * log.events,
-    ),
-    Check(
-        "equal-times",
-        "warning",
-        "All {a.events:,} events have the time {it}.",
-        "Without times, the order of events means nothing: no trends, no evaluation by time.",
-        "Map timestamp to a column of the export and import it again.",
-        lambda log, _: log.events >= _FEW and log.oldest == log.newest and to_rfc3339(log.newest),
-    ),
-    Check(
-        "future-events",
-        "warning",
-        "{a.future_events:,} events are later than tomorrow, the newest of {it}.",
-        "They never count for a request of now, and spoil popularity and trends.",
-        "Check the clocks (timedatectl) and --time-format and --timezone of the import.",
-        lambda log, _: bool(log.future_events) and to_rfc3339(log.newest),
-    ),
-    Check(
-        "heavy-weights",
-        "warning",
-        "The largest weight is {a.largest_weight:,g}, the mean {a.mean_weight:,.3g}.",
-        "Few events outweigh all others: the weights look like amounts or numbers of articles.",
-        "Import them with --weight-from COLUMN:log, or without weights.",
-        lambda log, _: log.events >= _FEW and log.largest_weight > _HEAVY * log.mean_weight,
-    ),
-    Check(
-        "ratings-as-weights",
-        "warning",
-        "The weights are {it}: they look like ratings.",
-        "A bad rating would count as a little interest instead of as a dislike.",
-        "Import them as ratings, with --dislikes-below.",
-        _rating_weights,
-    ),
-    Check(
-        "old-model",
-        "warning",
-        "The model in use is of {it[0]} and {it[1]:,} events; the log has {a.events:,}, the "
-        "newest of {it[2]}.",
-        "It does not know the items and habits that came since.",
-        "Train again, with heed train or POST /v1/models/train, and do so regularly.",
-        _old_model,
-    ),
-)
+    "ratings-as-weights": _rating_weights,
+    "old-model": _old_model,
+}

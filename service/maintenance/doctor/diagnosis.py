@@ -11,20 +11,17 @@ from pathlib import Path
 
 from service.domain.errors import Corrupt, HeedError, Invalid
 from service.domain.names import DEFAULT_NAMESPACE
-from service.domain.settings import PREFIX, Settings
+from service.domain.settings import Settings
 from service.maintenance.backups.backup import find_namespaces
 from service.maintenance.doctor.checks import (
-    DAMAGED_MODEL,
     HOST_CHECKS,
-    INTERRUPTED_JOB,
     LOG_CHECKS,
     NAMESPACE_CHECKS,
-    UNFINISHED_COPY,
     check_backup,
     check_model_files,
     check_store_file,
 )
-from service.maintenance.doctor.findings import SEVERITIES, Finding, run_checks
+from service.maintenance.doctor.findings import FINDINGS, SEVERITIES, Finding, run_checks
 from service.maintenance.doctor.installation import (
     DAY,
     Disk,
@@ -51,66 +48,6 @@ from service.stores.postgres.namespaces import find_namespace, namespace_names
 from service.stores.postgres.server_state import read_server
 from service.stores.postgres.shared_parts import SharedParts, is_leased
 from service.stores.records import copying
-
-_INVALID_SETTING = Finding(
-    "invalid-setting",
-    "error",
-    "{it}.",
-    "The service does not start.",
-    "Correct the value; the other checks assume the defaults.",
-)
-_NO_DIRECTORY = Finding(
-    "no-store",
-    "error",
-    "The data directory {it} does not exist.",
-    "There is nothing to serve.",
-    "Check HEED_DATA or --data.",
-)
-_NO_ENCODER = Finding(
-    "no-encoder",
-    "error",
-    "{it}.",
-    "The service does not start.",
-    "Install the encoder, or correct HEED_ENCODER.",
-)
-_METRICS_REFUSED = Finding(
-    "metrics-refused",
-    "note",
-    "{it}.",
-    "The hit rate of its cache is not known.",
-    f"Set {PREFIX}API_KEY to a key with the scope metrics, or let the service keep one "
-    f"({PREFIX}METRICS_KEY_FILE).",
-)
-_NO_PERMISSION = Finding(
-    "no-permission",
-    "error",
-    "{it}.",
-    "Stored data were not examined; the service does not start as this user.",
-    "Run heed as the user who owns the data directory.",
-)
-_UNREACHABLE = Finding(
-    "store-unreachable",
-    "error",
-    "The database {name} cannot be read: {it}.",
-    "The service answers from what it knows, degraded, refuses writes, and does not start.",
-    "Check HEED_STORE (host, port, database, user, and the passfile it names), that the server "
-    "runs and takes writes, and what its pg_hba.conf and the network permit.",
-)
-_NO_NAMESPACE = Finding(
-    "no-namespace",
-    "error",
-    "There is no namespace {it} in {name}.",
-    "Keys that are bound to it open nothing.",
-    "Check --namespace; heed namespaces create {it} creates it.",
-)
-_DAMAGED_DATABASE = Finding(
-    "damaged-store",
-    "error",
-    "{it}.",
-    "Rows on damaged pages cannot be read, or are lost.",
-    "Run heed check --full and pg_amcheck, look at the server's log, restore a backup into another "
-    "database, and check the disk.",
-)
 
 
 def diagnose(
@@ -142,18 +79,18 @@ def diagnose(
         settings = Settings.read({"data": data})
     except Invalid as error:
         settings = Settings.model_construct(data=data)
-        findings.append(_INVALID_SETTING.about(error))
+        findings.append(FINDINGS["invalid-setting"].about(error))
     if not data.is_dir() and not is_shared(settings.store):
-        return [*findings, _NO_DIRECTORY.about(data)]
+        return [*findings, FINDINGS["no-store/directory"].about(data)]
     encoder = metrics = None
     try:
         encoder = open_encoder(settings.encoder).name
     except HeedError as error:
-        findings.append(_NO_ENCODER.about(error))
+        findings.append(FINDINGS["no-encoder"].about(error))
     try:
         metrics = read_metrics(settings, environment)
     except KeyRefused as error:
-        findings.append(_METRICS_REFUSED.about(error))
+        findings.append(FINDINGS["metrics-refused"].about(error))
     # A machine that only looks at a database has no directory.
     usage = shutil.disk_usage(
         next(each for each in (data, *data.absolute().parents) if each.exists())
@@ -175,7 +112,7 @@ def diagnose(
             namespaces = _examine_directory(installation, findings, full=full)
     except PermissionError as error:
         sentence = denied(Path(os.fsdecode(error.filename)))
-        findings.append(_NO_PERMISSION.about(f"{sentence[0].upper()}{sentence[1:]}"))
+        findings.append(FINDINGS["no-permission"].about(f"{sentence[0].upper()}{sentence[1:]}"))
     findings += run_checks(HOST_CHECKS, installation, namespaces)
     findings += check_backup(installation, namespaces)
     return sorted(findings, key=lambda each: SEVERITIES.index(each.severity))
@@ -221,7 +158,7 @@ def _examine_database(
             numbers = {only: numbers.get(only)}
         for name, number in numbers.items():
             if number is None:
-                missing = _NO_NAMESPACE.about(name, name=server.name)
+                missing = FINDINGS["no-namespace"].about(name, name=server.name)
                 findings.append(missing._replace(namespace=name))
                 continue
             faults: list[Finding] = []
@@ -230,10 +167,10 @@ def _examine_database(
                 namespace = _read_namespace(installation, connections, name, number, faults)
                 namespaces.append(namespace)
             except Corrupt as error:
-                faults.append(_DAMAGED_DATABASE.about(error))
+                faults.append(FINDINGS["damaged-store/database"].about(error))
             _add(findings, faults, installation, namespace, name)
     except HeedError as error:
-        findings.append(_UNREACHABLE.about(error, name=connections.name))
+        findings.append(FINDINGS["store-unreachable"].about(error, name=connections.name))
     finally:
         connections.abandon()
     return installation, namespaces
@@ -269,10 +206,12 @@ def _read_namespace(
         origin = run_job_blocking(connection, number, copying.unfinished())
     if origin is not None:
         place = f"the namespace {name} of {connections.name}"
-        faults.append(UNFINISHED_COPY.about(f"{place} of {origin}"))
+        faults.append(FINDINGS["unfinished-copy"].about(f"{place} of {origin}"))
     shared = SharedParts(connections, number)
     faults += [
-        INTERRUPTED_JOB.about(row.job_id) for row in shared.jobs.unfinished() if not is_training
+        FINDINGS["interrupted-job"].about(row.job_id)
+        for row in shared.jobs.unfinished()
+        if not is_training
     ]
     model = _read_models(shared, faults)
     return NamespaceData(name, namespace_folder(installation.settings.data, name), log, model)
@@ -286,7 +225,7 @@ def _read_models(shared: SharedParts, faults: list[Finding]) -> ServedModel | No
         try:
             model = read_shared_model(files, parse_manifest(stored.description, stored.name))
         except Corrupt as error:
-            faults.append(DAMAGED_MODEL.about(error))
+            faults.append(FINDINGS["damaged-model"].about(error))
             continue
         if stored.name == active:
             served = model

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, Literal, NamedTuple, TypeVar
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
 
 # An error: answers or data are at risk now. A warning: something is likely not as intended.
 # A note: nothing is wrong.
@@ -29,31 +31,25 @@ class Finding(NamedTuple):
         what, why, todo = (text.format(it=it, **facts) for text in self[2:5])
         return self._replace(what=what, why=why, todo=todo)
 
-    def when(self, condition: Callable[[A, B], object]) -> Check[A, B]:
-        """Return the check that finds this under a condition."""
-        return Check(self.code, self.severity, self.what, self.why, self.todo, condition)
+
+# Conditions by the name of a finding: each takes two facts, and returns a list with an entry for
+# each finding, or one value; False and None are no fault. The entry is `{it}` in the sentences.
+Checks = Mapping[str, Callable[[A, B], object]]
 
 
-class Check(NamedTuple, Generic[A, B]):
-    """The sentences of a finding, and the condition under which two facts show the fault.
-
-    `when` returns a list with an entry for each finding, or one value; False and None are no fault.
-    The entry is `{it}` in the sentences.
-    """
-
-    code: str
-    severity: Severity
-    what: str
-    why: str
-    todo: str
-    when: Callable[[A, B], object]
+def _read_findings() -> dict[str, Finding]:
+    rows = tomllib.loads(Path(__file__).with_name("findings.toml").read_text("utf-8"))
+    return {name: Finding(name.partition("/")[0], **row) for name, row in rows.items()}
 
 
-def run_checks(checks: Iterable[Check[A, B]], a: A, b: B) -> Iterator[Finding]:
+FINDINGS: Mapping[str, Finding] = _read_findings()
+
+
+def run_checks(checks: Checks[A, B], a: A, b: B) -> Iterator[Finding]:
     """Yield the findings of checks on two facts, which their sentences call `{a}` and `{b}`."""
-    for check in checks:
-        result = check.when(a, b)
+    for name, condition in checks.items():
+        result = condition(a, b)
         if result is None or result is False:
             continue
         for it in result if isinstance(result, list) else [result]:
-            yield Finding(*check[:5]).about(it, a=a, b=b)
+            yield FINDINGS[name].about(it, a=a, b=b)
