@@ -1,19 +1,167 @@
-"""Full-ranking evaluation: ranks every target against the whole catalogue."""
+"""Full-ranking evaluation: ranks every target against the whole catalogue, and measures the ranks.
+
+Metrics of two rankers are compared by bootstrap confidence intervals of their differences. Slices
+group the cases by gap to the target, by history length and by item age.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
-from models.data.interactions import Interactions
-from models.evaluation.metrics import hits, mean, ndcg_gains, reciprocal_ranks, standard_error
+from models.compute.device import SINGLE_PROCESS, DataParallelGroup
+from models.data.interactions import WHOLE_LOG, Interactions, LogShards
 from models.evaluation.splits import Holdout
+
+Ranks = NDArray[np.int64]  # [M], one per case
+CaseValues = NDArray[np.float64]  # [M], one term of a mean per case
+
+_SAMPLES = 2000  # of a bootstrap
+_LEVEL = 0.95  # of its interval
+
+
+class PairedDifference(NamedTuple):
+    """Mean of b minus mean of a over the same cases, with its bootstrap interval."""
+
+    difference: float
+    low: float
+    high: float
+    standard_error: float
+
+
+def hits(ranks: Ranks, k: int = 10) -> CaseValues:
+    """Return [M] 1 if the target is among the first k; the mean is HR@k, here also recall@k."""
+    return (ranks < k).astype(np.float64)
+
+
+def mean(values: CaseValues, shards: LogShards = WHOLE_LOG) -> float:
+    """Return the mean of values [M] over the cases of all shards; nan without cases. Collective."""
+    if shards.count == 1:
+        return float(values.mean()) if len(values) else float("nan")
+    total, count = shards.sum(np.array([values.sum(), len(values)]))
+    return float(total / count) if count else float("nan")
+
+
+def share_of_users(
+    users: NDArray[np.int32], ranks: Ranks, k: int = 10, *, shards: LogShards = WHOLE_LOG
+) -> float:
+    """Return the share of users with a target among the first k; nan without cases.
+
+    Args:
+        users: [M], of each case; a user has one for each item of the next basket.
+        ranks: [M].
+        k: the cut-off.
+        shards: the shards of the log, over which this is collective.
+    """
+    rows, of_user = np.unique(users, return_inverse=True)
+    found = np.zeros(len(rows))
+    np.maximum.at(found, of_user, hits(ranks, k))
+    return mean(found, shards)
+
+
+def ndcg_gains(ranks: Ranks, k: int = 10) -> CaseValues:
+    """Return [M] 1 / log2(rank + 2) if the target is among the first k, else 0; mean: NDCG@k.
+
+    With one relevant item the ideal gain is 1, so the gain is its own normalisation
+    (Järvelin & Kekäläinen 2002).
+    """
+    return np.where(ranks < k, discounts(ranks), 0.0)
+
+
+def reciprocal_ranks(ranks: Ranks) -> CaseValues:
+    """Return [M] 1 / (rank + 1) over the full ranking; the mean is MRR."""
+    return 1.0 / (ranks.astype(np.float64) + 1.0)
+
+
+def popularity_weights(counts: NDArray[np.int64]) -> CaseValues:
+    """Return [M] 1 / sqrt(1 + n), n being the number of training events of each case's target.
+
+    The weighted mean sum(w * v) / sum(w) is the popularity-debiased metric: inverse propensity
+    scoring (Yang et al. 2018), self-normalised (Swaminathan & Joachims 2015), with the propensity
+    of an item to be observed taken as sqrt(1 + n).
+    """
+    weights: CaseValues = 1.0 / np.sqrt(1.0 + counts)
+    return weights
+
+
+def discounts(ranks: Ranks) -> CaseValues:
+    """Return [...] 1 / log2(rank + 2), the discount of each rank in DCG."""
+    discount: CaseValues = 1.0 / np.log2(ranks.astype(np.float64) + 2.0)
+    return discount
+
+
+def standard_error(values: CaseValues, shards: LogShards = WHOLE_LOG) -> float:
+    """Return the standard error of the mean over the cases of all shards; nan for fewer than two.
+
+    Collective over the shards.
+    """
+    if shards.count == 1:
+        return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+    squares = (values - mean(values, shards)) ** 2
+    total, count = shards.sum(np.array([squares.sum(), len(values)]))
+    return float(np.sqrt(total / (count - 1) / count)) if count > 1 else float("nan")
+
+
+def bootstrap(differences: CaseValues) -> PairedDifference:
+    """Bootstrap the mean of paired differences [M] between two rankers, over the same cases.
+
+    Cases are resampled for both rankers together, so that the difficulty of a case cancels
+    (Efron & Tibshirani 1993, percentile interval). Raises ValueError for no case.
+    """
+    if not len(differences):
+        raise ValueError("a bootstrap needs at least one case")
+    # Most cases differ not at all, or by one of few amounts: drawing the multiplicity of each
+    # distinct amount is equivalent to drawing cases, and far faster.
+    amounts, counts = np.unique(differences, return_counts=True)
+    rng = np.random.default_rng(0)
+    share = counts / len(differences)
+    step = max(1, (1 << 22) // len(amounts))  # bounds the draws held at once
+    means = np.concatenate(
+        [
+            rng.multinomial(len(differences), share, size=min(step, _SAMPLES - start)) @ amounts
+            for start in range(0, _SAMPLES, step)
+        ]
+    ) / len(differences)
+    low, high = np.quantile(means, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+    return PairedDifference(float(differences.mean()), float(low), float(high), float(means.std()))
+
+
+def graded_ndcg(ranking: Sequence[str], relevance: Mapping[str, float], k: int = 10) -> float:
+    """Compute nDCG@k of one query's ranking against graded judgements, as trec_eval does.
+
+    Gains are linear; unjudged ids gain nothing; the ideal is the best order of all judged ids.
+    A query without a relevant id scores 0. Raises ValueError for an id that is ranked twice.
+    """
+    top = list(ranking[:k])
+    if len(set(top)) < len(top):
+        raise ValueError("an id is ranked twice")
+    ideal = sorted((max(gain, 0.0) for gain in relevance.values()), reverse=True)[:k]
+    best = float(np.dot(ideal, discounts(np.arange(len(ideal)))))
+    gained = [max(relevance.get(name, 0.0), 0.0) for name in top]
+    return float(np.dot(gained, discounts(np.arange(len(gained))))) / best if best > 0 else 0.0
+
+
+def recall(ranking: Sequence[str], relevance: Mapping[str, float], k: int = 100) -> float:
+    """Return the share of the relevant ids (judged above 0) among the first k; 0 without any."""
+    relevant = {name for name, gain in relevance.items() if gain > 0}
+    retrieved = relevant.intersection(ranking[:k])
+    return len(retrieved) / len(relevant) if relevant else 0.0
+
+
+def first_relevant_rank(
+    ranking: Sequence[str], relevance: Mapping[str, float], k: int = 100
+) -> int:
+    """Return the rank of the first relevant id (judged above 0), from 0; k if the first k lack one.
+
+    The mean of `hits` over these ranks is success@k.
+    """
+    top = ranking[:k]
+    return next((at for at, name in enumerate(top) if relevance.get(name, 0.0) > 0), k)
 
 
 class Ranker(Protocol):
@@ -206,3 +354,74 @@ def _top_items(
     k = min(k, scores.shape[1])
     top = np.argpartition(-scores, k - 1, axis=1)[:, :k]
     return top[np.take_along_axis(scores, top, axis=1) > -np.inf]
+
+
+_SECOND = 1_000_000  # microseconds
+_DAY = 86_400 * _SECOND
+
+# Upper bounds, inclusive; the last group has no bound.
+_GAPS = {
+    "0 s": 0,
+    "up to 1 minute": 60 * _SECOND,
+    "up to 1 hour": 3600 * _SECOND,
+    "up to 1 day": _DAY,
+    "over 1 day": None,
+}
+_LENGTHS = {"up to 10 events": 10, "up to 50": 50, "up to 200": 200, "over 200": None}
+_AGES = {
+    "first event later": -1,  # never in a split by time
+    "up to 7 days": 7 * _DAY,
+    "up to 30 days": 30 * _DAY,
+    "up to 1 year": 365 * _DAY,
+    "over 1 year": None,
+}
+
+
+class Slice(NamedTuple):
+    """A weighting of the cases: a metric of the slice is sum(w * v) / sum(w)."""
+
+    by: str  # the property of the cases
+    label: str  # its values in this slice
+    weights: CaseValues  # [M], 0 outside the slice
+
+    @property
+    def n_cases(self) -> int:
+        """The number of cases in the slice."""
+        return int(np.count_nonzero(self.weights))
+
+
+def slice_cases(train: Interactions, cases: Holdout) -> list[Slice]:
+    """Slice the cases of a model that was trained on `train`; slices without cases are left out.
+
+    The gap is the time from the newest event of the history to the target, and the age of an item
+    the time from its first event in training to the target. Slices of one property exclude each
+    other.
+    """
+    counts = train.liked().item_counts()[cases.targets]
+    gaps = cases.gaps()
+    first = np.full(train.n_items, np.iinfo(np.int64).max)
+    np.minimum.at(first, train.items, train.timestamps)
+    trained = train.item_counts()[cases.targets] > 0
+    ages = cases.timestamps - first[cases.targets]
+    found = [
+        Slice("all", "all cases", np.ones(len(cases))),
+        Slice("all", "popularity-debiased", popularity_weights(counts)),
+        *_bins("gap to the target", gaps, _GAPS, gaps >= 0),
+        *_bins("history", cases.history.lengths[cases.users], _LENGTHS),
+        *_bins("age of the item", ages, _AGES, trained),
+        Slice("age of the item", "not in training", (~trained).astype(np.float64)),
+    ]
+    return [each for each in found if each.n_cases]
+
+
+def _bins(
+    by: str,
+    values: NDArray[np.int64],
+    bounds: dict[str, int | None],
+    known: NDArray[np.bool_] | bool = True,
+) -> Iterator[Slice]:
+    """Cut the `known` cases by the smallest bound that is at least their value."""
+    edges = [bound for bound in bounds.values() if bound is not None]
+    places = np.searchsorted(edges, values)
+    for place, label in enumerate(bounds):
+        yield Slice(by, label, (known & (places == place)).astype(np.float64))

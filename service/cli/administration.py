@@ -100,7 +100,7 @@ def remove_namespace(
 
 def _described(directory: Any, data: Path, name: str) -> tuple[str, str, str, str, str]:
     """Return the items, users, events, bytes and model of a namespace, as they are printed."""
-    from service.snapshots.versions.opening import open_registry
+    from service.snapshots.shared_registry import open_registry
 
     folder = directory.find(name) if name != DEFAULT_NAMESPACE else data
     size = data_layout.folder_size(folder)

@@ -137,7 +137,7 @@ def _print(findings: Iterable[CheckResult]) -> int:
 def _check_models(data: Path) -> Iterable[CheckResult]:
     from service.domain.errors import HeedError
     from service.runtime.data_layout import MODELS_FOLDER
-    from service.snapshots.versions.opening import open_registry
+    from service.snapshots.shared_registry import open_registry
     from service.stores.values import CheckResult
 
     if not (data / MODELS_FOLDER).exists():
@@ -173,9 +173,8 @@ def _check_shared_versions(data: Path) -> Iterable[CheckResult]:
     from contextlib import closing
 
     from service.domain.errors import Corrupt
-    from service.snapshots.versions.manifest import parse_manifest
-    from service.snapshots.versions.shared_registry import KIND
-    from service.snapshots.versions.transfer import check_chunks
+    from service.snapshots.shared_registry import KIND
+    from service.snapshots.version_files import check_chunks, parse_manifest
     from service.stores.values import CheckResult
 
     with open_store(data) as store:

@@ -14,7 +14,8 @@ from service.domain.errors import Invalid
 Files = Annotated[
     list[Path],
     typer.Argument(
-        metavar="FILE…", help="CSV, TSV, JSONL or Parquet; .gz and .xz too. - reads a pipe."
+        metavar="FILE…",
+        help="CSV, TSV, JSONL, JSON arrays or Parquet; .gz and .xz too. - reads a pipe.",
     ),
 ]
 DislikesBelow = Annotated[
@@ -273,7 +274,7 @@ def _dims() -> int:
     settings = Settings.read()
     if settings.model_fields_set & {"embedding_dim", "encoder"}:
         # The encoder takes seconds to load: only explicit settings are compared with it.
-        from service.snapshots.text_encoders import open_encoder
+        from service.snapshots.text_embeddings import open_encoder
 
         encoder = open_encoder(settings.encoder)
         check_embedding_dim(settings, encoder.name, encoder.dimension)

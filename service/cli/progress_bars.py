@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 if TYPE_CHECKING:
-    from models.training.training_run import TrainingProgress as Training
+    from models.training.fit import TrainingProgress as Training
     from service.datasets.base import Dataset
     from service.training.training_corpus import StageProgressCallback
 

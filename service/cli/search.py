@@ -42,9 +42,9 @@ def calibrate_grown(store: Any, data: Path) -> None:
 
     Only for the static encoder, which embeds them in seconds; for others, say what does.
     """
-    from models.text.static_encoder import StaticEncoder
+    from models.text.encoders import StaticEncoder
     from service.domain.settings import STATIC_ENCODER, Settings
-    from service.snapshots.search_parameters import is_calibration_due
+    from service.snapshots.live_search import is_calibration_due
 
     encoder, path = Settings.read().encoder, data / SEARCH_FILE
     count = asyncio.run(store.counts())["items"]
@@ -69,8 +69,11 @@ def calibrate_stored(
     Raises:
         Invalid: they have too few texts, or no table can be fitted where one is asked for.
     """
-    from service.snapshots.query_tables import save_query_table
-    from service.snapshots.search_parameters import FittedParameters, save_search_parameters
+    from service.snapshots.live_search import (
+        FittedParameters,
+        save_query_table,
+        save_search_parameters,
+    )
 
     vectors = open_search_embeddings(data, encoder)
     found = calibrate_queries(store.scan_items(), vectors, queries)
@@ -147,8 +150,7 @@ def _print_choice(found: Any, is_used: bool) -> None:
 
 def open_search_embeddings(data: Path, encoder: str, *, stored: bool = True) -> Any:
     """Open the embeddings of stored items or of others, which do not replace the service's."""
-    from service.snapshots.text_embeddings import EmbeddingCache, is_of_other_encoder
-    from service.snapshots.text_encoders import open_encoder
+    from service.snapshots.text_embeddings import EmbeddingCache, is_of_other_encoder, open_encoder
 
     reader = open_encoder(encoder)
     kept = data / EMBEDDINGS_FILE
@@ -200,7 +202,7 @@ def evaluate_search(
     [bold]heed tune-search[/] would choose for its items, the stored items' as
     [bold]heed serve[/] does; [bold]--queries[/] says otherwise.
     """
-    from models.evaluation.metrics import standard_error
+    from models.evaluation.full_ranking import standard_error
     from models.text.bm25 import TITLE_WEIGHT
     from service.lab import search_quality
     from service.lab.comparison_report import format_interval
@@ -296,7 +298,7 @@ def tune_search(
     from service.cli import progress_bars
     from service.lab import search_quality
     from service.lab.comparison_report import format_interval
-    from service.snapshots.search_parameters import FittedParameters, save_search_parameters
+    from service.snapshots.live_search import FittedParameters, save_search_parameters
 
     if folder is None and judgments is None:
         with open_store(data) as store:
@@ -337,8 +339,7 @@ def _served(data: Path, vectors: Any, queries: str) -> Any:
     Raises:
         Invalid: a table is asked for and none is in use.
     """
-    from service.snapshots.live_search import SearchSetup
-    from service.snapshots.search_parameters import load_search_parameters
+    from service.snapshots.live_search import SearchSetup, load_search_parameters
 
     setup, encoder = SearchSetup.load(vectors, data), vectors.encoder
     if queries == "table" and setup.encoder == encoder.name:
@@ -351,7 +352,7 @@ def _served(data: Path, vectors: Any, queries: str) -> Any:
 
 def _calibrated(items: Any, vectors: Any, queries: Any) -> Any:
     """Return the setup calibrated to items, with the defaults where they have too few texts."""
-    from models.ranking.search_parameters import DEFAULTS
+    from models.ranking.matches import DEFAULTS
     from service.snapshots.live_search import SearchSetup
 
     encoder = vectors.encoder

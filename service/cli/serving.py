@@ -41,7 +41,7 @@ def demo(
     a restart. Steps already done are skipped.
     """
     from service.domain.settings import Settings
-    from service.snapshots.versions.opening import open_registry
+    from service.snapshots.shared_registry import open_registry
 
     if not prepare:
         set_threads(1)  # as `_serve` does; the training has a process of its own

@@ -26,7 +26,7 @@ from service.cli.console import (
     use_all_cores,
 )
 from service.domain.errors import Conflict, HeedError
-from service.jobs.job import MAX_EPOCHS
+from service.jobs.training_command import MAX_EPOCHS
 from service.runtime.data_layout import CHECKPOINT_FILE
 
 _log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def train(
     from service.domain.settings import Settings
     from service.runtime import logs
     from service.runtime.memory import memory_room
-    from service.snapshots.versions.opening import open_registry
+    from service.snapshots.shared_registry import open_registry
     from service.training import process_group, train_and_publish, training_corpus
 
     def announce(used: Preset) -> None:
@@ -277,7 +277,7 @@ def list_models(data: Data = DATA) -> None:
     from rich.table import Table
 
     from service.domain.timestamps import to_rfc3339
-    from service.snapshots.versions.opening import open_registry
+    from service.snapshots.shared_registry import open_registry
 
     with open_shared_store(data) as store:
         found = open_registry(data, store).versions()
@@ -313,7 +313,7 @@ def activate_model(
 
     Of several machines, those that lack the version fetch it first.
     """
-    from service.snapshots.versions.opening import open_registry
+    from service.snapshots.shared_registry import open_registry
 
     with open_shared_store(data) as store:
         open_registry(data, store).activate(version)
@@ -334,7 +334,7 @@ def prune_models(
     The current version is always kept; so are versions that cannot be loaded, for inspection. A
     removed version cannot be activated again.
     """
-    from service.snapshots.versions.opening import open_registry
+    from service.snapshots.shared_registry import open_registry
 
     with open_shared_store(data) as store:
         removed = open_registry(data, store).prune(keep)

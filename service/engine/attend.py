@@ -10,11 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import attend, logits
-from models.attention.attention_options import AttentionOptions
-from models.attention.multihead import split_heads
+from models.attention.attend import (
+    AttentionOptions,
+    Scorer,
+    additive,
+    attend,
+    cosine,
+    logits,
+    normalize,
+    scaled_dot,
+)
+from models.attention.kv_memory import split_heads
 from models.attention.partial_softmax import KVBlock
-from models.attention.scorers import Scorer, additive, cosine, normalize, scaled_dot
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
 from models.history.user_memory import UserMemory

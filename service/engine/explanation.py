@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory, build_memory
-from models.ranking.explain import Effects, Reason, explain
-from models.ranking.leave_one_out import scores_without
+from models.ranking.explanation import Effects, Reason, explain, scores_without
 from models.ranking.scoring import Scores, score
 from service.domain.errors import StoreUnreachable
 from service.domain.timestamps import to_rfc3339
@@ -313,7 +312,7 @@ def foremost_reasons(
     `merge_events` puts together. Their effects add up to the
     effect of all of them, where that is computed, and are else those of each.
 
-    The arguments are those of `models.ranking.explain.explain`, and the `events` of the memory.
+    The arguments are those of `models.ranking.explanation.explain`, and the `events` of the memory.
     """
     wanted = 2 * top + _SPARE
     if user.collapsed is not None:  # which other events count depends on how many are looked at

@@ -16,13 +16,13 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.item_filter import ItemFilter, comparisons
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint, watched
 from models.data.event_log import EventLog
 from models.history.user_memory import UserMemory, build_memory
-from models.ranking.explain import Reason
+from models.ranking.explanation import Reason
 from models.ranking.scoring import Scores
 from service.domain.errors import NotFound, StoreUnreachable
 from service.domain.records import ATTRIBUTES, Item
@@ -40,7 +40,7 @@ from service.engine.selection import (
 )
 from service.histories.event_columns import EMPTY, EventColumns
 from service.histories.memory_provider import LONG
-from service.questions.answers import AnsweredItemOut, AnswerOut
+from service.questions.answers import AnsweredItemOut, AnswerOut, WarningOut
 from service.questions.asked import InlineEventIn, PersonalQuestion
 from service.questions.parts import ALL_EVENTS, FacetIn, RuleIn, SortIn, VisibleIn
 from service.runtime.work_queue import current_turn
@@ -117,6 +117,18 @@ class Request(Generic[Q]):
         with self.stages("store"):
             await self._open_log()
 
+    def counted_types(
+        self, names: frozenset[str] | None
+    ) -> tuple[NDArray[np.integer], tuple[WarningOut, ...]]:
+        """Return the codes of event types that count, and a warning of each that no event has."""
+        known = self.parts.event_log.loaded.types.ids
+        missing = sorted((names or frozenset()).difference(known))
+        warnings = (
+            WarningOut(pointer="/type", detail=f"no event has the type {name!r}")
+            for name in missing
+        )
+        return self.parts.event_log.type_codes(names), (*warnings,)
+
     async def load(
         self, user_id: str | None, history: Sequence[InlineEventIn] = ()
     ) -> EventColumns:
@@ -135,7 +147,7 @@ class Request(Generic[Q]):
         self.log = await self.parts.event_log.current()
         self.snapshot = await live.current()
         catalogue = self.snapshot.catalogue
-        if not catalogue.present.any() and len(catalogue) < len(live.vocabulary):
+        if not catalogue.present.any() and len(catalogue) < len(live.served.vocabulary):
             # Without any catalogue, the items are those of the events.
             try:
                 await live.refresh_popularity()

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
-from models.ranking.explain import Reason
+from models.ranking.explanation import Reason
 from models.ranking.recommend import Ranked, best_scores, recommend
 from models.ranking.scoring import Scores, score
-from models.ranking.steering.item_steering import ItemSteering
+from models.ranking.steering import ItemSteering
 from service.domain.errors import NotFound
 from service.engine.explanation import Contribution, ExplanationWriter, explain_items, remainder_of
 from service.engine.pipeline import Request
@@ -112,16 +111,12 @@ async def _ranked(
     rank: Callable[[UserMemory], tuple[ItemRows, Scores]],
     size: float = math.inf,
 ) -> AnswerOut:
-    """Answer with the items that `rank` returns, explained; a sample of them is audited."""
+    """Answer with the items that `rank` returns, explained."""
     question: PersonalQuestion = request.question
     snapshot, options = request.snapshot, request.options
 
     def attend(user: UserMemory) -> tuple[ItemRows, Scores, list[list[Reason]]]:
         rows, scores = rank(user)
-        every = replace(options, mode="exact")
-        request.parts.memories.long_work.audit(
-            user, scores, lambda count: score(snapshot, user, rows[:count], every)
-        )
         reasons = list[list[Reason]]()
         if question.explain:
             reasons = explain_items(

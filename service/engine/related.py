@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import LoggedEvents, log_sizes, of_types
-from models.data.import_times import at_import, lacks_order
-from models.ranking.ready.popularity import best_rows
-from models.ranking.ready.together import MIN_SUPPORT, Companions, companions
+from models.data.interactions import at_import, lacks_order
+from models.ranking.event_counts import MIN_SUPPORT, Companions, best_rows, companions
+from models.ranking.lineup import SteeredRows, line_up_ranked
 from models.ranking.similar_items import comparable, compare_items, similar, spaces_of
-from models.ranking.steering.ranked_lineup import SteeredRows, line_up_ranked
 from service.domain.errors import Invalid
 from service.domain.timestamps import to_rfc3339
 from service.engine.pipeline import Request
@@ -179,7 +178,8 @@ def _similar(request: Request[SimilarIn], selection: ItemSelection) -> AnswerOut
 
 def _together(request: Request[TogetherIn], selection: ItemSelection) -> AnswerOut:
     question, snapshot, log, at = request.question, request.snapshot, request.log, request.until
-    types = request.parts.event_log.type_codes(types_of(question.type))
+    types, unknown = request.counted_types(types_of(question.type))
+    selection = selection.with_warnings(unknown)
     catalogue = snapshot.catalogue
     row = known_row(request)
     allowed = selection.allowed.copy()

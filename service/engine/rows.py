@@ -9,16 +9,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog
 from models.history.user_memory import UserMemory
-from models.ranking.explain import Reason, explain
-from models.ranking.ready.because import because_rows
-from models.ranking.ready.distinctive_categories import distinctive_categories
+from models.ranking.audiences import because_rows, distinctive_categories
+from models.ranking.explanation import Reason, explain
+from models.ranking.lineup import QuotaChoice
 from models.ranking.recommend import Ranked, best_scores, recommend
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
-from models.ranking.steering.ranked_lineup import QuotaChoice
+from models.ranking.steering import NO_STEERING, ItemSteering
 from service.domain.records import NEGATIVE
 from service.engine.explanation import (
     Contribution,

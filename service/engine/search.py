@@ -16,17 +16,23 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.catalogue.item_entry import EMBEDDING
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.item_filter import EVERYTHING
+from models.catalogue.item_values import EMBEDDING
 from models.catalogue.snapshot import Snapshot
 from models.catalogue.sorting import SortedValue, SortKey, SortPosition, position, sorted_rows
 from models.history.user_memory import UserMemory
-from models.ranking.explain import Reason
-from models.ranking.matching.field_matches import FieldMatches, match_fields
-from models.ranking.matching.keyword_matches import allowed_keywords
-from models.ranking.matching.meaning_floor import meaning_floor
-from models.ranking.matching.search_results import SearchResults
+from models.ranking.explanation import Reason
+from models.ranking.lineup import QuotaChoice, SteeredRows
+from models.ranking.matches import (
+    DEFAULTS,
+    FieldMatches,
+    SearchParameters,
+    SearchResults,
+    allowed_keywords,
+    match_fields,
+    meaning_floor,
+)
 from models.ranking.scoring import Scores, score
 from models.ranking.search import (
     EventResults,
@@ -37,12 +43,10 @@ from models.ranking.search import (
     strong_matches,
     take,
 )
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering, Quota
-from models.ranking.steering.ranked_lineup import QuotaChoice, SteeredRows
+from models.ranking.steering import NO_STEERING, ItemSteering, Quota
 from models.text.bm25 import Hits
-from models.text.keywords import MAX_COMPLETED, NO_KEYWORDS
 from models.text.query_parser import ParsedQuery
+from models.text.terms import MAX_COMPLETED, NO_KEYWORDS
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.domain.timestamps import to_rfc3339
@@ -64,8 +68,7 @@ from service.engine.selection import (
     steer_items,
     warn,
 )
-from service.histories.event_columns import EMPTY, EventColumns
-from service.histories.history_assembler import visible_events
+from service.histories.event_columns import EMPTY, EventColumns, visible_events
 from service.questions.answers import (
     AnsweredItemOut,
     AnswerOut,

@@ -10,20 +10,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.facets import FacetValue
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
 from models.data.event_log import EventLog
 from models.history.user_memory import UserMemory
-from models.ranking.explain import Reason
-from models.ranking.ready.affinities import ValueAffinity, affinities
-from models.ranking.ready.audience import (
+from models.ranking.audiences import (
     AudienceScore,
+    ValueAffinity,
+    affinities,
     audience_score,
     candidate_users,
     reference_rows,
 )
+from models.ranking.explanation import Reason
 from models.ranking.scoring import Scores
 from service.domain.timestamps import to_rfc3339
 from service.engine.explanation import (

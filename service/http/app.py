@@ -80,16 +80,12 @@ def create_app(
         if engine is None:
             app.state.namespaces = Namespaces(settings, await open_engine(settings))
         namespaces: Namespaces = app.state.namespaces
-        namespaces.on_open(observe_errors)
         namespaces.on_remove(metrics.forget_namespace)
         namespaces.begin()
         try:
             yield
         finally:
             await namespaces.close()
-
-    def observe_errors(name: str, opened: Engine) -> None:
-        opened.observe_errors(metrics.error_observer(name))
 
     app = FastAPI(
         title="Heed",

@@ -1,24 +1,29 @@
-"""Records of the jobs of a namespace, kept true: interrupted jobs are marked as failed.
+"""Records of the jobs of a namespace, kept true: what was interrupted is marked as failed.
 
     <data>/jobs/<id>.json     a job, unless machines share them in a database
-    <data>/jobs/<id>.cancel   requests its cancellation, as above
+    <data>/jobs/<id>.cancel   requests its cancellation, unless in a database
     <data>/jobs/runner.lock   held by the process of this machine that runs a job, `heed train` too
     <data>/jobs/child.lock    held by that process and inherited by the training
 
-The locks are of the system (flock) and end with the process that holds them. With the runner's lock
-free, the child's distinguishes an orphaned training from none. Machines that share jobs take a
-lease in the database besides the lock, which says whether another machine runs one.
+With the runner's lock free, the child's tells an orphaned training from none. Machines that share
+jobs take a lease in the database besides the lock, which says whether another machine runs one.
+
+The lock of this machine is one of the system (flock), which ends with the process that holds it: a
+killed training leaves none behind. It is taken before the lease: whoever has only lost the lease
+still holds it, by which it is told from a process that is gone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
+import threading
 import time
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from service.domain.errors import Busy, Conflict, HeedError, NotFound
 from service.domain.names import is_name, next_time, timestamped_name
@@ -27,12 +32,74 @@ from service.jobs.job import Job
 from service.runtime import durable_files
 from service.runtime.child_process import kill_holders
 from service.runtime.data_layout import JOBS_FOLDER, RUNNER_LOCK
+from service.runtime.logs import log_failure
 from service.stores.base import Store
 from service.stores.postgres.shared_parts import LeaseState, SharedJobs, SharedLease
 
 
-class FileJobStore:
-    """Reads and writes the jobs in `directory`, of which the newest `keep` are kept."""
+class JobStore(Protocol):
+    """Reads and writes jobs, and keeps the newest. Methods block.
+
+    All may raise `Unavailable` where the jobs are in a database.
+    """
+
+    def create(self, options: Mapping[str, Any], created: int, started_by: str) -> Job:
+        """Store a queued job with a new id, and delete the oldest jobs beyond those kept.
+
+        Raises:
+            StoreFull: the disk is full.
+        """
+        ...
+
+    def write(self, job: Job) -> None:
+        """Replace a job. One writer at a time. Raises OSError."""
+        ...
+
+    def read(self, job_id: str) -> Job:
+        """Read a job; a damaged record gives a failed job whose `error` says so.
+
+        Raises NotFound, without opening anything when `job_id` is not a valid name.
+        """
+        ...
+
+    def latest(self, limit: int) -> list[Job]:
+        """Return the newest jobs, newest first."""
+        ...
+
+    def unfinished(self) -> list[Job]:
+        """Return the jobs that have not ended, oldest first."""
+        ...
+
+    def request_cancellation(self, job_id: str) -> None:
+        """Ask the process that runs the job, whichever it is, to stop it."""
+        ...
+
+
+class TrainingLease(Protocol):
+    """The right to run a training, until it is released or its holder has died."""
+
+    @property
+    def interval(self) -> float:
+        """Return the seconds after which `check` is to be called again."""
+        ...
+
+    def check(self, job_id: str) -> LeaseState:
+        """Keep the lease; report whether it was lost, or the job is to be stopped. Blocks.
+
+        Raises `Unavailable` where that is not known now; the training goes on.
+        """
+        ...
+
+    def release(self) -> None:
+        """Give the lease up."""
+        ...
+
+
+_INTERVAL = 0.1  # seconds between two looks for a marker
+
+
+class FileJobStore(JobStore):
+    """Reads and writes the jobs in `directory`, and keeps the newest `keep`."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         self._directory = directory
@@ -40,6 +107,7 @@ class FileJobStore:
         durable_files.make_directory(directory)
 
     def create(self, options: Mapping[str, Any], created: int, started_by: str) -> Job:
+        """`JobStore.create`."""
         names = self._ids()
         for name in names[: max(0, len(names) + 1 - self._keep)]:
             self._path(name).unlink(missing_ok=True)
@@ -51,10 +119,11 @@ class FileJobStore:
         return job
 
     def write(self, job: Job) -> None:
-        """Replace a job atomically and durably."""
+        """`JobStore.write`, atomically and durably."""
         durable_files.replace(self._path(job.id), job.to_json())
 
     def read(self, job_id: str) -> Job:
+        """`JobStore.read`."""
         check_id(job_id)
         try:
             return parse_job(job_id, self._path(job_id).read_bytes())
@@ -62,12 +131,15 @@ class FileJobStore:
             raise NotFound(f"there is no job {job_id}") from None
 
     def latest(self, limit: int) -> list[Job]:
+        """`JobStore.latest`."""
         return [self.read(job_id) for job_id in reversed(self._ids()[-limit:])]
 
     def unfinished(self) -> list[Job]:
+        """`JobStore.unfinished`."""
         return [job for job in map(self.read, self._ids()) if not job.is_final]
 
     def request_cancellation(self, job_id: str) -> None:
+        """`JobStore.request_cancellation`."""
         _cancel_path(self._directory, job_id).touch()
 
     def _ids(self) -> list[str]:
@@ -78,30 +150,21 @@ class FileJobStore:
         return self._directory / f"{job_id}.json"
 
 
-class FileTrainingLock:
-    """Lock of the trainings over one data directory; `directory` is that of its jobs."""
+class FileTrainingLease(TrainingLease):
+    """The lock of one data directory: a descriptor of the file that is locked."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def try_acquire(self) -> FileTrainingLease | None:
-        descriptor = durable_files.try_lock(self._directory / RUNNER_LOCK)
-        return None if descriptor is None else FileTrainingLease(self._directory, descriptor)
-
-
-class FileTrainingLease:
-    """A descriptor of the file that is locked."""
-
-    interval = 0.1  # seconds between two looks for a marker
+    interval = _INTERVAL
 
     def __init__(self, directory: Path, descriptor: int) -> None:
         self._directory = directory
         self._descriptor = descriptor
 
     def check(self, job_id: str) -> LeaseState:
+        """`TrainingLease.check`."""
         return "cancelled" if _cancel_path(self._directory, job_id).exists() else "held"
 
     def release(self) -> None:
+        """`TrainingLease.release`."""
         os.close(self._descriptor)
 
 
@@ -127,16 +190,18 @@ def _cancel_path(directory: Path, job_id: str) -> Path:
 
 
 _TRIES = 5  # to give a job an id that no other machine has just given
+_RENEWAL = 2.0  # seconds between two renewals of a lease
 
 
-class SharedJobStore:
-    """Reads and writes the jobs of a store, of which the newest `keep` are kept."""
+class SharedJobStore(JobStore):
+    """Reads and writes the jobs of a store, and keeps the newest `keep`."""
 
     def __init__(self, shared: SharedJobs, keep: int) -> None:
         self._shared = shared
         self._keep = keep
 
     def create(self, options: Mapping[str, Any], created: int, started_by: str) -> Job:
+        """`JobStore.create`."""
         for _ in range(_TRIES):
             names = [row.job_id for row in self._shared.latest(1)]
             name = timestamped_name(next_time(created, names))
@@ -146,10 +211,11 @@ class SharedJobStore:
         raise Busy("other machines keep taking the ids of jobs, or the namespace is removed")
 
     def write(self, job: Job) -> None:
-        """Replace a job. One that has ended, or was found interrupted, stays as it is."""
+        """`JobStore.write`. A job that has ended, or was found interrupted, stays as it is."""
         self._shared.write(job.id, job.to_json(), has_ended=job.is_final)
 
     def read(self, job_id: str) -> Job:
+        """`JobStore.read`."""
         check_id(job_id)
         row = self._shared.read(job_id)
         if row is None:
@@ -157,42 +223,32 @@ class SharedJobStore:
         return parse_job(*row)
 
     def latest(self, limit: int) -> list[Job]:
+        """`JobStore.latest`."""
         return [parse_job(*row) for row in self._shared.latest(limit)]
 
     def unfinished(self) -> list[Job]:
+        """`JobStore.unfinished`."""
         return [parse_job(*row) for row in self._shared.unfinished()]
 
     def request_cancellation(self, job_id: str) -> None:
+        """`JobStore.request_cancellation`."""
         self._shared.request_cancellation(job_id)
 
 
-class SharedTrainingLock:
-    """Lock of the trainings of a namespace over all machines.
-
-    It is taken on this machine before it is in the database: whoever has only lost the lease still
-    holds the lock of its own machine, by which it is told from a process that is gone.
-    """
-
-    def __init__(self, shared: SharedJobs) -> None:
-        self._shared = shared
-
-    def try_acquire(self) -> SharedTrainingLease | None:
-        lease = self._shared.try_lease()
-        return None if lease is None else SharedTrainingLease(lease)
-
-
-class SharedTrainingLease:
+class SharedTrainingLease(TrainingLease):
     """A lease in the database, which runs out where its holder does not renew it."""
 
-    interval = 2.0  # seconds between two renewals
+    interval = _RENEWAL
 
     def __init__(self, lease: SharedLease) -> None:
         self._lease = lease
 
     def check(self, job_id: str) -> LeaseState:
+        """`TrainingLease.check`."""
         return self._lease.renew(job_id)
 
     def release(self) -> None:
+        """`TrainingLease.release`."""
         self._lease.release()
 
 
@@ -202,19 +258,12 @@ CHILD_LOCK = "child.lock"
 _log = logging.getLogger(__name__)
 
 
-JobStore = FileJobStore | SharedJobStore
-TrainingLock = FileTrainingLock | SharedTrainingLock
-# The right to run a training, until it is released or its holder has died. `check` blocks; it keeps
-# the lease, and reports whether it was lost or the job is to be stopped.
-TrainingLease = FileTrainingLease | SharedTrainingLease
-
-
 class JobRecords:
     """Jobs of a namespace, and the right to run one. Methods block.
 
     Args:
         data: the data directory; its folder `jobs` is created when missing.
-        store: of the namespace. Where several machines share it, they share the jobs.
+        store: of the namespace. If several machines share it, they share the jobs.
         keep: number of jobs kept.
     """
 
@@ -224,13 +273,11 @@ class JobRecords:
         self._is_written = True  # what was written last, as far as the log has been told
         shared = None if store is None else store.shared
         self.store: JobStore
-        self._of_machine = FileTrainingLock(self.folder)
-        self._of_all: TrainingLock | None
-        if shared is None:
-            self.store, self._of_all = FileJobStore(self.folder, keep), None
+        self._shared = None if shared is None else shared.jobs
+        if self._shared is None:
+            self.store = FileJobStore(self.folder, keep)
         else:
-            self.store = SharedJobStore(shared.jobs, keep)
-            self._of_all = SharedTrainingLock(shared.jobs)
+            self.store = SharedJobStore(self._shared, keep)
 
     def claim(self, stack: contextlib.ExitStack) -> TrainingLease | None:
         """Take the right to run a job for as long as `stack` is open; None if another one has it.
@@ -238,15 +285,17 @@ class JobRecords:
         Jobs whose process is gone are marked as failed, and orphaned trainings killed.
         """
         with contextlib.ExitStack() as own:
-            held: TrainingLease | None = self._of_machine.try_acquire()
-            if held is None:
+            descriptor = durable_files.try_lock(self.folder / RUNNER_LOCK)
+            if descriptor is None:
                 return None
+            held: TrainingLease = FileTrainingLease(self.folder, descriptor)
             own.callback(held.release)
             self._kill_orphan()
-            if self._of_all is not None:
-                held = self._of_all.try_acquire()
-                if held is None:
+            if self._shared is not None:
+                lease = self._shared.try_lease()
+                if lease is None:
                     return None
+                held = SharedTrainingLease(lease)
                 own.callback(held.release)
             for job in self.store.unfinished():
                 self.write(interrupted(job))
@@ -262,7 +311,7 @@ class JobRecords:
             with contextlib.ExitStack() as stack:
                 return self.claim(stack) is not None
         except HeedError as error:
-            _log.warning("whether a training runs is not known: %s", error)
+            _log.warning("cannot tell whether a training runs: %s", error)
             return False
 
     def read(self, job_id: str) -> Job:
@@ -330,3 +379,41 @@ def interrupted(job: Job) -> Job:
     """Return a job as failed since the process that ran it is gone."""
     now = time.time_ns() // 1000
     return job.with_error("interrupted: the process that ran it is gone", now)
+
+
+class LeaseWatch:
+    """Checks a lease again and again, and remembers what it said last.
+
+    If the lease cannot be checked, the training goes on: it may be the only thing that still
+    works, and the lease is kept as long as nobody else has taken it.
+    """
+
+    def __init__(self, lease: TrainingLease, job_id: str) -> None:
+        self._lease = lease
+        self._job_id = job_id
+        self._is_known = True
+        self.state: LeaseState = "held"
+
+    async def run(self) -> None:
+        """Check the lease until it is lost, or this task is cancelled."""
+        while self.state != "lost":
+            await asyncio.sleep(self._lease.interval)
+            await asyncio.to_thread(self._check)
+
+    def run_in_thread(self, ended: threading.Event, on_stop: Callable[[], None]) -> None:
+        """Check the lease until the job has ended or is to be stopped, as `on_stop` is told."""
+        while not ended.wait(self._lease.interval):
+            self._check()
+            if self.state != "held":
+                on_stop()
+                return
+
+    def _check(self) -> None:
+        try:
+            self.state = self._lease.check(self._job_id)
+            self._is_known = True
+        except (HeedError, OSError) as error:
+            if self._is_known:
+                what = f"the lease of job {self._job_id} was not renewed; the training goes on"
+                log_failure(_log, what, error)
+            self._is_known = False

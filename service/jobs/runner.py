@@ -16,18 +16,17 @@ from typing import Any
 import orjson
 
 from service.domain.errors import Busy, Conflict, HeedError, Unavailable
-from service.jobs.command_job import LeaseWatch
 from service.jobs.job import Job, JobState
-from service.jobs.job_records import CHILD_LOCK, KEPT, JobRecords, TrainingLease
+from service.jobs.job_records import CHILD_LOCK, KEPT, JobRecords, LeaseWatch, TrainingLease
 from service.runtime import durable_files, tracing
 from service.runtime.child_process import ChildProcess
 from service.runtime.logs import log_failure
 from service.stores.base import Store
 
-_log = logging.getLogger("heed.training")
+_training_log = logging.getLogger("heed.training")
 
 _LEVELS = {name.lower(): number for name, number in logging.getLevelNamesMapping().items()}
-# Set anew when the line is logged, or names that records have already.
+# Set again when the line is logged, or names that records have already.
 _OWN = frozenset({"event", "level", "logger", "timestamp", "exception", "name", "message", "job"})
 
 
@@ -47,7 +46,7 @@ def log_child_line(line: str, job_id: str) -> str:
         fields["exception"] = exception
         text = f"{text}: {str(exception).splitlines()[-1]}"
     level = _LEVELS.get(str(event["level"]), logging.INFO)
-    _log.log(level, "%s", event["event"], extra=fields)
+    _training_log.log(level, "%s", event["event"], extra=fields)
     return text
 
 
@@ -106,7 +105,7 @@ class JobRunner:
         self._task: asyncio.Task[None] | None = None
         self._child: ChildProcess | None = None
         self._closing = False
-        # Of the jobs that this process ran.
+        # Counted over the jobs that this process ran.
         self.ended: dict[JobState, int] = dict.fromkeys(("succeeded", "failed", "cancelled"), 0)
         self.last_seconds = 0.0
         self._began = 0.0  # when the running child began, by the monotonic clock; 0 without one

@@ -14,12 +14,11 @@ from models.data.interactions import Interactions
 from models.evaluation.baselines import WeekPopularity, baseline_makers
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
-from models.evaluation.splits import Holdout
+from models.evaluation.splits import EvaluationTask, Holdout, global_time, newest, of_new_items
+from models.training.fit import TrainingResult
 from models.training.log_profile import has_repeat_consumption, hold_out_rule
 from models.training.presets import Preset
-from models.training.training_run import TrainingResult
 from service.domain.errors import ModelRejected
-from service.lab.protocols import EvaluationTask, global_time, newest, of_new_items
 from service.training.judgement import HEED, judge
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback
@@ -147,9 +146,8 @@ def _fit(
     progress: StageProgressCallback | None,
 ) -> TrainingResult:
     every_event = None if task.validation is None else task.every_event
-    return fit_model(
-        task.train, content, task.validation, preset, seed, progress, every_event=every_event
-    )
+    plan = preset.plan(task.train, content, task.validation, every_event=every_event, seed=seed)
+    return fit_model(plan, progress)
 
 
 def _ablations(
@@ -199,15 +197,7 @@ def _judge_heed(
     if task.validation is None or not len(task.validation):
         _judge(table, HEED, task, ModelRanker(done.model, content), done.seconds)
         return
-    found = judge(
-        done,
-        content,
-        task.train,
-        task.every_event,
-        task.validation,
-        log=task.every_event,
-        exclude_seen=task.exclude_seen,
-    )
+    found = judge(done, exclude_seen=task.exclude_seen)
     _judge(table, HEED, task, ModelRanker(found.model, content), done.seconds)
     for (row, _), chosen in zip(
         _questions(table[HEED], task), (found.next, found.new), strict=False

@@ -10,21 +10,23 @@ import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 
-from models.evaluation.full_ranking import RankingMetrics
-from models.evaluation.metrics import (
+from models.evaluation.full_ranking import (
     CaseValues,
     PairedDifference,
+    RankingMetrics,
     Ranks,
+    Slice,
     bootstrap,
     hits,
     ndcg_gains,
     share_of_users,
+    slice_cases,
 )
+from models.evaluation.splits import EvaluationTask, of_new_items
 from service.domain.timestamps import to_rfc3339
 from service.lab.comparison import Comparison, ModelResults, new_items_table
-from service.lab.protocols import EvaluationTask, Slice, of_new_items, slice_cases
 from service.training.judgement import HEED
-from service.training.verdict_sentence import share_of
+from service.training.train_and_publish import share_of
 
 # HR@10 and NDCG@10 as published in papers and repositories, by data set and protocol.
 PUBLISHED: Mapping[tuple[str, str], Sequence[tuple[str, float, float]]] = {

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
-from models.evaluation.metrics import (
+from models.evaluation.full_ranking import (
     PairedDifference,
     bootstrap,
     first_relevant_rank,
@@ -20,8 +20,8 @@ from models.evaluation.metrics import (
     recall,
     standard_error,
 )
+from models.ranking.matches import DEFAULTS, SearchParameters
 from models.ranking.search import search
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from service.datasets.base import JudgedQuery
 from service.datasets.rows import to_json_lines
 from service.domain.errors import Invalid

@@ -11,19 +11,18 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import INDEX_FROM, UNTRAINED, Snapshot
-from models.evaluation.metrics import first_relevant_rank, ndcg_gains, standard_error
+from models.evaluation.full_ranking import first_relevant_rank, ndcg_gains, standard_error
+from models.ranking.matches import DEFAULTS, SearchParameters
 from models.ranking.search import nearest
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import BM25Writer
-from models.text.query_table import TokenizingEncoder
-from models.text.query_table_fit import FittedTable, fit_query_table
+from models.text.query_table import FittedTable, TokenizingEncoder, fit_query_table
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.engine.search import match_text
-from service.snapshots.item_entries import to_entry
+from service.snapshots.catalogue_updates import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.training_corpus import StageProgressCallback, encode_with_progress
 

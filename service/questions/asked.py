@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.item_filter import EVERYTHING, Group
 from service.domain.errors import Invalid
 from service.domain.settings import Settings

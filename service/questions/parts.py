@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from models.attention.attention_options import AttentionOptions, Mode
+from models.attention.attend import AttentionOptions, Mode
 from models.catalogue.item_filter import EVERYTHING, Condition, Group, ItemFilter
 from service.domain.errors import Invalid
 from service.domain.records import ATTRIBUTES

@@ -10,8 +10,8 @@ The contract suite, `tests/support/store_contract.py`, is the full specification
 - Each user has a `version`. Every change of the user, profile included, increases it, and no
   version is reused, not even after the user was forgotten and came back.
 - Each user has a `generation`. It stays the same while events are only appended, so that a reader
-  of the history up to `seq` needs only `history(user, after=seq)`. It changes when events are
-  deleted, moved or forgotten.
+  of the history up to `seq` needs only the later events (`changed_history`). It changes when
+  events are deleted, moved or forgotten.
 - The catalogue has a version too, from the same clock, and lists the changes since any version.
 
 Every method raises `Invalid` for input that breaks the rules of `service.domain.records`,
@@ -48,7 +48,7 @@ from service.domain.scenarios import Scenario
 from service.stores.encoding import check_limit, item_from, user_document, user_from
 from service.stores.jobs import CATALOGUE, KEYS, NAMES, SCENARIOS, Job, Transaction
 from service.stores.postgres.shared_parts import SharedParts
-from service.stores.records import catalogue, forgetting, imports, keys, scenarios, users
+from service.stores.records import catalogue, events, forgetting, imports, keys, scenarios, users
 from service.stores.records.copying import BulkAccess
 from service.stores.values import (
     AppendResult,
@@ -172,8 +172,8 @@ class Store(ABC):
         ...
 
     @abstractmethod
-    async def history(self, user_id: str, *, after: int = 0) -> History:
-        """Return the user's events with `seq > after`.
+    async def history(self, user_id: str) -> History:
+        """Return all events of the user.
 
         One consistent reading: events, version, generation and profile belong together.
         """
@@ -194,7 +194,6 @@ class Store(ABC):
         """
         ...
 
-    @abstractmethod
     async def page(
         self, user_id: str, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[Event], str | None]:
@@ -202,7 +201,9 @@ class Store(ABC):
 
         Events that arrive or go meanwhile neither repeat nor hide others.
         """
-        ...
+        check_id(user_id, "/user_id")
+        rows = check_limit(limit)
+        return await self._read(events.page, user_id, cursor, limit, rows=rows)
 
     @abstractmethod
     async def event_ids(
@@ -305,10 +306,9 @@ class Store(ABC):
         """
         ...
 
-    @abstractmethod
     def scan_events(self) -> Iterator[Event]:
         """Iterate over the log as records, in the order of `scan`, with ids and vectors."""
-        ...
+        return events.build_events(self._scan_rows(events.ALL_EVENTS))
 
     # ------------------------------------------------------------------ the catalogue
 

@@ -44,82 +44,54 @@ class Do(Run):
     __slots__ = ()
 
 
+@dataclass(slots=True)
 class Each:
-    """A change of many rows of one table.
+    """Rows of one table, by their values.
 
-    Args:
+    Attributes:
         table: without its schema.
         columns: of the rows, separated by spaces. `sqlite:name` and `postgres:name` are columns
             that only one of the two has.
         rows: the values of the columns.
     """
 
-    __slots__ = ("columns", "rows", "table")
-
-    def __init__(self, table: str, columns: str, rows: Iterable[Sequence[Any]]) -> None:
-        self.table = table
-        self.columns = columns
-        self.rows = list(rows)
+    table: str
+    columns: str
+    rows: Iterable[Sequence[Any]]
 
 
+@dataclass(slots=True)
 class Insert(Each):
     """Insert rows. Without `key`, rows that are stored already stay.
 
-    Args:
+    Attributes:
         key: columns that identify a row, separated by spaces.
         update: what to set where a row of this key is stored; it fails if there is none to set.
     """
 
-    __slots__ = ("key", "update")
-
-    def __init__(
-        self,
-        table: str,
-        columns: str,
-        rows: Iterable[Sequence[Any]],
-        *,
-        key: str = "",
-        update: str = "",
-    ) -> None:
-        super().__init__(table, columns, rows)
-        self.key = key
-        self.update = update
+    key: str = ""
+    update: str = ""
 
 
+@dataclass(slots=True)
 class Update(Each):
     """Set the columns of rows. The first `keys` columns identify them."""
 
-    __slots__ = ("keys",)
-
-    def __init__(
-        self, table: str, columns: str, rows: Iterable[Sequence[Any]], *, keys: int = 1
-    ) -> None:
-        super().__init__(table, columns, rows)
-        self.keys = keys
+    keys: int = 1
 
 
+@dataclass(slots=True)
 class Find(Each):
     """Read rows by the columns that identify them; the job is sent what `returning` names."""
 
-    __slots__ = ("returning",)
-
-    def __init__(
-        self, table: str, columns: str, rows: Iterable[Sequence[Any]], *, returning: str
-    ) -> None:
-        super().__init__(table, columns, rows)
-        self.returning = returning
+    returning: str
 
 
+@dataclass(slots=True)
 class Delete(Each):
     """Delete rows by the columns that identify them; the job is sent what `returning` names."""
 
-    __slots__ = ("returning",)
-
-    def __init__(
-        self, table: str, columns: str, rows: Iterable[Sequence[Any]], *, returning: str = ""
-    ) -> None:
-        super().__init__(table, columns, rows)
-        self.returning = returning
+    returning: str = ""
 
 
 Change: TypeAlias = Insert | Update | Find | Delete

@@ -21,7 +21,16 @@ from service.stores.sqlite.store import SQLiteStore
 from service.stores.values import CopyRecord, Registers, StoredEvent, StoredUser
 from tests.support import full_store
 from tests.support.full_store import read_all, stored_items, stored_users
-from tests.support.store_contract import IDS, NOON, Connect, LogFollower, _Contract, rows, vector
+from tests.support.store_contract import (
+    IDS,
+    NOON,
+    Connect,
+    LogFollower,
+    _Contract,
+    later_than,
+    rows,
+    vector,
+)
 
 NONE = Registers([], [], [], [])
 
@@ -134,7 +143,7 @@ class BulkContract(_Contract):
         assert await store.append([event]) == (0, 1)
         before = await store.history(event.user_id)
         await store.append([Event(event.user_id, "i", timestamp=NOON + 10**9)])
-        after = await store.history(event.user_id, after=int(before.seqs.max()))
+        after = await later_than(store, event.user_id, int(before.seqs.max()))
         (of_user,) = [each for each in users if each.user_id == event.user_id]
         assert after.seqs.tolist() == [of_user.next_seq]
 

@@ -70,6 +70,14 @@ async def events_of(store: Store, user_id: str) -> list[Event]:
             return found[::-1]
 
 
+async def later_than(store: Store, user_id: str, seq: int) -> History:
+    """The events after `seq`, as a reader of the history up to there gets them."""
+    generation = (await store.history(user_id)).generation
+    later = await store.changed_history(user_id, version=0, generation=generation, seq=seq)
+    assert later is not None
+    return later
+
+
 def rows(history: History) -> list[tuple[Any, ...]]:
     """A history as rows: seq, timestamp, weight, item, type, key, value."""
     found = []
@@ -625,15 +633,15 @@ class HistoryContract(_Contract):
                 ]
             )
             await store.append([Event("u", "v", timestamp=NOON, key=vector(last))])
-            news = await store.history("u", after=last)
+            news = await later_than(store, "u", last)
             assert min(news.seqs) == last + 1
             known = sorted(known + rows(news), key=lambda row: (row[1], row[0]))
             last = max(row[0] for row in known)
             assert known == rows(await store.history("u"))
-        assert len(await store.history("u", after=last)) == 0
-        assert (await store.history("u", after=last)).version == await store.version("u")
-        assert rows(await store.history("u", after=0)) == known
-        assert len(await store.history("u", after=last + 100)) == 0
+        assert len(await later_than(store, "u", last)) == 0
+        assert (await later_than(store, "u", last)).version == await store.version("u")
+        assert rows(await later_than(store, "u", 0)) == known
+        assert len(await later_than(store, "u", last + 100)) == 0
 
     async def test_changed_histories_complete_what_a_reader_has(
         self, store: Store, another: Connect
@@ -681,7 +689,7 @@ class HistoryContract(_Contract):
         """Events after a seq are still oldest first, each with its own vectors."""
         times = [5, 1, 4, 2, 3]
         await store.append([Event("u", str(t), timestamp=t, key=vector(t)) for t in times])
-        news = await store.history("u", after=2)
+        news = await later_than(store, "u", 2)
         assert news.item_ids == ["2", "3", "4"]
         keys = {i: v.key.tolist() for i, v in news.vectors.items() if v.key is not None}
         assert keys == {0: [2.0], 1: [3.0], 2: [4.0]}
@@ -791,7 +799,7 @@ class HistoryContract(_Contract):
         # A retry of what was sent before signing in is still a duplicate.
         assert await store.append([Event("anon", "x", "x", timestamp=2)]) == (0, 1)
         await store.append([Event("u", "last", timestamp=9)])
-        assert (await store.history("u", after=int(max(history.seqs)))).item_ids == ["last"]
+        assert (await later_than(store, "u", int(max(history.seqs)))).item_ids == ["last"]
 
     async def test_merging_with_nothing(self, store: Store) -> None:
         """Merging an unknown source changes nothing, and self-merging is refused."""

@@ -16,8 +16,7 @@ import json
 import shutil
 from pathlib import Path
 
-from models.training.presets import Preset
-from models.training.train_config import TrainConfig
+from models.training.presets import Preset, TrainConfig
 from service.domain.records import Event, Item, User
 from service.maintenance.backups.backup import digest_file
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE

@@ -154,12 +154,12 @@ def _snapshot(live: LiveSnapshot) -> Iterator[Measurement]:
     yield _gauge(
         "snapshot_age_seconds",
         "Seconds since the served snapshot last changed.",
-        time.monotonic() - live.replaced_at,
+        time.monotonic() - live.served.replaced_at,
     )
     yield _gauge("model_info", "The served model.", 1, version=live.snapshot.version)
-    is_older = live.fault is not None
+    is_older = live.served.fault is not None
     yield _gauge("model_degraded", "1 when an older model answers than the current one.", is_older)
-    if (created := live.model_created) is not None:
+    if (created := live.served.model_created) is not None:
         age = max(0.0, time.time() - created / 1e6)
         yield _gauge("model_age_seconds", "Seconds since the served model was published.", age)
     yield _counter("index_builds_total", "Indexes built beside requests.", indexes.builds)

@@ -41,9 +41,9 @@ async def check(store: Store, live: LiveSnapshot, data: Path) -> tuple[bool, Map
 
 
 def _model(live: LiveSnapshot, data: Path) -> dict[str, Any]:
-    if live.fault is None:
+    if live.served.fault is None:
         return {"degraded": False}
-    return {"degraded": True, "fault": without_folders(live.fault, data)}
+    return {"degraded": True, "fault": without_folders(live.served.fault, data)}
 
 
 def _free_bytes(data: Path) -> tuple[int, str]:

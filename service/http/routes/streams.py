@@ -17,7 +17,7 @@ from service.domain.settings import Settings
 from service.http.problems import answer, located, sentence
 from service.http.routes.context import Context, Json
 from service.http.routes.record_bodies import ItemIn
-from service.snapshots.catalogue_refresh import CatalogueRefresh
+from service.snapshots.served import CatalogueRefresh
 
 BATCH = 500
 MAX_ERRORS = 100

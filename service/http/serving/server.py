@@ -49,7 +49,7 @@ from service.runtime.workers import (
     WorkerTable,
     worker_sockets,
 )
-from service.snapshots.live_snapshot import PreloadedSnapshot
+from service.snapshots.served import Served
 from service.stores.opening import is_shared
 from service.stores.sqlite.copies import remove_kept_copies
 
@@ -177,7 +177,7 @@ async def _serve(
     sockets: list[socket.socket],
     *,
     on_serving: OnServing | None,
-    loaded: PreloadedSnapshot | None = None,
+    loaded: Served | None = None,
     peers: WorkerPeers | None = None,
     rates: RateLimits | None = None,
     heartbeats: Heartbeats | None = None,

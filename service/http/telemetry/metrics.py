@@ -47,7 +47,6 @@ REFUSALS = ("requests", "streams", "bodies", "connections", "deadline")
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-_ERRORS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
 # Any other method is counted as OTHER, for each label value makes a new time series.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -77,20 +76,6 @@ class Metrics:
             "Seconds that a request spent in one stage of its work.",
             ("route", "stage"),
             buckets=_BUCKETS,
-            registry=self.registry,
-        )
-        self._attention_error = Histogram(
-            "heed_attention_relative_error",
-            "True relative error of a target's contexts over a long history, of a share of answers "
-            "computed again exactly.",
-            (NAMESPACE_LABEL,),
-            buckets=_ERRORS,
-            registry=self.registry,
-        )
-        self._attention_beyond = Counter(
-            "heed_attention_error_bound_exceeded",
-            "Targets of those whose true error was larger than the one that was stated.",
-            (NAMESPACE_LABEL,),
             registry=self.registry,
         )
         self.in_flight = Gauge(
@@ -148,26 +133,9 @@ class Metrics:
         self.seconds = cache(seconds.labels)
         self.stage_seconds = cache(stage_seconds.labels)
 
-    def error_observer(self, namespace: str) -> Callable[[float, float], None]:
-        """Return a function that counts one target of a namespace whose true error is known."""
-        errors = self._attention_error.labels(namespace)
-        beyond = self._attention_beyond.labels(namespace)
-
-        def observe(true: float, stated: float) -> None:
-            errors.observe(true)
-            if true > stated:
-                beyond.inc()
-
-        return observe
-
     def forget_namespace(self, namespace: str) -> None:
         """Drop the series of a namespace that was removed."""
-        for metric in (
-            self._attention_error,
-            self._attention_beyond,
-            self._namespace_requests,
-            self._namespace_seconds,
-        ):
+        for metric in (self._namespace_requests, self._namespace_seconds):
             metric.remove_by_labels({NAMESPACE_LABEL: namespace})
         self.namespace_requests.cache_clear()
         self.namespace_seconds.cache_clear()

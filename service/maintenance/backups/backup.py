@@ -54,16 +54,16 @@ from service.runtime.data_layout import (
     namespace_names,
     store_token,
 )
-from service.snapshots.versions.manifest import (
+from service.snapshots.shared_registry import KIND
+from service.snapshots.version_files import (
     MANIFEST,
+    check_chunks,
     parse_manifest,
     read_file,
     read_manifest,
     seal,
     unseal,
 )
-from service.snapshots.versions.shared_registry import KIND
-from service.snapshots.versions.transfer import check_chunks
 from service.stores.opening import is_shared
 from service.stores.postgres.frozen_database import frozen_database
 from service.stores.postgres.namespaces import namespace_ids

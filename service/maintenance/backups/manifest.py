@@ -28,7 +28,7 @@ from service.runtime.data_layout import (
     NAMESPACES_FOLDER,
     STORE_FILE,
 )
-from service.snapshots.versions.manifest import FILE_NAME, read_file, seal, unseal
+from service.snapshots.version_files import FILE_NAME, read_file, seal, unseal
 from service.stores.store_digest import TableDigest
 
 FileEntry = dict[str, tuple[int, str]]  # size and SHA-256 by name

@@ -44,17 +44,17 @@ from service.runtime.data_layout import (
 )
 from service.runtime.durable_files import make_directory
 from service.snapshots.registry import Registry
-from service.snapshots.text_encoders import is_folder
-from service.snapshots.versions.manifest import (
+from service.snapshots.shared_registry import KIND
+from service.snapshots.text_embeddings import is_folder
+from service.snapshots.version_files import (
     MANIFEST,
     WRITE_ONCE,
     parse_manifest,
     read_file,
     read_manifest,
+    send_files,
     unseal,
 )
-from service.snapshots.versions.shared_registry import KIND
-from service.snapshots.versions.transfer import send_files
 from service.stores.namespace_directory import open_directory
 from service.stores.postgres.namespaces import (
     find_or_create_namespace,

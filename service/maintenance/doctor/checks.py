@@ -28,7 +28,7 @@ from service.runtime.data_layout import (
 )
 from service.runtime.durable_files import try_lock
 from service.snapshots.text_embeddings import is_of_other_encoder
-from service.snapshots.versions.manifest import read_files, read_manifest
+from service.snapshots.version_files import read_files, read_manifest
 from service.stores.records import copying
 from service.stores.sqlite.database_file import read_store_file
 from service.stores.sqlite.dialect import run_job

@@ -38,9 +38,9 @@ from service.maintenance.doctor.installation import (
 from service.maintenance.doctor.server_checks import SERVER_CHECKS
 from service.runtime.data_layout import namespace_folder
 from service.runtime.file_paths import denied
-from service.snapshots.text_encoders import open_encoder
-from service.snapshots.versions.manifest import parse_manifest
-from service.snapshots.versions.shared_registry import KIND
+from service.snapshots.shared_registry import KIND
+from service.snapshots.text_embeddings import open_encoder
+from service.snapshots.version_files import parse_manifest
 from service.stores.opening import is_shared
 from service.stores.postgres.connections import Connections
 from service.stores.postgres.dialect import run_job_blocking

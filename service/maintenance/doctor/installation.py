@@ -18,8 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.domain.errors import HeedError, NotFound
 from service.domain.settings import PREFIX, Settings
 from service.runtime.data_layout import FIRST_KEY_FILE, MODELS_FOLDER, STORE_FILE
-from service.snapshots.versions.manifest import Manifest, read_file, read_manifest, unseal
-from service.snapshots.versions.transfer import check_chunks
+from service.snapshots.version_files import Manifest, check_chunks, read_file, read_manifest, unseal
 from service.stores.postgres.server_state import ServerState
 from service.stores.postgres.shared_files import SharedFiles
 from service.stores.sqlite.database_file import read_store_file

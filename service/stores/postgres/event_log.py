@@ -16,9 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg import AsyncConnection, Connection
 
-from service.domain.records import Event
 from service.stores.jobs import Rows, translate
-from service.stores.postgres.histories import build_events
 from service.stores.postgres.ticks import LAST_VERSION, changed_between, horizon_query, read_horizon
 from service.stores.values import LogChanges, LogColumns, Shard
 
@@ -198,11 +196,6 @@ SELECT int8send(user_key) || int4send(item_no) || int4send(type_no) || int8send(
        || float8send(weight)
   FROM heed.events WHERE namespace_no = %s AND user_key %% %s = %s
  ORDER BY user_key, timestamp, seq"""
-_EVENTS = """\
-SELECT timestamp, seq, user_id, event_key, event_id, item_no, type_no, weight, key, value
-  FROM heed.events JOIN heed.users USING (namespace_no, user_key)
-  LEFT JOIN heed.vectors USING (namespace_no, user_key, seq)
- WHERE namespace_no = %s ORDER BY user_key, timestamp, seq"""
 
 
 def scan(
@@ -226,22 +219,6 @@ def scan(
                 types=types.codes(packed["type_no"]),
                 timestamps=packed["timestamp"].astype(np.int64),
                 weights=packed["weight"].astype(np.float32),
-            )
-
-
-def scan_events(connection: Connection, namespace_no: int) -> Iterator[Event]:
-    """`Store.scan_events`."""
-    items = ColumnCodes(connection, namespace_no, "items")
-    types = ColumnCodes(connection, namespace_no, "types")
-    with connection.cursor("events", binary=True) as cursor:
-        cursor.execute(_EVENTS.encode(), (namespace_no,))
-        while chunk := cursor.fetchmany(_CHUNK):
-            item_codes = items.codes(np.array([row[5] for row in chunk]))
-            type_codes = types.codes(np.array([row[6] for row in chunk]))
-            yield from build_events(
-                chunk,
-                [items.names[code] for code in item_codes],
-                [types.names[code] for code in type_codes],
             )
 
 

@@ -19,10 +19,7 @@ from psycopg import AsyncConnection, errors, generators
 from psycopg.pq import ExecStatus, TransactionStatus
 from psycopg.pq.abc import PGresult
 
-from service.domain.records import Event
 from service.stores.encoding import (
-    cursor_of,
-    position_of,
     user_from,
     vectors_from,
 )
@@ -94,30 +91,9 @@ _CHANGED = PreparedStatement(
     "SELECT * FROM heed.changed_history($1::integer, $2::bigint, $3::text, $4::bigint, $5::bigint,"
     " $6::integer)",
 )
-# At most so many events came after a seq. Searched from the newest on, they are mostly found at
-# once; only an event with an older timestamp lies further back.
-_AFTER = """\
-SELECT version, generation, has_vectors, profile, packed
-  FROM heed.users LEFT JOIN LATERAL (
-    SELECT string_agg(int8send(timestamp) || int4send(seq) || int4send(item_no)
-                      || int4send(type_no) || float8send(weight), ''::bytea) AS packed
-      FROM (
-        SELECT timestamp, seq, item_no, type_no, weight FROM heed.events
-         WHERE namespace_no = %(no)s AND user_key = %(key)s AND seq > %(seq)s
-         ORDER BY timestamp DESC, seq DESC LIMIT greatest(0, users.next_seq - 1 - %(seq)s)
-      ) AS found
-  ) AS rows ON true
- WHERE namespace_no = %(no)s AND user_key = %(key)s AND user_id = %(id)s"""
 _VECTORS = """\
 SELECT seq, key, value FROM heed.vectors
  WHERE namespace_no = %s AND user_key = %s AND seq > %s"""
-_PAGE = """\
-SELECT timestamp, seq, %(id)s::text, event_key, event_id, item_no, type_no, weight, key, value
-  FROM heed.events LEFT JOIN heed.vectors USING (namespace_no, user_key, seq)
- WHERE namespace_no = %(no)s AND user_key = %(key)s AND (timestamp, seq) < (%(time)s, %(seq)s)
-   AND EXISTS (SELECT FROM heed.users
-                WHERE namespace_no = %(no)s AND user_key = %(key)s AND user_id = %(id)s)
- ORDER BY timestamp DESC, seq DESC LIMIT %(limit)s"""
 _EVENT_IDS = """\
 SELECT seq, event_key, event_id FROM heed.events
   JOIN heed.users USING (namespace_no, user_key)
@@ -141,13 +117,10 @@ class Histories:
         row = await self._row(connection, _VERSION, user_key(user_id), user_id)
         return 0 if row is None else int(row[0])
 
-    async def history(self, connection: AsyncConnection, user_id: str, after: int) -> History:
+    async def history(self, connection: AsyncConnection, user_id: str) -> History:
         """`Store.history`."""
-        key = user_key(user_id)
-        values = {"no": self._no, "key": key, "id": user_id, "seq": min(after, 2**31 - 1)}
-        cursor = await connection.execute(_AFTER.encode(), values, binary=True)
-        row = await cursor.fetchone() or (0, 0, False, None, None)
-        return await self._build(connection, user_id, *row)
+        row = await _CHANGED.row(connection, self._no, user_key(user_id), user_id, -1, -1, 0)
+        return await self._build(connection, user_id, *(row or _NOBODY))
 
     async def changed(
         self,
@@ -160,38 +133,28 @@ class Histories:
         """`Store.changed_history`."""
         key = user_key(user_id)
         row = await _CHANGED.row(connection, self._no, key, user_id, version, generation, seq)
-        found_version, found_generation, has_vectors, profile, packed = row or _NOBODY
-        if (number := _integer(found_version)) == version:
-            return None
-        return await self._build(
-            connection,
-            user_id,
-            number,
-            _integer(found_generation),
-            has_vectors == b"\1",
-            profile,
-            packed,
-        )
+        row = row or _NOBODY
+        return None if _integer(row[0]) == version else await self._build(connection, user_id, *row)
 
     async def _build(
         self,
         connection: AsyncConnection,
         user_id: str,
-        version: int,
-        generation: int,
-        has_vectors: bool,
+        version: bytes | None,
+        generation: bytes | None,
+        has_vectors: bytes | None,
         profile: bytes | None,
         packed: bytes | None,
     ) -> History:
         rows: NDArray[Any] = np.frombuffer(packed or b"", _PACKED)[::-1]
         seqs = rows["seq"].astype(np.uint32)
         vectors: Mapping[int, EventVectors] = {}
-        if has_vectors and len(rows):
+        if has_vectors == b"\1" and len(rows):
             vectors = await self._vectors(connection, user_key(user_id), seqs)
         return History(
             user_id=user_id,
-            version=version,
-            generation=generation,
+            version=_integer(version),
+            generation=_integer(generation),
             seqs=seqs,
             timestamps=rows["timestamp"].astype(np.int64),
             weights=rows["weight"].astype(np.float32),
@@ -200,29 +163,6 @@ class Histories:
             vectors=vectors,
             user=None if profile is None else user_from(user_id, profile),
         )
-
-    async def page(
-        self, connection: AsyncConnection, user_id: str, cursor: str | None, limit: int
-    ) -> tuple[list[Event], str | None]:
-        """`Store.page`."""
-        time, seq = (2**63 - 1, 2**31 - 1) if cursor is None else position_of(cursor, int, int)
-        values = {
-            "no": self._no,
-            "key": user_key(user_id),
-            "id": user_id,
-            "time": time,
-            "seq": max(min(seq, 2**31 - 1), -(2**31)),
-            "limit": limit + 1,
-        }
-        rows = await (await connection.execute(_PAGE.encode(), values, binary=True)).fetchall()
-        events = await self.events(connection, rows[:limit])
-        return events, cursor_of(*rows[limit - 1][:2]) if len(rows) > limit else None
-
-    async def events(self, connection: AsyncConnection, rows: Rows) -> list[Event]:
-        """Build the events of rows as `_PAGE` selects them."""
-        items = await self._items.spell(connection, [row[5] for row in rows])
-        types = await self._types.spell(connection, [row[6] for row in rows])
-        return build_events(rows, items, types)
 
     async def event_ids(
         self,
@@ -261,21 +201,3 @@ class Histories:
 
 def _integer(value: bytes | None) -> int:
     return int.from_bytes(value or b"", signed=True)
-
-
-def build_events(rows: Rows, items: Sequence[str], types: Sequence[str]) -> list[Event]:
-    """Build events of rows: timestamp, seq, user_id, ids, numbers, weight, key and value."""
-    return [
-        Event(
-            user_id,
-            item_id,
-            event_id or str(id_key),
-            type_,
-            weight,
-            timestamp,
-            *vectors_from(key, value),
-        )
-        for (timestamp, _, user_id, id_key, event_id, _, _, weight, key, value), item_id, type_ in (
-            zip(rows, items, types, strict=True)
-        )
-    ]

@@ -135,24 +135,13 @@ class PostgresStore(Store):
     async def version(self, user_id: str) -> int:
         return await self._ask_user(self._histories.version, user_id)
 
-    async def history(self, user_id: str, *, after: int = 0) -> History:
-        return await self._ask_user(self._histories.history, user_id, after)
+    async def history(self, user_id: str) -> History:
+        return await self._ask_user(self._histories.history, user_id)
 
     async def changed_history(
         self, user_id: str, *, version: int, generation: int, seq: int
     ) -> History | None:
         return await self._ask_user(self._histories.changed, user_id, version, generation, seq)
-
-    async def page(
-        self, user_id: str, *, cursor: str | None = None, limit: int = 100
-    ) -> tuple[list[Event], str | None]:
-        check_id(user_id, "/user_id")
-        return await self._on_connection(
-            self._histories.page,
-            user_id,
-            cursor,
-            check_limit(limit),
-        )
 
     async def event_ids(
         self, user_id: str, seqs: Sequence[int], timestamps: Sequence[int]
@@ -236,9 +225,6 @@ class PostgresStore(Store):
 
     def scan(self, rows: int = 100_000, *, shard: Shard | None = None) -> Iterator[LogColumns]:
         return self._scan(lambda each: event_log.scan(each, self._no, check_limit(rows), shard))
-
-    def scan_events(self) -> Iterator[Event]:
-        return self._scan(lambda each: event_log.scan_events(each, self._no))
 
     # ------------------------------------------------------------------ inside
 

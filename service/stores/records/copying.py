@@ -34,6 +34,7 @@ from service.stores.jobs import (
 )
 from service.stores.records import imports, keys, scenarios
 from service.stores.records.catalogue import replace_items
+from service.stores.records.events import find_names
 from service.stores.records.forgetting import add_entries
 from service.stores.records.users import EVENT_BYTES, USER_BYTES, delete_users
 from service.stores.values import (
@@ -325,8 +326,8 @@ def _users(after: str, events: int) -> Job[list[StoredUser]]:
     )
     profile_of: dict[int, bytes] = dict(cast(list[tuple[int, bytes]], profiles))
     rows = yield Run(_EVENTS, users=users)
-    item_ids = yield from _names("items", "item_no", "item_id", {row[3] for row in rows})
-    types = yield from _names("types", "type_no", "type", {row[4] for row in rows})
+    item_ids = yield from find_names("items", "item_no", "item_id", {row[3] for row in rows})
+    types = yield from find_names("types", "type_no", "type", {row[4] for row in rows})
     events_of: dict[int, list[StoredEvent]] = {}
     for user, time, seq, item_no, type_no, *rest in rows:
         event = StoredEvent(time, seq, item_ids[item_no], types[type_no], *rest)
@@ -354,14 +355,6 @@ def _users(after: str, events: int) -> Job[list[StoredUser]]:
         )
         for user, user_id, next_seq in page
     ]
-
-
-def _names(table: str, number: str, name: str, numbers: Iterable[int]) -> Job[dict[int, str]]:
-    rows = yield Run(
-        f"SELECT {number}, {name} FROM heed.{table} WHERE $here AND {number} $in(numbers)",
-        numbers=sorted(numbers),
-    )
-    return dict(cast(list[tuple[int, str]], rows))
 
 
 def _item_names(after: int, limit: int) -> Job[list[tuple[int, str]]]:

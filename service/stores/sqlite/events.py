@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from service.domain.records import NEGATIVE, Event
 from service.stores.encoding import (
     EventIds,
-    cursor_of,
-    position_of,
     user_from,
     vector_bytes,
     vectors_from,
@@ -138,12 +136,6 @@ def _blob(vector: Any) -> bytes | None:
     return None if vector is None else vector_bytes(vector)
 
 
-SELECT_EVENTS = """\
-SELECT timestamp, seq, user_id, event_id, item_no, type_no, weight, key, value
-  FROM events JOIN users USING (user_no) LEFT JOIN vectors USING (user_no, seq)
-"""
-
-
 class read_transaction:  # noqa: N801  # used like a keyword
     """A read transaction. Its end raises no second error if an error has already ended it."""
 
@@ -188,13 +180,17 @@ class Reads:
         found = connection.execute("SELECT next_seq FROM users WHERE user_id = ?", (user_id,)).get
         return (found or 1) - 1
 
-    def history(self, connection: apsw.Connection, user_id: str, after: int) -> History:
+    def history(
+        self, connection: apsw.Connection, user_id: str, known: int = -1, seq: int = 0
+    ) -> History:
+        """Return a user's events; those after `seq` if the user's generation is `known`."""
         with read_transaction(connection):
             user_no, version, generation, next_seq, profile = connection.execute(
                 "SELECT user_no, version, generation, next_seq, profile FROM users"
                 " WHERE user_id = ?",
                 (user_id,),
             ).fetchone() or (0, 0, 0, 1, None)
+            after = seq if generation == known else 0
             # At most this many events came after. Searched from the newest on, they are mostly
             # found at once; only an event with an older timestamp lies further back.
             rows: Rows = connection.execute(
@@ -224,30 +220,6 @@ class Reads:
             vectors={positions[seq]: vectors_from(key, value) for seq, key, value in blobs},
             user=None if profile is None else user_from(user_id, profile),
         )
-
-    def page(
-        self, connection: apsw.Connection, user_id: str, cursor: str | None, limit: int
-    ) -> tuple[list[Event], str | None]:
-        before = (2**63 - 1, 2**63 - 1) if cursor is None else position_of(cursor, int, int)
-        with read_transaction(connection):
-            rows: Rows = connection.execute(
-                f"{SELECT_EVENTS} WHERE user_id = ? AND (timestamp, seq) < (?, ?)"
-                " ORDER BY timestamp DESC, seq DESC LIMIT ?",
-                (user_id, *before, limit + 1),
-            ).fetchall()
-            events = self.events(connection, rows[:limit])
-        return events, cursor_of(*rows[limit - 1][:2]) if len(rows) > limit else None
-
-    def events(self, connection: apsw.Connection, rows: Rows) -> list[Event]:
-        """Build the events of rows that `SELECT_EVENTS` has selected."""
-        items = self._items.names(connection, [row[4] for row in rows])
-        types = self._types.names(connection, [row[5] for row in rows])
-        return [
-            Event(user_id, item_id, event_id, type_, weight, timestamp, *vectors_from(key, value))
-            for (timestamp, _, user_id, event_id, _, _, weight, key, value), item_id, type_ in zip(
-                rows, items, types, strict=True
-            )
-        ]
 
     def event_ids(
         self,
@@ -391,10 +363,3 @@ def _users_of(connection: apsw.Connection, shard: Shard) -> NDArray[np.int64]:
     return np.fromiter(
         (number for number, id_ in users if user_key(id_) % shard.count == shard.index), np.int64
     )
-
-
-def scan_events(connection: apsw.Connection, reads: Reads) -> Iterator[Event]:
-    """`Store.scan_events`."""
-    cursor = connection.execute(f"{SELECT_EVENTS} ORDER BY user_no, timestamp, seq")
-    while chunk := list(islice(cursor, 10_000)):
-        yield from reads.events(connection, chunk)

@@ -53,7 +53,6 @@ from service.stores.sqlite.events import (
     log_changes,
     read_transaction,
     scan,
-    scan_events,
     usage,
 )
 from service.stores.sqlite.guard import CHECK, StoreGuard
@@ -127,26 +126,17 @@ class SQLiteStore(Store):
     async def version(self, user_id: str) -> int:
         return self._look(self._reads.version, check_id(user_id, "/user_id"))
 
-    async def history(self, user_id: str, *, after: int = 0) -> History:
+    async def history(self, user_id: str) -> History:
         rows = self._look(self._reads.length, check_id(user_id, "/user_id"))
-        return await self._look_rows(rows, self._reads.history, user_id, after)
+        return await self._look_rows(rows, self._reads.history, user_id)
 
     async def changed_history(
         self, user_id: str, *, version: int, generation: int, seq: int
     ) -> History | None:
         if await self.version(user_id) == version:
             return None
-        if seq:
-            later = await self.history(user_id, after=seq)
-            if later.generation == generation:
-                return later
-        return await self.history(user_id)
-
-    async def page(
-        self, user_id: str, *, cursor: str | None = None, limit: int = 100
-    ) -> tuple[list[Event], str | None]:
-        check_id(user_id, "/user_id")
-        return await self._look_rows(check_limit(limit), self._reads.page, user_id, cursor, limit)
+        rows = self._look(self._reads.length, user_id)
+        return await self._look_rows(rows, self._reads.history, user_id, generation, seq)
 
     async def event_ids(
         self, user_id: str, seqs: Sequence[int], timestamps: Sequence[int]
@@ -225,9 +215,6 @@ class SQLiteStore(Store):
 
     def scan(self, rows: int = 100_000, *, shard: Shard | None = None) -> Iterator[LogColumns]:
         return self._scan(scan, check_limit(rows), shard)
-
-    def scan_events(self) -> Iterator[Event]:
-        return self._scan(scan_events, self._reads)
 
     # ------------------------------------------------------------------ inside
 

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 import typer
 from rich.table import Table
 
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.cli.console import out
 from service.datasets.base import Dataset
 from service.lab.public_data import open_collection

@@ -18,8 +18,8 @@ import typer
 from numpy.typing import NDArray
 from rich.table import Table
 
-from models.evaluation.metrics import graded_ndcg
-from models.ranking.search_parameters import DEFAULTS
+from models.evaluation.full_ranking import graded_ndcg
+from models.ranking.matches import DEFAULTS
 from service.cli.console import ENCODER, Encoder, out
 from service.datasets.base import JudgedQuery
 from service.domain.errors import Invalid
@@ -33,8 +33,7 @@ from service.maintenance.search_calibration import (
     calibrate,
     rank_by_weight,
 )
-from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.text_encoders import open_encoder
+from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 from tests.known_items.known import known
 
 _DEPTH = 10  # of nDCG

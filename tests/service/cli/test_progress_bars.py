@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from models.evaluation.full_ranking import RankingMetrics
-from models.training.training_run import TrainingProgress
+from models.training.fit import TrainingProgress
 from service.cli import progress_bars
 from service.cli.progress_bars import rate_bars
 from service.jobs.job import Job

@@ -16,7 +16,10 @@ from service.engine.monitoring import readiness
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.stores.sqlite.store import SQLiteStore
 
-LIVE = cast(LiveSnapshot, SimpleNamespace(snapshot=SimpleNamespace(version="v1"), fault=None))
+LIVE = cast(
+    LiveSnapshot,
+    SimpleNamespace(snapshot=SimpleNamespace(version="v1"), served=SimpleNamespace(fault=None)),
+)
 
 
 def checked(data: Path) -> tuple[bool, Any]:

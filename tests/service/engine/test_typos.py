@@ -6,7 +6,7 @@ import string
 import pytest
 
 from models.ranking.search import search
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain.records import Item
 from service.engine.search import match_text
 from service.maintenance.search_calibration import build_snapshot

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from models.attention.attention_options import EXACT_UP_TO, AttentionOptions
-from models.text.static_encoder import StaticEncoder
+from models.attention.attend import EXACT_UP_TO, AttentionOptions
+from models.text.encoders import StaticEncoder
 from service.domain.errors import Invalid
 from service.domain.settings import (
     Settings,

@@ -56,6 +56,7 @@ def namespace() -> str:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_records, "_INTERVAL", 0.1)
     monkeypatch.setattr(job_records.SharedTrainingLease, "interval", 0.1)
 
 
@@ -326,7 +327,7 @@ PUBLISH = """
 import json, sys
 from pathlib import Path
 from service.snapshots.registry import Registry
-from service.snapshots.versions.opening import open_registry
+from service.snapshots.shared_registry import open_registry
 from service.stores.postgres.store import PostgresStore
 
 url, namespace, data, trained, version = {arguments!r}

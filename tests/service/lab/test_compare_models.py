@@ -11,10 +11,11 @@ import pytest
 
 from models.data.interactions import Interactions
 from models.evaluation import baselines
-from models.text.static_encoder import StaticEncoder
+from models.evaluation.splits import leave_one_out_5_core
+from models.text.encoders import StaticEncoder
+from models.training.presets import TrainingPlan
 from service.domain.errors import ModelRejected
 from service.lab import comparison
-from service.lab.protocols import leave_one_out_5_core
 from service.runtime.data_layout import STORE_FILE
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
@@ -71,17 +72,18 @@ def test_ablations_train_without_each_part(
     lacking: list[list[str]] = []
     real = train_and_publish.fit_model
 
-    def seen(log: Any, content: Any, cases: Any, preset: Any, *more: Any, every_event: Any) -> Any:
+    def seen(plan: TrainingPlan, *more: Any) -> Any:
+        logs = (plan.log, plan.validation, plan.every_event)
         lacks = {
-            "transitions": not preset.transitions_per_item,
-            "times": not any(each.timestamps.any() for each in (log, cases, every_event)),
-            "times of requests": preset.train_config.request_time_share == 0,
-            "requests at no time": preset.train_config.request_time_share == 1,
-            "text": not content.any(),
-            "the encoder": not preset.blocks,
+            "transitions": not plan.model_config.transitions_per_item,
+            "times": not any(each.timestamps.any() for each in logs if each is not None),
+            "times of requests": plan.train_config.request_time_share == 0,
+            "requests at no time": plan.train_config.request_time_share == 1,
+            "text": not plan.content.any(),
+            "the encoder": not plan.model_config.blocks,
         }
         lacking.append([name for name, lacks_it in lacks.items() if lacks_it])
-        return real(log, content, cases, preset, *more, every_event=every_event)
+        return real(plan, *more)
 
     monkeypatch.setattr(comparison, "fit_model", seen)
     task = leave_one_out_5_core(corpus.log)

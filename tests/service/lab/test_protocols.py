@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
 from models.evaluation.baselines import WeekPopularity
-from models.evaluation.splits import Holdout
-from models.training.log_profile import hold_out
-from service.lab.protocols import (
+from models.evaluation.splits import (
     HSTU_MAX_SEEN,
     EvaluationTask,
+    Holdout,
     global_time,
     leave_one_out_5_core,
     leave_one_out_hstu,
@@ -24,6 +23,7 @@ from service.lab.protocols import (
     next_new_item,
     of_new_items,
 )
+from models.training.log_profile import hold_out
 from tests.support.small import DAY, events_of
 
 

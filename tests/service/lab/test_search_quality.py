@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
+from models.ranking.matches import DEFAULTS, SearchParameters
 from models.text.bm25 import TITLE_WEIGHT
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.datasets.base import JudgedQuery
 from service.domain.errors import Corrupt, Invalid
 from service.domain.records import Item
@@ -20,7 +20,7 @@ from service.lab import search_quality
 from service.lab.search_quality import SEARCH_MODES, differences, evaluate_search, tune_parameters
 from service.maintenance.search_calibration import build_snapshot
 from service.runtime.data_layout import SEARCH_FILE
-from service.snapshots.search_parameters import (
+from service.snapshots.live_search import (
     FittedParameters,
     is_calibration_due,
     load_search_parameters,

@@ -26,7 +26,7 @@ from service.runtime.data_layout import (
     UNFINISHED_RESTORE,
 )
 from service.snapshots.registry import Registry
-from service.snapshots.versions.manifest import seal, unseal
+from service.snapshots.version_files import seal, unseal
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.command_line import Heed
 from tests.support.heed_process import HeedProcess

@@ -27,7 +27,7 @@ from service.runtime.data_layout import (
     STORE_FILE,
 )
 from service.snapshots.registry import Registry
-from service.snapshots.versions.shared_registry import KIND, SharedRegistry
+from service.snapshots.shared_registry import KIND, SharedRegistry
 from service.stores.base import Store
 from service.stores.postgres.store import PostgresStore
 from service.stores.sqlite.store import SQLiteStore

@@ -25,7 +25,7 @@ from service.maintenance.doctor.findings import Finding, run_checks
 from service.maintenance.doctor.installation import Disk, summarise, summarise_database
 from service.maintenance.doctor.server_checks import SERVER_CHECKS
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
-from service.snapshots.versions.shared_registry import KIND, SharedRegistry
+from service.snapshots.shared_registry import KIND, SharedRegistry
 from service.stores.postgres.connections import Connections
 from service.stores.postgres.server_state import (
     OpenTransaction,

@@ -23,7 +23,7 @@ from service.maintenance.backups.manifest import BACKUP_FILE
 from service.maintenance.backups.restore import drill, restore, restore_to_database
 from service.runtime.data_layout import MODELS_FOLDER, NAMESPACES_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
-from service.snapshots.versions.manifest import seal, unseal
+from service.snapshots.version_files import seal, unseal
 from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.command_line import Heed

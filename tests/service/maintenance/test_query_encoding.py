@@ -12,10 +12,9 @@ import orjson
 import pytest
 from numpy.typing import NDArray
 
-from models.ranking.search_parameters import DEFAULTS
-from models.text.query_table import QueryTable
-from models.text.query_table_fit import FittedTable
-from models.text.static_encoder import StaticEncoder
+from models.ranking.matches import DEFAULTS
+from models.text.encoders import StaticEncoder
+from models.text.query_table import FittedTable, QueryTable
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.domain.settings import Settings

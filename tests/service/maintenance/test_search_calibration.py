@@ -12,8 +12,8 @@ import orjson
 import pytest
 from numpy.typing import NDArray
 
-from models.ranking.search_parameters import DEFAULTS
-from models.text.static_encoder import StaticEncoder
+from models.ranking.matches import DEFAULTS
+from models.text.encoders import StaticEncoder
 from service.cli.console import open_store
 from service.domain.errors import Invalid
 from service.domain.records import Item
@@ -28,7 +28,7 @@ from service.maintenance.search_calibration import (
     rank_by_weight,
 )
 from service.runtime.data_layout import SEARCH_FILE
-from service.snapshots.search_parameters import (
+from service.snapshots.live_search import (
     FittedParameters,
     load_search_parameters,
     save_search_parameters,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.compute.progress import ProgressCallback
 from models.history.user_memory import UserMemory
@@ -44,7 +44,7 @@ from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import MemoryProvider
 from service.questions.asked import RecommendIn
 from service.runtime.data_layout import namespace_of
-from service.snapshots.text_encoders import open_encoder
+from service.snapshots.text_embeddings import open_encoder
 from service.stores.base import Store
 from service.stores.namespace_directory import open_directory
 from service.stores.opening import is_shared
@@ -155,7 +155,7 @@ def _describe_run(parts: Parts, question: RecommendIn, shard: ListShard) -> List
     """Describe a run that begins now, by everything that its lists depend on but the records."""
     settings, now = parts.settings, time.time_ns() // 1_000
     identity = {
-        "model": f"{parts.live.snapshot.version} of {parts.live.model_created}",
+        "model": f"{parts.live.snapshot.version} of {parts.live.served.model_created}",
         "store": _identify_store(settings),
         "request": repr(question),
         "shard": str(shard),
