@@ -26,7 +26,7 @@ from service.cli.console import (
     use_all_cores,
 )
 from service.domain.errors import Conflict, HeedError
-from service.jobs.training_command import MAX_EPOCHS
+from service.jobs.job import MAX_EPOCHS
 from service.runtime.data_layout import CHECKPOINT_FILE
 
 _log = logging.getLogger(__name__)
