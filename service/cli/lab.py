@@ -122,7 +122,7 @@ def require_global_time(date: int | None, protocol: str) -> None:
 
 def split_log(log: Any, protocol: Protocol, date: int | None = None, seed: int = 0) -> list[Any]:
     """Split a log of events into an evaluation task; the date and the seed are of global-time."""
-    from models.evaluation import splits
+    from service.lab import protocols
     from service.lab.comparison import split, split_at, split_newest
 
     if protocol == "newest":
@@ -130,8 +130,8 @@ def split_log(log: Any, protocol: Protocol, date: int | None = None, seed: int =
     if protocol == "global-time":
         return split_at(log, date, seed)
     if protocol == "hstu":
-        return split(log, splits.leave_one_out_hstu)
-    return split(log, splits.leave_one_out_5_core)
+        return split(log, protocols.leave_one_out_hstu)
+    return split(log, protocols.leave_one_out_5_core)
 
 
 def benchmark(
@@ -226,11 +226,11 @@ def source(dataset: Name, path: Path | None, data: Path) -> Any:
 
 def tasks(dataset: Name, protocol: Protocol, log: Any, date: int | None = None) -> list[Any]:
     """Split a log of events into the evaluation tasks of its data set, or at a date."""
-    from models.evaluation import splits
+    from service.lab import protocols
     from service.lab.comparison import split
 
     if dataset == "online-retail" and protocol != "global-time":
-        return split(log, splits.next_basket, splits.next_new_item)
+        return split(log, protocols.next_basket, protocols.next_new_item)
     return split_log(log, protocol, date)
 
 

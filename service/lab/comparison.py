@@ -14,11 +14,12 @@ from models.data.interactions import Interactions
 from models.evaluation.baselines import WeekPopularity, baseline_makers
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
-from models.evaluation.splits import EvaluationTask, Holdout, global_time, newest, of_new_items
+from models.evaluation.splits import Holdout
 from models.training.fit import TrainingResult
 from models.training.log_profile import has_repeat_consumption, hold_out_rule
 from models.training.presets import Preset
 from service.domain.errors import ModelRejected
+from service.lab.protocols import EvaluationTask, global_time, newest, of_new_items
 from service.training.judgement import HEED, judge
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback

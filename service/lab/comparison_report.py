@@ -15,16 +15,14 @@ from models.evaluation.full_ranking import (
     PairedDifference,
     RankingMetrics,
     Ranks,
-    Slice,
     bootstrap,
     hits,
     ndcg_gains,
     share_of_users,
-    slice_cases,
 )
-from models.evaluation.splits import EvaluationTask, of_new_items
 from service.domain.timestamps import to_rfc3339
 from service.lab.comparison import Comparison, ModelResults, new_items_table
+from service.lab.protocols import EvaluationTask, Slice, of_new_items, slice_cases
 from service.training.judgement import HEED
 from service.training.train_and_publish import share_of
 

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from models.data.interactions import Interactions
-from models.evaluation.splits import EvaluationTask, leave_one_out_5_core
 from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset, choose_preset
 from service.cli import progress_bars
@@ -30,6 +29,7 @@ from service.datasets.base import Dataset
 from service.datasets.movielens import fetch as fetch_movielens
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
+from service.lab.protocols import EvaluationTask, leave_one_out_5_core
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache, open_encoder

@@ -7,7 +7,6 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 
-from models.evaluation.splits import EvaluationTask
 from service.lab.comparison import Comparison
 from service.lab.comparison_report import (
     differences,
@@ -16,6 +15,7 @@ from service.lab.comparison_report import (
     metric_cells,
     results_json,
 )
+from service.lab.protocols import EvaluationTask
 from service.training.judgement import HEED
 from tests.benchmarks.studies.cold_start import ColdStart
 

@@ -123,10 +123,10 @@ def personal_search(
     the user's history are removed from both rankings, with the user and without.
     """
     use_all_cores()
-    from models.evaluation.splits import leave_one_out_5_core
     from models.training.presets import choose_preset
     from service.cli import progress_bars
     from service.lab import comparison
+    from service.lab.protocols import leave_one_out_5_core
     from service.snapshots.live_search import load_search_parameters
     from service.training import training_corpus
     from tests.benchmarks.studies import personal_search as study

@@ -11,11 +11,11 @@ import pytest
 
 from models.data.interactions import Interactions
 from models.evaluation import baselines
-from models.evaluation.splits import leave_one_out_5_core
 from models.text.encoders import StaticEncoder
 from models.training.presets import TrainingPlan
 from service.domain.errors import ModelRejected
 from service.lab import comparison
+from service.lab.protocols import leave_one_out_5_core
 from service.runtime.data_layout import STORE_FILE
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore

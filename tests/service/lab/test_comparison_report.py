@@ -10,9 +10,9 @@ import pytest
 
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import RankingMetrics
-from models.evaluation.splits import EvaluationTask, global_time
 from service.lab.comparison import Comparison, ModelResults
 from service.lab.comparison_report import differences, summarise, to_json
+from service.lab.protocols import EvaluationTask, global_time
 from service.training.judgement import HEED
 
 HOUR = 3_600_000_000

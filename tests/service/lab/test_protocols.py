@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
 from models.evaluation.baselines import WeekPopularity
-from models.evaluation.splits import (
+from models.evaluation.splits import Holdout
+from models.training.log_profile import hold_out
+from service.lab.protocols import (
     HSTU_MAX_SEEN,
     EvaluationTask,
-    Holdout,
     global_time,
     leave_one_out_5_core,
     leave_one_out_hstu,
@@ -23,7 +24,6 @@ from models.evaluation.splits import (
     next_new_item,
     of_new_items,
 )
-from models.training.log_profile import hold_out
 from tests.support.small import DAY, events_of
 
 

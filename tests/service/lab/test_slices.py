@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from models.data.interactions import Interactions
-from models.evaluation.full_ranking import Slice, slice_cases
 from models.evaluation.splits import Holdout
+from service.lab.protocols import Slice, slice_cases
 from tests.support.small import DAY, SECOND
 
 # The five users' newest events, and how long after them their targets follow.
