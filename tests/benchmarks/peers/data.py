@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from models.data.interactions import Interactions
-from models.evaluation.splits import EvaluationTask, leave_one_out_5_core
 from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset, choose_preset
 from service.cli import progress_bars
 from service.cli.console import open_store
-from service.datasets import import_into_store
+from service.datasets import imports
 from service.datasets.base import Dataset
-from service.datasets.public.movielens import fetch as fetch_movielens
+from service.datasets.movielens import fetch as fetch_movielens
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
+from service.lab.protocols import EvaluationTask, leave_one_out_5_core
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
@@ -97,7 +97,7 @@ def prepare_data(
     temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
     try:
         with open_store(temporary) as store:
-            asyncio.run(import_into_store.import_dataset(store, _Shown(source, ground)))
+            asyncio.run(imports.import_dataset(store, _Shown(source, ground)))
         content = corpus.content[task.items]
         _train(temporary, ground, corpus, content, encoder.name, console)
         arrays: dict[str, Any] = _arrays(task, content)

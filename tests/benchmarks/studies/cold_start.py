@@ -15,10 +15,10 @@ from models.data.interactions import DISLIKE, Interactions
 from models.data.vocabulary import Vocabulary
 from models.evaluation.baselines import Popularity
 from models.evaluation.full_ranking import Ranker, evaluate
-from models.evaluation.splits import EvaluationTask
 from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset
-from service.evaluation.compare_models import Comparison, ModelResults
+from service.lab.comparison import Comparison, ModelResults
+from service.lab.protocols import EvaluationTask
 from service.training.judgement import HEED
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback

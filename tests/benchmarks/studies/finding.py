@@ -24,7 +24,7 @@ from models.text.query_parser import single_edits
 from models.text.terms import analyser
 from service.domain.records import Item
 from service.engine.search import match_text
-from service.evaluation.search_calibration import plain_text
+from service.maintenance.search_calibration import plain_text
 
 IDS = 200
 COMPOUNDS = 50

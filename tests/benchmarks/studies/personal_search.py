@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.evaluation.full_ranking import PairedDifference, bootstrap, reciprocal_ranks
-from models.evaluation.splits import EvaluationTask, Holdout
+from models.evaluation.splits import Holdout
 from models.ranking.matches import DEFAULTS, FieldMatches, SearchParameters
 from models.ranking.scoring import score
 from models.ranking.search import nearest, personal_bias, search
@@ -26,7 +26,8 @@ from models.training.presets import Preset
 from service.domain.errors import ModelRejected
 from service.domain.records import Item
 from service.engine.search import RERANKED, match_text
-from service.evaluation.search_quality import build_snapshot
+from service.lab.protocols import EvaluationTask
+from service.maintenance.search_calibration import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback, TrainingCorpus

@@ -22,8 +22,8 @@ from models.evaluation.full_ranking import (
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.training.presets import choose_preset
-from service.evaluation.compare_models import split_newest
-from service.evaluation.comparison_report import format_interval
+from service.lab.comparison import split_newest
+from service.lab.comparison_report import format_interval
 from service.training.judgement import judge
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback, TrainingCorpus
