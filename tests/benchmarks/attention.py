@@ -102,7 +102,7 @@ def attention(
     snapshot = loaded.snapshot
     if snapshot.trained is None:
         raise Invalid("", f"{data} has no model: heed train --data {data} makes one")
-    joined = np.concatenate([user.events.items for user in loaded.users.values()])
+    joined = np.concatenate([user.history.rows for user in loaded.users.values()])
     taken = joined[joined >= 0].astype(np.int64)
     taken = taken[snapshot.has_vector[taken]]
     cases: list[Case] = []

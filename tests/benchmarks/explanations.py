@@ -57,7 +57,7 @@ def explanations(
             raise Invalid("", f"{data} has no user with {_FEWEST} to {_MOST} events")
         drawn = [able[at] for at in rng.permutation(len(able))[:cases]]
         loaded = load_data(ground.data, drawn)
-    users = [each.memory for each in loaded.users.values()]
+    users = list(loaded.users.values())
     found = [_case(loaded.snapshot, users[n], rng) for n in rounds_of(len(users), "explaining")]
 
     def mean(of: Callable[[Case], float]) -> str:

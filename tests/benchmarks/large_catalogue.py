@@ -5,6 +5,7 @@ Recall is of what the same server answers if every item, or every key, is attend
 
 from __future__ import annotations
 
+import asyncio
 import random
 import tempfile
 import time
@@ -106,7 +107,8 @@ def search(
     """
     cores = Cores.choose()
     print_machine(cores)
-    listed, _ = _read(data, None, set())
+    with prepare_data(data) as ground:  # a copy: a store of an older version is migrated
+        listed, _ = _read(ground.data, None, set())
     source = [
         (item.title, item.description or ", ".join(item.tags)) for item in listed if item.title
     ]
@@ -143,8 +145,11 @@ def search(
 
 def _read(data: Path, kept: set[str] | None, users: set[str]) -> tuple[list[Item], list[Event]]:
     store = SQLiteStore(data / STORE_FILE)
-    items = [i for i in store.scan_items() if kept is None or i.item_id in kept]
-    events = [event for event in store.scan_events() if event.user_id in users] if users else []
+    try:
+        items = [i for i in store.scan_items() if kept is None or i.item_id in kept]
+        events = [each for each in store.scan_events() if each.user_id in users] if users else []
+    finally:
+        asyncio.run(store.close())
     return items, events
 
 

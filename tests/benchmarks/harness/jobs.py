@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from models.attention.attention_options import DEFAULT_OPTIONS
 from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
@@ -18,19 +20,10 @@ from service.domain.queries import Requester, SearchQuery
 from service.domain.settings import Settings
 from service.engine.compose import compose
 from service.engine.questions.search import search_items
-from service.histories.event_columns import EventColumns
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.benchmarks.harness.data import AT, Question
 
 Job = Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedUser:
-    """A user, as of the time of the questions."""
-
-    events: EventColumns
-    memory: UserMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +32,7 @@ class LoadedData:
 
     snapshot: Snapshot
     embeddings: EmbeddingCache
-    users: Mapping[str, LoadedUser]
+    users: Mapping[str, UserMemory]  # as of the time of the questions
 
 
 def load_data(data: Path, users: Sequence[str]) -> LoadedData:
@@ -55,7 +48,7 @@ def load_data(data: Path, users: Sequence[str]) -> LoadedData:
                 requester = Requester(user_id)
                 events = await parts.memories.load(requester, AT)
                 history = parts.memories.history(snapshot, events, requester)
-                loaded[user_id] = LoadedUser(events, build_memory(snapshot, history, AT))
+                loaded[user_id] = build_memory(snapshot, history, AT)
             return LoadedData(snapshot, parts.embeddings, loaded)
         finally:
             await parts.close()
@@ -88,7 +81,7 @@ def _job(loaded: LoadedData, ask: str, body: Mapping[str, Any]) -> Job:
         )
     user = loaded.users[body["user_id"]]
     if ask == "recommend":
-        limit, seen = body["limit"], user.events.items
-        return lambda: recommend(snapshot, user.memory, limit=limit, allowed=offered, excluded=seen)
+        limit, seen = body["limit"], user.history.rows[user.history.rows >= 0].astype(np.int64)
+        return lambda: recommend(snapshot, user, limit=limit, allowed=offered, excluded=seen)
     targets = snapshot.catalogue.rows(body["item_ids"])
-    return lambda: score(snapshot, user.memory, targets)
+    return lambda: score(snapshot, user, targets)

@@ -96,7 +96,7 @@ def print_cases(
     first = reference or next(iter(cases[0].loads))
     table(
         title,
-        ("question", "at once", "", "p50 ms", "p99 ms", "a second", "CPU ms", f"times {first}"),
+        ("question", "at once", "", "p50 ms", "p99 ms", "a second", "CPU ms", "times as fast"),
         (
             (
                 case.question,
@@ -112,8 +112,7 @@ def print_cases(
             for name in case.loads
         ),
         left=3,
-        caption=f"{caption} Times {first}: requests a second over those of {first}, round by "
-        "round.".strip(),
+        caption=f"{caption} Times as fast: requests a second over those of {first}.".strip(),
     )
 
 
