@@ -86,14 +86,9 @@ def ask_in_turns(
     return uvloop.run(_ask(subjects, connections, rounds, requests, also))
 
 
-def print_cases(
-    title: str, cases: Sequence[Case], *, caption: str = "", reference: str | None = None
-) -> None:
-    """Print latency, rate and processor time, and how many times as fast the reference is.
-
-    The reference is the first subject unless named.
-    """
-    first = reference or next(iter(cases[0].loads))
+def print_cases(title: str, cases: Sequence[Case], *, caption: str = "") -> None:
+    """Print latency, rate and processor time, and how many times as fast as the first each is."""
+    first = next(iter(cases[0].loads))
     table(
         title,
         ("question", "at once", "", "p50 ms", "p99 ms", "a second", "CPU ms", "times as fast"),
@@ -112,7 +107,7 @@ def print_cases(
             for name in case.loads
         ),
         left=3,
-        caption=f"{caption} Times as fast: requests a second over those of {first}.".strip(),
+        caption=caption or f"Times as fast: requests a second over those of {first}.",
     )
 
 
