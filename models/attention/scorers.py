@@ -1,6 +1,6 @@
 """Scores of queries against keys: scaled dot product, cosine, additive.
 
-A new scorer also gets a name in `service.domain.queries.ScorerName` and a case in
+A new scorer also gets a name in `service.questions.attend.ScorerName` and a case in
 `service.engine.questions.attend`.
 """
 

@@ -7,8 +7,9 @@ of the condition; so an item without a value meets none. Values compare within t
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -49,6 +50,8 @@ class Condition:
 
     field: str
     comparisons: Mapping[str, Any]
+    # JSON pointers, within the filter, to the name of the field and to the operand of each operator
+    pointers: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,39 @@ class Group:
 
     kind: Literal["all", "any", "none"]
     members: tuple[ItemFilter, ...] = ()
+    pointers: tuple[str, ...] = dataclasses.field(
+        default=(), compare=False
+    )  # of each member, within the group
 
 
 ItemFilter: TypeAlias = Condition | Group
 
 EVERYTHING = Group("all")
+_SLOW = 20  # cost of comparing strings or distances, in comparisons of numbers
+_LISTED = 50  # values of `in` that cost one more comparison
+
+
+def comparisons(wanted: ItemFilter) -> float:
+    """Return the cost of a filter for each item, in comparisons of numbers."""
+    if isinstance(wanted, Group):
+        return sum(map(comparisons, wanted.members))
+    total = 0.0
+    for name, operand in wanted.comparisons.items():
+        is_slow = name in ("contains", "within_km") or (
+            name in _BOUNDS and isinstance(operand, str)
+        )
+        total += _SLOW if is_slow else 1 + (len(operand) / _LISTED if name == "in" else 0)
+    return total
+
+
+def conditions(wanted: ItemFilter, pointer: str = "") -> Iterator[tuple[Condition, str]]:
+    """Yield each condition of a filter with the JSON pointer that its own begin with."""
+    if isinstance(wanted, Condition):
+        yield wanted, pointer
+        return
+    inner = wanted.pointers or [""] * len(wanted.members)
+    for member, place in zip(wanted.members, inner, strict=True):
+        yield from conditions(member, pointer + place)
 
 
 def matching(

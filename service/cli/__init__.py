@@ -15,7 +15,6 @@ from service.cli.jobs import jobs
 from service.cli.loadtest import loadtest
 from service.cli.operations.backups import backup, restore
 from service.cli.operations.check import check
-from service.cli.operations.distribute import distribute
 from service.cli.operations.doctor import doctor
 from service.cli.operations.forgotten import forgotten
 from service.cli.operations.health import health
@@ -62,7 +61,6 @@ app.command("copy", no_args_is_help=True)(copy)
 app.command("backup", no_args_is_help=True)(backup)
 app.command("restore", no_args_is_help=True)(restore)
 app.command("doctor")(doctor)
-app.command("distribute")(distribute)
 app.command("demo")(demo)
 app.command("serve")(serve)
 

@@ -98,15 +98,21 @@ def open_directory(data: Path) -> Iterator[Any]:
 
 @contextmanager
 def open_store(data: Path) -> Iterator[Any]:
-    """Open the store of a data directory, or its namespace in HEED_STORE; close it at the end."""
+    """Open the store of a data directory, or its namespace in HEED_STORE; close it at the end.
+
+    A message says if there was none: the path may be misspelt.
+    """
     from service.domain.settings import Settings
-    from service.runtime.data_layout import check_restored
+    from service.runtime.data_layout import STORE_FILE, check_restored
     from service.runtime.durable_files import make_directory
     from service.stores import opening
 
     check_restored(data)
+    url = Settings.read().store
+    if not opening.is_shared(url) and not (data / STORE_FILE).exists():
+        err.print(f"{data} has no store yet: a new one is empty", markup=False, soft_wrap=True)
     make_directory(data)
-    store = opening.open_store(data, Settings.read().store)
+    store = opening.open_store(data, url)
     try:
         yield store
     finally:

@@ -76,19 +76,21 @@ def recommend_all(
     # Users are ranked in parallel, one thread each; set before torch and FAISS are imported.
     set_threads(1)
     from service.cli.transfer.row_bars import rate_bars
-    from service.domain.queries import RecommendQuery, Requester
     from service.domain.settings import Settings
     from service.engine.questions.lists.recommend_all import write_lists
+    from service.questions.asked import RecommendIn
 
     chosen = _shard(shard)
-    requester = Requester(at=None if at is None else _time(at))
+    question = RecommendIn(limit=limit, exclude_seen=not include_seen)
+    if at is not None:
+        question = question.model_copy(update={"at": _time(at)})
     with rate_bars(out, "users") as draw:
         draw("loading", 0, None)
         listed = asyncio.run(
             write_lists(
                 Settings.read({"data": data, "encoder": encoder}),
                 file,
-                RecommendQuery(requester, limit, exclude_seen=not include_seen),
+                question,
                 progress=partial(draw, "recommending"),
                 writing=partial(draw, f"writing {file.name}"),
                 announce=partial(out.print, markup=False, soft_wrap=True),

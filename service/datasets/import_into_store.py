@@ -12,7 +12,8 @@ from typing import TypeVar
 from service.datasets.base import Dataset, batches
 from service.datasets.files.record_files import ItemsFile, UsersFile
 from service.domain.records import Event, Item
-from service.stores.base import AppendResult, Store
+from service.stores.base import Store
+from service.stores.values import AppendResult
 
 T = TypeVar("T")
 Through = Callable[[Iterable[T]], Iterator[T]]

@@ -164,6 +164,15 @@ async def unknown_items(store: Store, item_ids: Iterable[str]) -> list[str]:
     return unknown
 
 
+async def titled_items(store: Store, item_ids: Iterable[str]) -> list[str]:
+    """Return the ids whose items the catalogue has with a title, in their order."""
+    titled: list[str] = []
+    ids = iter(item_ids)
+    while chunk := list(islice(ids, _CHUNK)):
+        titled += [item.item_id for item in await store.get_items(chunk) if item and item.title]
+    return titled
+
+
 async def spelling_warning(
     store: Store, unknown: list[str], imported: Collection[str] = ()
 ) -> str | None:

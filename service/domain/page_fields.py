@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from service.domain.item_selection import ATTRIBUTES
+from service.domain.records import ATTRIBUTES
 
 DEFAULT = "price=attributes.price, url=attributes.url"
 IMAGE = "image"  # the role whose pictures come from other hosts

@@ -19,10 +19,11 @@ import orjson
 from numpy.typing import NDArray
 
 from service.domain.errors import Invalid
-from service.domain.item_selection import MAX_FIELD_NAME
 from service.domain.timestamps import MAX_TIMESTAMP, MIN_TIMESTAMP
 
 T = TypeVar("T")
+ATTRIBUTES = "attributes."  # the prefix of the field name of an attribute
+MAX_FIELD_NAME = 1_000  # characters
 Vector = NDArray[np.float32]
 
 DISLIKE = "dislike"  # the type of negative events

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,21 +16,25 @@ import torch
 from models.text.static_encoder import TextEncoder
 from service.domain.errors import Corrupt, Incompatible, ModelRejected
 from service.domain.settings import Settings
-from service.engine.answers import Answers
+from service.domain.stage_clock import StageClock
 from service.engine.compose import Parts, compose
 from service.engine.live_scenarios import LiveScenarios
 from service.engine.monitoring import readiness
 from service.engine.monitoring.measurements import Measurement, measure
-from service.engine.ready_answers import ReadyAnswers
+from service.engine.pipeline import Request
 from service.histories.long_work import ErrorObserver
 from service.jobs.job import Job
 from service.jobs.runner import JobRunner
 from service.jobs.training_command import training_command
+from service.questions.scalars import Checked
 from service.runtime.logs import REPEATED
 from service.snapshots.live_snapshot import PreloadedSnapshot
 from service.snapshots.versions.documents import version_document
 
 _log = logging.getLogger(__name__)
+
+Q = TypeVar("Q", bound=Checked)
+T = TypeVar("T")
 
 _POPULARITY = 30.0  # seconds between two countings, and more where counting takes long
 _STORE_POLL = 0.1  # seconds between two looks at what other processes wrote to the catalogue
@@ -41,14 +45,12 @@ _POLL = 0.5  # seconds between two looks at what other processes made current
 class Engine:
     """Runs the service.
 
-    Routes ask `answers`, `ready_answers` and `scenarios`, read and write `store`, write items to
-    `live`, which refreshes the catalogue with them, and start trainings in `jobs`.
+    Routes `ask` questions and `scenarios`, read and write `store`, write items to `live`, which
+    refreshes the catalogue with them, and start trainings in `jobs`.
     """
 
     def __init__(self, parts: Parts) -> None:
         self.store = parts.store
-        self.answers = Answers(parts)
-        self.ready_answers = ReadyAnswers(parts)
         self.scenarios = LiveScenarios(parts.store)
         self.parts = parts
         self.executor = parts.executor  # where requests are computed, beside the event loop
@@ -64,6 +66,31 @@ class Engine:
             threads=os.cpu_count() or 1,
         )
         self._watches: list[asyncio.Task[None]] = []
+
+    async def ask(
+        self,
+        answer: Callable[[Request[Q]], Awaitable[T]],
+        question: Q,
+        stages: StageClock | None = None,
+        *,
+        about: str = "",
+        shown: Sequence[str] = (),
+    ) -> T:
+        """Answer a question.
+
+        Args:
+            answer: the function for its kind, such as `recommend_items`.
+            question: as a client sends it.
+            stages: clock of the request.
+            about: the item or the user that it is about.
+            shown: items before this answer, which count for its quotas.
+
+        Raises `Invalid` for a question whose parts do not go together, and what `answer` raises.
+        """
+        question.check(self.parts.settings)
+        request = Request(self.parts, question, stages or StageClock(), about)
+        request.shown = shown
+        return await answer(request)
 
     async def open(self) -> None:
         """Load what is served. Raises `Corrupt` or `ModelRejected`, naming the file at fault."""

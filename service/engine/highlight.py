@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from models.compute.checkpoint import checkpoint
 from models.text.markup import plain_text
-from service.domain.queries import AnswerItem, HighlightSpan
 from service.domain.records import Item
+from service.questions.answers import AnsweredItemOut, MarkedOut
 
 Spans = Sequence[tuple[int, int]]  # (start, end) in characters, rising, apart
 
@@ -17,7 +17,9 @@ WIDTH = 220  # characters of a snippet, about
 
 
 def add_highlights(
-    items: Sequence[AnswerItem], stored: Sequence[Item | None], spans_of: Callable[[str], Spans]
+    items: Sequence[AnsweredItemOut],
+    stored: Sequence[Item | None],
+    spans_of: Callable[[str], Spans],
 ) -> None:
     """Add `highlights` to each item of an answer."""
     for item, record in zip(items, stored, strict=True):
@@ -25,9 +27,7 @@ def add_highlights(
         item["highlights"] = {} if record is None else highlights(record, spans_of)
 
 
-def highlights(
-    item: Item, spans_of: Callable[[str], Spans]
-) -> dict[str, tuple[HighlightSpan, ...]]:
+def highlights(item: Item, spans_of: Callable[[str], Spans]) -> dict[str, list[MarkedOut]]:
     """The title and a snippet of the description, where it has them, without markup.
 
     `spans_of` gives the places of the query's words in a text.
@@ -41,33 +41,33 @@ def highlights(
 
 
 def without_markup(item: Item) -> Item:
-    """The item with the text of its title and of its description, as a reader sees them."""
+    """Return an item with its title and description as a reader sees them."""
     texts = plain_text(item.title), plain_text(item.description)
     return replace(item, title=texts[0], description=texts[1])
 
 
-def marked(text: str, spans: Spans) -> tuple[HighlightSpan, ...]:
+def marked(text: str, spans: Spans) -> list[MarkedOut]:
     """The text in parts, the words at the spans marked."""
     edges = [0, *(edge for span in spans for edge in span), len(text)]
-    return tuple(
-        HighlightSpan(text[start:end], match=at % 2 == 1)
+    return [
+        MarkedOut(text=text[start:end], match=at % 2 == 1)
         for at, (start, end) in enumerate(pairwise(edges))
         if end > start
-    )
+    ]
 
 
-def snippet(text: str, spans: Spans) -> tuple[HighlightSpan, ...]:
+def snippet(text: str, spans: Spans) -> list[MarkedOut]:
     """The part of a text with the most different marked words, with an ellipsis where it is cut."""
     if len(text) <= WIDTH:
         return marked(text, spans)
     start, end = _window(text, spans)
     inside = [(a - start, b - start) for a, b in spans if start <= a and b <= end]
-    parts = list(marked(text[start:end], inside))
+    parts = marked(text[start:end], inside)
     if start > 0:
-        parts.insert(0, HighlightSpan("… ", match=False))
+        parts.insert(0, MarkedOut(text="… ", match=False))
     if end < len(text):
-        parts.append(HighlightSpan(" …", match=False))
-    return tuple(parts)
+        parts.append(MarkedOut(text=" …", match=False))
+    return parts
 
 
 def _window(text: str, spans: Spans) -> tuple[int, int]:

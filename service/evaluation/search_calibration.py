@@ -17,7 +17,7 @@ from models.ranking.search import nearest
 from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from service.domain.errors import Invalid
 from service.domain.records import Item
-from service.engine.questions.search import match_text
+from service.engine.search import match_text
 from service.evaluation.search_quality import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.training_corpus import StageProgressCallback

@@ -28,7 +28,7 @@ from service.datasets.base import JudgedQuery
 from service.datasets.files.rows import to_json_lines
 from service.domain.errors import Invalid
 from service.domain.records import Item
-from service.engine.questions.search import match_text
+from service.engine.search import match_text
 from service.snapshots.item_entries import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.training_corpus import StageProgressCallback, encode_with_progress

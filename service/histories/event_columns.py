@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from models.data.vocabulary import Vocabulary
 from service.domain.records import User
-from service.stores.base import EventVectors, History, Store
+from service.stores.base import Store
+from service.stores.values import EventVectors, History
 
 _OVERHEAD = 512  # bytes of Python objects behind one user's columns, measured
 

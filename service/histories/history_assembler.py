@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
 from models.history.user_history import UserHistory
-from service.domain.queries import EventFilter, InlineEvent
 from service.histories.event_columns import EMPTY, EventColumns, concat, reorder
+from service.questions.asked import InlineEventIn
+from service.questions.parts import ALL_EVENTS, VisibleIn
 from service.snapshots.text_embeddings import EmbeddingCache
 
 
 def with_session(
-    stored: EventColumns, session: Sequence[InlineEvent], at: int, vocabulary: Vocabulary
+    stored: EventColumns, session: Sequence[InlineEventIn], at: int, vocabulary: Vocabulary
 ) -> EventColumns:
     """Merge the events of a session into the stored ones, in time order.
 
@@ -45,7 +46,7 @@ def with_session(
 
 
 def assemble_history(
-    snapshot: Snapshot, events: EventColumns, visible: EventFilter, embeddings: EmbeddingCache
+    snapshot: Snapshot, events: EventColumns, visible: VisibleIn, embeddings: EmbeddingCache
 ) -> UserHistory:
     """Assemble what a request attends to: of the events, those that are visible."""
     if events is EMPTY:
@@ -86,10 +87,10 @@ def _profile(
 
 
 def visible_events(
-    snapshot: Snapshot, events: EventColumns, wanted: EventFilter
+    snapshot: Snapshot, events: EventColumns, wanted: VisibleIn
 ) -> NDArray[np.bool_] | None:
     """Which events [n] meet the conditions; None = all."""
-    if wanted == EventFilter():
+    if wanted == ALL_EVENTS:
         return None
     visible = np.ones(len(events), np.bool_)
     if wanted.since is not None:

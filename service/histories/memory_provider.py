@@ -17,18 +17,18 @@ from models.history.long_history import CollapsedHistory, collapsible_prefix, le
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from service.domain.errors import StoreUnreachable
-from service.domain.queries import EventFilter, Requester
 from service.domain.settings import Settings
 from service.histories.event_columns import EMPTY, EventColumns, EventReader, up_to
 from service.histories.history_assembler import assemble_history, with_session
 from service.histories.long_work import LongWork
 from service.histories.user_cache import DerivedState, UserCache
+from service.questions.asked import InlineEventIn
+from service.questions.parts import ALL_EVENTS, VisibleIn
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
 
 Compute = Callable[[Callable[[], EventColumns]], Awaitable[EventColumns]]
 
-_ALL_EVENTS = EventFilter()
 LONG = 4_096  # events: fewer are attended one by one in less time than collapsing them takes
 
 
@@ -61,65 +61,70 @@ class MemoryProvider:
         )
         self._counts = dict.fromkeys(counts, 0)
 
-    def options(self, requester: Requester) -> AttentionOptions:
-        """The options by which a requester's memory is attended."""
-        retrieval, settings = requester.retrieval, self._settings
-        return AttentionOptions(
-            temperature=requester.temperature,
-            hard=requester.hard,
-            exclude_self=requester.exclude_self,
-            mode=retrieval.mode,
-            k=retrieval.k,
-            probes=retrieval.probes,
-            exact_up_to=settings.max_exact_rows,
-            max_error=retrieval.max_error or settings.max_attention_error,
-        )
-
     async def load(
-        self, requester: Requester, at: int, compute: Compute | None = None
+        self,
+        user_id: str | None,
+        at: int | None = None,
+        *,
+        now: int,
+        session: Sequence[InlineEventIn] = (),
+        compute: Compute | None = None,
     ) -> EventColumns:
-        """Load the stored events and merge those of the session into them, at microseconds UTC.
+        """Load the stored events of a user and merge those of a session into them.
 
-        Where the requester names a time, events after it are left out. Without one the time is now,
-        and events count that are later by the clock of another machine. `compute` merges them.
+        Args:
+            user_id: None for a session without a user.
+            at: the time after which events are left out, microseconds UTC. Without one, events
+                count that are later by the clock of another machine.
+            now: the time of session events without a time.
+            session: events that are not stored.
+            compute: merges them.
         """
         events = EMPTY
-        if requester.user_id is not None:
-            events = await self._stored(requester.user_id)
+        if user_id is not None:
+            events = await self._stored(user_id)
         is_stale = events.is_stale
-        if requester.history:
-            merge = partial(with_session, events, requester.history, at, self._vocabulary)
+        if session:
+            merge = partial(with_session, events, session, now, self._vocabulary)
             events = merge() if compute is None else await compute(merge)
-        if requester.at is not None:
-            events = up_to(events, requester.at)
+        if at is not None:
+            events = up_to(events, at)
         if is_stale:
             return replace(events, is_stale=True)
         return events if len(events) or events.interests else EMPTY
 
-    async def seen(self, requester: Requester) -> Sequence[str]:
-        """Return the items of the events that `load` gives for a requester."""
-        at = time.time_ns() // 1_000 if requester.at is None else requester.at
-        events = await self.load(requester, at)
+    async def seen(
+        self, user_id: str | None, at: int | None, session: Sequence[InlineEventIn]
+    ) -> Sequence[str]:
+        """Return the items of the events that `load` gives."""
+        now = time.time_ns() // 1_000 if at is None else at
+        events = await self.load(user_id, at, now=now, session=session)
         return self._vocabulary.ids_of(events.items.tolist())
 
     def history(
-        self, snapshot: Snapshot, events: EventColumns, requester: Requester
+        self, snapshot: Snapshot, events: EventColumns, visible: VisibleIn = ALL_EVENTS
     ) -> UserHistory:
-        """What a requester attends to, event by event."""
-        return assemble_history(snapshot, events, requester.visible, self._embeddings)
+        """Return what is attended, event by event."""
+        return assemble_history(snapshot, events, visible, self._embeddings)
 
     @contextmanager
     def memory(
-        self, snapshot: Snapshot, requester: Requester, events: EventColumns, at: int
+        self,
+        snapshot: Snapshot,
+        events: EventColumns,
+        options: AttentionOptions,
+        *,
+        now: int,
+        visible: VisibleIn = ALL_EVENTS,
     ) -> Iterator[UserMemory]:
-        """Yield a requester's memory of `events`, from `load`, as it is until the block ends."""
-        if events is not EMPTY and (events.version == 0 or requester.visible != _ALL_EVENTS):
-            yield build_memory(snapshot, self.history(snapshot, events, requester), at)
+        """Yield the memory of `events`, from `load`, as it is until the block ends."""
+        if events is not EMPTY and (events.version == 0 or visible != ALL_EVENTS):
+            yield build_memory(snapshot, self.history(snapshot, events, visible), now)
             return
         known = self._cache.derived(events.user_id, snapshot)
         current = known if known is not None and known.serves(events, snapshot) else None
         # What is collapsed holds sums of exponentials at temperature 1.
-        plain = requester.temperature == 1 and not requester.hard
+        plain = options.temperature == 1 and not options.hard
         may_collapse = len(events) >= LONG and plain
         with ExitStack() as held:
             if current is not None:
@@ -128,7 +133,7 @@ class MemoryProvider:
                 if is_long and current.collapsed is not None:
                     held.enter_context(holding(current.collapsed.lock))
                     is_bound = current.collapsed.rebind(snapshot)
-                memory = current.memory_at(at, collapsed=is_long) if is_bound else None
+                memory = current.memory_at(now, collapsed=is_long) if is_bound else None
                 if memory is not None:
                     self._counts["memory_hits"] += 1
                     step = snapshot.cow_tables.step
@@ -136,20 +141,20 @@ class MemoryProvider:
                         renewed = replace(current, memory=memory, step=step)
                         self._cache.put_derived(snapshot, renewed)
                     yield memory
-                    self._account(requester, events.user_id)
+                    self._account(options, events.user_id)
                     return
             self._counts["memory_misses"] += 1
             if current is not None:
                 history = current.history
             else:
-                history = assemble_history(snapshot, events, _ALL_EVENTS, self._embeddings)
+                history = assemble_history(snapshot, events, ALL_EVENTS, self._embeddings)
             same_epoch = known is not None and known.events.epoch == events.epoch
             collapsed = known.collapsed if known is not None and same_epoch else None
             older = None
             if may_collapse and not history.vectors:
-                older = _collapse(snapshot, history, collapsed, at, held)
+                older = _collapse(snapshot, history, collapsed, now, held)
             encoded = None if known is None else known.encoded
-            user = build_memory(snapshot, history, at, encoded=encoded, collapsed=older)
+            user = build_memory(snapshot, history, now, encoded=encoded, collapsed=older)
             state = DerivedState.of(
                 snapshot,
                 events,
@@ -162,11 +167,11 @@ class MemoryProvider:
             if is_kept and older is not None and older.needs_lists:
                 self.long_work.build(events.user_id, snapshot, older, self._cache.remeasure)
             yield user
-            self._account(requester, events.user_id)
+            self._account(options, events.user_id)
 
-    def _account(self, requester: Requester, user_id: str) -> None:
+    def _account(self, options: AttentionOptions, user_id: str) -> None:
         """Account for FAISS's indexes, which a coarse question may have built."""
-        if requester.retrieval.mode == "coarse":
+        if options.mode == "coarse":
             self._cache.remeasure(user_id)
 
     @property

@@ -23,29 +23,33 @@ from service.http.access.access_control import NAMESPACE_HEADER, AccessControl
 from service.http.access.engines import Engines
 from service.http.access.origin_checks import OriginChecks
 from service.http.access.rate_limits import RateLimits
-from service.http.access.route_scopes import RouteScopes
+from service.http.access.route_scopes import ROUTES, RouteScopes
 from service.http.admission import Admission
 from service.http.arrivals import Arrivals
 from service.http.clients.head_requests import HeadRequests
 from service.http.limits import Bodies, Paths
 from service.http.problems import Problems, handle
-from service.http.routes import (
-    ask,
-    attend,
-    batch,
-    events,
-    health,
-    items,
-    models,
-    page,
-    ready,
-    scenarios,
-    users,
-)
+from service.http.routes import batch, page, questions, records, running, scenarios
 from service.http.telemetry import Metrics, Telemetry
 from service.http.telemetry.access_log import AccessLog
 
 _log = logging.getLogger(__name__)
+
+# What is asked most comes first: routes are tried one after the other.
+ROUTERS = (
+    questions.ask_router,
+    records.events_router,
+    questions.attend_router,
+    questions.ready_router,
+    scenarios.router,
+    batch.router,
+    records.items_router,
+    questions.similar_router,
+    records.users_router,
+    running.models_router,
+    running.health_router,
+    page.router,
+)
 
 
 def create_app(
@@ -117,27 +121,17 @@ def create_app(
     app.state.metrics = metrics
     app.state.arrivals = arrivals
     app.state.peers = None
-    # What is asked most comes first: routes are tried one after the other.
-    modules = (
-        ask,
-        events,
-        attend,
-        ready,
-        scenarios,
-        batch,
-        items,
-        users,
-        models,
-        health,
-        page,
-    )
     own = [route for route in app.routes if isinstance(route, Route)]  # FastAPI's: /openapi.json
-    for module in modules:
-        app.include_router(module.router)
+    for router in ROUTERS:
+        app.include_router(router)
+    scopes = {
+        **ROUTES,
+        **{(row.method, row.path): frozenset({row.scope}) for row in questions.QUESTIONS},
+    }
     app.state.route_scopes = RouteScopes(
-        [*own, *(route for module in modules for route in module.router.routes)]
+        [*own, *(route for router in ROUTERS for route in router.routes)], scopes
     )
-    app.openapi = openapi.describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
+    app.openapi = openapi.describe(app, scopes)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
 
 

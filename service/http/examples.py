@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 
-from service.domain.queries import RecommendQuery, Requester
-from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
+from service.engine.recommend import recommend_items
+from service.questions.asked import RecommendIn
 
 
 async def suggest(engine: Engine) -> list[str]:
@@ -19,10 +19,9 @@ async def suggest(engine: Engine) -> list[str]:
             f"\nWhat should user {user} see, and which events made it so?",
             _curl("/v1/recommend", {"user_id": user, "limit": 3, "explain": 2}),
         ]
-        requester = Requester(user_id=user)
-        found = await engine.answers.recommend(RecommendQuery(requester, limit=1), StageClock())
-        if found.items:
-            target = found.items[0]["item_id"]
+        best = await engine.ask(recommend_items, RecommendIn(user_id=user, limit=1))
+        if best["items"]:
+            target = best["items"][0]["item_id"]
             lines += [
                 "\nHow does one item score, part by part?",
                 _curl("/v1/score", {"user_id": user, "item_ids": [target], "explain": 3}),

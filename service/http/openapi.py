@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
-from service.http.access.route_scopes import ROUTES
+from service.http.access.route_scopes import Scopes
 from service.http.problems import MEDIA_TYPE, Problem, documented
 
 DESCRIPTION = """\
@@ -78,16 +78,21 @@ _PROBLEMS = {
 }
 _SCHEME = {"type": "http", "scheme": "bearer", "description": "An API key."}
 _ALWAYS = ("X-Request-ID", "Server-Timing")
+_DESCRIBING = frozenset({"title", "description", "examples", "default"})
 _RETRY = frozenset({429, 503, 507})
 
 
-def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
+def describe(
+    app: FastAPI, scopes: Mapping[tuple[str, str], Scopes]
+) -> Callable[[], dict[str, Any]]:
     """Return a replacement of `app.openapi` that completes FastAPI's document, once."""
     plain = app.openapi
-    return cache(lambda: _completed(plain()))
+    return cache(lambda: _completed(plain(), scopes))
 
 
-def _completed(document: dict[str, Any]) -> dict[str, Any]:
+def _completed(
+    document: dict[str, Any], scopes: Mapping[tuple[str, str], Scopes]
+) -> dict[str, Any]:
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     ours = models_json_schema(
@@ -102,7 +107,7 @@ def _completed(document: dict[str, Any]) -> dict[str, Any]:
     components["responses"] = problems
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            _complete(method, path, operation, problems)
+            _complete(operation, problems, method, scopes[method.upper(), path])
     _declare_members(document)
     return document
 
@@ -126,7 +131,7 @@ def _declare_members(document: dict[str, Any]) -> None:
         required = schema.get("required", ())
         for member, declared in schema.get("properties", {}).items():
             if name not in asked and member not in required:
-                _drop_null(declared)
+                _put_last(declared)
             elif name in asked and member not in required:
                 _add_null(declared)
     for node in _objects(document):
@@ -158,14 +163,15 @@ def _referred(node: Any, schemas: dict[str, Any]) -> set[str]:
     return found
 
 
-def _drop_null(member: dict[str, Any]) -> None:
+def _put_last(member: dict[str, Any]) -> None:
+    """Drop null from the type of a member, and put a single type behind its description."""
     kinds = [kind for kind in member.get("anyOf", ()) if kind != {"type": "null"}]
-    if len(kinds) == 1:
-        del member["anyOf"]
-        for key, value in kinds[0].items():
-            member.setdefault(key, value)
-    elif kinds:
+    if len(kinds) > 1:
         member["anyOf"] = kinds
+        return
+    types = {key: member.pop(key) for key in [*member] if key not in _DESCRIBING}
+    alone = kinds[0] if kinds else types
+    member |= {key: value for key, value in alone.items() if key not in member}
 
 
 def _add_null(member: dict[str, Any]) -> None:
@@ -192,13 +198,14 @@ def _describe_default(schema: dict[str, Any], described: dict[str, Any] | None =
         described["description"] = f"{described.get('description', '')} {said}".strip()
 
 
-def _complete(method: str, path: str, operation: dict[str, Any], problems: dict[str, Any]) -> None:
+def _complete(
+    operation: dict[str, Any], problems: dict[str, Any], method: str, scopes: Scopes
+) -> None:
     """Add the scopes, the problems that a route may answer, and the headers of every answer.
 
     Each problem is described once, in `problems`, and referred to by its status.
     """
     statuses = [421, 429, 500, 503]
-    scopes = ROUTES[method.upper(), path]
     # Each of the alternatives suffices; the first is no key, for installations without keys.
     # Swagger UI shows it beside the path: a sentence says more than the name of a function.
     operation["summary"] = " ".join(operation["description"].partition("\n\n")[0].split())

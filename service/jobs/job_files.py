@@ -17,7 +17,7 @@ from service.jobs.job import Job
 from service.jobs.job_store import JobStore, TrainingLease, TrainingLock
 from service.runtime import durable_files
 from service.runtime.data_layout import RUNNER_LOCK
-from service.stores.protocols.shared_jobs import LeaseState
+from service.stores.postgres.shared_parts import LeaseState
 
 _INTERVAL = 0.1  # seconds between two looks for a marker
 

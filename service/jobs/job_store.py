@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from service.jobs.job import Job
-from service.stores.protocols.shared_jobs import LeaseState
+from service.stores.postgres.shared_parts import LeaseState
 
 
 class JobStore(Protocol):

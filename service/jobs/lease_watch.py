@@ -10,7 +10,7 @@ from collections.abc import Callable
 from service.domain.errors import HeedError
 from service.jobs.job_store import TrainingLease
 from service.runtime.logs import log_failure
-from service.stores.protocols.shared_jobs import LeaseState
+from service.stores.postgres.shared_parts import LeaseState
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from service.domain.names import next_time, timestamped_name
 from service.jobs.job import Job
 from service.jobs.job_files import check_id, parse_job
 from service.jobs.job_store import JobStore, TrainingLease, TrainingLock
-from service.stores.protocols.shared_jobs import LeaseState, SharedJobs, SharedLease
+from service.stores.postgres.shared_parts import LeaseState, SharedJobs, SharedLease
 
 _TRIES = 5  # to give a job an id that no other machine has just given
 _INTERVAL = 2.0  # seconds between two renewals of a lease

@@ -26,7 +26,7 @@ from service.snapshots.catalogue.catalogue_cache import CatalogueCache
 from service.snapshots.catalogue.catalogue_updates import CatalogueUpdates
 from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
 from service.stores.base import Store
-from service.stores.protocols.catalogue_store import OnCatalogueChange, PatchResult
+from service.stores.values import OnCatalogueChange, PatchResult
 
 _log = logging.getLogger(__name__)
 

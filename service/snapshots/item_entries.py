@@ -10,8 +10,7 @@ from typing import Any
 from models.catalogue.item_entry import ItemEntry
 from models.text.keywords import normalize_keyword
 from models.text.markup import plain_text
-from service.domain.item_selection import ATTRIBUTES
-from service.domain.records import Item
+from service.domain.records import ATTRIBUTES, Item
 from service.domain.settings import KEYWORD_FIELDS
 
 # Items share the names of their attributes.

@@ -19,7 +19,7 @@ from service.domain.records import NEGATIVE
 from service.runtime.logs import log_failure
 from service.runtime.processes.shared_arrays import SharedArrays
 from service.stores.base import Store
-from service.stores.protocols.event_log_store import LogChanges
+from service.stores.values import LogChanges
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from service.domain.errors import Conflict, Corrupt, HeedError
 from service.runtime.cache_files import CacheFiles
 from service.stores.base import Store
-from service.stores.protocols.shared_files import CHUNK_BYTES, SharedFiles
+from service.stores.postgres.shared_files import CHUNK_BYTES, SharedFiles
 
 SHARED_BYTES = 2 << 30  # of each kind in the database; the oldest files go first
 INDEXES, CATALOGUES = "index", "catalogue"  # kinds

@@ -15,7 +15,7 @@ import orjson
 
 from service.domain.errors import Invalid
 from service.domain.records import NEGATIVE, Item, User, Vector
-from service.stores.base import EventVectors
+from service.stores.values import EventVectors
 
 IS_NEGATIVE = f"type IN ({', '.join(map(repr, sorted(NEGATIVE)))})"  # of a row of types, in SQL
 

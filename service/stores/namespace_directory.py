@@ -24,8 +24,8 @@ from service.runtime.data_layout import STORE_FILE, namespace_folder
 from service.runtime.namespace_folders import StoreToken, namespaces_locked, store_token
 from service.stores.opening import is_shared
 from service.stores.postgres import namespaces
-from service.stores.postgres.database.installation import open_installation
-from service.stores.postgres.database.shared import open_database
+from service.stores.postgres.notices import open_database
+from service.stores.postgres.schema import open_installation
 from service.stores.sqlite.store import SQLiteStore
 
 _TRIES, _PAUSE = 5, 0.1  # of a removal; seconds between them

@@ -7,7 +7,7 @@ from pathlib import Path
 from service.domain.names import DEFAULT_NAMESPACE
 from service.runtime.data_layout import STORE_FILE, namespace_of
 from service.stores.base import Store
-from service.stores.postgres.calls import QUICK_TIMEOUT
+from service.stores.postgres.connections import QUICK_TIMEOUT
 from service.stores.postgres.store import PostgresStore
 from service.stores.quota import StoreQuota
 from service.stores.sqlite.store import SQLiteStore

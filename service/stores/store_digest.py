@@ -14,7 +14,7 @@ from service.domain.keys import ApiKey
 from service.domain.records import Event, Vector
 from service.domain.scenarios import Scenario
 from service.stores.base import Store
-from service.stores.protocols.forgetting_ledger import ForgottenUser
+from service.stores.values import ForgottenUser
 
 _BYTES = 16  # of the digest of a record, and of a table
 _MODULUS = 1 << 8 * _BYTES

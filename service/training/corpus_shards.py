@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from models.data.log_shards import LogShards
 from service.domain.errors import Invalid
 from service.stores.base import Store
-from service.stores.protocols.event_log_store import LogColumns
+from service.stores.values import LogColumns
 
 # Events may arrive while the processes read one after another; a copy that was forgotten, or is
 # old, lacks more than that.

@@ -27,7 +27,7 @@ from service.domain.records import Item
 from service.snapshots.item_entries import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
-from service.stores.protocols.event_log_store import LogColumns, Shard
+from service.stores.values import LogColumns, Shard
 from service.training.corpus_shards import (
     NO_COLUMNS,
     check_same_store,

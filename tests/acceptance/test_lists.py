@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
-from service.domain.queries import Requester
 from service.domain.records import Event
 from service.engine.questions.lists.list_progress import ListBatch, ListProgress
 from service.histories.event_columns import EventColumns
@@ -279,11 +279,11 @@ def record(log: Path, stop: Callable[[], None] | None) -> None:
     memory = MemoryProvider.memory
 
     def note_and_provide(
-        self: MemoryProvider, snapshot: Snapshot, user: Requester, events: EventColumns, at: int
+        self: MemoryProvider, snapshot: Snapshot, events: EventColumns, *how: Any, **more: Any
     ) -> AbstractContextManager[UserMemory]:
         with log.open("a") as file:
             file.write(f"{events.user_id}\n")
-        return memory(self, snapshot, user, events, at)
+        return memory(self, snapshot, events, *how, **more)
 
     setattr(MemoryProvider, "memory", note_and_provide)  # noqa: B010  # which mypy guards
     if stop is not None:

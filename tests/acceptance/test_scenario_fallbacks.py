@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.http.routes.questions import QUESTIONS
+from service.http.routes.questions import SAVED as QUESTIONS
 from tests.support import tiny
 from tests.support.server import Server
 from tests.support.tiny import AT, item_id

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.http.schemas.event_answers import FoundEventOut, FoundEventsOut
+from service.questions.answers import FoundEventOut, FoundEventsOut
 from tests.support.tiny import AT, item_id
 
 MINE = [
@@ -39,7 +39,7 @@ def test_events_are_answered_with_what_matched(http: httpx.Client, asked: dict[s
     """Each event has its time, type, texts and parts, and the answer has the documented fields."""
     response = http.post("/v1/search", json=asked | {"highlight": True, "fields": ["categories"]})
     answer = response.json()
-    assert answer.keys() <= FoundEventsOut.model_fields.keys()
+    assert answer.keys() <= FoundEventsOut.__annotations__.keys()
     first, second, last = answer["events"]
     assert [event["event_id"] for event in answer["events"]] == ["s1", "s0", "s2"]
     assert {name: first[name] for name in MINE[1]} == MINE[1]
@@ -47,7 +47,7 @@ def test_events_are_answered_with_what_matched(http: httpx.Client, asked: dict[s
     words = {part["text"] for part in first["highlights"]["title"] if part["match"]}
     assert words == set(first["title"].split())
     for event in (first, second, last):
-        assert event.keys() == FoundEventOut.model_fields.keys()
+        assert event.keys() == FoundEventOut.__annotations__.keys()
         assert sum(event["parts"].values()) == event["score"]
     assert first["parts"]["match"] == second["parts"]["match"] > last["parts"]["match"] + 1
     assert 0.5 > first["parts"]["recency"] > second["parts"]["recency"] > 0

@@ -1,4 +1,4 @@
-"""`heed distribute` on a database that has rows, and migrations after it."""
+"""The script that distributes a database, on one that has rows, and migrations after it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import psycopg
 import pytest
 
 from service.domain.records import Event, Item, User
-from service.stores.postgres.database import migrations
-from service.stores.postgres.database.distributed import distribution
-from service.stores.postgres.database.migrations import migrate
+from service.stores.postgres import schema as migrations
+from service.stores.postgres.schema import is_distributed, migrate
 from service.stores.postgres.store import PostgresStore
 from service.stores.store_digest import digest_store
 from tests.distributed.conftest import COORDINATOR
-from tests.support.citus_databases import CitusDatabases
+from tests.support.citus_databases import CitusDatabases, distribute
 from tests.support.command_line import Heed
 from tests.support.store_contract import NOON, vector
 
@@ -61,25 +60,24 @@ async def state(url: str, change: bool = False) -> Mapping[str, Any]:
     return found
 
 
-def test_a_database_with_rows_is_distributed(plain: str, heed: Heed) -> None:
+def test_a_database_with_rows_is_distributed(plain: str) -> None:
     """All content stays what it was, rows are on all workers, and both imports can be undone."""
     before = asyncio.run(state(plain, change=True))
-    said = heed("distribute", "--store", plain, "--shards", 8)
-    assert (said.code, said.err) == (0, "")
-    assert "The tables are distributed." in said.out
-    assert said.out.count("has 4 shards") == 2
+    with psycopg.connect(plain, autocommit=True) as connection:
+        distribute(connection, 8)
+        tables = connection.execute("SELECT logicalrelid::text FROM pg_dist_partition").fetchall()
+        distribute(connection, 8)  # which changes nothing
+    assert len(tables) == 8
     assert asyncio.run(state(plain)) == before
     with psycopg.connect(plain) as connection:
-        for table in distribution.DISTRIBUTED:
+        for (table,) in tables:
             rows = connection.execute(
                 "SELECT success, result::bigint FROM run_command_on_placements(%s, %s)",
-                (f"heed.{table}", "SELECT count(*) FROM %s"),
+                (table, "SELECT count(*) FROM %s"),
             ).fetchall()
             assert len(rows) == 8
             assert all(success for success, _ in rows)
             assert sum(count for _, count in rows) > 0, table
-    again = heed("distribute", "--store", plain)
-    assert (again.code, "were distributed already" in again.out) == (0, True)
 
     async def undo() -> list[tuple[int, int]]:
         store = PostgresStore(plain, patience=20.0)
@@ -94,43 +92,16 @@ def test_a_database_with_rows_is_distributed(plain: str, heed: Heed) -> None:
     assert first[1] == second[0] > 0
 
 
-def test_nobody_may_use_a_database_while_it_is_distributed(plain: str, heed: Heed) -> None:
-    """The command refuses while another process is connected, and leaves everything as it is."""
-    with psycopg.connect(plain, autocommit=True) as other:
-        migrate(other)
-        refused = heed("distribute", "--store", plain)
-        assert refused.code == 1
-        assert "stop all of Heed's processes" in " ".join(refused.err.split())
-        assert not distribution.is_distributed(other)
-    assert heed("distribute", "--store", plain).code == 0
-
-
-def test_later_migrations_change_distributed_tables(
-    plain: str, heed: Heed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A migration adds a column on all workers, and its new table is distributed as the others."""
-    assert heed("distribute", "--store", plain).code == 0
-    later = max(migrations._migrations()) + 1
-    known = migrations._migrations() | {
-        later: "ALTER TABLE heed.users ADD COLUMN later integer NOT NULL DEFAULT 7;"
-        "CREATE TABLE heed.later (user_key bigint PRIMARY KEY)"
-    }
-    monkeypatch.setattr(migrations, "_migrations", lambda: known)
-    tables = {**distribution.DISTRIBUTED, "later": "user_key"}
-    monkeypatch.setattr(distribution, "DISTRIBUTED", tables)
+def test_nobody_may_use_a_database_while_it_is_distributed(plain: str) -> None:
+    """The script refuses while another process is connected, and leaves everything as it is."""
     with psycopg.connect(plain, autocommit=True) as connection:
-        assert migrate(connection) == later
-        assert distribution.is_distributed(connection, "later")
-        colocated = connection.execute(
-            "SELECT count(DISTINCT colocationid) FROM pg_dist_partition"
-            " WHERE logicalrelid IN ('heed.later'::regclass, 'heed.users'::regclass)"
-        ).fetchone()
-        assert colocated == (1,)
-        connection.execute(
-            "INSERT INTO heed.users (user_key, user_no, version, generation, namespace_no,"
-            " next_seq, has_vectors, user_id) VALUES (1, 1, 1, 1, 1, 1, false, 'u')"
-        )
-        assert connection.execute("SELECT later FROM heed.users").fetchall() == [(7,)]
+        with psycopg.connect(plain, autocommit=True) as other:
+            migrate(other)
+            with pytest.raises(psycopg.errors.RaiseException, match="stop all of Heed's processes"):
+                distribute(connection, 8)
+            assert not is_distributed(other)
+        distribute(connection, 8)
+        assert is_distributed(connection)
 
 
 def test_distributed_tables_of_schema_5_are_upgraded(
@@ -142,7 +113,7 @@ def test_distributed_tables_of_schema_5_are_upgraded(
         with monkeypatch.context() as patch:
             patch.setattr(migrations, "_migrations", lambda: {n: known[n] for n in range(1, 6)})
             migrate(connection)
-        assert distribution.distribute(connection, 8)
+        distribute(connection, 8)
         for number in range(50):
             connection.execute(
                 "INSERT INTO heed.users (user_key, user_no, version, generation, namespace_no,"

@@ -16,14 +16,9 @@ from service.domain.errors import Conflict
 from service.domain.keys import issue_key
 from service.domain.records import Event, Item, User
 from service.stores.base import Store
-from service.stores.protocols.bulk_access import (
-    BulkAccess,
-    CopyRecord,
-    Registers,
-    StoredEvent,
-    StoredUser,
-)
+from service.stores.records.copying import BulkAccess
 from service.stores.sqlite.store import SQLiteStore
+from service.stores.values import CopyRecord, Registers, StoredEvent, StoredUser
 from tests.support import full_store
 from tests.support.full_store import read_all, stored_items, stored_users
 from tests.support.store_contract import IDS, NOON, Connect, LogFollower, _Contract, rows, vector

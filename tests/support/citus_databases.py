@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
 from psycopg import sql
 
-from service.stores.postgres.database.distributed.distribution import distribute
-from service.stores.postgres.database.migrations import migrate
+from service.stores.postgres.schema import migrate
 from tests.support.postgres_server import PostgresDatabases
 
 MISSING = (
@@ -21,6 +21,7 @@ MISSING = (
     "named one, and dropped at the end."
 )
 SHARDS = 8
+SCRIPT = Path(__file__).parents[2] / "deploy" / "citus.sql"
 _NODES = """\
 SELECT groupid, nodename, nodeport FROM pg_dist_node
  WHERE isactive AND noderole = 'primary' ORDER BY groupid"""
@@ -94,3 +95,9 @@ class CitusDatabases(PostgresDatabases):
     def _maintenance(self, group: int) -> Iterator[psycopg.Connection]:
         with psycopg.connect(self.worker_url(self.url(), group), autocommit=True) as connection:
             yield connection
+
+
+def distribute(connection: psycopg.Connection, shards: int) -> None:
+    """Run the script that distributes the tables, over a connection with autocommit."""
+    connection.execute("SELECT set_config('heed.shards', %s, false)", (str(shards),))
+    connection.execute(SCRIPT.read_bytes())

@@ -14,10 +14,8 @@ from typing import Any
 from service.maintenance.copying import item_copy, user_copy
 from service.maintenance.copying.store_copy import copy_store
 from service.maintenance.copying.store_places import parse_place
-from service.stores.postgres.bulk import copy_record as postgres_record
-from service.stores.postgres.bulk.postgres_bulk import PostgresBulk
-from service.stores.sqlite.bulk import copy_record as sqlite_record
-from service.stores.sqlite.bulk.sqlite_bulk import SQLiteBulk
+from service.stores.records import copying
+from service.stores.records.copying import BulkAccess
 
 SMALL = 40  # events, items or names in one transaction
 
@@ -54,23 +52,16 @@ def main(source: Sequence[str], target: Sequence[str], step: int, moment: str) -
     take_small_steps()
     doom = _Doom(step)
     if moment == "inside":
-        recorded, record = sqlite_record.record, postgres_record.record
+        recorded = copying._recorded
 
-        def dying_record(*args: Any) -> int:
-            tick = recorded(*args)
-            doom.come()
-            return tick
-
-        async def dying_async_record(*args: Any) -> int:
-            written = await record(*args)
+        def dying_record(*args: Any) -> Any:
+            written = yield from recorded(*args)
             doom.come()
             return written
 
-        setattr(sqlite_record, "record", dying_record)  # noqa: B010  # modules that mypy guards
-        setattr(postgres_record, "record", dying_async_record)  # noqa: B010
+        setattr(copying, "_recorded", dying_record)  # noqa: B010  # a module that mypy guards
     else:
-        for each in (SQLiteBulk, PostgresBulk):
-            _die_after(each, doom)
+        _die_after(BulkAccess, doom)
     asyncio.run(_copy(source, target))
 
 

@@ -9,7 +9,7 @@ from service.domain.item_patch import ItemPatch
 from service.domain.keys import Rate, issue_key
 from service.domain.records import Event, Item, User
 from service.stores.base import Store
-from service.stores.protocols.bulk_access import StoredItem, StoredUser
+from service.stores.values import StoredItem, StoredUser
 from tests.support.store_contract import IDS, NOON, rows, vector
 
 TYPES = ("view", "buy", "dislike", "ätsch")

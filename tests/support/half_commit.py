@@ -11,7 +11,7 @@ import psycopg
 
 from service.domain.records import Event
 from service.stores.event_identity import body_digest, event_key, user_key
-from service.stores.postgres.database.ticks.base import TICKS
+from service.stores.postgres.ticks import TICKS
 from tests.support.citus_databases import CitusDatabases
 
 _numbers = itertools.count(1)

@@ -14,34 +14,6 @@ from fastapi import FastAPI
 from service.domain.errors import Conflict, Invalid, NotFound
 from service.domain.item_patch import ItemPatch
 from service.domain.keys import ApiKey, Rate, Scope, issue_key
-from service.domain.queries import (
-    Answer,
-    AnswerItem,
-    AttendQuery,
-    AttendResult,
-    Contribution,
-    MemoryRow,
-    RecommendQuery,
-    ScoreQuery,
-    SearchQuery,
-    SimilarQuery,
-)
-from service.domain.ready_queries import (
-    AffinitiesAnswer,
-    AffinitiesQuery,
-    Affinity,
-    AnswerRow,
-    AudienceAnswer,
-    AudienceQuery,
-    AudienceUser,
-    ItemEvent,
-    ItemEventsAnswer,
-    PopularQuery,
-    RowReason,
-    RowsAnswer,
-    RowsQuery,
-    TogetherQuery,
-)
 from service.domain.records import Event, Item, User
 from service.domain.scenarios import Scenario
 from service.domain.settings import Settings
@@ -53,8 +25,32 @@ from service.http.app import create_app
 from service.jobs.job import Job
 from service.snapshots.registry import Version
 from service.snapshots.versions.documents import version_document
-from service.stores.base import AppendResult, Store
-from service.stores.protocols.catalogue_store import PatchResult
+from service.stores.base import Store
+from service.stores.values import AppendResult, PatchResult
+
+_ROW = {
+    "event_id": "e0",
+    "item_id": "a",
+    "title": "A",
+    "type": "view",
+    "timestamp": "1970-01-01T00:00:00.000001Z",
+    "events": 1,
+    "weight": 0.5,
+    "contribution": -0.25,
+    "effect": 1.25,
+    "effect_is_exact": False,
+}
+_ATTENDED = {
+    "rows": [1, 0],
+    "weights": [[0.75, 0.25]],
+    "context": [0.5, -1.0],
+    "mass": [1.0],
+    "retrieval": "exact",
+    "degraded": False,
+    "ids": None,
+    "model_version": None,
+    "events": None,
+}
 
 
 class FakeEngine:
@@ -64,6 +60,7 @@ class FakeEngine:
     """
 
     rate_windows = None
+    settings = Settings()
 
     def __init__(self) -> None:
         self.items: dict[str, Item] = {}
@@ -72,6 +69,7 @@ class FakeEngine:
         self.saved: dict[str, list[Scenario]] = {}
         self.scenarios = LiveScenarios(cast(Store, self))
         self.asked: list[Any] = []
+        self.about: list[str] = []  # the items and users that these were about
         self.arrived = asyncio.Semaphore(0)  # one for each question asked
         self.batches: list[int] = []
         self.raises: Exception | None = None
@@ -118,14 +116,6 @@ class FakeEngine:
 
     @property
     def catalogue(self) -> FakeEngine:
-        return self
-
-    @property
-    def answers(self) -> FakeEngine:
-        return self
-
-    @property
-    def ready_answers(self) -> FakeEngine:
         return self
 
     @property
@@ -268,82 +258,79 @@ class FakeEngine:
         self.events.setdefault(user_id, []).extend(replace(e, user_id=user_id) for e in moved)
         return len(moved)
 
-    async def score(self, query: ScoreQuery, stages: StageClock) -> Answer:
+    async def ask(
+        self,
+        answer: Callable[..., object],
+        question: Any,
+        stages: StageClock,
+        *,
+        about: str = "",
+        shown: Sequence[str] = (),
+    ) -> Mapping[str, Any]:
+        """Answer as the questions themselves would, from the few items there are."""
+        question.check(self.settings)
         with stages("store"):
-            await self._work(query)
+            await self._work(question)
         with stages("attend"):
-            return self._answer(query.item_ids, query.requester.explain)
+            return self._answer(answer.__name__, question, about, shown)
 
-    async def recommend(self, query: RecommendQuery, stages: StageClock) -> Answer:
-        with stages("coarse"):
-            await self._work(query)
-        ids = [i for i in self.items if i not in query.exclude][: query.limit]
-        return self._answer(ids, query.requester.explain)
+    def _answer(
+        self, name: str, question: Any, about: str, shown: Sequence[str]
+    ) -> Mapping[str, Any]:
+        self.about.append(about)
+        if name == "attend_memory":
+            return dict(_ATTENDED)
+        if name == "user_affinities":
+            values = [
+                {"value": "jazz", "mass": 0.5, "score": 1.0, "events": 3},
+                {"value": "rock", "mass": 0.25, "score": None, "events": 1},
+            ]
+            return {"field": question.field, "values": values, **self._made()}
+        if (
+            name
+            in (
+                "similar_items",
+                "items_together",
+                "item_audience",
+                "item_events",
+            )
+            and about not in self.items
+        ):
+            raise NotFound(f"There is no item {about!r}.")
+        if name == "item_events":
+            event = {"user_id": "u", "type": "view", "timestamp": "1970-01-01T00:00:00.000001Z"}
+            return {"events": [event][: question.limit], "total": 1, "degraded": False}
+        if name == "item_audience":
+            user = {
+                "user_id": "u",
+                "score": 1.0,
+                "parts": {"attention": 1.0},
+                "reason": "personal",
+                "explanation": [_ROW],
+            }
+            return {"users": [user], "scored": 1, "candidates": 1, **self._made()}
+        excluded = {about, *getattr(question, "exclude", ()), *shown}
+        ids = [i for i in self.items if i not in excluded][: getattr(question, "limit", None)]
+        items = self._answered(getattr(question, "item_ids", ids), question)
+        if name == "answer_rows":
+            reason = {
+                "kind": "because",
+                "text": "Because you viewed A",
+                "item_id": "a",
+                "event_ids": ["e0"],
+            }
+            return {"rows": [{"reason": reason, "items": items}], **self._made()}
+        return {"items": items, **self._made()}
 
-    async def search(self, query: SearchQuery, stages: StageClock) -> Answer:
-        with stages("coarse"):
-            await self._work(query)
-        return self._answer(list(self.items)[: query.limit], query.requester.explain)
+    def _made(self) -> dict[str, Any]:
+        return {"model_version": self.model_version, "retrieval": "exact", "degraded": False}
 
-    async def similar(self, query: SimilarQuery, stages: StageClock) -> Answer:
-        with stages("coarse"):
-            await self._work(query)
-        if query.item_id not in self.items:
-            raise NotFound(f"There is no item {query.item_id!r}.")
-        return self._answer([i for i in self.items if i != query.item_id][: query.limit], 0)
-
-    async def popular(self, query: PopularQuery, stages: StageClock) -> Answer:
-        with stages("count"):
-            await self._work(query)
-        return self._answer(list(self.items)[: query.limit], 0)
-
-    async def rows(self, query: RowsQuery, stages: StageClock) -> RowsAnswer:
-        with stages("attend"):
-            await self._work(query)
-        items = self._answer(list(self.items)[: query.limit], 1).items
-        reason = RowReason("because", "Because you viewed A", "a", ("e0",))
-        return RowsAnswer([AnswerRow(reason, items)], self.model_version)
-
-    async def audience(self, query: AudienceQuery, stages: StageClock) -> AudienceAnswer:
-        await self.similar(SimilarQuery(query.item_id, 1), stages)
-        row = Contribution(MemoryRow("e0", "a", "A", "view", 1), 0.5, 0.25)
-        user: AudienceUser = {
-            "user_id": "u",
-            "score": 1.0,
-            "parts": {"attention": 1.0},
-            "reason": "personal",
-            "explanation": (row,),
-        }
-        return AudienceAnswer([user], self.model_version, 1, 1)
-
-    async def item_events(self, item_id: str, limit: int, stages: StageClock) -> ItemEventsAnswer:
-        await self.similar(SimilarQuery(item_id, 1), stages)
-        return ItemEventsAnswer([ItemEvent(user_id="u", type="view", timestamp=1)][:limit], 1)
-
-    async def affinities(self, query: AffinitiesQuery, stages: StageClock) -> AffinitiesAnswer:
-        with stages("attend"):
-            await self._work(query)
-        values = [Affinity("jazz", 0.5, 1.0, 3), Affinity("rock", 0.25, None, 1)]
-        return AffinitiesAnswer(query.field, values, self.model_version)
-
-    async def together(self, query: TogetherQuery, stages: StageClock) -> Answer:
-        return await self.similar(SimilarQuery(query.item_id, query.limit), stages)
-
-    async def attend(self, query: AttendQuery, stages: StageClock) -> AttendResult:
-        with stages("attend"):
-            await self._work(query)
-        return AttendResult((1, 0), None, ((0.75, 0.25),), (0.5, -1.0), (1.0,), "exact", None)
-
-    def _answer(self, ids: Sequence[str], explain: int) -> Answer:
-        row = Contribution(MemoryRow("e0", "a", "A", "view", 1), 0.5, -0.25, 1.25)
-        items = [
-            AnswerItem(item_id=i, score=1.0, title="", parts={"attention": 0.75, "prior": 0.25})
-            for i in ids
-        ]
-        if explain:
-            for item in items:
-                item["explanation"] = (row,)
-        return Answer(items, self.model_version)
+    def _answered(self, ids: Sequence[str], question: Any) -> list[dict[str, Any]]:
+        parts = {"attention": 0.75, "prior": 0.25}
+        items = [{"item_id": i, "title": "", "score": 1.0, "parts": parts} for i in ids]
+        if getattr(question, "explain", 0) or hasattr(question, "rows"):
+            items = [{**item, "explanation": [_ROW]} for item in items]
+        return items
 
     async def start(self, options: Mapping[str, Any]) -> str:
         if self.trained:
@@ -425,7 +412,8 @@ class Client:
 def serving(**settings: Any) -> Iterator[Client]:
     """The real app around a fake engine, started and stopped as a server would."""
     engine = FakeEngine()
-    app = create_app(Settings(**{"embedding_dim": 4, **settings}), engine=cast(Engine, engine))
+    engine.settings = Settings(**{"embedding_dim": 4, **settings})
+    app = create_app(engine.settings, engine=cast(Engine, engine))
     with asyncio.Runner() as runner:
         lifespan = app.router.lifespan_context(app)
         runner.run(lifespan.__aenter__())

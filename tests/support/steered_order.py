@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from service.domain.records import Item
-from service.domain.steering import AtMost, PinnedItem
+from service.questions.parts import AtMostIn, PinIn
 
 Holds = Callable[[Item], bool]
 
@@ -23,7 +23,7 @@ def field_values(item: Item, field: str) -> list[object]:
 def within_quotas(
     order: Sequence[str],
     items: Mapping[str, Item],
-    quotas: Sequence[AtMost],
+    quotas: Sequence[AtMostIn],
     counts: Counter[object],
 ) -> list[str]:
     """The items that quotas have room for, gone through from the first on; `counts` go on."""
@@ -49,8 +49,8 @@ def steered_order(
     *,
     boosts: Mapping[float, Holds],
     buried: Holds,
-    pins: Sequence[PinnedItem],
-    quotas: Sequence[AtMost],
+    pins: Sequence[PinIn],
+    quotas: Sequence[AtMostIn],
     limit: int,
 ) -> list[str]:
     """The ids of an answer.

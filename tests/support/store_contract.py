@@ -24,9 +24,9 @@ from service.domain.errors import Conflict, Invalid, NotFound, QuotaExceeded, Un
 from service.domain.item_patch import ItemPatch
 from service.domain.keys import Rate, Scope, issue_key
 from service.domain.records import MAX_ATTRIBUTES, Event, Item, User, Vector
-from service.stores.base import History, Store
-from service.stores.protocols.event_log_store import LogColumns, Shard
+from service.stores.base import Store
 from service.stores.quota import StoreQuota
+from service.stores.values import History, LogColumns, Shard
 from tests.support.store_model import Notebook
 
 Connect = Callable[[], Store]

@@ -24,11 +24,11 @@ from service.maintenance.backups.directory_contents import digest_file
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.snapshots.versions.manifest import MANIFEST, seal, unseal
+from service.stores.sqlite import copies as kept_copies
 from service.stores.sqlite import schema
 from service.stores.sqlite.database_file import DatabaseFile, checksum_vfs
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite.store import SQLiteStore
-from service.stores.sqlite_files import kept_copies
 from tests.support.old_stores import ADDED, to_version
 from tests.support.server import Server
 from tests.upgrades.make_fixture import DIGESTS, FOLDER

@@ -20,8 +20,8 @@ _NOT_OF_A_DATABASE = (
 )
 
 if TYPE_CHECKING:
-    from service.stores.check_result import CheckResult
-    from service.stores.sqlite.integrity.salvage import Gap
+    from service.stores.sqlite.check import Gap
+    from service.stores.values import CheckResult
 
 
 def check(
@@ -55,9 +55,9 @@ def check(
     from service.domain.settings import Settings
     from service.runtime.data_layout import STORE_FILE, namespace_of
     from service.stores.opening import is_shared
-    from service.stores.postgres.upkeep.integrity import check_database
+    from service.stores.postgres.check import check_database
+    from service.stores.sqlite.check import check_modes, check_store
     from service.stores.sqlite.database_file import DatabaseFile
-    from service.stores.sqlite.integrity.check import check_modes, check_store
 
     url = Settings.read().store
     if is_shared(url):
@@ -126,7 +126,7 @@ def _check_models(data: Path) -> Iterable[CheckResult]:
     from service.domain.errors import HeedError
     from service.runtime.data_layout import MODELS_FOLDER
     from service.snapshots.versions.opening import open_registry
-    from service.stores.check_result import CheckResult
+    from service.stores.values import CheckResult
 
     if not (data / MODELS_FOLDER).exists():
         return
@@ -149,7 +149,7 @@ def _check_models(data: Path) -> Iterable[CheckResult]:
 def _check_shared_models(data: Path) -> Iterable[CheckResult]:
     """Check the versions in the database; damaged copies of this machine are fetched again."""
     from service.domain.errors import HeedError
-    from service.stores.check_result import CheckResult
+    from service.stores.values import CheckResult
 
     try:
         yield from _check_shared_versions(data)
@@ -164,7 +164,7 @@ def _check_shared_versions(data: Path) -> Iterable[CheckResult]:
     from service.snapshots.versions.manifest import parse_manifest
     from service.snapshots.versions.shared_registry import KIND
     from service.snapshots.versions.transfer import check_chunks
-    from service.stores.check_result import CheckResult
+    from service.stores.values import CheckResult
 
     with open_store(data) as store:
         files = store.shared.files(KIND)
@@ -186,7 +186,7 @@ def _check_shared_versions(data: Path) -> Iterable[CheckResult]:
 def _check_embeddings(data: Path) -> Iterable[CheckResult]:
     from service.runtime.data_layout import EMBEDDINGS_FILE
     from service.snapshots.text_embeddings import is_intact
-    from service.stores.check_result import CheckResult
+    from service.stores.values import CheckResult
 
     path = data / EMBEDDINGS_FILE
     if path.exists():
@@ -199,9 +199,9 @@ def _check_embeddings(data: Path) -> Iterable[CheckResult]:
 
 
 def _salvage(path: Path, target: Path) -> None:
-    from service.stores.sqlite.integrity import salvage
+    from service.stores.sqlite.check import salvage
 
-    done = salvage.salvage(path, target)
+    done = salvage(path, target)
     for gap in done.gaps:
         out.print(f"lost    {_sentence(gap)}", markup=False, soft_wrap=True)
     for table, count in done.dropped.items():

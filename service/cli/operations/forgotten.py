@@ -110,7 +110,7 @@ def _as_json(entry: Any) -> dict[str, Any]:
 def read_ledger(ledger: Path) -> list[Any]:
     """Read the entries of a ledger. Raises `Invalid` if the path leads to none."""
     from service.runtime.data_layout import STORE_FILE
-    from service.stores.protocols.forgetting_ledger import ForgottenUser
+    from service.stores.values import ForgottenUser
 
     if ledger.is_dir():
         if not (ledger / STORE_FILE).is_file():

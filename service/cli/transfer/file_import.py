@@ -104,7 +104,9 @@ class FileImport:
         from service.datasets.files.record_files import EventsFile, ItemsFile, UsersFile
 
         def keep(row: Any, message: str) -> None:
-            rejected.add(source.survey.header, row, message)
+            survey = source.survey
+            encoding = self._read.encoding if survey.form == "csv" else None
+            rejected.add(survey.header, row, message, encoding=encoding)
 
         on_bad = None if rejected is None else keep
         source: Any
@@ -149,7 +151,12 @@ class FileImport:
 
     def _compare(self, store: Any, sources: Sequence[Any]) -> None:
         """Find the items that the catalogue does not have, and warn of what that says."""
-        from service.datasets.import_warnings import listed, spelling_warning, unknown_items
+        from service.datasets.import_warnings import (
+            listed,
+            spelling_warning,
+            titled_items,
+            unknown_items,
+        )
 
         if self._items_read is not None:
             for source in sources:
@@ -161,6 +168,14 @@ class FileImport:
             foreign = foreign_catalogue(store, self._data, ids)
             self._is_foreign = foreign is not None
             self._ahead += [foreign] if foreign else []
+            bare = [source for source in sources if not source.survey.mapping.has("title")]
+            bare_ids = dict.fromkeys(item_id for source in bare for item_id in source.ids)
+            if titled := asyncio.run(titled_items(store, bare_ids)):
+                self._ahead.append(
+                    f"items that lose their titles, since a row replaces all of its item: "
+                    f"{len(titled):,}: {listed(map(repr, titled), len(titled))}; --update changes "
+                    "only the fields that the file has"
+                )
             return
         unknown = asyncio.run(unknown_items(store, ids))
         if self._existing_only:
@@ -292,6 +307,11 @@ class FileImport:
                     texts.append(
                         f"ratings of 0: {source.zero_ratings:,}, stored as dislikes; if 0 stands "
                         "for no rating, --absent 0 reads it so"
+                    )
+                if source.unrated:
+                    texts.append(
+                        f"events without a rating: {source.unrated:,}, stored like those that are "
+                        "no dislikes"
                     )
             found += [f"{source.name}: {text}" for text in texts if text]
         return found

@@ -13,7 +13,8 @@ from service.domain.errors import Invalid
 Files = Annotated[
     list[Path],
     typer.Argument(
-        metavar="FILE…", help="CSV, TSV, JSONL or Parquet; .gz and .xz too. - reads a pipe."
+        metavar="FILE…",
+        help="CSV, TSV, JSONL, JSON arrays or Parquet; .gz and .xz too. - reads a pipe.",
     ),
 ]
 Maps = Annotated[

@@ -24,7 +24,7 @@ from service.datasets.files.row_reader import (
     pointer,
 )
 from service.domain.errors import Invalid
-from service.domain.item_selection import ATTRIBUTES
+from service.domain.records import ATTRIBUTES
 
 Texts = Literal["all", "typed", "mapped"]
 """Texts that are parsed: all, as in CSV; those of fields that are no texts, as in Parquet; those of
@@ -163,6 +163,10 @@ class BoundMapping:
     later: frozenset[str]  # fields of which the file has no column yet
     types: dict[str, AttributeType] = field(default_factory=dict)  # of attributes, found out
 
+    def has(self, target: str) -> bool:
+        """Report whether the file has a column or a constant of a field, so far."""
+        return target in {*self.columns, *self.mapping.constants} - self.later
+
     def reader(self, schema: Any, form: CellFormat, texts: Texts) -> RowReader:
         """Return a function that converts rows.
 
@@ -250,7 +254,8 @@ def _check_field(target: str, allowed: Sequence[str]) -> None:
         "attributes" in allowed and target.startswith(ATTRIBUTES) and all(target.split("."))
     ):
         listed = ", ".join(allowed) + (", attributes.NAME" if "attributes" in allowed else "")
-        raise Invalid(f"/{target}", f"is unknown; allowed are {listed}")
+        advice = "; --dislikes-below N reads ratings" if target == "rating" else ""
+        raise Invalid("", f"field {target} is unknown; allowed are {listed}{advice}")
 
 
 def _find(column: str, names: Sequence[str], option: str) -> str:

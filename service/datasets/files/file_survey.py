@@ -54,7 +54,7 @@ from service.datasets.files.time_formats import (
     unit_by_size,
 )
 from service.domain.errors import Invalid
-from service.domain.item_selection import ATTRIBUTES
+from service.domain.records import ATTRIBUTES
 from service.domain.settings import KEYWORD_FIELDS
 
 _SAMPLE = 10_000  # rows

@@ -51,8 +51,7 @@ from service.datasets.files.rows import (
 from service.datasets.files.time_formats import NonexistentTimes, TimeFormat
 from service.domain.errors import Invalid
 from service.domain.item_patch import ItemPatch
-from service.domain.item_selection import ATTRIBUTES
-from service.domain.records import Event, Item, Judgment, User
+from service.domain.records import ATTRIBUTES, Event, Item, Judgment, User
 from service.runtime.durable_files import open_replacement
 from service.stores.event_identity import content_digest, content_id
 
@@ -263,7 +262,8 @@ class EventsFile(RecordFile[Event]):
     stores each event once, and one that the file has twice is stored twice.
 
     With `dislikes_below` the file may have a numeric field `rating`: events rated below it get the
-    type "dislike". The rating itself is not stored; `zero_ratings` counts dislikes by a 0.
+    type "dislike". The rating itself is not stored. `zero_ratings` counts dislikes by a 0, and
+    `unrated` the rows without a rating, if there is a column of ratings.
 
     With `items_in`, the file of the same rows as items, `items` are those of its items whose ids
     are in `created`.
@@ -282,7 +282,7 @@ class EventsFile(RecordFile[Event]):
         self.schema = EVENT if dislikes_below is None else rated_events(dislikes_below)
         super().__init__(path, options, on_bad=on_bad, name=name)
         self._has_dislikes = dislikes_below is not None and dislikes_below > 0
-        self.zero_ratings = 0
+        self.zero_ratings = self.unrated = 0
         self.items_in, self.created = items_in, frozenset[str]()
 
     def items(self) -> Iterator[Item]:
@@ -292,10 +292,12 @@ class EventsFile(RecordFile[Event]):
             yield from (item for item in self.items_in.items() if item.item_id in self.created)
 
     def _parsed(self) -> Iterator[tuple[Row, dict[str, Any], Event]]:
-        self.zero_ratings = 0
+        self.zero_ratings = self.unrated = 0
+        is_rated = self._has_dislikes and "rating" in self.survey.mapping.columns
         for parsed in super()._parsed():
-            if self._has_dislikes and parsed[1].get("rating") == 0:
-                self.zero_ratings += 1
+            rating = parsed[1].get("rating")
+            self.zero_ratings += self._has_dislikes and rating == 0
+            self.unrated += is_rated and rating is None
             yield parsed
 
     def events(self) -> Iterator[Event]:

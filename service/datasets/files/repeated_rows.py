@@ -52,9 +52,10 @@ class RepeatedRows:
             f"{record!r} {name} {' then '.join(map(shortened, values))}"
             for (record, name), values in self._examples.items()
         )
+        more = ", …" if self.differing > sum(len(v) - 1 for v in self._examples.values()) else ""
         return (
             f"values left out, since an earlier row of the id has another: {self.differing:,}: "
-            f"{examples}; to keep the last value, sort the file so that its row comes first"
+            f"{examples}{more}; to keep the last value, sort the file so that its row comes first"
         )
 
 

@@ -15,8 +15,7 @@ from service.datasets.files.cells import (
     number_text,
 )
 from service.domain.errors import Invalid
-from service.domain.item_selection import ATTRIBUTES
-from service.domain.records import RETURN
+from service.domain.records import ATTRIBUTES, RETURN
 
 Negative = Literal["skip", "return"]
 _LISTS = ("tags", "categories", "interests")

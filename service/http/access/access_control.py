@@ -22,7 +22,7 @@ from service.http.access.bind_address import is_exposed
 from service.http.access.rate_limits import RateLimits
 from service.http.access.route_scopes import PUBLIC, RouteScopes
 from service.http.telemetry.metrics import SERVED
-from service.stores.protocols.key_store import KeyStore
+from service.stores.base import Store
 
 KEY = "heed.key"  # in the scope of every request: its `ApiKey`, or None without one
 NAMESPACE = "heed.namespace"  # in the scope of every request: the namespace that it is about
@@ -65,7 +65,7 @@ class AccessControl:
 
     async def _check(self, scope: Scope) -> None:
         state = scope["app"].state
-        store: KeyStore = state.namespaces.default.store
+        store: Store = state.namespaces.default.store
         routes: RouteScopes = state.route_scopes
         path = scope["path"].removeprefix(scope["root_path"])
         needed = routes.of(scope["method"], path)
@@ -89,7 +89,7 @@ class AccessControl:
         if not key.permits(needed):
             raise _forbidden(scope, key, " or ".join(sorted(needed)))
 
-    async def _note(self, scope: Scope, store: KeyStore) -> None:
+    async def _note(self, scope: Scope, store: Store) -> None:
         """Note the key of a request that needs none; a wrong one is as none."""
         try:
             if not self._keys_are_on(store):
@@ -101,13 +101,13 @@ class AccessControl:
         except (HTTPException, HeedError):  # liveness does not depend on the store
             return
 
-    def _keys_are_on(self, store: KeyStore) -> bool:
+    def _keys_are_on(self, store: Store) -> bool:
         version = store.announced_keys()
         if version != self._version:
             self._known, self._version = {}, version
         return version > 0 or self._is_required
 
-    async def _authenticate(self, scope: Scope, store: KeyStore) -> ApiKey:
+    async def _authenticate(self, scope: Scope, store: Store) -> ApiKey:
         """Return the valid key of a request. Raises HTTPException (401)."""
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if not given:
@@ -130,7 +130,7 @@ class AccessControl:
             raise _unauthorized(scope, detail, "invalid_token")
         return key
 
-    async def _find(self, store: KeyStore, key_id: str) -> ApiKey | None:
+    async def _find(self, store: Store, key_id: str) -> ApiKey | None:
         key = self._known.get(key_id)
         if key is None:
             key = await store.key(key_id)

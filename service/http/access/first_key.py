@@ -8,10 +8,10 @@ from pathlib import Path
 from service.domain.keys import issue_key
 from service.runtime.data_layout import FIRST_KEY_FILE
 from service.runtime.durable_files import make_directory, sync_directory, write
-from service.stores.protocols.key_store import KeyStore
+from service.stores.base import Store
 
 
-async def create_first_key(store: KeyStore, data: Path) -> bool:
+async def create_first_key(store: Store, data: Path) -> bool:
     """Create a key with the scope `admin` if there never was any key; report whether it did.
 
     Its token is written to a file of the data directory that its owner alone can read. Logs are

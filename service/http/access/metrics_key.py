@@ -7,13 +7,13 @@ from pathlib import Path
 
 from service.domain.keys import issue_key, parse_token
 from service.runtime.durable_files import sync_directory, write
-from service.stores.protocols.key_store import KeyStore
+from service.stores.base import Store
 
 _NAME = "metrics-file"
 _MODE = 0o640  # Prometheus runs as another user, and reads it as a member of the group
 
 
-async def keep_metrics_key(store: KeyStore, path: Path) -> None:
+async def keep_metrics_key(store: Store, path: Path) -> None:
     """Keep the token of a valid key with the scope `metrics` in a file.
 
     A file that holds one is left as it is. Otherwise a new key is created, and those that were
@@ -33,7 +33,7 @@ async def keep_metrics_key(store: KeyStore, path: Path) -> None:
         await store.revoke_key(key_id)
 
 
-async def _is_valid(store: KeyStore, path: Path) -> bool:
+async def _is_valid(store: Store, path: Path) -> bool:
     """Report whether a file holds the token of a key that is not revoked."""
     parsed = _read_token(path)
     key = None if parsed is None else await store.key(parsed[0])

@@ -14,8 +14,8 @@ from service.http.access.bind_address import check_bind_address, is_exposed
 from service.http.access.first_key import create_first_key
 from service.http.access.metrics_key import keep_metrics_key
 from service.runtime.data_layout import FIRST_KEY_FILE
+from service.stores.base import Store
 from service.stores.opening import open_store
-from service.stores.protocols.key_store import KeyStore
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ async def _prepare(settings: Settings, *, with_first_key: bool) -> bool:
         await store.close()
 
 
-async def _keep_metrics_key(store: KeyStore, settings: Settings) -> None:
+async def _keep_metrics_key(store: Store, settings: Settings) -> None:
     """Keep the key for Prometheus, without which the service still answers its clients."""
     path = settings.metrics_key_file
     if not path:

@@ -15,7 +15,7 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 from service.domain.errors import RateLimited, StoreUnreachable
 from service.domain.keys import ApiKey, Rate
 from service.http.access.shared_windows import SharedWindows
-from service.stores.protocols.rate_windows import RateWindows
+from service.stores.values import RateWindows
 
 # A store is not asked for each request: it grants a fiftieth of a rate at once, for a second.
 _SHARE = 50

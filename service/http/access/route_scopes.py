@@ -17,26 +17,14 @@ _TRAIN: Scopes = frozenset({"train"})
 _WATCH: Scopes = frozenset({"read", "train"})  # whoever starts a training follows it
 _METRICS: Scopes = frozenset({"metrics"})
 
-# Any one of the scopes suffices, and `admin` implies all.
+# Of all routes but those of questions. One of the scopes suffices, and `admin` implies all.
 ROUTES: Mapping[tuple[str, str], Scopes] = {
-    ("POST", "/v1/score"): _READ,
-    ("POST", "/v1/recommend"): _READ,
-    ("POST", "/v1/search"): _READ,
-    ("POST", "/v1/attend"): _READ,
-    ("POST", "/v1/popular"): _READ,
-    ("POST", "/v1/rows"): _READ,
     ("POST", "/v1/batch"): _READ,
     ("GET", "/v1/items"): _READ,
     ("POST", "/v1/items"): _WRITE,
     ("GET", "/v1/items/{item_id}"): _READ,
     ("PATCH", "/v1/items/{item_id}"): _WRITE,
     ("DELETE", "/v1/items/{item_id}"): _WRITE,
-    ("GET", "/v1/items/{item_id}/similar"): _READ,
-    ("POST", "/v1/items/{item_id}/similar"): _READ,
-    ("GET", "/v1/items/{item_id}/together"): _READ,
-    ("POST", "/v1/items/{item_id}/together"): _READ,
-    ("GET", "/v1/items/{item_id}/audience"): _READ,
-    ("GET", "/v1/items/{item_id}/events"): _READ,
     ("POST", "/v1/events"): _WRITE,
     ("GET", "/v1/users"): _READ,
     ("GET", "/v1/users/{user_id}"): _READ,
@@ -45,7 +33,6 @@ ROUTES: Mapping[tuple[str, str], Scopes] = {
     ("GET", "/v1/users/{user_id}/history"): _READ,
     ("DELETE", "/v1/users/{user_id}/history/{event_id}"): _WRITE,
     ("POST", "/v1/users/{user_id}/merge"): _WRITE,
-    ("GET", "/v1/users/{user_id}/affinities"): _READ,
     ("GET", "/v1/scenarios"): _READ,
     ("GET", "/v1/scenarios/{name}"): _READ,
     ("GET", "/v1/scenarios/{name}/versions"): _READ,
@@ -77,19 +64,23 @@ class RouteScopes:
 
     Args:
         routes: in the order in which the router tries them.
+        scopes: of each, by method and path.
 
     Raises:
-        LookupError: a route has no line in `ROUTES`.
+        LookupError: a route has no scopes.
     """
 
-    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+    def __init__(
+        self, routes: Iterable[BaseRoute], scopes: Mapping[tuple[str, str], Scopes]
+    ) -> None:
+        self._scopes = scopes
         self._patterns: dict[str, list[Route]] = {}
         self._exact: dict[tuple[str, str], Route | None] = {}
         for route in routes:
             if not isinstance(route, Route):
                 raise LookupError(f"{route!r} has no scopes, since it has no path")
             for method in route.methods or ():
-                if (method, route.path) not in ROUTES:
+                if (method, route.path) not in scopes:
                     raise LookupError(f"{method} {route.path} has no scopes in {__name__}.ROUTES")
                 self._patterns.setdefault(method, []).append(route)
         # A path without parameters may still be caught by the pattern of an earlier route.
@@ -101,7 +92,7 @@ class RouteScopes:
     def of(self, method: str, path: str) -> Scopes | None:
         """Return the scopes of which a request needs one; None where no route answers it."""
         route = self._find(method, path)
-        return None if route is None else ROUTES[method, route.path]
+        return None if route is None else self._scopes[method, route.path]
 
     def nearest(self, method: str, path: str) -> Route | None:
         """Return the route of a request; for a method that is not allowed, a route of its path."""

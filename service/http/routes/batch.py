@@ -1,58 +1,70 @@
-"""Several questions in one request, each answered as if it had come alone."""
+"""Several questions in one request."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 from urllib.parse import unquote
 
 import orjson
 from fastapi import APIRouter
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from starlette.responses import Response
 
 from service.domain.errors import NotFound
 from service.domain.records import check_id
 from service.http import problems
-from service.http.routes import ask, attend, items, ready, scenarios
 from service.http.routes.context import Context, JsonRoute, body_errors
-from service.http.schemas.base import Body, ItemParams, Params
-from service.http.schemas.questions.ask import RecommendIn, ScoreIn, SearchIn
-from service.http.schemas.questions.attend import AttendIn
-from service.http.schemas.questions.audience import AffinitiesParams, AudienceParams
-from service.http.schemas.questions.batch import BatchedIn, BatchIn, BatchOut
-from service.http.schemas.questions.popular import PopularIn
-from service.http.schemas.questions.rows import RowsIn
-from service.http.schemas.questions.similar import SimilarIn, SimilarParams
-from service.http.schemas.questions.together import TogetherIn
-from service.http.schemas.rendering import Json
-from service.http.schemas.scenarios.bodies import ScenarioQuestion
+from service.http.routes.questions import QUESTIONS, Question
+from service.http.routes.record_bodies import ItemParams
+from service.http.routes.records import get_item
+from service.http.routes.scenarios import ScenarioQuestion, ask_scenario
+from service.questions.scalars import Body, example
+
+MAX_BATCH = 100
 
 router = APIRouter(route_class=JsonRoute, tags=["ask"])
 
 _ITEM = re.compile(r"/v1/items/([^/]+)")
-_SIMILAR = re.compile(r"/v1/items/([^/]+)/similar")
-_SIMILAR_PARAMS = SimilarParams.model_fields.keys() - SimilarIn.model_fields.keys()
 _SCENARIO = re.compile(r"/v1/scenarios/([^/]+)")
-_ABOUT = re.compile(r"/v1/(items|users)/([^/]+)/([a-z]+)")
-# By what the question is about, and the last part of its path.
-_ABOUT_HANDLERS: Mapping[
-    tuple[str, str], tuple[type[Body | Params], Callable[[str, Any, Context], Awaitable[Response]]]
-] = {
-    ("items", "together"): (TogetherIn, ready.filtered_items_together),
-    ("items", "audience"): (AudienceParams, ready.item_audience),
-    ("users", "affinities"): (AffinitiesParams, ready.user_affinities),
-}
-_HANDLERS: Mapping[str, tuple[type[Body], Callable[[Any, Context], Awaitable[Response]]]] = {
-    "/v1/score": (ScoreIn, ask.score),
-    "/v1/recommend": (RecommendIn, ask.recommend),
-    "/v1/search": (SearchIn, ask.search),
-    "/v1/attend": (AttendIn, attend.attend),
-    "/v1/popular": (PopularIn, ready.popular),
-    "/v1/rows": (RowsIn, ready.rows),
-}
+_ID = re.compile(r"\{\w+\}")
+
+
+class BatchedIn(Body):
+    """One question: the path of its route, and the body for it."""
+
+    path: str = Field(examples=["/v1/search"])
+    body: dict[str, Any] = Field(
+        {}, description="The body, or the query parameters, of that route."
+    )
+
+
+class BatchIn(Body):
+    """Questions to answer in order."""
+
+    model_config = example(
+        requests=[
+            {"path": "/v1/search", "body": {"query": "asyncio", "limit": 3}},
+            {"path": "/v1/items/talk-7/similar", "body": {"limit": 3}},
+        ]
+    )
+
+    requests: Annotated[list[BatchedIn], Field(min_length=1, max_length=MAX_BATCH)]
+
+
+class BatchedOut(BaseModel):
+    """Status of one question, and its answer or problem document."""
+
+    status: int
+    body: dict[str, Any]
+
+
+class BatchOut(BaseModel):
+    """One response for each question, in their order."""
+
+    responses: list[BatchedOut]
 
 
 @router.post("/v1/batch", responses={200: {"model": BatchOut}})
@@ -66,8 +78,7 @@ async def batch(body: BatchIn, context: Context) -> Response:
     for each in body.requests:
         responses.append(await _respond(each, context))
         await asyncio.sleep(0)  # let other tasks run
-    with context.stages("render"):
-        return Json({"responses": responses})
+    return await context.render(lambda: {"responses": responses})
 
 
 async def _respond(question: BatchedIn, context: Context) -> dict[str, Any]:
@@ -82,28 +93,41 @@ async def _respond(question: BatchedIn, context: Context) -> dict[str, Any]:
 
 
 async def _handle(question: BatchedIn, context: Context) -> Response:
-    """Call the handler of the question's path. Raises what that raises, and `NotFound`."""
-    if similar := _SIMILAR.fullmatch(question.path):
-        item_id = check_id(unquote(similar[1]))
-        is_flat = isinstance(question.body.get("retrieval"), str)
-        if is_flat or question.body.keys() & _SIMILAR_PARAMS:
-            params = SimilarParams.model_validate(question.body)
-            return await items.similar_items(item_id, params, context)
-        body = SimilarIn.model_validate(question.body)
-        return await items.filtered_similar_items(item_id, body, context)
-    if (about := _ABOUT.fullmatch(question.path)) and (about[1], about[3]) in _ABOUT_HANDLERS:
-        of_one, answer = _ABOUT_HANDLERS[about[1], about[3]]
-        id_ = check_id(unquote(about[2]))
-        return await answer(id_, of_one.model_validate(question.body), context)
+    """Answer a question. Raises what the question raises, and `NotFound` for another path."""
+    for path, rows in _PATHS.items():
+        if match := path.fullmatch(question.path):
+            about = "".join(check_id(unquote(part)) for part in match.groups())
+            row = _row(rows, question.body)
+            return await row.respond(row.schema.model_validate(question.body), about, context)
     if scenario := _SCENARIO.fullmatch(question.path):
         asked = ScenarioQuestion.model_validate(question.body)
-        return await scenarios.ask_scenario(unquote(scenario[1]), asked, context)
+        return await ask_scenario(unquote(scenario[1]), asked, context)
     if item := _ITEM.fullmatch(question.path):
         read = ItemParams.model_validate(question.body)
-        return await items.get_item(check_id(unquote(item[1])), read, context)
-    if question.path not in _HANDLERS:
-        about_one = [f"/v1/{kind}/ID/{name}" for kind, name in _ABOUT_HANDLERS]
-        paths = ", ".join([*_HANDLERS, "/v1/items/ID", "/v1/items/ID/similar", *about_one])
-        raise NotFound(f"a batch takes no {question.path!r}; allowed are {paths}")
-    model, handler = _HANDLERS[question.path]
-    return await handler(model.model_validate(question.body), context)
+        return await get_item(check_id(unquote(item[1])), read, context)
+    raise NotFound(f"a batch takes no {question.path!r}; allowed are {', '.join(_ALLOWED)}")
+
+
+def _row(rows: Mapping[str, Question], body: Mapping[str, Any]) -> Question:
+    """Choose the question of a path: its parameters if the body has what only these have."""
+    if len(rows) == 1:
+        return next(iter(rows.values()))
+    flat = rows["GET"].schema.model_fields.keys()
+    is_flat = "retrieval" in flat and isinstance(body.get("retrieval"), str)
+    if is_flat or body.keys() & (flat - rows["POST"].schema.model_fields.keys()):
+        return rows["GET"]
+    return rows["POST"]
+
+
+def _by_path() -> dict[str, dict[str, Question]]:
+    paths: dict[str, dict[str, Question]] = {}
+    # Questions about one item or user come last, and the most asked of them first.
+    rows = [row for row in QUESTIONS if row.is_batched]
+    for row in sorted(rows, key=lambda row: (row.about is not None, row.tag != "items")):
+        paths.setdefault(row.path, {})[row.method] = row
+    return paths
+
+
+_PATHS = {re.compile(_ID.sub("([^/]+)", path)): rows for path, rows in _by_path().items()}
+_ALLOWED = [_ID.sub("ID", path) for path in _by_path()]
+_ALLOWED.insert(sum("ID" not in path for path in _ALLOWED), "/v1/items/ID")

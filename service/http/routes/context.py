@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from json import JSONDecodeError
 from typing import Any, TypeVar
 
+import orjson
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -23,9 +24,8 @@ from service.http.access.engines import ENGINE
 from service.http.admission import BULK_TURN
 from service.http.clients.disconnects import connection_of
 from service.http.limits import BODY, MERGE_PATCH_TYPE, media_type
-from service.http.schemas.base import Body
-from service.http.schemas.rendering import Json
 from service.http.telemetry import STAGES
+from service.questions.scalars import Body
 from service.runtime.work_queue import current_turn
 
 T = TypeVar("T")
@@ -33,6 +33,16 @@ T = TypeVar("T")
 _MANY = 200  # rows that are rendered beside the event loop
 _LARGE = 4_096  # bytes of a body that is validated beside the event loop
 _QUESTIONS = frozenset({"ask", "attend", "scenarios"})  # tags whose POST only reads
+
+
+class Json(Response):
+    """A JSON response written by orjson; numpy arrays and scalars are numbers to it."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Return `content` as JSON."""
+        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 class Context(Request):
@@ -91,14 +101,14 @@ class Context(Request):
         except ValidationError as error:
             raise body_errors(error) from None
 
-    async def render(self, out: Callable[[T], Any], answer: T, rows: int = 0) -> Response:
-        """Return an answer as JSON; one of many rows or of long work is made on a thread."""
+    async def render(self, make: Callable[[], Any], rows: int = 0) -> Response:
+        """Return what `make` returns as JSON; many rows, or long work's, are made on a thread."""
         turn = current_turn.get()
         with self.stages("render"):
             if turn is None or not (turn.is_long or rows > _MANY):
-                return Json(out(answer))
+                return Json(make())
             async with turn.queue.json:
-                return await turn.run(self.engine.executor, lambda: Json(out(answer)))
+                return await turn.run(self.engine.executor, lambda: Json(make()))
 
 
 def body_errors(error: ValidationError) -> RequestValidationError:

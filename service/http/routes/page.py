@@ -17,8 +17,7 @@ from starlette.staticfiles import StaticFiles
 from service.domain import page_fields
 from service.domain.errors import NotFound
 from service.domain.settings import Settings
-from service.http.routes.context import Context, JsonRoute
-from service.http.schemas.rendering import Json
+from service.http.routes.context import Context, Json, JsonRoute
 
 router = APIRouter(route_class=JsonRoute, include_in_schema=False)
 

@@ -1,41 +1,97 @@
-"""Scenarios: saved questions, in versions, that a request narrows."""
+"""Scenarios: saved questions, how a request narrows one, and how fallbacks fill its answer up."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-import orjson
 from fastapi import APIRouter, Query
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
+from models.catalogue.item_filter import Condition, Group
 from service.domain.errors import Invalid, NotFound, StoreUnreachable
-from service.domain.item_selection import FieldCondition, FilterGroup
 from service.domain.records import check_id
+from service.domain.scenarios import Scenario
+from service.domain.settings import Settings
+from service.domain.timestamps import to_rfc3339
 from service.http.problems import documented
-from service.http.routes.context import Context, JsonRoute
-from service.http.routes.questions import QUESTIONS, SavableQuestion
-from service.http.schemas.answers import ScenarioAnswerOut
-from service.http.schemas.base import Body, Page
-from service.http.schemas.event_answers import FoundEventsOut
-from service.http.schemas.questions.steering import PinIn
-from service.http.schemas.rendering import Json
-from service.http.schemas.row_answers import RowsOut
-from service.http.schemas.scalars import PathName
-from service.http.schemas.scenarios.bodies import (
-    ScenarioIn,
-    ScenarioOut,
-    ScenarioQuestion,
-    ScenariosOut,
-    VersionsOut,
-    scenario_out,
-)
-from service.http.schemas.scenarios.narrowing import NARROWING, narrowed
+from service.http.routes.context import Context, Json, JsonRoute
+from service.http.routes.narrowing import NARROWING, narrowed
+from service.http.routes.questions import SAVED, Question
+from service.http.routes.record_bodies import Page, PathName
+from service.questions.answers import FoundEventsOut, RowsOut, ScenarioAnswerOut
+from service.questions.parts import PinIn
+from service.questions.scalars import Body, Name, Timestamp
 
 router = APIRouter(route_class=JsonRoute, tags=["scenarios"])
+
+_SAVED: dict[str, Any] = {
+    "question": "recommend",
+    "limit": 10,
+    "filter": {"none": [{"field": "categories", "eq": "draft"}]},
+    "rules": [{"name": "new in", "when": {"field": "tags", "eq": "new"}, "boost": 0.5}],
+    "at_most": [{"field": "categories", "count": 2}],
+}
+
+
+class ScenarioIn(Body):
+    """A question to save: its name, and any of its fields, which are checked as in the question."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [_SAVED]})
+
+    question: str = Field(
+        description="recommend, search, similar, popular, together or rows.", examples=["popular"]
+    )
+    fallback: Name | None = Field(
+        None,
+        description="A scenario that fills up an answer with fewer items than `limit`. It is asked "
+        "with those of the request's fields that it has; what these narrow holds for all items.",
+    )
+
+
+class ScenarioQuestion(Body):
+    """Fields that narrow a scenario, or that it leaves open."""
+
+    model_config = ConfigDict(
+        extra="allow", json_schema_extra={"examples": [{"user_id": "ada", "limit": 5}]}
+    )
+
+
+class ScenarioOut(BaseModel):
+    """One version of a scenario."""
+
+    name: str
+    version: int = Field(description="Versions of a name count from 1.")
+    written_at: Timestamp
+    scenario: dict[str, Any] | None = Field(
+        description="As it was put; null where this version is a deletion."
+    )
+
+
+class ScenariosOut(BaseModel):
+    """A page of scenarios."""
+
+    scenarios: list[ScenarioOut]
+    cursor: str | None = Field(description="Cursor of the next page; null on the last page.")
+
+
+class VersionsOut(BaseModel):
+    """A page of the versions of a scenario, the last first."""
+
+    versions: list[ScenarioOut]
+    cursor: str | None = Field(description="Cursor of the next page; null on the last page.")
+
+
+def scenario_out(scenario: Scenario) -> dict[str, Any]:
+    """Return the values of a `ScenarioOut`."""
+    return {
+        "name": scenario.name,
+        "version": scenario.version,
+        "written_at": to_rfc3339(scenario.written),
+        "scenario": scenario.body,
+    }
 
 
 @router.put("/v1/scenarios/{name}", responses={200: {"model": ScenarioOut}, **documented(507)})
@@ -45,22 +101,22 @@ async def put_scenario(name: PathName, body: ScenarioIn, context: Context) -> Re
     Its fields are checked as in the question itself. Versions before are kept; the same scenario
     once more is no new version.
     """
-    question = QUESTIONS.get(body.question)
+    question = SAVED.get(body.question)
     if question is None:
-        raise Invalid("/question", f"must be one of {', '.join(QUESTIONS)}")
+        raise Invalid("/question", f"must be one of {', '.join(SAVED)}")
     fields = body.model_extra or {}
     saved, _ = _parsed(question, fields, question.brought)
-    question.check(saved, fields.keys())
+    question.check(saved, fields.keys(), context.settings)
     document = {"question": body.question, **fields}
     if body.fallback is not None:
         if not question.fills_up(fields):
             kind = "events" if question.lists_items else body.question
             raise Invalid("/fallback", f"must be left out: {kind} are no list to fill up")
         filler = await context.engine.store.scenario(body.fallback)
-        if filler is not None and not QUESTIONS[filler.question].fills_up(filler.fields):
-            kind = "events" if QUESTIONS[filler.question].lists_items else filler.question
+        if filler is not None and not SAVED[filler.question].fills_up(filler.fields):
+            kind = "events" if SAVED[filler.question].lists_items else filler.question
             raise Invalid("/fallback", f"answers {kind}, which fill no list up")
-        about = None if filler is None else QUESTIONS[filler.question].about
+        about = None if filler is None else SAVED[filler.question].about
         if filler is not None and about not in {None, question.about, *filler.fields}:
             raise Invalid("/fallback", f"must save {about!r}, which this question does not know")
         document["fallback"] = body.fallback
@@ -123,7 +179,8 @@ async def ask_scenario(name: PathName, body: ScenarioQuestion, context: Context)
     `scenario_version`. Where it has fewer items than `limit`, those of the fallback follow.
     """
     given = {name: own for name, own in (body.model_extra or {}).items() if own is not None}
-    return Json(await _answer(name, given, context))
+    answer = await _answer(name, given, context)
+    return await context.render(lambda: answer)
 
 
 async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dict[str, Any]:
@@ -134,7 +191,7 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
     """
     with context.stages("store"):
         scenario, is_stale = await context.engine.scenarios.current(name)
-    question = QUESTIONS[scenario.question]
+    question = SAVED[scenario.question]
     body, about, given = _narrowed(question, scenario.fields, fields)
     asked_first, seen = body, frozenset[str]()
     hides_seen = given.get("exclude_seen") is True  # by the request: pins are left out too
@@ -142,7 +199,7 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
     if hides_seen and body.pin:
         seen = await _seen(body, context)
     try:
-        answer = await _part(question, _LeftOut(body, seen), about, context)
+        answer = await _ask(question, body, about, context, left_out=seen)
         missing: NotFound | None = None
     except NotFound as error:
         answer, missing = {}, error
@@ -168,10 +225,10 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
             if last.name in asked:
                 raise NotFound(f"the scenario {last.name!r} falls back to itself")
             asked.add(last.name)
-            question = QUESTIONS[last.question]
+            question = SAVED[last.question]
             if not question.fills_up(last.fields):
                 raise NotFound(f"the scenario {last.name!r} answers no list of items")
-            body, about = _fitted(question, last.fields, given, about)
+            body, about = _fitted(question, last.fields, given, about, context.settings)
         except (NotFound, StoreUnreachable) as error:
             if missing is not None:
                 raise
@@ -184,9 +241,9 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
         hides = hides_seen or own or getattr(body, "exclude_seen", False)
         if hides and not seen and not _hides_as(body, asked_first):
             seen = await _seen(asked_first, context)
-        left_out = _LeftOut(body, excluded.union(shown, seen if hides else ()), shown)
+        left_out = excluded.union(shown, seen if hides else ())
         try:
-            part = await _part(question, left_out, about, context)
+            part = await _ask(question, body, about, context, left_out=left_out, shown=shown)
         except (NotFound, Invalid):  # the question cannot be asked about this item
             continue
         degraded = degraded or part["degraded"]
@@ -203,36 +260,23 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
     return {**answer, "degraded": degraded, **named}
 
 
-@dataclass(frozen=True, slots=True)
-class _LeftOut:
-    """A question whose answer leaves out some items, and follows others."""
-
-    body: Any
-    items: frozenset[str]
-    shown: tuple[str, ...] = ()  # items before it, which count for `at_most`
-
-    @property
-    def memory(self) -> Any:
-        return self.body.memory
-
-    def to_query(self, *about: str) -> Any:
-        query = self.body.to_query(*about)
-        if not self.items:
-            return query
-        others = FilterGroup("none", (FieldCondition("item_id", {"in": sorted(self.items)}),))
-        return replace(
-            query,
-            filter=FilterGroup("all", (query.filter, others)),
-            steering=replace(query.steering, shown=self.shown),
-        )
-
-
-async def _part(
-    question: SavableQuestion, body: _LeftOut, about: str | None, context: Context
+async def _ask(
+    question: Question,
+    body: Any,
+    about: str | None,
+    context: Context,
+    *,
+    left_out: frozenset[str] = frozenset(),
+    shown: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    response = await question.answer(body, about, context)
-    part: dict[str, Any] = orjson.loads(bytes(response.body))
-    return part
+    """Ask a question whose answer leaves out some items, and follows others."""
+    if left_out:
+        others = Group("none", (Condition("item_id", {"in": sorted(left_out)}),))
+        body = body.model_copy(update={"filter": Group("all", (body.filter, others))})
+    answer: dict[str, Any] = await context.engine.ask(
+        question.ask, body, context.stages, about=about or "", shown=shown if left_out else ()
+    )
+    return answer
 
 
 def _hides_as(body: Any, other: Any) -> bool:
@@ -249,9 +293,10 @@ async def _seen(body: Any, context: Context) -> frozenset[str]:
     """Return the items of the requester's events if a question leaves them out, else none."""
     if not getattr(body, "exclude_seen", False):
         return frozenset()
-    requester = body.to_query().requester
+    history = getattr(body, "history", None) or ()
     with context.stages("store"):
-        return frozenset(await context.engine.parts.memories.seen(requester))
+        memories = context.engine.parts.memories
+        return frozenset(await memories.seen(body.user_id, body.at, history))
 
 
 def _lined_up(
@@ -268,10 +313,11 @@ def _lined_up(
 
 
 def _fitted(
-    question: SavableQuestion,
+    question: Question,
     saved_fields: Mapping[str, Any],
     given: Mapping[str, Any],
     about: str | None,
+    settings: Settings,
 ) -> tuple[Any, str | None]:
     """Return the question of a fallback as a request narrows it, and the id that it is about.
 
@@ -287,7 +333,7 @@ def _fitted(
     while True:
         body = narrowed(saved, names, given, is_fallback=True)
         try:
-            body.to_query(*(() if question.about is None else (about,)))
+            body.check(settings)
         except Invalid as error:
             field = error.pointer.split("/")[1]
             wide = {name for name in given if name not in NARROWING}
@@ -303,7 +349,7 @@ def _fitted(
 
 
 def _narrowed(
-    question: SavableQuestion, saved_fields: Mapping[str, Any], given_fields: Mapping[str, Any]
+    question: Question, saved_fields: Mapping[str, Any], given_fields: Mapping[str, Any]
 ) -> tuple[Any, str | None, dict[str, Any]]:
     """Return a question as a request narrows it, the id that it is about, and the request's fields.
 
@@ -321,8 +367,8 @@ def _narrowed(
 
 
 def _parsed(
-    question: SavableQuestion, fields: Mapping[str, Any], brought: Mapping[str, Any] | None = None
-) -> tuple[Body, str | None]:
+    question: Question, fields: Mapping[str, Any], brought: Mapping[str, Any] | None = None
+) -> tuple[Any, str | None]:
     """Return the body of a question, and the id that it is about, where it is among the fields.
 
     Raises `Invalid` for the id, and `RequestValidationError` for the body.

@@ -15,9 +15,8 @@ from service.domain.errors import Crowded, HeedError, Invalid
 from service.domain.records import Item, parse_json
 from service.domain.settings import Settings
 from service.http.problems import answer, located, sentence
-from service.http.routes.context import Context
-from service.http.schemas.rendering import Json
-from service.http.schemas.write import ItemIn
+from service.http.routes.context import Context, Json
+from service.http.routes.record_bodies import ItemIn
 from service.snapshots.catalogue_refresh import CatalogueRefresh
 
 BATCH = 500

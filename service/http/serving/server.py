@@ -35,7 +35,7 @@ from service.engine.preload import preload
 from service.http.access.prepared_keys import prepare_keys
 from service.http.access.rate_limits import RateLimits
 from service.http.app import create_app
-from service.http.routes import health
+from service.http.routes import running
 from service.http.serving.file_limit import fit_connections
 from service.http.serving.uvicorn_config import configure
 from service.http.telemetry.measured import export_measurements
@@ -49,7 +49,7 @@ from service.runtime.processes.worker_messages import WorkerPeers, worker_socket
 from service.runtime.processes.worker_table import WorkerTable
 from service.snapshots.live_snapshot import PreloadedSnapshot
 from service.stores.opening import is_shared
-from service.stores.sqlite_files.kept_copies import remove_kept_copies
+from service.stores.sqlite.copies import remove_kept_copies
 
 _log = logging.getLogger(__name__)
 
@@ -254,7 +254,7 @@ async def _listen(
         {
             "follow": follow,
             "refresh": refresh,
-            "metrics": partial(health.render_metrics, app),
+            "metrics": partial(running.render_metrics, app),
             "ping": ping,
         }
     )

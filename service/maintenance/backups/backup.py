@@ -18,7 +18,7 @@ from service.maintenance.backups.manifest import BACKUP_FILE, BackupManifest
 from service.runtime import durable_files
 from service.runtime.data_layout import LAST_BACKUP_FILE, STORE_FILE, check_restored
 from service.stores.opening import is_shared
-from service.stores.sqlite_files.page_copy import REST
+from service.stores.sqlite.copies import REST
 
 _LOCK = "lock"
 

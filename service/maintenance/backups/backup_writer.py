@@ -7,7 +7,7 @@ from pathlib import Path
 
 from service.domain.errors import Corrupt
 from service.maintenance.backups.objects import ObjectFolder, hash_file
-from service.stores.sqlite_files.inspection import read_store_file
+from service.stores.sqlite.database_file import read_store_file
 
 # Called with the stage, and the bytes done of all; (stage, 0, 0) where they are not known.
 BackupProgress = Callable[[str, int, int], None]

@@ -31,11 +31,11 @@ from service.snapshots.versions.manifest import MANIFEST, parse_manifest, seal
 from service.snapshots.versions.shared_registry import KIND
 from service.snapshots.versions.transfer import check_chunks
 from service.stores.base import Store
+from service.stores.postgres.frozen_database import frozen_database
 from service.stores.postgres.namespaces import namespace_ids, namespace_names
+from service.stores.postgres.shared_files import FileSet, SharedFiles
+from service.stores.postgres.shared_parts import SharedParts
 from service.stores.postgres.store import PostgresStore
-from service.stores.postgres.upkeep.frozen_database import frozen_database
-from service.stores.protocols.shared_files import FileSet, SharedFiles
-from service.stores.protocols.shared_parts import SharedParts
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.store_digest import TableDigest

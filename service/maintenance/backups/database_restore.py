@@ -35,21 +35,21 @@ from service.snapshots.versions.manifest import MANIFEST, read_file, read_manife
 from service.snapshots.versions.shared_registry import KIND
 from service.snapshots.versions.transfer import send_files
 from service.stores.namespace_directory import open_directory
-from service.stores.postgres.database.installation import (
-    begin_restore,
-    finish_restore,
-    open_installation,
-    unfinished_restore,
-)
-from service.stores.postgres.database.shared import SharedDatabase, open_database
 from service.stores.postgres.namespaces import (
     find_or_create_namespace,
     is_unused,
     namespace_names,
 )
+from service.stores.postgres.notices import SharedDatabase, open_database
+from service.stores.postgres.schema import (
+    begin_restore,
+    finish_restore,
+    open_installation,
+    unfinished_restore,
+)
+from service.stores.postgres.shared_files import SharedFiles
+from service.stores.postgres.shared_parts import SharedJobs
 from service.stores.postgres.store import PostgresStore
-from service.stores.protocols.shared_files import SharedFiles
-from service.stores.protocols.shared_jobs import SharedJobs
 from service.stores.sqlite.store import SQLiteStore
 
 _PASSES = 2  # of copying: the second one repairs what an interrupted restore has left

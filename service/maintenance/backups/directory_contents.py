@@ -24,14 +24,14 @@ from service.runtime.data_layout import (
 )
 from service.runtime.namespace_folders import namespace_names, store_token
 from service.snapshots.versions.manifest import MANIFEST, read_file, read_manifest, unseal
-from service.stores.protocols.bulk_access import copy_unfinished
-from service.stores.sqlite.bulk import copy_record
-from service.stores.sqlite.database_file import checksum_vfs
+from service.stores.records import copying
+from service.stores.sqlite.copies import copy_pages
+from service.stores.sqlite.database_file import checksum_vfs, read_store_file
+from service.stores.sqlite.dialect import run_job
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite.store import SQLiteStore
-from service.stores.sqlite_files.inspection import read_store_file
-from service.stores.sqlite_files.page_copy import copy_pages
 from service.stores.store_digest import TableDigest, digest_store
+from service.stores.values import copy_unfinished
 
 _TRIES = 3  # to copy the models while others are activated and pruned
 
@@ -125,7 +125,7 @@ class _Directory:
                     f"{path} has schema version {schema}, and this Heed reads up to "
                     f"{SCHEMA_VERSION}. Back it up with the version of Heed that wrote it"
                 )
-            if (origin := copy_record.unfinished(store.connection)) is not None:
+            if (origin := run_job(store.connection, copying.unfinished())) is not None:
                 raise copy_unfinished(str(path), origin)
             copied = partial(progress, f"{name}: copying the store")
             copy_pages(store.connection, copy, checksum_vfs(), rest=self._rest, progress=copied)

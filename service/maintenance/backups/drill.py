@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from service.domain.errors import Corrupt, Invalid
-from service.domain.queries import RecommendQuery, Requester
 from service.domain.settings import PREFIX, Settings
-from service.domain.stage_clock import StageClock
 from service.engine.engine import open_engine
+from service.engine.recommend import recommend_items
 from service.maintenance.backups.backup_writer import BackupProgress
 from service.maintenance.backups.manifest import BackupManifest
 from service.maintenance.backups.restore import restore
+from service.questions.asked import RecommendIn
 from service.runtime.data_layout import namespace_folder
 from service.snapshots.text_encoders import is_folder
 
@@ -76,8 +76,8 @@ async def _recommend(settings: Settings) -> tuple[int, str]:
     """Recommend for one user of the store, or for nobody; return the number of items, the model."""
     engine = await open_engine(settings)
     try:
-        query = RecommendQuery(Requester(user_id=await engine.typical_user()), limit=10)
-        answer = await engine.answers.recommend(query, StageClock())
+        question = RecommendIn(user_id=await engine.typical_user(), limit=10)
+        answer = await engine.ask(recommend_items, question)
     finally:
         await engine.close()
-    return len(answer.items), answer.model_version
+    return len(answer["items"]), answer["model_version"]

@@ -33,8 +33,8 @@ from service.snapshots.versions.manifest import (
     read_file,
     unseal,
 )
+from service.stores.sqlite.database_file import read_store_file
 from service.stores.sqlite.schema import SCHEMA_VERSION
-from service.stores.sqlite_files.inspection import read_store_file
 
 # Finds what Heed never makes in a store.
 _FOREIGN = (

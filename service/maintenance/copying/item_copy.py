@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 
-from service.stores.protocols.bulk_access import MAX_ITEMS, BulkAccess, StoredItem
+from service.stores.records.copying import BulkAccess
+from service.stores.values import MAX_ITEMS, StoredItem
 
 _NAMES = 10_000  # in one transaction
 

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from service.domain.errors import Conflict
 from service.stores.base import Store
-from service.stores.protocols.bulk_access import BulkAccess, Registers
+from service.stores.records.copying import BulkAccess
 from service.stores.store_digest import read_ledger, read_scenarios
+from service.stores.values import Registers
 
 T = TypeVar("T")
 

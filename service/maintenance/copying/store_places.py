@@ -15,14 +15,14 @@ from service.runtime import namespace_folders
 from service.runtime.data_layout import STORE_FILE, check_restored, namespace_folder
 from service.runtime.durable_files import make_directory
 from service.stores.base import Store
-from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.database.faults import explain
-from service.stores.postgres.database.installation import open_installation
+from service.stores.postgres.connections import Connections
+from service.stores.postgres.faults import explain
 from service.stores.postgres.namespaces import (
     find_or_create_namespace,
     namespace_ids,
     read_namespaces,
 )
+from service.stores.postgres.schema import open_installation
 from service.stores.postgres.store import PostgresStore
 from service.stores.sqlite.database_file import DatabaseFile
 from service.stores.sqlite.store import SQLiteStore

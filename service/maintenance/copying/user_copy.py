@@ -7,7 +7,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import NamedTuple
 
-from service.stores.protocols.bulk_access import BulkAccess, StoredUser
+from service.stores.records.copying import BulkAccess
+from service.stores.values import StoredUser
 
 EVENTS = 20_000  # that are read at once, and about so many that are written in one transaction
 _USERS = 5_000  # in one transaction, however few events they have

@@ -26,12 +26,12 @@ from service.runtime.data_layout import namespace_folder
 from service.snapshots.versions.manifest import Manifest, parse_manifest
 from service.snapshots.versions.shared_registry import KIND
 from service.snapshots.versions.transfer import check_chunks
-from service.stores.postgres.bulk import copy_record
-from service.stores.postgres.database.connections import Connections
+from service.stores.postgres.connections import Connections
+from service.stores.postgres.dialect import run_job_blocking
 from service.stores.postgres.namespaces import find_namespace, namespace_names
-from service.stores.postgres.shared.jobs import is_leased
-from service.stores.postgres.shared.parts import PostgresSharedParts
-from service.stores.postgres.upkeep.server_state import read_server
+from service.stores.postgres.server_state import read_server
+from service.stores.postgres.shared_parts import SharedParts, is_leased
+from service.stores.records import copying
 
 _DESCRIPTION = "model.json"  # of the files of a version
 
@@ -98,16 +98,16 @@ def _read_namespace(
     with connections.snapshot() as connection:
         log = summarise_database(connection, number, installation.now + DAY)
         is_training = is_leased(connection, number)
-        origin = copy_record.unfinished(connection, number)
+        origin = run_job_blocking(connection, number, copying.unfinished())
     if origin is not None:
         found.append(unfinished_copy(f"the namespace {name} of {connections.name}", origin))
-    shared = PostgresSharedParts(connections, number)
+    shared = SharedParts(connections, number)
     found += [interrupted_job(row.job_id) for row in shared.jobs.unfinished() if not is_training]
     model = _read_models(shared, found)
     return NamespaceData(name, namespace_folder(installation.settings.data, name), log, model)
 
 
-def _read_models(shared: PostgresSharedParts, found: list[Finding]) -> ServedModel | None:
+def _read_models(shared: SharedParts, found: list[Finding]) -> ServedModel | None:
     """Verify all versions; return the one in use, unless there is none that is intact."""
     files = shared.files(KIND)
     active, served = files.last_activation().name, None

@@ -20,8 +20,8 @@ from service.maintenance.doctor.model_checks import MODEL_CHECKS, check_model_fi
 from service.maintenance.doctor.store_checks import STORE_CHECKS, check_store_file
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.versions.manifest import read_file, read_manifest, unseal
+from service.stores.sqlite.database_file import read_store_file
 from service.stores.sqlite.schema import SCHEMA_VERSION
-from service.stores.sqlite_files.inspection import read_store_file
 
 
 def examine_directory(

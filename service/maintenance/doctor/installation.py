@@ -10,7 +10,7 @@ from typing import NamedTuple
 from service.domain.settings import Settings
 from service.maintenance.doctor.log_summary import LogSummary
 from service.snapshots.versions.manifest import Manifest
-from service.stores.postgres.upkeep.server_state import ServerState
+from service.stores.postgres.server_state import ServerState
 
 DAY = 86_400_000_000  # microseconds
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from service.maintenance.doctor.findings import Finding
-from service.stores.postgres.database.connections import MAX_SNAPSHOTS, POOL_SIZE
-from service.stores.postgres.upkeep.server_state import OpenTransaction, ServerState
+from service.stores.postgres.connections import MAX_SNAPSHOTS, POOL_SIZE
+from service.stores.postgres.server_state import OpenTransaction, ServerState
 
 _LAG_SECONDS = 30.0
 _LAG_BYTES = 256 << 20

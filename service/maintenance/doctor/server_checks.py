@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from service.domain.settings import is_loopback
 from service.maintenance.doctor.findings import Finding
-from service.stores.postgres.upkeep.server_state import ServerState
+from service.stores.postgres.server_state import ServerState
 
 OLDEST_SERVER = 130_000  # that has all functions that Heed calls
 _CLOCK_SECONDS = 2.0

@@ -19,11 +19,12 @@ from service.runtime.data_layout import (
     UNFINISHED_RESTORE,
 )
 from service.runtime.durable_files import try_lock
-from service.stores.sqlite.bulk import copy_record
-from service.stores.sqlite.integrity.high_water_mark import check_mark
-from service.stores.sqlite.integrity.wal import check_wal
+from service.stores.records import copying
+from service.stores.sqlite.database_file import read_store_file
+from service.stores.sqlite.dialect import run_job
+from service.stores.sqlite.guard import check_mark
 from service.stores.sqlite.schema import SCHEMA_VERSION
-from service.stores.sqlite_files.inspection import read_store_file
+from service.stores.sqlite.wal import check_wal
 
 MAX_FULL_CHECK_BYTES = 256 << 20  # of a store whose pages are checked without `full`, ~1 s
 
@@ -37,7 +38,7 @@ def check_store_file(namespace: NamespaceData, *, full: bool) -> Iterator[Findin
     try:
         with read_store_file(path) as store:
             yield from _check_schema(path, store.schema)
-            if (origin := copy_record.unfinished(store.connection)) is not None:
+            if (origin := run_job(store.connection, copying.unfinished())) is not None:
                 yield unfinished_copy(str(path), origin)
             if full or path.stat().st_size <= MAX_FULL_CHECK_BYTES:
                 problem = store.connection.execute("PRAGMA quick_check(1)").get

@@ -16,7 +16,7 @@ from models.catalogue.catalogue_state import (
 from service import __version__
 from service.snapshots.shared_cache import CATALOGUES, open_cache_files
 from service.stores.base import Store
-from service.stores.protocols.catalogue_store import CatalogueDigest
+from service.stores.values import CatalogueDigest
 
 
 class CatalogueCache:

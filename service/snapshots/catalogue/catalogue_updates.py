@@ -17,7 +17,7 @@ from service.domain.records import Item
 from service.domain.settings import KEYWORD_FIELDS
 from service.snapshots.item_entries import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.protocols.catalogue_store import CatalogueChanges
+from service.stores.values import CatalogueChanges
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from service.snapshots.versions.manifest import (
 )
 from service.snapshots.versions.staging import Staging
 from service.snapshots.versions.transfer import receive_files, send_files
-from service.stores.protocols.shared_files import FileSet, SharedFiles
+from service.stores.postgres.shared_files import FileSet, SharedFiles
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from service.runtime.daemon_thread import run_in_daemon_thread
 from service.snapshots.registry import PointerToken, Registry, Version
 from service.snapshots.versions.local_copies import LocalCopies
 from service.snapshots.versions.manifest import parse_manifest
-from service.stores.protocols.shared_files import Activation, FileSet, SharedFiles
+from service.stores.postgres.shared_files import Activation, FileSet, SharedFiles
 
 KIND = "model"  # of the sets of files
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from service.domain.errors import Corrupt
 from service.runtime import durable_files
 from service.snapshots.versions.manifest import WRITE_ONCE, Manifest
-from service.stores.protocols.shared_files import CHUNK_BYTES, FileChunk
+from service.stores.postgres.shared_files import CHUNK_BYTES, FileChunk
 
 
 def send_files(directory: Path, manifest: Manifest) -> Iterator[FileChunk]:

@@ -15,10 +15,11 @@ from psycopg import Connection
 from service.domain.errors import Conflict, NotFound
 from service.domain.names import DEFAULT_NAMESPACE
 from service.runtime.namespace_folders import ID_BYTES
-from service.stores.postgres.database.notices import NOTIFY
-from service.stores.postgres.database.ticks.base import TICKS
-from service.stores.postgres.database.transaction import KEYS, NAMES, REMOVED
-from service.stores.postgres.shared.jobs import is_leased
+from service.stores.jobs import KEYS, NAMES
+from service.stores.postgres.notices import NOTIFY
+from service.stores.postgres.schema import REMOVED
+from service.stores.postgres.shared_parts import is_leased
+from service.stores.postgres.ticks import TICKS
 
 _FIND = "SELECT namespace_no FROM heed.namespaces WHERE name = %s"
 # Keys are in the namespace `default`; their version moves as in `registers.keys`.
@@ -27,7 +28,7 @@ WITH moved AS (
   UPDATE heed.namespaces
      SET keys = greatest(keys + 1, tick_base + {TICKS} * pg_current_xact_id()::text::bigint)
     FROM heed.installation WHERE name = '{DEFAULT_NAMESPACE}')
-UPDATE heed.keys SET revoked = %s WHERE namespace = %s AND revoked IS NULL"""  # noqa: S608
+UPDATE heed.keys SET revoked = %s WHERE namespace = %s AND revoked IS NULL"""
 _LOCK = "SELECT pg_advisory_xact_lock(%s, %s)"
 # In the order of their sizes, the greatest last: what remains of an interrupted removal is found.
 _TABLES = (
@@ -179,7 +180,7 @@ def _finish_removals(connection: Connection) -> None:
         connection.execute("SET statement_timeout = 0")
         for table in _TABLES:
             connection.execute(
-                f"DELETE FROM heed.{table} WHERE namespace_no = %s".encode(),  # noqa: S608
+                f"DELETE FROM heed.{table} WHERE namespace_no = %s".encode(),
                 (number,),
             )
         connection.execute(f"DROP SEQUENCE IF EXISTS heed.user_numbers_{int(number)}".encode())

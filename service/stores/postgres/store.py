@@ -8,68 +8,54 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar, TypeVarTuple
 
 import numpy as np
+import psycopg
 from numpy.typing import NDArray
 from psycopg import AsyncConnection, Connection
 
-from service.domain.errors import HeedError, Invalid, NotFound
-from service.domain.item_patch import ItemPatch
-from service.domain.keys import ApiKey
+from service.domain.errors import HeedError, NotFound, StoreUnreachable, Unavailable
 from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.records import (
     Event,
-    Item,
-    User,
-    check_each,
-    check_event,
     check_id,
-    check_item,
-    check_user,
 )
-from service.domain.scenarios import Scenario
-from service.stores.base import AppendResult, History, Store
-from service.stores.encoding import check_limit, user_document
-from service.stores.event_identity import event_key
-from service.stores.postgres import catalogue, forgetting, users
-from service.stores.postgres.bulk import copy_record
-from service.stores.postgres.bulk.postgres_bulk import PostgresBulk
-from service.stores.postgres.calls import QUICK_TIMEOUT, Calls
-from service.stores.postgres.database.installation import open_installation
-from service.stores.postgres.database.shared import SharedDatabase, open_database
-from service.stores.postgres.database.transaction import (
-    CATALOGUE,
-    FOLDING,
-    KEYS,
-    NAMES,
-    SCENARIOS,
-    Transactions,
-)
-from service.stores.postgres.events import log_changes, scan, tallies
-from service.stores.postgres.events.appending import Appending
-from service.stores.postgres.events.histories import Histories
-from service.stores.postgres.events.names import InternedNames
-from service.stores.postgres.imports import ledger
+from service.stores.base import Store
+from service.stores.encoding import check_limit
+from service.stores.jobs import FOLDING, QUOTA, Job, Transaction
+from service.stores.postgres import event_log, tallies
+from service.stores.postgres.appending import Appending
+from service.stores.postgres.connections import LONG_TIMEOUT, QUICK_TIMEOUT
+from service.stores.postgres.dialect import run_job, run_job_blocking
+from service.stores.postgres.faults import is_lost
+from service.stores.postgres.histories import Histories
+from service.stores.postgres.names import InternedNames
 from service.stores.postgres.namespaces import find_namespace, find_or_create_namespace
-from service.stores.postgres.registers import keys, scenarios
-from service.stores.postgres.registers.rate_windows import PostgresRateWindows
-from service.stores.postgres.shared.parts import PostgresSharedParts
-from service.stores.protocols.bulk_access import BulkAccess, copy_unfinished
-from service.stores.protocols.catalogue_store import (
-    CatalogueChanges,
-    CatalogueDigest,
-    OnCatalogueChange,
-    PatchResult,
-)
-from service.stores.protocols.event_log_store import LogChanges, LogColumns, Shard
-from service.stores.protocols.forgetting_ledger import ForgottenAgain, ForgottenUser, user_digest
-from service.stores.protocols.import_store import ImportRecord, UndoneImport
-from service.stores.protocols.measures import StoreMeasures
+from service.stores.postgres.notices import SharedDatabase, open_database
+from service.stores.postgres.rate_windows import PostgresRateWindows
+from service.stores.postgres.schema import open_installation
+from service.stores.postgres.shared_parts import SharedParts
+from service.stores.postgres.ticks import horizon_query
+from service.stores.postgres.transaction import PostgresTransaction, Transactions
 from service.stores.quota import StoreQuota
+from service.stores.records import catalogue, copying
+from service.stores.values import (
+    AppendResult,
+    History,
+    LogChanges,
+    LogColumns,
+    Shard,
+    StoreMeasures,
+    copy_unfinished,
+)
 
-UNDONE_ROWS = 20_000  # events of an import that are taken back in one transaction
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+HOURS_TIMEOUT = 3_600.0  # seconds of a write that may take hours
 FOLD_INTERVAL = 10.0  # seconds between two attempts to fold counts
 
 
@@ -117,7 +103,7 @@ class PostgresStore(Store):
                 if found is None:
                     raise NotFound(f"there is no namespace {namespace!r}")
                 self._no = found
-                origin = None if is_target else copy_record.unfinished(connection, found)
+                origin = None if is_target else _unfinished_copy(connection, found)
                 if origin is not None:
                     place = f"the namespace {namespace} of {self._connections.name}"
                     raise copy_unfinished(place, origin)
@@ -125,12 +111,19 @@ class PostgresStore(Store):
         except BaseException:
             self._database.abandon()
             raise
-        transactions = Transactions(self._connections, self._notices, namespace, self._no)
-        self._calls = Calls(self._connections, transactions, quota, patience)
+        self._is_closed = False
+        self._quota = quota if quota and any(quota) else None
+        self._patience = patience
         self._items = InternedNames(self._connections, self._no, "items")
         self._types = InternedNames(self._connections, self._no, "types")
         self._appending = Appending(self._items, self._types)
-        self._catalogue = catalogue.CatalogueWrites(self._items)
+        self._transactions = Transactions(
+            self._connections,
+            self._notices,
+            namespace=namespace,
+            namespace_no=self._no,
+            interned=(self._items, self._types),
+        )
         self._histories = Histories(self._no, self._items, self._types)
         self.rate_windows = PostgresRateWindows(
             lambda: self._connections.connection(patience), self._no
@@ -139,339 +132,69 @@ class PostgresStore(Store):
 
     # ------------------------------------------------------------------ histories
 
-    async def append(
-        self, events: Sequence[Event], *, import_id: int | None = None
-    ) -> AppendResult:
-        check_each(events, check_event, "/events")
-        if not events:
-            return AppendResult(0, 0)
-        batch = self._appending.batch(events, time.time_ns() // 1000, import_id)
-        return await self._calls.add(
-            lambda each: self._appending.append(each, batch),
-            lambda: self._appending.prepare(events),
-            workers=self._calls.workers.of({event.user_id for event in events}, batch.keys),
-        )
-
     async def version(self, user_id: str) -> int:
-        return await self._calls.ask_user(self._histories.version, user_id)
+        return await self._ask_user(self._histories.version, user_id)
 
     async def history(self, user_id: str, *, after: int = 0) -> History:
-        return await self._calls.ask_user(self._histories.history, user_id, after)
+        return await self._ask_user(self._histories.history, user_id, after)
 
     async def changed_history(
         self, user_id: str, *, version: int, generation: int, seq: int
     ) -> History | None:
-        return await self._calls.ask_user(
-            self._histories.changed, user_id, version, generation, seq
-        )
+        return await self._ask_user(self._histories.changed, user_id, version, generation, seq)
 
     async def page(
         self, user_id: str, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[Event], str | None]:
         check_id(user_id, "/user_id")
-        return await self._calls.read(
+        return await self._on_connection(
             self._histories.page,
             user_id,
             cursor,
             check_limit(limit),
-            workers=self._calls.workers.of([user_id]),
         )
 
     async def event_ids(
         self, user_id: str, seqs: Sequence[int], timestamps: Sequence[int]
     ) -> list[str | None]:
-        return await self._calls.ask_user(self._histories.event_ids, user_id, seqs, timestamps)
+        return await self._ask_user(self._histories.event_ids, user_id, seqs, timestamps)
 
-    async def delete_event(self, user_id: str, event_id: str) -> bool:
-        check_id(user_id, "/user_id")
-        check_id(event_id, "/event_id")
-        return await self._calls.write(
-            lambda each: users.delete_event(each, user_id, event_id),
-            workers=self._calls.workers.of([user_id], [event_key(event_id)]),
+    async def _append(
+        self, events: Sequence[Event], now: int, import_no: int | None
+    ) -> AppendResult:
+        batch = self._appending.batch(events, now, import_no)
+        return await self._transact(
+            lambda each: self._appending.append(each, batch),
+            lambda: self._appending.prepare(events),
+            adds=True,
         )
 
-    async def forget(self, user_id: str) -> int:
-        check_id(user_id, "/user_id")
-        now = time.time_ns() // 1000
-        return await self._calls.write(
-            lambda each: forgetting.forget(each, user_id, now),
-            workers=self._calls.workers.everywhere,
-        )
-
-    async def merge(self, user_id: str, source: str) -> int:
-        check_id(user_id, "/user_id")
-        if check_id(source, "/from") == user_id:
-            raise Invalid("/from", "must be another user")
-        return await self._calls.write(
-            lambda each: users.merge(each, user_id, source),
-            workers=self._calls.workers.everywhere,
-        )
-
-    async def put_user(self, user: User, *, import_id: int | None = None) -> None:
-        check_user(user)
-        profile = user_document(user)
-        await self._calls.add(
-            lambda each: users.put_user(each, user.user_id, profile, import_id),
-            workers=self._calls.workers.of([user.user_id]),
-        )
-
-    async def get_user(self, user_id: str) -> User | None:
-        return await self._calls.ask_user(self._histories.user, user_id)
-
-    async def page_users(
-        self, *, cursor: str | None = None, limit: int = 100, prefix: str = ""
-    ) -> tuple[list[User], str | None]:
-        return await self._calls.read(
-            self._histories.page_users,
-            cursor,
-            check_limit(limit),
-            prefix,
-            workers=self._calls.workers.everywhere,
-        )
-
-    async def event_counts(self, user_ids: Sequence[str]) -> list[int]:
-        return await self._calls.read(
-            self._histories.event_counts, user_ids, workers=self._calls.workers.everywhere
-        )
-
-    # ------------------------------------------------------------------ catalogue
-
-    async def put_items(
-        self,
-        items: Sequence[Item],
-        *,
-        on_change: OnCatalogueChange | None = None,
-        import_id: int | None = None,
-    ) -> int:
-        check_each(items, check_item, "/items")
-        if not items:
-            return 0
-        ids = [item.item_id for item in items]
-        return await self._calls.add(
-            lambda each: self._catalogue.put_items(each, items, on_change, import_id),
-            lambda: self._catalogue.prepare(ids),
-            alone=(CATALOGUE,),
-        )
-
-    async def patch_items(
-        self,
-        patches: Sequence[ItemPatch],
-        *,
-        create: bool = True,
-        on_change: OnCatalogueChange | None = None,
-        import_id: int | None = None,
-    ) -> PatchResult:
-        check_each([patch.apply(None) for patch in patches], check_item, "/items")
-        if not patches:
-            return PatchResult(0, ())
-        ids = [patch.item_id for patch in patches]
-        return await self._calls.add(
-            lambda each: self._catalogue.patch_items(each, patches, create, on_change, import_id),
-            lambda: self._catalogue.prepare(ids),
-            alone=(CATALOGUE,),
-        )
-
-    async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
-        for index, item_id in enumerate(item_ids):
-            check_id(item_id, f"/item_ids/{index}")
-        if not item_ids:
-            return []
-        return await self._calls.ask(catalogue.get_items, self._no, item_ids)
-
-    async def delete_item(
-        self, item_id: str, *, on_change: OnCatalogueChange | None = None
-    ) -> bool:
-        check_id(item_id, "/item_id")
-        return await self._calls.write(
-            lambda each: catalogue.delete_item(each, item_id, on_change), alone=(CATALOGUE,)
-        )
-
-    async def page_items(
-        self, *, cursor: str | None = None, limit: int = 100, hidden: bool = False
-    ) -> tuple[list[Item], str | None]:
-        return await self._calls.read(
-            catalogue.page_items, self._no, cursor, check_limit(limit), hidden
-        )
-
-    async def catalogue_version(self) -> int:
-        return await self._calls.read(catalogue.catalogue_version, self._no)
+    # ------------------------------------------------------------------ the store itself
 
     def announced_catalogue(self) -> int:
         return self._notices.versions(self._namespace)[0]
 
-    async def catalogue_digest(self) -> CatalogueDigest:
-        return await self._calls.read(catalogue.catalogue_digest, self._no)
-
-    async def catalogue_changes(self, after: int, limit: int | None = None) -> CatalogueChanges:
-        return await self._calls.read(catalogue.catalogue_changes, self._no, after, limit)
-
-    # ------------------------------------------------------------------ scenarios
-
-    async def put_scenario(self, name: str, body: Mapping[str, Any]) -> Scenario:
-        check_id(name, "/name")
-        now = time.time_ns() // 1000
-        return await self._calls.add(
-            lambda each: scenarios.put(each, name, body, now), alone=(SCENARIOS,)
-        )
-
-    async def scenario(self, name: str) -> Scenario | None:
-        return await self._calls.ask(scenarios.current, self._no, check_id(name, "/name"))
-
-    async def page_scenarios(
-        self, *, cursor: str | None = None, limit: int = 100, deleted: bool = False
-    ) -> tuple[list[Scenario], str | None]:
-        return await self._calls.read(scenarios.page, self._no, cursor, check_limit(limit), deleted)
-
-    async def page_scenario_versions(
-        self, name: str, *, cursor: str | None = None, limit: int = 100
-    ) -> tuple[list[Scenario], str | None]:
-        check_id(name, "/name")
-        return await self._calls.read(
-            scenarios.versions, self._no, name, cursor, check_limit(limit)
-        )
-
-    async def delete_scenario(self, name: str) -> bool:
-        check_id(name, "/name")
-        now = time.time_ns() // 1000
-        return await self._calls.write(
-            lambda each: scenarios.delete(each, name, now), alone=(SCENARIOS,)
-        )
-
-    # ------------------------------------------------------------------ API keys
-
-    async def add_key(self, key: ApiKey) -> None:
-        await self._calls.write(lambda each: keys.add(each, key), alone=(KEYS,))
-
-    async def revoke_key(self, key_id: str) -> bool:
-        now = time.time_ns() // 1000
-        return await self._calls.write(lambda each: keys.revoke(each, key_id, now), alone=(KEYS,))
-
-    async def key(self, key_id: str) -> ApiKey | None:
-        return await self._calls.ask(keys.find, self._no, key_id)
-
-    async def keys(self) -> list[ApiKey]:
-        return await self._calls.read(keys.all_keys, self._no)
-
-    async def keys_version(self) -> int:
-        return await self._calls.read(keys.version, self._no)
-
     def announced_keys(self) -> int:
         return self._notices.versions(self._namespace)[1]
-
-    # ------------------------------------------------------------------ forgotten users
-
-    async def page_forgotten(
-        self, *, cursor: str | None = None, limit: int = 100
-    ) -> tuple[list[ForgottenUser], str | None]:
-        return await self._calls.read(forgetting.page, self._no, cursor, check_limit(limit))
-
-    async def find_forgotten(self, user_id: str) -> list[ForgottenUser]:
-        return await self._calls.read(forgetting.find, self._no, check_id(user_id, "/user_id"))
-
-    async def count_forgotten(self, since: int) -> int:
-        return await self._calls.read(forgetting.count, self._no, since)
-
-    async def forget_again(self, entries: Sequence[ForgottenUser]) -> ForgottenAgain:
-        new = await self._calls.read(forgetting.unknown_entries, self._no, entries)
-        by_salt: dict[bytes, dict[bytes, ForgottenUser]] = {}
-        for entry in new:
-            by_salt.setdefault(entry.salt, {})[entry.digest] = entry
-        matches = await asyncio.to_thread(
-            lambda: [
-                (user_id, entry)
-                for user_id in (self.scan_user_ids() if by_salt else ())
-                for salt, named in by_salt.items()
-                if (entry := named.get(user_digest(salt, user_id))) is not None
-            ]
-        )
-        now = time.time_ns() // 1000
-        found = [
-            await self._calls.write(
-                lambda each, user_id=user_id, entry=entry: forgetting.forget_entry(  # type: ignore[misc]
-                    each, user_id, entry, now
-                ),
-                workers=self._calls.workers.everywhere,
-            )
-            for user_id, entry in matches
-        ]
-        await self._calls.write(lambda each: forgetting.add_entries(each, new))
-        events = [count for count in found if count is not None]
-        return ForgottenAgain(len(events), sum(events), len(new))
 
     async def clean_up(self) -> bool:
         if time.monotonic() >= self._fold_at:
             self._fold_at = time.monotonic() + FOLD_INTERVAL
-            await self._calls.write(
-                tallies.fold, alone=(FOLDING,), workers=self._calls.workers.everywhere
-            )
-        if not await self._calls.read(forgetting.has_noted_names, self._no):
-            return False
-        noted, since, unused = await self._calls.read(
-            forgetting.find_unused,
-            self._no,
-            self._connections.is_distributed,
-            workers=self._calls.workers.everywhere,
-        )
-        return await self._calls.write(
-            lambda each: forgetting.delete_names(each, noted, since, unused),
-            alone=(NAMES,),
-            workers=self._calls.workers.everywhere,
-        )
-
-    # ------------------------------------------------------------------ imports and their undoing
-
-    async def begin_import(self, source: str) -> int:
-        now = time.time_ns() // 1000
-        return await self._calls.write(lambda each: ledger.begin(each, source, now))
-
-    async def imports(self) -> list[ImportRecord]:
-        return await self._calls.read(ledger.records, self._no)
-
-    async def undo_import(
-        self, import_id: int, *, progress: Callable[[int], None] | None = None
-    ) -> UndoneImport:
-        events = shared = 0
-        everywhere = self._calls.workers.everywhere
-        after = await self._calls.write(
-            lambda each: ledger.begin_undo(each, import_id), workers=everywhere
-        )
-        while True:
-            place = after
-            deleted, handed, last = await self._calls.write(
-                lambda each, place=place: ledger.undo_events(each, import_id, place, UNDONE_ROWS),  # type: ignore[misc]
-                workers=everywhere,
-            )
-            events, shared = events + deleted, shared + handed
-            if progress is not None:
-                progress(events)
-            if last is None:
-                break
-            after = last
-        items, profiles, kept = await self._calls.write(
-            lambda each: ledger.undo_documents(each, import_id),
-            alone=(CATALOGUE,),
-            workers=everywhere,
-        )
-        return UndoneImport(events, items, profiles, kept, shared)
-
-    # ------------------------------------------------------------------ the store itself
-
-    async def clock(self, *, patient: bool = False) -> int:
-        return await (self._calls.read if patient else self._calls.ask)(
-            log_changes.clock,
-            self._no,
-            self._connections.is_distributed,
-            workers=self._calls.workers.everywhere,
-        )
+            await self._write(lambda _: tallies.fold(), alone=(FOLDING,))
+        return await super().clean_up()
 
     async def counts(self) -> dict[str, int]:
-        return await self._calls.read(
-            tallies.counts, self._no, workers=self._calls.workers.everywhere
-        )
+        return await self._read(tallies.counts)
 
     async def popularity(self) -> tuple[list[str], NDArray[np.int64]]:
-        return await self._calls.read(
-            tallies.popularity, self._no, workers=self._calls.workers.everywhere
+        return await self._read(tallies.popularity)
+
+    async def clock(self, *, patient: bool = False) -> int:
+        return await self._on_connection(
+            event_log.clock,
+            self._no,
+            self._connections.is_distributed,
+            patience=LONG_TIMEOUT if patient else self._patience,
         )
 
     async def log_changes(
@@ -481,69 +204,168 @@ class PostgresStore(Store):
 
         def read() -> LogChanges:
             with self._connections.snapshot() as connection:
-                return log_changes.log_changes(
+                return event_log.log_changes(
                     connection, self._no, after, known, most, self._connections.is_distributed
                 )
 
-        self._calls.check_open()
+        self._check_open()
         return await asyncio.to_thread(read)
 
-    async def user_ids(self, numbers: Sequence[int]) -> list[str | None]:
-        if not numbers:
-            return []
-
-        async def read(connection: AsyncConnection) -> list[str | None]:
-            cursor = await connection.execute(
-                b"SELECT user_no, user_id FROM heed.users"
-                b" WHERE namespace_no = %s AND user_no = ANY(%s::bigint[])",
-                (self._no, list(numbers)),
-            )
-            found: dict[int, str] = dict(await cursor.fetchall())
-            return [found.get(number) for number in numbers]
-
-        return await self._calls.ask(read, workers=self._calls.workers.everywhere)
-
-    def bulk(self) -> BulkAccess:
-        names = self._items, self._types
-        return PostgresBulk(self._connections, self._no, names, self._calls.write)
-
     async def problem(self) -> str | None:
-        read = catalogue.catalogue_version
         try:
-            await self._calls.read(read, self._no, patience=QUICK_TIMEOUT)
+            await self._on_connection(self._run, catalogue.version, patience=QUICK_TIMEOUT)
         except HeedError as error:
             return error.told
         return None
 
     def measures(self) -> StoreMeasures:
-        calls, failures = self._calls, self._connections.failures
+        writes, failures = self._transactions, self._connections.failures
         return StoreMeasures(
-            self._database_bytes, 0, 0, calls.writing, calls.commits, 0, failures, calls.is_closed
+            self._database_bytes, 0, 0, writes.running, writes.commits, 0, failures, self._is_closed
         )
 
     @property
-    def shared(self) -> PostgresSharedParts:
-        return PostgresSharedParts(self._connections, self._no)
+    def shared(self) -> SharedParts:
+        return SharedParts(self._connections, self._no)
 
     async def close(self) -> None:
-        if not self._calls.is_closed:
-            await self._calls.close()
+        if not self._is_closed:
+            self._is_closed = True
+            await self._transactions.finish()
             await self._database.close()
 
     def scan(self, rows: int = 100_000, *, shard: Shard | None = None) -> Iterator[LogColumns]:
-        return self._calls.scan(lambda each: scan.scan(each, self._no, check_limit(rows), shard))
+        return self._scan(lambda each: event_log.scan(each, self._no, check_limit(rows), shard))
 
     def scan_events(self) -> Iterator[Event]:
-        return self._calls.scan(lambda each: scan.scan_events(each, self._no))
+        return self._scan(lambda each: event_log.scan_events(each, self._no))
 
-    def scan_items(self) -> Iterator[Item]:
-        return self._calls.scan(lambda each: scan.scan_items(each, self._no))
+    # ------------------------------------------------------------------ inside
 
-    def scan_users(self) -> Iterator[User]:
-        return self._calls.scan(lambda each: scan.scan_users(each, self._no))
+    @property
+    def _horizon(self) -> str:  # type: ignore[override]
+        return horizon_query(self._connections.is_distributed)
 
-    def scan_user_ids(self) -> Iterator[str]:
-        return self._calls.scan(lambda each: scan.scan_user_ids(each, self._no))
+    async def _ask(self, job: Callable[[*Ts], Job[T]], *args: *Ts, rows: int = 1) -> T:  # noqa: ARG002
+        return await self._on_connection(self._run, job, *args, patience=self._patience)
+
+    async def _read(self, job: Callable[[*Ts], Job[T]], *args: *Ts, rows: int = 1) -> T:  # noqa: ARG002
+        return await self._on_connection(self._run, job, *args)
+
+    async def _read_apart(self, job: Callable[[*Ts], Job[T]], *args: *Ts) -> T:
+        def read() -> T:
+            with self._connections.snapshot() as connection:
+                return run_job_blocking(connection, self._no, job(*args))
+
+        self._check_open()
+        return await asyncio.to_thread(read)
+
+    async def _run(
+        self, connection: AsyncConnection, job: Callable[[*Ts], Job[T]], *args: *Ts
+    ) -> T:
+        return await run_job(connection, self._no, job(*args))
+
+    async def _write(
+        self,
+        job: Callable[[Transaction, *Ts], Job[T]],
+        *args: *Ts,
+        rows: int = 1,  # noqa: ARG002 - each job is a transaction
+        alone: tuple[int, ...] = (),
+        items: Iterable[str] = (),
+        types: Iterable[str] = (),
+        adds: bool = False,
+        is_long: bool = False,
+    ) -> T:
+        async def attempt(transaction: PostgresTransaction) -> T:
+            if is_long:
+                await transaction.connection.execute(b"SET LOCAL statement_timeout = 0")
+            return await transaction.run(job(transaction, *args))
+
+        return await self._transact(
+            attempt,
+            partial(self._learn, items, types) if items or types else None,
+            alone=alone,
+            adds=adds,
+            patience=HOURS_TIMEOUT if is_long else LONG_TIMEOUT,
+        )
+
+    async def _transact(
+        self,
+        job: Callable[[PostgresTransaction], Awaitable[T]],
+        prepare: Callable[[], Awaitable[None]] | None,
+        *,
+        alone: tuple[int, ...] = (),
+        adds: bool = False,
+        patience: float = LONG_TIMEOUT,
+    ) -> T:
+        self._check_open()
+        quota = self._quota
+        if quota is None or not adds:
+            return await self._transactions.run(
+                job, prepare=prepare, alone=alone, patience=patience
+            )
+
+        async def bounded(transaction: PostgresTransaction) -> T:
+            before = await transaction.run(tallies.usage())
+            result = await job(transaction)
+            after = await transaction.run(tallies.usage())
+            quota.check(before, after)  # which rolls the job back
+            return result
+
+        alone = tuple(sorted((*alone, QUOTA)))
+        return await self._transactions.run(
+            bounded, prepare=prepare, alone=alone, patience=patience
+        )
+
+    async def _learn(self, items: Iterable[str], types: Iterable[str]) -> None:
+        await self._items.learn(items)
+        await self._types.learn(types)
+
+    async def _on_connection(
+        self,
+        question: Callable[[AsyncConnection, *Ts], Awaitable[T]],
+        *args: *Ts,
+        patience: float = LONG_TIMEOUT,
+    ) -> T:
+        """Read over a connection. A read whose idle connection was lost is tried once more."""
+        self._check_open()
+        try:
+            async with self._connections.connection(patience) as connection:
+                return await question(connection, *args)
+        except StoreUnreachable as error:
+            cause = error.__cause__
+            if not isinstance(cause, psycopg.Error) or not is_lost(cause):
+                raise
+        # Where a new connection was lost, the breaker is open by now.
+        async with self._connections.connection(patience) as connection:
+            return await question(connection, *args)
+
+    async def _ask_user(
+        self,
+        question: Callable[[AsyncConnection, str, *Ts], Awaitable[T]],
+        user_id: str,
+        *args: *Ts,
+    ) -> T:
+        """Read what a request waits for of one user."""
+        check_id(user_id, "/user_id")
+        return await self._on_connection(question, user_id, *args, patience=self._patience)
+
+    def _scan_rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        return self._scan(lambda each: event_log.scan_rows(each, self._no, sql))
+
+    def _scan(self, answers: Callable[[Connection], Iterator[T]]) -> Iterator[T]:
+        """Read all in one transaction over a connection of its own."""
+        self._check_open()
+        with self._connections.snapshot() as connection:
+            yield from answers(connection)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise Unavailable("the store is closed")
+
+
+def _unfinished_copy(connection: Connection, namespace_no: int) -> str | None:
+    return run_job_blocking(connection, namespace_no, copying.unfinished())
 
 
 def _database_size(connection: Connection) -> int:

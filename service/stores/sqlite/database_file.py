@@ -1,9 +1,12 @@
-"""The database file: its connections, and its checks and migration when it is opened.
+"""The file of a SQLite store: opened and checked, read while it cannot be written, or as it is.
 
 Every page carries a checksum (SQLite's own cksumvfs), verified whenever the page is read, so that a
 flipped bit is an error and not an answer. Any SQLite can read such a file; one without cksumvfs
 must not write it. A process that has the store open must not open its files in any other way, not
 even to read: by POSIX, closing a file drops all locks that the process holds on it.
+
+SQLite needs room for the index of its log even to read. Where the log is empty and nobody writes,
+the database can be read without: `immutable` says so.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
 
 import apsw
 import apsw.sqlite_extra
@@ -24,6 +29,7 @@ from service.domain.errors import (
     Corrupt,
     HeedError,
     Incompatible,
+    NotFound,
     StoreFull,
     StoreReadOnly,
     Unavailable,
@@ -31,12 +37,10 @@ from service.domain.errors import (
 from service.runtime.data_layout import MODELS_FOLDER
 from service.runtime.durable_files import PRIVATE_FILE, make_directory
 from service.runtime.file_paths import denied, is_denied
-from service.stores.sqlite.integrity.high_water_mark import check_mark, mark_path, read_mark
-from service.stores.sqlite.integrity.scrubbing_vfs import scrubbing_vfs
-from service.stores.sqlite.integrity.store_guard import CHECK, StoreGuard
-from service.stores.sqlite.integrity.wal import check_wal
+from service.stores.sqlite.copies import keep_copy, kept_path
+from service.stores.sqlite.guard import CHECK, StoreGuard, check_mark, mark_path, read_mark
 from service.stores.sqlite.schema import SCHEMA, SCHEMA_VERSION, migrate
-from service.stores.sqlite_files.kept_copies import keep_copy, kept_path
+from service.stores.sqlite.wal import check_wal, scrubbing_vfs
 
 _log = logging.getLogger(__name__)
 
@@ -325,3 +329,106 @@ def checksum_vfs() -> str:
     finally:
         connection.close()
     return "cksmvfs"  # sic
+
+
+_Signature = tuple[int, int, int, int]
+
+
+class FrozenFile:
+    """The store in the file `path`, which cannot be opened for writing because of `reason`.
+
+    Raises `reason` if it cannot be read either (it is missing, its log has changes, or its version
+    is earlier), and `Corrupt` if it lacks changes.
+    """
+
+    def __init__(self, path: Path, vfs: str, reason: Unavailable) -> None:
+        self.reason = reason
+        self._path, self._vfs = path, vfs
+        if not path.is_file() or self._is_logged():
+            raise reason
+        self._signature = self._sign()
+        try:
+            connection = self.reader()
+            try:
+                version = connection.pragma("user_version")
+                tick: int = connection.execute("SELECT clock FROM state").get
+            finally:
+                connection.close()
+            check_mark(path, tick)
+        except (apsw.Error, OSError) as error:
+            raise reason from error
+        if version != SCHEMA_VERSION:
+            raise reason
+
+    def reader(self) -> apsw.Connection:
+        """Open a connection that reads the file without any lock."""
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        connection = apsw.Connection(
+            f"file:{quote(str(self._path))}?immutable=1", flags, vfs=self._vfs
+        )
+        connection.pragma("mmap_size", 0)
+        return connection
+
+    def is_unchanged(self) -> bool:
+        """True if no process has written to the store since; a connection would not notice."""
+        return not self._is_logged() and self._sign() == self._signature
+
+    def _is_logged(self) -> bool:
+        log = Path(f"{self._path}-wal")
+        return log.exists() and log.stat().st_size > 0
+
+    def _sign(self) -> _Signature:
+        status = self._path.stat()
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class StoreFile(NamedTuple):
+    """A store's file, open for reading."""
+
+    path: Path
+    connection: apsw.Connection
+    schema: int  # version of its schema, which may be older or newer than this Heed's
+
+
+@contextmanager
+def read_store_file(path: Path, *, immutable: bool = False) -> Iterator[StoreFile]:
+    """Open the file of a store for reading, whatever the version of its schema.
+
+    A write-ahead log that a killed process left stays as it is. `immutable` promises that nobody
+    writes to the file; then no file is made beside it.
+
+    Raises:
+        NotFound: there is no such file.
+        Incompatible: it is not the file of a store.
+        Corrupt: it is damaged; also where a page that is read in the block fails its checksum.
+        Unavailable: it cannot be read now.
+    """
+    if not path.is_file() or not path.stat().st_size:
+        raise NotFound(f"there is no store at {path}")
+    log = Path(f"{path}-wal")
+    is_logged = log.exists() and log.stat().st_size > 0
+    try:
+        name, flags = str(path), apsw.SQLITE_OPEN_READWRITE  # WAL needs the file of its index
+        if immutable:
+            name = f"file:{quote(str(path.absolute()))}?immutable=1"
+            flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        with closing(apsw.Connection(name, flags=flags, vfs=checksum_vfs())) as connection:
+            connection.set_busy_timeout(READ_TIMEOUT_MS)
+            connection.pragma("query_only", True)
+            connection.pragma("mmap_size", 0)
+            if is_logged:
+                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+            if connection.pragma("application_id") != APPLICATION_ID:
+                raise Incompatible(f"{path} is a database, but not one of Heed's")
+            yield StoreFile(path, connection, connection.pragma("user_version"))
+    except apsw.Error as error:
+        raise _explain_reading(path, error) from error
+
+
+def _explain_reading(path: Path, error: apsw.Error) -> HeedError:
+    damaged = isinstance(error, (apsw.CorruptError, apsw.NotADBError))
+    if damaged or getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA:
+        return Corrupt(f"{path} is damaged: {error}")
+    if is_denied(path) or is_denied(path.parent):
+        return Unavailable(denied(path))
+    return Unavailable(f"{path} cannot be read: {type(error).__name__}: {error}")

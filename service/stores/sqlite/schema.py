@@ -58,7 +58,7 @@ CREATE INDEX scenarios_by_fallback ON scenarios (fallback) WHERE fallback IS NOT
 """
 
 CLAIMS = """
-CREATE TABLE claims ( -- of imports on events that were stored before; see imports/import_claims.py
+CREATE TABLE claims ( -- of imports on events that were stored before; see records/imports.py
   user_no   INTEGER NOT NULL,
   import_no INTEGER NOT NULL,
   first_seq INTEGER NOT NULL,
@@ -84,7 +84,7 @@ CREATE INDEX keys_by_change ON keys (change);
 """
 
 FORGETTING = """
-CREATE TABLE forgotten ( -- ledger of forgotten users; see forgetting.py
+CREATE TABLE forgotten ( -- ledger of forgotten users; see records/forgetting.py
   digest    BLOB NOT NULL, -- SHA-256 of the salt and the user_id
   forgotten INTEGER NOT NULL, -- microseconds UTC
   salt      BLOB NOT NULL,
@@ -126,7 +126,7 @@ INSERT INTO popularity
 SELECT item_no, count(*),
   count(*) FILTER (WHERE type_no IN (SELECT type_no FROM types WHERE {IS_NEGATIVE}))
 FROM events GROUP BY item_no
-"""  # noqa: S608
+"""
 
 # Names are interned: an event row holds small integers, ~60 bytes less than the strings. Rows of
 # `items` and `types` are deleted only with the last event of them (a deleted item only loses its

@@ -11,7 +11,7 @@ import asyncio
 import copy
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
@@ -25,64 +25,54 @@ from numpy.typing import NDArray
 from service.domain.errors import (
     Corrupt,
     HeedError,
-    Invalid,
     StoreFull,
     StoreReadOnly,
     Unavailable,
 )
-from service.domain.item_patch import ItemPatch
-from service.domain.keys import ApiKey
 from service.domain.records import (
     Event,
-    Item,
-    User,
-    check_each,
-    check_event,
     check_id,
-    check_item,
-    check_user,
 )
-from service.domain.scenarios import Scenario
-from service.stores.base import AppendResult, History, Store
-from service.stores.encoding import check_limit, user_document
-from service.stores.protocols.bulk_access import BulkAccess, copy_unfinished
-from service.stores.protocols.catalogue_store import (
-    CatalogueChanges,
-    CatalogueDigest,
-    OnCatalogueChange,
-    PatchResult,
-)
-from service.stores.protocols.event_log_store import LogChanges, LogColumns, Shard
-from service.stores.protocols.forgetting_ledger import ForgottenAgain, ForgottenUser, user_digest
-from service.stores.protocols.import_store import ImportRecord, UndoneImport
-from service.stores.protocols.measures import StoreMeasures
+from service.stores.base import Store
+from service.stores.encoding import check_limit
+from service.stores.jobs import Job, Transaction, translate
 from service.stores.quota import StoreQuota
-from service.stores.sqlite import forgetting
-from service.stores.sqlite.bulk import copy_record
-from service.stores.sqlite.bulk.sqlite_bulk import SQLiteBulk
+from service.stores.records import catalogue, copying, keys
 from service.stores.sqlite.database_file import (
     WRITE_TIMEOUT_MS,
     DatabaseFile,
+    FrozenFile,
     checksum_vfs,
     explain,
     file_sizes,
 )
-from service.stores.sqlite.imports import import_ledger
-from service.stores.sqlite.integrity.frozen_file import FrozenFile
-from service.stores.sqlite.integrity.store_guard import CHECK, StoreGuard
-from service.stores.sqlite.items import ItemWrites
-from service.stores.sqlite.log_changes import log_changes
-from service.stores.sqlite.reads import Reads, read_transaction, usage
-from service.stores.sqlite.registers import keys, scenarios
-from service.stores.sqlite.scan import scan, scan_events, scan_items, scan_user_ids, scan_users
+from service.stores.sqlite.dialect import run_job
+from service.stores.sqlite.events import (
+    Appending,
+    Reads,
+    log_changes,
+    read_transaction,
+    scan,
+    scan_events,
+    usage,
+)
+from service.stores.sqlite.guard import CHECK, StoreGuard
 from service.stores.sqlite.schema import check_schema
-from service.stores.sqlite.writer import Transaction, Writer
-from service.stores.sqlite.writes import Names, Writes
+from service.stores.sqlite.transaction import SQLiteTransaction
+from service.stores.sqlite.writer import Writer
+from service.stores.values import (
+    AppendResult,
+    History,
+    LogChanges,
+    LogColumns,
+    Shard,
+    StoreMeasures,
+    copy_unfinished,
+)
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-UNDONE_ROWS = 20_000  # events of an import that are taken back in one transaction
 MAX_INLINE_ROWS = 2_000  # rows that may be read on the event loop, ~1 ms
 ALL_ROWS = 1 << 62  # more than any log has
 REOPEN_INTERVAL = 1.0  # seconds between two attempts to open a store that can only be read
@@ -110,8 +100,7 @@ class SQLiteStore(Store):
         self._quota = quota if quota and any(quota) else None
         self._path, self._vfs = Path(path).absolute(), vfs
         self._reads = Reads()
-        items = Names("items")
-        self._writes, self._item_writes = Writes(items), ItemWrites(items)
+        self._appending = Appending()
         self._pool = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="heed-store-reader")
         self._local = threading.local()
         self._connections: WeakSet[apsw.Connection] = WeakSet()
@@ -128,29 +117,19 @@ class SQLiteStore(Store):
             self._open()
         except (StoreFull, StoreReadOnly) as error:
             self._frozen = FrozenFile(self._path, vfs or checksum_vfs(), error)
-        origin = None if is_target else self._read(copy_record.unfinished)
+        origin = None if is_target else self._look(_run_reading, copying.unfinished())
         if origin is not None:
             self._shut()
             raise copy_unfinished(str(self._path), origin)
 
     # ------------------------------------------------------------------ histories
 
-    async def append(
-        self, events: Sequence[Event], *, import_id: int | None = None
-    ) -> AppendResult:
-        check_each(events, check_event, "/events")
-        if not events:
-            return AppendResult(0, 0)
-        now = time.time_ns() // 1000
-        job = self._writes.append
-        return await self._add(job, events, now, import_id, rows=len(events))
-
     async def version(self, user_id: str) -> int:
-        return self._read(self._reads.version, check_id(user_id, "/user_id"))
+        return self._look(self._reads.version, check_id(user_id, "/user_id"))
 
     async def history(self, user_id: str, *, after: int = 0) -> History:
-        rows = self._read(self._reads.length, check_id(user_id, "/user_id"))
-        return await self._read_rows(rows, self._reads.history, user_id, after)
+        rows = self._look(self._reads.length, check_id(user_id, "/user_id"))
+        return await self._look_rows(rows, self._reads.history, user_id, after)
 
     async def changed_history(
         self, user_id: str, *, version: int, generation: int, seq: int
@@ -167,252 +146,44 @@ class SQLiteStore(Store):
         self, user_id: str, *, cursor: str | None = None, limit: int = 100
     ) -> tuple[list[Event], str | None]:
         check_id(user_id, "/user_id")
-        return await self._read_rows(check_limit(limit), self._reads.page, user_id, cursor, limit)
+        return await self._look_rows(check_limit(limit), self._reads.page, user_id, cursor, limit)
 
     async def event_ids(
         self, user_id: str, seqs: Sequence[int], timestamps: Sequence[int]
     ) -> list[str | None]:
         check_id(user_id, "/user_id")
-        return await self._read_rows(len(seqs), self._reads.event_ids, user_id, seqs, timestamps)
+        return await self._look_rows(len(seqs), self._reads.event_ids, user_id, seqs, timestamps)
 
-    async def delete_event(self, user_id: str, event_id: str) -> bool:
-        check_id(user_id, "/user_id")
-        check_id(event_id, "/event_id")
-        return await self._write(self._writes.delete_event, user_id, event_id)
-
-    async def forget(self, user_id: str) -> int:
-        check_id(user_id, "/user_id")
-        return await self._write(forgetting.forget, user_id, time.time_ns() // 1000)
-
-    async def merge(self, user_id: str, source: str) -> int:
-        check_id(user_id, "/user_id")
-        if check_id(source, "/from") == user_id:
-            raise Invalid("/from", "must be another user")
-        return await self._write(self._writes.merge, user_id, source)
-
-    async def put_user(self, user: User, *, import_id: int | None = None) -> None:
-        check_user(user)
-        profile = user_document(user)
-        return await self._add(self._writes.put_user, user.user_id, profile, import_id)
-
-    async def get_user(self, user_id: str) -> User | None:
-        return self._read(self._reads.user, check_id(user_id, "/user_id"))
-
-    # ------------------------------------------------------------------ catalogue
-
-    async def put_items(
-        self,
-        items: Sequence[Item],
-        *,
-        on_change: OnCatalogueChange | None = None,
-        import_id: int | None = None,
-    ) -> int:
-        check_each(items, check_item, "/items")
-        if not items:
-            return 0
-        job = self._item_writes.put_items
-        return await self._add(job, items, on_change, import_id, rows=len(items))
-
-    async def patch_items(
-        self,
-        patches: Sequence[ItemPatch],
-        *,
-        create: bool = True,
-        on_change: OnCatalogueChange | None = None,
-        import_id: int | None = None,
-    ) -> PatchResult:
-        check_each([patch.apply(None) for patch in patches], check_item, "/items")
-        if not patches:
-            return PatchResult(0, ())
-        job = self._item_writes.patch_items
-        return await self._add(job, patches, create, on_change, import_id, rows=len(patches))
-
-    async def get_items(self, item_ids: Sequence[str]) -> list[Item | None]:
-        for index, item_id in enumerate(item_ids):
-            check_id(item_id, f"/item_ids/{index}")
-        if not item_ids:
-            return []
-        return await self._read_rows(10 * len(item_ids), self._reads.items, item_ids)
-
-    async def delete_item(
-        self, item_id: str, *, on_change: OnCatalogueChange | None = None
-    ) -> bool:
-        check_id(item_id, "/item_id")
-        return await self._write(self._item_writes.delete_item, item_id, on_change)
-
-    async def page_items(
-        self, *, cursor: str | None = None, limit: int = 100, hidden: bool = False
-    ) -> tuple[list[Item], str | None]:
-        # Hidden items are found by looking at all.
-        rows = 10 * check_limit(limit) + hidden * MAX_INLINE_ROWS
-        return await self._read_rows(rows, self._reads.page_items, cursor, limit, hidden)
-
-    async def page_users(
-        self, *, cursor: str | None = None, limit: int = 100, prefix: str = ""
-    ) -> tuple[list[User], str | None]:
-        rows = 10 * check_limit(limit)
-        return await self._read_rows(rows, self._reads.page_users, cursor, limit, prefix)
-
-    async def event_counts(self, user_ids: Sequence[str]) -> list[int]:
-        if not user_ids:
-            return []
-        return await self._read_off_loop(self._reads.event_counts, user_ids)
-
-    async def catalogue_version(self) -> int:
-        return self._read(self._reads.catalogue_version)
-
-    def announced_catalogue(self) -> int:
-        return self._read(self._reads.catalogue_version)
-
-    async def catalogue_digest(self) -> CatalogueDigest:
-        return await self._read_rows(MAX_INLINE_ROWS + 1, self._reads.catalogue_digest)
-
-    async def catalogue_changes(self, after: int, limit: int | None = None) -> CatalogueChanges:
-        return await self._read_rows(
-            MAX_INLINE_ROWS + 1, self._reads.catalogue_changes, after, limit
+    def _append(
+        self, events: Sequence[Event], now: int, import_no: int | None
+    ) -> asyncio.Future[AppendResult]:
+        append = self._appending.append
+        return self._submit(
+            lambda each: append(each, events, now, import_no), len(events), adds=True
         )
-
-    # ------------------------------------------------------------------ scenarios
-
-    async def put_scenario(self, name: str, body: Mapping[str, Any]) -> Scenario:
-        now = time.time_ns() // 1000
-        return await self._add(scenarios.put, check_id(name, "/name"), body, now)
-
-    async def scenario(self, name: str) -> Scenario | None:
-        return self._read(scenarios.current, check_id(name, "/name"))
-
-    async def page_scenarios(
-        self, *, cursor: str | None = None, limit: int = 100, deleted: bool = False
-    ) -> tuple[list[Scenario], str | None]:
-        rows = 10 * check_limit(limit)
-        return await self._read_rows(rows, scenarios.page, cursor, limit, deleted)
-
-    async def page_scenario_versions(
-        self, name: str, *, cursor: str | None = None, limit: int = 100
-    ) -> tuple[list[Scenario], str | None]:
-        check_id(name, "/name")
-        return await self._read_rows(
-            10 * check_limit(limit), scenarios.versions, name, cursor, limit
-        )
-
-    async def delete_scenario(self, name: str) -> bool:
-        now = time.time_ns() // 1000
-        return await self._write(scenarios.delete, check_id(name, "/name"), now)
-
-    # ------------------------------------------------------------------ API keys
-
-    async def add_key(self, key: ApiKey) -> None:
-        return await self._write(keys.add, key)
-
-    async def revoke_key(self, key_id: str) -> bool:
-        return await self._write(keys.revoke, key_id, time.time_ns() // 1000)
-
-    async def key(self, key_id: str) -> ApiKey | None:
-        return self._read(keys.find, key_id)
-
-    async def keys(self) -> list[ApiKey]:
-        return self._read(keys.all_keys)
-
-    async def keys_version(self) -> int:
-        return self._read(keys.version)
-
-    def announced_keys(self) -> int:
-        return self._read(keys.version)
-
-    # ------------------------------------------------------------------ forgotten users
-
-    async def page_forgotten(
-        self, *, cursor: str | None = None, limit: int = 100
-    ) -> tuple[list[ForgottenUser], str | None]:
-        return await self._read_rows(10 * check_limit(limit), forgetting.page, cursor, limit)
-
-    async def find_forgotten(self, user_id: str) -> list[ForgottenUser]:
-        return self._read(forgetting.find, check_id(user_id, "/user_id"))
-
-    async def count_forgotten(self, since: int) -> int:
-        return self._read(forgetting.count, since)
-
-    async def forget_again(self, entries: Sequence[ForgottenUser]) -> ForgottenAgain:
-        new = await self._read_rows(len(entries), forgetting.unknown_entries, entries)
-        by_salt: dict[bytes, dict[bytes, ForgottenUser]] = {}
-        for entry in new:
-            by_salt.setdefault(entry.salt, {})[entry.digest] = entry
-        matches = await asyncio.to_thread(
-            lambda: [
-                (user_id, entry)
-                for user_id in (self.scan_user_ids() if by_salt else ())
-                for salt, named in by_salt.items()
-                if (entry := named.get(user_digest(salt, user_id))) is not None
-            ]
-        )
-        now = time.time_ns() // 1000
-        found = [
-            await self._write(forgetting.forget_entry, user_id, entry, now)
-            for user_id, entry in matches
-        ]
-        await self._write(forgetting.add_entries, new)
-        events = [count for count in found if count is not None]
-        return ForgottenAgain(len(events), sum(events), len(new))
-
-    async def clean_up(self) -> bool:
-        if not self._read(forgetting.has_noted_names):
-            return False
-        noted, unused = await self._read_rows(MAX_INLINE_ROWS + 1, forgetting.find_unused)
-        # Twice, since the writer's thread is to look at little: at what changes meanwhile.
-        since, unused = await self._read_rows(
-            MAX_INLINE_ROWS + 1, forgetting.still_unused, noted, unused
-        )
-        await self._write(forgetting.delete_names, noted, since, unused)
-        return True
-
-    # ------------------------------------------------------------------ imports and their undoing
-
-    async def begin_import(self, source: str) -> int:
-        now = time.time_ns() // 1000
-        return await self._write(import_ledger.begin, source, now)
-
-    async def imports(self) -> list[ImportRecord]:
-        return self._read(import_ledger.records)
-
-    async def undo_import(
-        self, import_id: int, *, progress: Callable[[int], None] | None = None
-    ) -> UndoneImport:
-        after: import_ledger.Position | None
-        events, shared, after = 0, 0, await self._write(import_ledger.begin_undo, import_id)
-        while after is not None:
-            deleted, handed, after = await self._write(
-                import_ledger.undo_events, import_id, after, UNDONE_ROWS, rows=UNDONE_ROWS
-            )
-            events, shared = events + deleted, shared + handed
-            if progress is not None:
-                progress(events)
-        items, users, kept = await self._write(import_ledger.undo_documents, import_id)
-        return UndoneImport(events, items, users, kept, shared)
 
     # ------------------------------------------------------------------ the store itself
 
+    def announced_catalogue(self) -> int:
+        return self._look(run_job, catalogue.version())
+
+    def announced_keys(self) -> int:
+        return self._look(run_job, keys.version())
+
     async def clock(self, *, patient: bool = False) -> int:  # noqa: ARG002 - there is no server
-        return self._read(self._reads.clock)
+        return self._look(self._reads.clock)
 
     async def counts(self) -> dict[str, int]:
-        return self._read(self._reads.counts)
+        return self._look(self._reads.counts)
 
     async def popularity(self) -> tuple[list[str], NDArray[np.int64]]:
-        return await self._read_rows(MAX_INLINE_ROWS + 1, self._reads.popularity)
+        return await self._look_rows(MAX_INLINE_ROWS + 1, self._reads.popularity)
 
     async def log_changes(
         self, after: int, known: NDArray[np.int64], limit: int | None = None
     ) -> LogChanges:
         most = ALL_ROWS if limit is None else check_limit(limit)
-        return await self._read_rows(MAX_INLINE_ROWS + 1, log_changes, after, known, most)
-
-    async def user_ids(self, numbers: Sequence[int]) -> list[str | None]:
-        if not numbers:
-            return []
-        return await self._read_rows(len(numbers), self._reads.user_ids, numbers)
-
-    def bulk(self) -> BulkAccess:
-        return SQLiteBulk(self._read_off_loop, self._write)
+        return await self._look_rows(MAX_INLINE_ROWS + 1, log_changes, after, known, most)
 
     async def problem(self) -> str | None:
         if self._closed:
@@ -423,7 +194,7 @@ class SQLiteStore(Store):
             if self._writer.failure is not None:
                 return self._writer.failure.detail
             self._guard.check()
-            check_schema(self._read(lambda connection: connection.pragma("user_version")))
+            check_schema(self._look(lambda connection: connection.pragma("user_version")))
         except HeedError as error:
             return error.detail
         return None
@@ -458,41 +229,53 @@ class SQLiteStore(Store):
     def scan_events(self) -> Iterator[Event]:
         return self._scan(scan_events, self._reads)
 
-    def scan_items(self) -> Iterator[Item]:
-        return self._scan(scan_items)
-
-    def scan_users(self) -> Iterator[User]:
-        return self._scan(scan_users)
-
-    def scan_user_ids(self) -> Iterator[str]:
-        return self._scan(scan_user_ids)
-
     # ------------------------------------------------------------------ inside
 
-    def _add(
-        self, job: Callable[[Transaction, *Ts], T], *args: *Ts, rows: int = 1
-    ) -> asyncio.Future[T]:
-        """Write what adds to the store, within its quota."""
-        quota = self._quota
-        if quota is None:
-            return self._write(job, *args, rows=rows)
+    _horizon = "SELECT clock FROM state"
 
-        def bounded(transaction: Transaction) -> T:
-            before = usage(transaction.connection)
-            result = job(transaction, *args)
-            quota.check(before, usage(transaction.connection))  # which rolls the job back
-            return result
+    async def _ask(self, job: Callable[[*Ts], Job[T]], *args: *Ts, rows: int = 1) -> T:
+        return await self._look_rows(rows, _run_reading, job(*args))
 
-        return self._write(bounded, rows=rows)
+    async def _read(self, job: Callable[[*Ts], Job[T]], *args: *Ts, rows: int = 1) -> T:
+        return await self._look_rows(rows, _run_reading, job(*args))
+
+    async def _read_apart(self, job: Callable[[*Ts], Job[T]], *args: *Ts) -> T:
+        return await self._look_off_loop(_run_reading, job(*args))
+
+    def _scan_rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        return self._scan(_rows, sql)
 
     def _write(
-        self, job: Callable[[Transaction, *Ts], T], *args: *Ts, rows: int = 1
+        self,
+        job: Callable[[Transaction, *Ts], Job[T]],
+        *args: *Ts,
+        rows: int = 1,
+        alone: tuple[int, ...] = (),  # noqa: ARG002 - one thread writes
+        items: Iterable[str] = (),  # noqa: ARG002 - numbered in the transaction
+        types: Iterable[str] = (),  # noqa: ARG002
+        adds: bool = False,
+        is_long: bool = False,  # noqa: ARG002
+    ) -> asyncio.Future[T]:
+        return self._submit(lambda each: each.run(job(each, *args)), rows, adds=adds)
+
+    def _submit(
+        self, job: Callable[[SQLiteTransaction], T], rows: int, *, adds: bool
     ) -> asyncio.Future[T]:
         if self._frozen is not None:
             self._thaw()
-        return self._writer.submit(lambda transaction: job(transaction, *args), rows)
+        quota = self._quota
+        if quota is None or not adds:
+            return self._writer.submit(job, rows)
 
-    def _read(self, question: Callable[[apsw.Connection, *Ts], T], *args: *Ts) -> T:
+        def bounded(transaction: SQLiteTransaction) -> T:
+            before = usage(transaction.connection)
+            result = job(transaction)
+            quota.check(before, usage(transaction.connection))  # which rolls the job back
+            return result
+
+        return self._writer.submit(bounded, rows)
+
+    def _look(self, question: Callable[[apsw.Connection, *Ts], T], *args: *Ts) -> T:
         """Read on this thread, over its own connection."""
         self._check_open()
         try:
@@ -500,18 +283,18 @@ class SQLiteStore(Store):
         except (apsw.Error, OSError) as error:
             raise self._explain(error)[0] from error
 
-    async def _read_rows(
+    async def _look_rows(
         self, rows: int, question: Callable[[apsw.Connection, *Ts], T], *args: *Ts
     ) -> T:
         """Read on this thread if about `rows` rows are short enough, else off the event loop."""
         if rows <= MAX_INLINE_ROWS:
-            return self._read(question, *args)
-        return await self._read_off_loop(question, *args)
+            return self._look(question, *args)
+        return await self._look_off_loop(question, *args)
 
-    async def _read_off_loop(self, question: Callable[[apsw.Connection, *Ts], T], *args: *Ts) -> T:
+    async def _look_off_loop(self, question: Callable[[apsw.Connection, *Ts], T], *args: *Ts) -> T:
         self._check_open()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._read, question, *args)
+        return await loop.run_in_executor(self._pool, self._look, question, *args)
 
     def _open(self) -> None:
         """Open the file for reading and writing."""
@@ -596,3 +379,12 @@ class SQLiteStore(Store):
         if self._frozen is None:
             self._writer.close()  # last, since it checkpoints the log into the database
             self._guard.close()
+
+
+def _run_reading(connection: apsw.Connection, job: Job[T]) -> T:
+    with read_transaction(connection):
+        return run_job(connection, job)
+
+
+def _rows(connection: apsw.Connection, sql: str) -> Iterator[tuple[Any, ...]]:
+    return connection.execute(translate(sql, "sqlite"))

@@ -22,8 +22,9 @@ from typing import Any, Generic, TypeVar
 import apsw
 
 from service.domain.errors import HeedError, Overloaded, Unavailable
-from service.stores.sqlite.integrity.store_guard import StoreGuard
-from service.stores.sqlite.schema import check_schema
+from service.stores.sqlite.guard import StoreGuard
+from service.stores.sqlite.names import Names
+from service.stores.sqlite.transaction import SQLiteTransaction
 
 T = TypeVar("T")
 
@@ -45,56 +46,9 @@ _FAULTS_OF_A_STATEMENT = (
 )
 
 
-_STATE = "SELECT clock, names, scrub, user_version FROM state, pragma_user_version"
-
-
-class Transaction:
-    """Transaction of a group of jobs: its connection, its tick, and hooks to call after commit."""
-
-    def __init__(self, connection: apsw.Connection) -> None:
-        self.connection = connection
-        self.hooks: list[Callable[[], None]] = []
-        row: tuple[int, int, int, int] = connection.execute(_STATE).get
-        # names: the tick of their last deletion
-        self.clock, self.names, self.scrubs, schema = row
-        check_schema(schema)
-        self.has_ticked = False
-        self._tick = self.clock + 1
-
-    def tick(self) -> int:
-        """Return the version of this transaction's changes: greater than every earlier one."""
-        self.has_ticked = True
-        return self._tick
-
-    def advance(self, ticks: int) -> None:
-        """Move the tick on, for a job whose changes have versions one after another."""
-        self._tick += ticks
-
-    def after_commit(self, hook: Callable[[], None]) -> None:
-        """Call `hook` once the writes of this job are durable; never if they are rolled back."""
-        self.hooks.append(hook)
-
-    def scrub(self) -> None:
-        """Empty the log soon after the commit: it holds personal data that is deleted here."""
-        self.scrubs = self.tick()
-        self.connection.execute("UPDATE state SET scrub = ?", (self.scrubs,))
-
-    def renumber(self) -> None:
-        """Record that names are deleted here, so that no process goes on using their numbers."""
-        self.names = self.tick()
-        self.connection.execute("UPDATE state SET names = ?", (self.names,))
-
-    def finish(self) -> int:
-        """Advance the clock if any job has used the tick; return the tick, or 0."""
-        if not self.has_ticked:
-            return 0
-        self.connection.execute("UPDATE state SET clock = ?", (self._tick,))
-        return self._tick
-
-
 @dataclass(slots=True)
 class _Ticket(Generic[T]):
-    job: Callable[[Transaction], T]
+    job: Callable[[SQLiteTransaction], T]
     rows: int
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[T]
@@ -127,6 +81,7 @@ class Writer:
         self._explain = explain
         self._guard = guard
         self._busy_timeout = busy_timeout
+        self._items, self._types = Names("items"), Names("types")
         self._queue: SimpleQueue[_Ticket[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()  # guards the four below, and that nothing follows the None
         self._waiting = 0
@@ -144,7 +99,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="heed-store-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Callable[[Transaction], T], rows: int = 1) -> asyncio.Future[T]:
+    def submit(self, job: Callable[[SQLiteTransaction], T], rows: int = 1) -> asyncio.Future[T]:
         """Queue `job`, which touches about `rows` rows; the future is done once it is durable.
 
         Call it from a coroutine. Raises `Overloaded` if too much is waiting, `Unavailable` after
@@ -247,7 +202,7 @@ class Writer:
         try:
             self._guard.prepare(self._connection)
             execute("BEGIN IMMEDIATE")
-            transaction = Transaction(self._connection)
+            transaction = SQLiteTransaction(self._connection, self._items, self._types)
             for ticket in group:
                 if not ticket.future.cancelled():
                     self._run_job(transaction, ticket)
@@ -271,7 +226,7 @@ class Writer:
                     for hook in ticket.hooks:
                         hook()
 
-    def _run_job(self, transaction: Transaction, ticket: _Ticket[Any]) -> None:
+    def _run_job(self, transaction: SQLiteTransaction, ticket: _Ticket[Any]) -> None:
         execute = self._connection.execute
         transaction.hooks = ticket.hooks
         execute("SAVEPOINT job")

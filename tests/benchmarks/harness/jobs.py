@@ -16,10 +16,10 @@ from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.recommend import recommend
 from models.ranking.scoring import score
-from service.domain.queries import Requester, SearchQuery
 from service.domain.settings import Settings
 from service.engine.compose import compose
-from service.engine.questions.search import search_items
+from service.engine.search import search_items
+from service.questions.asked import SearchIn
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.benchmarks.harness.data import AT, Question
 
@@ -45,9 +45,8 @@ def load_data(data: Path, users: Sequence[str]) -> LoadedData:
             snapshot = parts.live.snapshot
             loaded = {}
             for user_id in users:
-                requester = Requester(user_id)
-                events = await parts.memories.load(requester, AT)
-                history = parts.memories.history(snapshot, events, requester)
+                events = await parts.memories.load(user_id, now=AT)
+                history = parts.memories.history(snapshot, events)
                 loaded[user_id] = build_memory(snapshot, history, AT)
             return LoadedData(snapshot, parts.embeddings, loaded)
         finally:
@@ -69,7 +68,7 @@ def _job(loaded: LoadedData, ask: str, body: Mapping[str, Any]) -> Job:
     snapshot = loaded.snapshot
     offered = snapshot.catalogue.servable
     if ask == "search":
-        query = SearchQuery(Requester(), body["query"], body["limit"])
+        query = SearchIn(query=body["query"], limit=body["limit"])
         nobody = build_memory(snapshot, UserHistory.empty(), AT)
         return lambda: search_items(
             query,

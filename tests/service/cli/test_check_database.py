@@ -10,8 +10,8 @@ import pytest
 
 from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.versions.shared_registry import KIND, SharedRegistry
+from service.stores.postgres.check import check_database
 from service.stores.postgres.store import PostgresStore
-from service.stores.postgres.upkeep.integrity import check_database
 from tests.support import full_store
 from tests.support.command_line import Heed
 from tests.support.postgres_server import PostgresDatabases, PostgresServer

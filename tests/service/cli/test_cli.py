@@ -84,6 +84,13 @@ def test_export_and_import_round_trip(heed: Heed, files: Path) -> None:
     assert counts(files / "copy") == counts(files / "data")
 
 
+def test_a_new_store_is_said_to_be_new(heed: Heed, tmp_path: Path) -> None:
+    """A misspelt path is not read as a shop without items in silence."""
+    export = ("export", "items", tmp_path / "items.jsonl", "--data", tmp_path / "dta")
+    assert f"{tmp_path / 'dta'} has no store yet: a new one is empty" in heed(*export).err
+    assert "no store" not in heed(*export).err
+
+
 def test_full_export_reproduces_the_store(heed: Heed, tmp_path: Path) -> None:
     """Items, events and profiles exported from one store and imported into another are equal."""
     vector = np.linspace(-1, 1, 256, dtype=np.float32)

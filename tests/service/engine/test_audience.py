@@ -13,13 +13,10 @@ import pytest
 
 from models.ranking.ready import audience as audience_model
 from service.domain.errors import NotFound
-from service.domain.queries import AttendQuery, Requester, ScoreQuery, StoredUserMemory
-from service.domain.ready_queries import AffinitiesQuery, AudienceAnswer, AudienceQuery
 from service.domain.records import Event, Item, User
-from service.domain.stage_clock import StageClock
+from service.engine import users as audience
 from service.engine.engine import Engine
-from service.engine.questions import audience
-from tests.support import tiny
+from tests.support import asking, tiny
 from tests.support.engine_story import run
 from tests.support.tiny import NOON, item_id
 
@@ -30,17 +27,17 @@ def data(request: pytest.FixtureRequest, world: tiny.World, tmp_path: Path) -> P
     return world.copy(tmp_path / "data", trained=request.param)
 
 
-async def ask(engine: Engine, item: str, **fields: Any) -> AudienceAnswer:
+async def ask(engine: Engine, item: str, **fields: Any) -> Any:
     """The audience of an item."""
-    query = AudienceQuery(item, **{"at": NOON} | fields)
-    return await engine.ready_answers.audience(query, StageClock())
+    query = asking.audience(item, **{"at": NOON} | fields)
+    return await asking.ask(engine, query)
 
 
 async def scores(engine: Engine, user: str) -> dict[str, float]:
     """The score of every item for a user."""
     names = tuple(item.item_id for item in tiny.items())
-    query = ScoreQuery(Requester(user_id=user, at=NOON), names)
-    answer = await engine.answers.score(query, StageClock())
+    query = asking.score(asking.who(user_id=user, at=NOON), names)
+    answer = await asking.ask(engine, query)
     return {item["item_id"]: item["score"] for item in answer.items}
 
 
@@ -163,15 +160,15 @@ def test_affinities_are_the_attention_by_value(data: Path) -> None:
     user = "u2"
 
     async def story(engine: Engine) -> None:
-        query = AffinitiesQuery(user, at=NOON)
-        answer = await engine.ready_answers.affinities(query, StageClock())
+        query = asking.affinities(user, at=NOON)
+        answer = await asking.ask(engine, query)
         categories = {item.item_id: item.categories for item in tiny.items()}
         events, _ = await engine.store.page(user, limit=100)
         item_of = {event.event_id: event.item_id for event in events}
         masses: dict[str, float] = defaultdict(float)
         for target in categories:  # fewer than a hundred
-            attended = await engine.answers.attend(
-                AttendQuery(StoredUserMemory(user), item_id=target, at=NOON), StageClock()
+            attended = await asking.ask(
+                engine, asking.attend({"user_id": user}, item_id=target, at=NOON)
             )
             assert attended.ids is not None
             weights = np.mean(attended.weights, axis=0)
@@ -206,8 +203,8 @@ def test_hidden_items_are_in_no_affinity(data: Path) -> None:
         assert item is not None
         await engine.live.catalogue.put_items([replace(item, hidden=True)])
         await engine.live.catalogue.delete_item(deleted)
-        query = AffinitiesQuery("one", "attributes.number", at=NOON)
-        answer = await engine.ready_answers.affinities(query, StageClock())
+        query = asking.affinities("one", "attributes.number", at=NOON)
+        answer = await asking.ask(engine, query)
         assert [(each.value, each.events) for each in answer.values] == [(3, 1)]
 
     run(data, story)
@@ -218,8 +215,8 @@ def test_affinities_by_other_fields(data: Path) -> None:
 
     async def story(engine: Engine) -> None:
         async def values(user: str, field: str) -> list[Any]:
-            query = AffinitiesQuery(user, field, 2, at=NOON)
-            answer = await engine.ready_answers.affinities(query, StageClock())
+            query = asking.affinities(user, field, 2, at=NOON)
+            answer = await asking.ask(engine, query)
             return [each.value for each in answer.values]
 
         await engine.store.append([Event("one", item_id(0, 3), timestamp=NOON)])

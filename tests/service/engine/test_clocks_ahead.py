@@ -10,19 +10,10 @@ from typing import Any
 import pytest
 
 from models.data import event_log
-from service.domain.queries import RecommendQuery, Requester
-from service.domain.ready_queries import (
-    AffinitiesQuery,
-    AudienceQuery,
-    PopularQuery,
-    RowsQuery,
-    TogetherQuery,
-)
 from service.domain.records import Event
-from service.domain.stage_clock import StageClock
 from service.domain.timestamps import MAX_TIMESTAMP
 from service.engine.engine import Engine
-from tests.support import tiny
+from tests.support import asking, tiny
 from tests.support.engine_story import run
 from tests.support.tiny import DAY, item_id
 
@@ -40,8 +31,8 @@ async def append(engine: Engine, ahead: int) -> None:
     """Have users take two items together, so much ahead of the clock."""
     at = min(time.time_ns() // 1000 + ahead, MAX_TIMESTAMP - DAY)
     events = [
-        Event(user, item, timestamp=at + step)
-        for user in USERS
+        Event(user, item, timestamp=at + 10 * number + step)
+        for number, user in enumerate(USERS)
         for step, item in enumerate([TARGET, OTHER])
     ]
     await engine.store.append(events)
@@ -55,22 +46,21 @@ def ids(answer: Any) -> list[str]:
 Ask = Callable[..., Awaitable[Any]]
 
 
-def asking(engine: Engine) -> tuple[Ask, Ask, Ask]:
+def questions(engine: Engine) -> tuple[Ask, Ask, Ask]:
     """Questions for popular items, for items taken together, and for an audience."""
-    ready = engine.ready_answers
 
     async def popular(by: Any, **fields: Any) -> list[str]:
-        query = PopularQuery(Requester(), by, limit=60, **fields)
-        return ids(await ready.popular(query, StageClock()))
+        query = asking.popular(asking.who(), by, limit=60, **fields)
+        return ids(await asking.ask(engine, query))
 
     async def together() -> list[str]:
-        query = TogetherQuery(TARGET, limit=60, relation="after")
-        answer = await ready.together(query, StageClock())
+        query = asking.together(TARGET, limit=60, relation="after")
+        answer = await asking.ask(engine, query)
         return [item["item_id"] for item in answer.items if item["reason"] == "after"]
 
     async def audience() -> list[str]:
-        query = AudienceQuery(TARGET, limit=1000, explain=0)
-        answer = await ready.audience(query, StageClock())
+        query = asking.audience(TARGET, limit=1000, explain=0)
+        answer = await asking.ask(engine, query)
         return [user["user_id"] for user in answer.users]
 
     return popular, together, audience
@@ -81,7 +71,7 @@ def test_events_ahead_of_the_clock_count_at_once(data: Path, ahead: int) -> None
     """The next question of anybody counts them; where ages count, only those of the next days."""
 
     async def story(engine: Engine) -> None:
-        popular, together, audience = asking(engine)
+        popular, together, audience = questions(engine)
         await append(engine, ahead)
         assert {*(await popular("popular"))[:2]} == {TARGET, OTHER}
         assert TARGET in await popular("rated")
@@ -91,14 +81,12 @@ def test_events_ahead_of_the_clock_count_at_once(data: Path, ahead: int) -> None
             {TARGET, OTHER} if ahead == 2 * DAY else {item.item_id for item in tiny.items()}
         )
         assert not {*await audience()} & {*USERS}  # they have seen it
-        affinities = await engine.ready_answers.affinities(AffinitiesQuery(USERS[0]), StageClock())
+        affinities = await asking.ask(engine, asking.affinities(USERS[0]))
         assert {each.value for each in affinities.values} >= {"space", "history"}
-        requester = Requester(USERS[0])
-        recommended = await engine.answers.recommend(
-            RecommendQuery(requester, limit=60), StageClock()
-        )
+        requester = asking.who(USERS[0])
+        recommended = await asking.ask(engine, asking.recommend(requester, limit=60))
         assert len(recommended.items) == 58
-        page = await engine.ready_answers.rows(RowsQuery(requester), StageClock())
+        page = await asking.ask(engine, asking.rows(requester))
         shown = {item["item_id"] for row in page.rows for item in row.items}
         assert shown
         assert not shown & {TARGET, OTHER}
@@ -113,7 +101,7 @@ def test_an_event_of_the_future_slows_no_question(
     """In a request without a time, it makes no question read the whole log."""
 
     async def story(engine: Engine) -> None:
-        _, together, audience = asking(engine)
+        _, together, audience = questions(engine)
         await append(engine, 10_000 * 365 * DAY)
         await together()
         await audience()
@@ -134,8 +122,8 @@ def test_a_named_time_is_exact(data: Path) -> None:
         await append(engine, 2 * DAY)
         at = time.time_ns() // 1000
         for by in ("popular", "trending", "rated"):
-            query = PopularQuery(Requester(at=at), by, limit=60)
-            answer = await engine.ready_answers.popular(query, StageClock())
+            query = asking.popular(asking.who(at=at), by, limit=60)
+            answer = await asking.ask(engine, query)
             assert all(item["events"] < len(USERS) for item in answer.items)
 
     run(data, story)

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from models.attention.attention_options import DEFAULT_OPTIONS
 from models.ranking.explain import Reason, explain
-from service.domain.queries import (
-    Answer,
-    AnswerItem,
-    Contribution,
-    InlineEvent,
-    RecommendQuery,
-    Requester,
-    ScoreQuery,
-    SearchQuery,
-)
-from service.domain.ready_queries import AudienceQuery, RowsQuery
 from service.domain.records import Event
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine, open_engine
-from tests.support import tiny
+from tests.support import asking, tiny
 from tests.support.tiny import DAY, NOON, item_id
 
 TARGETS = tuple(item_id(genre, number) for genre in range(3) for number in (2, 9))
@@ -40,10 +30,10 @@ class Story:
     def __init__(self, runner: asyncio.Runner, engine: Engine) -> None:
         self.runner, self.engine = runner, engine
 
-    def score(self, requester: Requester, targets: tuple[str, ...] = TARGETS) -> Answer:
+    def score(self, requester: asking.Who, targets: tuple[str, ...] = TARGETS) -> Any:
         """The answer to a request for scores."""
-        query = ScoreQuery(requester, targets)
-        return self.runner.run(self.engine.answers.score(query, StageClock()))
+        query = asking.score(requester, targets)
+        return self.runner.run(asking.ask(self.engine, query))
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["trained", "untrained"])
@@ -59,17 +49,17 @@ def story(
 
 
 @st.composite
-def histories(draw: st.DrawFn, most: int = 40) -> tuple[InlineEvent, ...]:
+def histories(draw: st.DrawFn, most: int = 40) -> tuple[Any, ...]:
     """Events on few items, so that most are taken again, at different times."""
     pairs = st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from(TYPES))
     drawn = draw(st.lists(pairs, min_size=1, max_size=most))
     return tuple(
-        InlineEvent(item_id(genre, number), type_, timestamp=NOON - (len(drawn) - place) * DAY)
+        asking.inline(item_id(genre, number), type_, timestamp=NOON - (len(drawn) - place) * DAY)
         for place, (genre, number, type_) in enumerate(drawn)
     )
 
 
-def groups_of(history: tuple[InlineEvent, ...]) -> dict[Group, list[int]]:
+def groups_of(history: tuple[Any, ...]) -> dict[Group, list[int]]:
     """The places of the events of each item and type."""
     groups: dict[Group, list[int]] = {}
     for place, event in enumerate(history):
@@ -77,17 +67,16 @@ def groups_of(history: tuple[InlineEvent, ...]) -> dict[Group, list[int]]:
     return groups
 
 
-def each_event(story: Story, history: tuple[InlineEvent, ...], top: int) -> list[dict[int, Reason]]:
+def each_event(story: Story, history: tuple[Any, ...], top: int) -> list[dict[int, Reason]]:
     """The reasons of single events for each target, by their places, from the model alone.
 
     They are the foremost 2 top + 8, and four times as many until `top` items and types are named.
     """
     memories, snapshot = story.engine.parts.memories, story.engine.live.snapshot
-    requester = Requester(history=history, at=NOON)
-    events = story.runner.run(memories.load(requester, NOON))
+    events = story.runner.run(memories.load(None, NOON, now=NOON, session=history))
     rows = snapshot.catalogue.rows(TARGETS)
-    with memories.memory(snapshot, requester, events, NOON) as user:
-        every = explain(snapshot, user, rows, 1_000, memories.options(requester))
+    with memories.memory(snapshot, events, DEFAULT_OPTIONS, now=NOON) as user:
+        every = explain(snapshot, user, rows, 1_000)
     found = []
     for each in every:
         order = sorted(each, key=lambda reason: _rank(reason.contribution), reverse=True)
@@ -98,7 +87,7 @@ def each_event(story: Story, history: tuple[InlineEvent, ...], top: int) -> list
     return found
 
 
-def _name(history: tuple[InlineEvent, ...], reason: Reason) -> Group:
+def _name(history: tuple[Any, ...], reason: Reason) -> Group:
     """The item and type of a reason's event."""
     return history[reason.source].item_id, history[reason.source].type
 
@@ -106,10 +95,10 @@ def _name(history: tuple[InlineEvent, ...], reason: Reason) -> Group:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=histories(), top=st.integers(1, 6))
 def test_a_reason_names_an_item_and_type_once(
-    story: Story, history: tuple[InlineEvent, ...], top: int
+    story: Story, history: tuple[Any, ...], top: int
 ) -> None:
     """The foremost items are named, each once, with sums over those of its events that count."""
-    answer = story.score(Requester(history=history, at=NOON, explain=top))
+    answer = story.score(asking.who(history=history, at=NOON, explain=top))
     groups = groups_of(history)
     for item, single in zip(answer.items, each_event(story, history, top), strict=True):
         sums = {
@@ -140,13 +129,15 @@ def _rank(contribution: float) -> tuple[bool, float]:
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(history=histories(most=16))
 def test_exact_effects_are_those_of_all_events_of_a_reason(
-    story: Story, history: tuple[InlineEvent, ...]
+    story: Story, history: tuple[Any, ...]
 ) -> None:
     """Without all events of a reason the score falls by its effect, where that is exact."""
     targets = TARGETS[:2]
-    exact = story.score(Requester(history=history, at=NOON, explain=4, explain_exact=True), targets)
+    exact = story.score(
+        asking.who(history=history, at=NOON, explain=4, explain_exact=True), targets
+    )
     near = story.score(
-        Requester(history=history, at=NOON, explain=4, explain_effects=True), targets
+        asking.who(history=history, at=NOON, explain=4, explain_effects=True), targets
     )
     for at, (item, estimated) in enumerate(zip(exact.items, near.items, strict=True)):
         for reason, guess in zip(item["explanation"], estimated["explanation"], strict=True):
@@ -157,19 +148,18 @@ def test_exact_effects_are_those_of_all_events_of_a_reason(
             assert reason.effect_is_exact
             key = (reason.row.item_id, reason.row.type)
             rest = tuple(event for event in history if (event.item_id, event.type) != key)
-            less = story.score(Requester(history=rest, at=NOON), targets)
+            less = story.score(asking.who(history=rest, at=NOON), targets)
             lost = item["score"] - less.items[at]["score"]
             assert reason.effect == pytest.approx(lost, abs=1e-4)
 
 
-def items_of(story: Story, user_id: str) -> Iterator[list[AnswerItem]]:
+def items_of(story: Story, user_id: str) -> Iterator[list[Any]]:
     """The explained items of every question that gives reasons."""
     engine, run = story.engine, story.runner.run
-    asked = Requester(user_id=user_id, at=NOON, explain=3)
-    answers, ready = engine.answers, engine.ready_answers
-    yield [*run(answers.recommend(RecommendQuery(asked, limit=10), StageClock())).items]
-    yield [*run(answers.search(SearchQuery(asked, "rocket soup"), StageClock())).items]
-    rows = run(ready.rows(RowsQuery(Requester(user_id=user_id, at=NOON)), StageClock())).rows
+    asked = asking.who(user_id=user_id, at=NOON, explain=3)
+    yield [*run(asking.ask(engine, asking.recommend(asked, limit=10))).items]
+    yield [*run(asking.ask(engine, asking.search(asked, "rocket soup"))).items]
+    rows = run(asking.ask(engine, asking.rows(asking.who(user_id=user_id, at=NOON)))).rows
     yield [item for row in rows for item in row.items if row.reason.kind == "because"]
 
 
@@ -184,7 +174,7 @@ def test_every_question_names_an_item_once(story: Story) -> None:
     story.runner.run(story.engine.store.append(events))
     merged = 0
 
-    def check(reasons: tuple[Contribution, ...]) -> int:
+    def check(reasons: Any) -> int:
         names = [(reason.row.item_id, reason.row.type) for reason in reasons]
         assert len(names) == len(set(names))
         assert all(reason.row.event_id for reason in reasons)
@@ -195,8 +185,8 @@ def test_every_question_names_an_item_once(story: Story) -> None:
         for item in items:
             merged += check(item["explanation"])
             assert place == 2 or len(item["explanation"]) == 3
-    query = AudienceQuery(item_id(0, 4), limit=50, at=NOON)
-    audience = story.runner.run(story.engine.ready_answers.audience(query, StageClock())).users
+    query = asking.audience(item_id(0, 4), limit=50, at=NOON)
+    audience = story.runner.run(asking.ask(story.engine, query)).users
     (user,) = [user for user in audience if user["user_id"] == "regular"]
     assert check(user["explanation"]) > 0
     assert merged > 10
@@ -204,10 +194,10 @@ def test_every_question_names_an_item_once(story: Story) -> None:
 
 def test_reasons_are_filled_up_from_further_down(story: Story) -> None:
     """One item that was taken hundreds of times leaves room for the reasons after it."""
-    many = [InlineEvent(item_id(0, 1), timestamp=NOON - n * 60_000_000) for n in range(2_500)]
-    few = [InlineEvent(item_id(1, n), timestamp=NOON - (90 + n) * DAY) for n in range(3)]
+    many = [asking.inline(item_id(0, 1), timestamp=NOON - n * 60_000_000) for n in range(2_500)]
+    few = [asking.inline(item_id(1, n), timestamp=NOON - (90 + n) * DAY) for n in range(3)]
     history = (*reversed(few), *reversed(many))
-    requester = Requester(history=history, at=NOON, explain=4)
+    requester = asking.who(history=history, at=NOON, explain=4)
     for item in story.score(requester, TARGETS[:1]).items:
         names = [(reason.row.item_id, reason.row.type) for reason in item["explanation"]]
         assert len(set(names)) == len(names) == 4

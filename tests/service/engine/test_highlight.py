@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.text.bm25 import BM25Writer, Document
-from service.domain.queries import HighlightSpan
 from service.domain.records import Item
 from service.engine.highlight import WIDTH, highlights, marked, snippet
 
@@ -27,9 +26,9 @@ def test_the_parts_are_the_text(found: list[str], wanted: set[str]) -> None:
     """The parts concatenate to the text, and exactly the wanted words are marked."""
     text = " ".join(found)
     parts = marked(text, spans_of(text, wanted))
-    assert "".join(part.text for part in parts) == text
-    assert [part.text for part in parts if part.match] == [w for w in found if w in wanted]
-    assert all(part.text for part in parts)
+    assert "".join(part["text"] for part in parts) == text
+    assert [part["text"] for part in parts if part["match"]] == [w for w in found if w in wanted]
+    assert all(part["text"] for part in parts)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -38,13 +37,13 @@ def test_a_snippet_is_a_part_of_the_text(found: list[str], wanted: set[str]) -> 
     """A snippet has whole words of the text, within WIDTH, with an ellipsis where cut."""
     text = " ".join(found)
     parts = snippet(text, spans_of(text, wanted))
-    shown = "".join(part.text for part in parts)
+    shown = "".join(part["text"] for part in parts)
     core = shown.removeprefix("… ").removesuffix(" …")
     assert core in text
     assert len(core) <= WIDTH
     assert set(core.split()) <= set(found)
     assert shown.startswith("… ") == (not text.startswith(core))
-    assert {part.text for part in parts if part.match} <= wanted
+    assert {part["text"] for part in parts if part["match"]} <= wanted
 
 
 def test_a_snippet_shows_the_most_words_of_the_query() -> None:
@@ -52,10 +51,10 @@ def test_a_snippet_shows_the_most_words_of_the_query() -> None:
     far = "filler " * 100
     text = f"ant {far}bee and ant {far}ant bee and cats {far}"
     parts = snippet(text, spans_of(text, {"ant", "bee", "cats"}))
-    assert [part.text for part in parts if part.match] == ["ant", "bee", "cats"]
+    assert [part["text"] for part in parts if part["match"]] == ["ant", "bee", "cats"]
     plain = snippet(far, [])
-    assert plain[0].text.startswith("filler")
-    assert plain[-1] == HighlightSpan(" …", match=False)
+    assert plain[0]["text"].startswith("filler")
+    assert plain[-1] == {"text": " …", "match": False}
 
 
 def test_words_are_marked_by_their_stem_where_they_stand() -> None:
@@ -73,6 +72,6 @@ def test_an_item_without_texts_has_nothing_to_show() -> None:
     found = highlights(Item("a", title="ant", description="a  bee\n ant"),
                        lambda text: spans_of(text, {"ant"}))  # fmt: skip
     assert found == {
-        "title": (HighlightSpan("ant", match=True),),
-        "description": (HighlightSpan("a bee ", match=False), HighlightSpan("ant", match=True)),
+        "title": [{"text": "ant", "match": True}],
+        "description": [{"text": "a bee ", "match": False}, {"text": "ant", "match": True}],
     }

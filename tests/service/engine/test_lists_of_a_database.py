@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from service.domain.queries import RecommendQuery, Requester
 from service.domain.settings import Settings
 from service.engine.questions.lists import recommend_all
 from service.engine.questions.lists.list_shard import ListShard
 from service.engine.questions.lists.recommend_all import Listed, write_lists
 from service.stores.postgres.store import PostgresStore
+from tests.support import asking
 from tests.support.postgres_server import PostgresDatabases
 from tests.support.tiny import NOON, World, events, items
 
-ALL = RecommendQuery(Requester(at=NOON))
+ALL = asking.recommend(asking.who(at=NOON))
 
 
 class StoppedError(Exception):

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from models.attention.attention_options import DEFAULT_OPTIONS
+from models.catalogue.item_filter import Condition
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
 from models.text import keywords
 from models.text.static_encoder import StaticEncoder
-from service.domain.item_selection import FacetRequest, FieldCondition, SortField
-from service.domain.queries import Answer, AnswerEvent, AnswerItem, Requester, SearchQuery
 from service.domain.records import Item
 from service.engine.highlight import highlights
-from service.engine.questions.search import list_matches, search_answer, search_items
-from service.engine.selection.item_selection import select_items
-from service.engine.selection.warnings import filter_warnings
+from service.engine.search import list_matches, search_answer, search_items
+from service.engine.selection import filter_warnings, select_items
 from service.evaluation.search_quality import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
+from tests.support import asking
 from tests.support.small import past
 
 EMBEDDINGS = EmbeddingCache(StaticEncoder())
@@ -31,12 +30,14 @@ def made(*titles: str, description: str = "") -> Snapshot:
     return build_snapshot(items, EMBEDDINGS)
 
 
-def ask(snapshot: Snapshot, query: SearchQuery) -> Answer:
+def ask(snapshot: Snapshot, query: Any) -> Any:
     """The answer to a search or a list."""
     selection = select_items(snapshot, query.filter)
     if query.is_listing:
-        return list_matches(
-            query, snapshot, EMBEDDINGS.query, selection=selection, options=DEFAULT_OPTIONS
+        return asking.Told(
+            list_matches(
+                query, snapshot, EMBEDDINGS.query, selection=selection, options=DEFAULT_OPTIONS
+            )
         )
     outcome = search_items(
         query,
@@ -45,11 +46,14 @@ def ask(snapshot: Snapshot, query: SearchQuery) -> Answer:
         EMBEDDINGS.query,
         allowed=selection.allowed,
         options=DEFAULT_OPTIONS,
+        offset=query.offset,
     )
-    return selection.described(search_answer(query, snapshot, outcome, ()), outcome.counted)
+    answer = search_answer(query, snapshot, outcome, ())
+    selection.describe(answer, outcome.counted)
+    return asking.Told(answer)
 
 
-def found(answer: Answer) -> list[str]:
+def found(answer: Any) -> list[str]:
     """The ids of an answer."""
     return [item["item_id"] for item in answer.items]
 
@@ -76,9 +80,9 @@ def test_markup_finds_nothing_and_is_not_shown() -> None:
     assert (keys.vectors[keys.owners == 0] == keys.vectors[keys.owners == 1]).all()
     assert snapshot.catalogue.titles[0] == plain.title  # as every list names it
     shown = highlights(mug, index.match_spans(parsed))
-    assert "".join(part.text for part in shown["description"]) == text
-    assert [part.text for part in shown["description"] if part.match] == ["sturdy", "Gift"]
-    assert "".join(part.text for part in shown["title"]) == plain.title
+    assert "".join(part["text"] for part in shown["description"]) == text
+    assert [part["text"] for part in shown["description"] if part["match"]] == ["sturdy", "Gift"]
+    assert "".join(part["text"] for part in shown["title"]) == plain.title
 
 
 # ------------------------------------------------------------------ the floor
@@ -97,39 +101,41 @@ WORDS = (
 def test_a_search_is_not_filled_with_items_that_do_not_match() -> None:
     """Items without a word of the query are answered with `fill` only, after those that match."""
     served = made(*WORDS)
-    query = SearchQuery(Requester(), "lamp with a", facets=(FacetRequest("tags"),))
+    query = asking.search(asking.who(), "lamp with a", facets=(asking.facet("tags"),))
     answer = ask(served, query)
     assert sorted(found(answer)) == ["0", "1", "5"]
     assert answer.total == 3
-    filled = ask(served, replace(query, fill=True))
+    filled = ask(served, query.model_copy(update={"fill": True}))
     assert len(filled.items) > 3
     assert filled.total == 3
     assert found(filled)[:3] == found(answer)
     scores = [item["parts"]["match"] for item in filled.items]
-    least = ask(served, replace(query, min_score=scores[1]))
+    least = ask(served, query.model_copy(update={"min_score": scores[1]}))
     assert found(least) == found(answer)[:2]
     assert least.total == 2
-    assert found(ask(served, replace(query, min_score=1e300))) == []
-    assert len(ask(served, replace(query, min_score=-1e300)).items) == len(filled.items)
+    assert found(ask(served, query.model_copy(update={"min_score": 1e300}))) == []
+    assert len(ask(served, query.model_copy(update={"min_score": -1e300})).items) == len(
+        filled.items
+    )
 
 
 def test_a_query_without_known_words_finds_by_meaning() -> None:
     """The floor leaves the nearest by meaning where no item has a word of the query."""
     served = made("a very big army helicopter", "Vitamin B12", "HDMI cable")
-    answer = ask(served, SearchQuery(Requester(), "military helicopters"))
+    answer = ask(served, asking.search(asking.who(), "military helicopters"))
     assert found(answer) == ["0"]
 
 
 def test_pages_of_a_search_are_the_parts_of_one_list() -> None:
     """Pages by offset are the whole list in its order, and tell whether more items match."""
     served = made(*[f"lamp {'lamp ' * (n % 7)}number {n}" for n in range(25)], "table")
-    whole = ask(served, SearchQuery(Requester(), "lamp", limit=1000))
+    whole = ask(served, asking.search(asking.who(), "lamp", limit=1000))
     assert len(whole.items) == 25
     assert whole.cursor is None
-    pages: list[AnswerItem | AnswerEvent] = []
+    pages: list[Any] = []
     offset = 0
     while True:
-        page = ask(served, SearchQuery(Requester(), "lamp", limit=10, offset=offset))
+        page = ask(served, asking.search(asking.who(), "lamp", limit=10, offset=offset))
         pages += page.items
         offset += 10
         if page.cursor is None:
@@ -145,14 +151,14 @@ def test_every_identifier_that_begins_so_is_found() -> None:
     """The beginning of 300 ids finds all of them, and a filter is applied before any bound."""
     items = [Item(f"J28292{n:03}", title="", description="", tags=(f"t{n}",)) for n in range(300)]
     served = build_snapshot(items, EMBEDDINGS)
-    query = SearchQuery(Requester(), "J28292", limit=1000, facets=(FacetRequest("tags"),))
+    query = asking.search(asking.who(), "J28292", limit=1000, facets=(asking.facet("tags"),))
     answer = ask(served, query)
     assert sorted(found(answer)) == [item.item_id for item in items]
     assert answer.total == 300
     assert answer.warnings is None
     for n in (0, 150, 299):
-        only = FieldCondition("tags", {"eq": f"t{n}"})
-        assert found(ask(served, replace(query, filter=only))) == [f"J28292{n:03}"]
+        only = Condition("tags", {"eq": f"t{n}"})
+        assert found(ask(served, query.model_copy(update={"filter": only}))) == [f"J28292{n:03}"]
 
 
 def test_a_bound_that_cuts_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,8 +166,8 @@ def test_a_bound_that_cuts_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keywords, "MAX_COMPLETED", 10)
     items = [Item(f"J28292{n:03}") for n in range(30)]
     served = build_snapshot(items, EMBEDDINGS)
-    query = SearchQuery(Requester(), "J28292", facets=(FacetRequest("tags"),))
-    for asked in (query, replace(query, sort=(SortField("item_id"),))):
+    query = asking.search(asking.who(), "J28292", facets=(asking.facet("tags"),))
+    for asked in (query, query.model_copy(update={"sort": [asking.order("item_id")]})):
         answer = ask(served, asked)
         assert len(answer.items) == 10
         assert answer.total is None
@@ -172,7 +178,7 @@ def test_a_bound_that_cuts_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_starred_word_lists_every_item() -> None:
     """A list of `zeph*` has all items with such words, and its total is true."""
     served = made(*[f"zeph{n:03}" for n in range(300)], "other")
-    query = SearchQuery(Requester(), "zeph*", limit=1000, sort=(SortField("title"),))
+    query = asking.search(asking.who(), "zeph*", limit=1000, sort=(asking.order("title"),))
     answer = ask(served, query)
     assert found(answer) == [str(n) for n in range(300)]
     assert answer.total == 300
@@ -184,14 +190,14 @@ def test_a_starred_word_lists_every_item() -> None:
 def test_a_search_by_meaning_in_titles_says_what_is_missing() -> None:
     """A query that no title has the words of is told that nothing but titles is compared."""
     titles = ("Star Wars", "The Terminator", "A Room with a View", "Robot dreams")
-    query = SearchQuery(Requester(), "a film about space war with robots")
+    query = asking.search(asking.who(), "a film about space war with robots")
     answer = ask(made(*titles), query)
     assert answer.warnings is not None
     assert "no item has a description" in answer.warnings[0].detail
     assert "2" not in found(answer)
     assert ask(made(*titles, description="A film."), query).warnings is None
     for text in ("terminator", "robot dreams of sheep"):
-        assert ask(made(*titles), SearchQuery(Requester(), text)).warnings is None
+        assert ask(made(*titles), asking.search(asking.who(), text)).warnings is None
 
 
 # ------------------------------------------------------------------ filters
@@ -207,14 +213,14 @@ def test_a_filter_that_leaves_no_word_of_the_query_is_said() -> None:
     snapshot = build_snapshot(items, EMBEDDINGS)
     told = "no item that passes the filter has a word of it: these are near to it in meaning"
     for text, below, is_said in (("lamp", 5, True), ("lamp", 10, False), ("candle", 5, False)):
-        answer = ask(snapshot, SearchQuery(Requester(), text, filter=cheap(below)))
+        answer = ask(snapshot, asking.search(asking.who(), text, filter=cheap(below)))
         assert found(answer)
         assert (told in [each.detail for each in answer.warnings or ()]) == is_said, (text, below)
 
 
-def cheap(below: float) -> FieldCondition:
+def cheap(below: float) -> Condition:
     """Items of a price below this one."""
-    return FieldCondition("attributes.price", {"lt": below})
+    return Condition("attributes.price", {"lt": below})
 
 
 @pytest.mark.parametrize(
@@ -230,6 +236,7 @@ def cheap(below: float) -> FieldCondition:
 def test_a_flag_that_is_stored_as_a_text_is_named(stored: object, asked: object, told: str) -> None:
     """A file's TRUE is a text until its mapping says otherwise, and equals no flag."""
     snapshot = build_snapshot([Item("a", title="A", attributes={"new": stored})], EMBEDDINGS)
-    wanted = FieldCondition("attributes.new", {"eq": asked}, {"eq": "/filter/eq"})
-    (warning,) = filter_warnings(snapshot.catalogue.fields, wanted)
-    assert warning.detail == f"no item has the value of attributes.new {told}"
+    wanted = Condition("attributes.new", {"eq": asked}, {"eq": "/eq"})
+    (warning,) = filter_warnings(snapshot.catalogue.fields, wanted, "/filter")
+    assert warning["pointer"] == "/filter/eq"
+    assert warning["detail"] == f"no item has the value of attributes.new {told}"

@@ -9,28 +9,25 @@ from typing import Any
 
 import pytest
 
-from service.domain.item_selection import FacetRequest, FieldCondition
-from service.domain.queries import Answer, Requester
-from service.domain.ready_queries import PopularityKind, PopularQuery
+from models.catalogue.item_filter import Condition
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
-from service.domain.steering import AtMost, PinnedItem, Rule, Steering
 from service.engine.engine import Engine, open_engine
 from service.stores.base import Store
+from tests.support import asking
 from tests.support.engine_story import run
 from tests.support.steered_order import unit
 
 HOUR = 3_600_000_000
 DAY = 24 * HOUR
 NOW = 1_767_268_800_000_000
-KINDS: tuple[PopularityKind, ...] = ("popular", "trending", "newest", "rated")
+KINDS: tuple[Any, ...] = ("popular", "trending", "newest", "rated")
 
 
-async def ask(engine: Engine, **fields: Any) -> Answer:
+async def ask(engine: Engine, **fields: Any) -> Any:
     """The answer of an engine as of `at`."""
-    requester = Requester(user_id=fields.pop("user_id", None), at=fields.pop("at", NOW))
-    return await engine.ready_answers.popular(PopularQuery(requester, **fields), StageClock())
+    requester = asking.who(user_id=fields.pop("user_id", None), at=fields.pop("at", NOW))
+    return await asking.ask(engine, asking.popular(requester, **fields))
 
 
 def items() -> list[Item]:
@@ -61,7 +58,7 @@ def drawn(source: random.Random, count: int) -> list[Event]:
 
 
 def expected(
-    store: Store, by: PopularityKind, at: int, window: int | None, half_life: int | None
+    store: Store, by: Any, at: int, window: int | None, half_life: int | None
 ) -> dict[str, float]:
     """The score of every item that is ranked, by loops over the log."""
     log = [event for event in store.scan_events() if (event.timestamp or 0) <= at]
@@ -158,12 +155,12 @@ def test_every_kind_is_that_of_loops_over_the_log(tmp_path: Path) -> None:
 def test_steered_answers_are_those_of_a_loop(tmp_path: Path) -> None:
     """Boosts are a part of the score, pins stand, buried items come last, quotas hold."""
     source = random.Random(5)
-    even = FieldCondition("categories", {"eq": "even"})
-    buried = FieldCondition("item_id", {"in": ["i1", "i2"]})
-    steering = Steering(
-        (Rule("even", even, 2.5), Rule("old", buried)),
-        (PinnedItem("i19", 2), PinnedItem("i3", 1)),  # i3 is hidden
-        (AtMost("categories", 3),),
+    even = Condition("categories", {"eq": "even"})
+    buried = Condition("item_id", {"in": ["i1", "i2"]})
+    steering = asking.steering(
+        (asking.rule("even", even, 2.5), asking.rule("old", buried)),
+        (asking.pin("i19", 2), asking.pin("i3", 1)),  # i3 is hidden
+        (asking.quota("categories", 3),),
     )
 
     async def story(engine: Engine) -> None:
@@ -194,7 +191,7 @@ def test_steered_answers_are_those_of_a_loop(tmp_path: Path) -> None:
             moved = {item["item_id"]: item.get("moved") for item in answer.items}
             assert moved.pop("i19") == "pinned"
             assert {name for name, why in moved.items() if why} == {"i1", "i2"} & moved.keys()
-            (warning,) = answer.warnings or ()
+            (warning,) = answer.warnings
             assert (warning.pointer, warning.detail) == ("/pin/1", "item 'i3' is hidden")
 
     run(tmp_path, story)
@@ -238,8 +235,8 @@ def test_filters_types_and_exclusions(tmp_path: Path) -> None:
             [Event(f"u{n % 3}", f"i{n % 8}", type="buy", timestamp=NOW) for n in range(40)]
             + [Event("u9", "i2", timestamp=NOW), Event("u9", "i9", timestamp=NOW - 1)]
         )
-        odd = FieldCondition("categories", {"eq": "odd"})
-        facets = (FacetRequest("categories"),)
+        odd = Condition("categories", {"eq": "odd"})
+        facets = (asking.facet("categories"),)
         answer = await ask(engine, filter=odd, facets=facets, exclude=frozenset({"i5"}))
         assert [item["item_id"] for item in answer.items] == ["i1", "i7", "i9"]
         assert answer.facets is not None
@@ -269,6 +266,10 @@ def test_a_window_without_events_says_where_they_are(tmp_path: Path) -> None:
         trending = await ask(engine, by="trending")
         assert [warning.pointer for warning in trending.warnings or ()] == ["/at"]
         assert (await ask(engine)).warnings is None
+        wrong = await ask(engine, types=frozenset({"view", "veiw"}))
+        assert (len(wrong.items), [(w.pointer, w.detail) for w in wrong.warnings or ()]) == (
+            1, [("/type", "no event has the type 'veiw'")],
+        )  # fmt: skip
 
     run(tmp_path, story)
 
@@ -283,7 +284,7 @@ def test_an_event_after_the_request_hides_no_warning(tmp_path: Path) -> None:
         await engine.store.append([Event("u", "i0", timestamp=NOW - 90 * DAY)])
         for fields, pointer in (({"window": DAY}, "/window"), ({"by": "trending"}, "/at")):
             answer = await ask(engine, **fields)
-            (warning,) = answer.warnings or ()
+            (warning,) = answer.warnings
             assert (warning.pointer, list(answer.items)) == (pointer, [])
             assert "2025-10-03T12:00:00Z" in warning.detail
 
@@ -330,7 +331,7 @@ def test_weights_that_are_no_ratings_are_warned_of(
         if problem is None:
             assert warnings is None
         else:
-            (warning,) = warnings or ()
+            (warning,) = warnings
             assert warning.pointer == "/by"
             assert warning.detail.startswith(problem)
         for by in ("popular", "newest"):

@@ -10,24 +10,20 @@ from typing import Any
 
 import pytest
 
-from service.domain.item_selection import FacetRequest, FieldCondition, SortField
-from service.domain.queries import Answer, AnswerItem, Requester, SearchQuery, SimilarQuery
-from service.domain.ready_queries import TogetherQuery
+from models.catalogue.item_filter import Condition
 from service.domain.records import Item
-from service.domain.stage_clock import StageClock
-from service.domain.steering import AtMost, PinnedItem, Rule, Steering
 from service.engine.engine import Engine
-from tests.support import tiny
+from tests.support import asking, tiny
 from tests.support.engine_story import run
 from tests.support.steered_order import Holds, steered_order, unit, within_quotas
 from tests.support.tiny import NOON, item_id
 
 ITEMS = {item.item_id: item for item in tiny.items()}
 SEED = item_id(0, 3)
-FACETS = (FacetRequest("categories", 100),)
+FACETS = (asking.facet("categories", 100),)
 EVERY = 1_000
 
-Ask = Callable[..., Coroutine[Any, Any, Answer]]
+Ask = Callable[..., Coroutine[Any, Any, Any]]
 
 
 @pytest.fixture(params=[True, False], ids=["trained", "untrained"])
@@ -38,21 +34,18 @@ def data(request: pytest.FixtureRequest, world: tiny.World, tmp_path: Path) -> P
 
 def questions(engine: Engine) -> dict[str, Ask]:
     """Questions that take rules, by name."""
-    ask, ready = engine.answers, engine.ready_answers
 
-    def search(requester: Requester, **fields: Any) -> Coroutine[Any, Any, Answer]:
-        query = SearchQuery(requester, "a moon rocket and garlic", fill=True, **fields)
-        return ask.search(query, StageClock())
+    def search(requester: asking.Who, **fields: Any) -> Coroutine[Any, Any, Any]:
+        query = asking.search(requester, "a moon rocket and garlic", fill=True, **fields)
+        return asking.ask(engine, query)
 
     return {
-        "search": lambda **fields: search(Requester(), **fields),
-        "personal search": lambda **fields: search(Requester("u3", at=NOON), **fields),
-        "similar": lambda **fields: ask.similar(SimilarQuery(SEED, **fields), StageClock()),
-        "after": lambda **fields: ready.together(
-            TogetherQuery(SEED, at=NOON, **fields), StageClock()
-        ),
-        "basket": lambda **fields: ready.together(
-            TogetherQuery(SEED, "basket", at=NOON, **fields), StageClock()
+        "search": lambda **fields: search(asking.who(), **fields),
+        "personal search": lambda **fields: search(asking.who("u3", at=NOON), **fields),
+        "similar": lambda **fields: asking.ask(engine, asking.similar(SEED, **fields)),
+        "after": lambda **fields: asking.ask(engine, asking.together(SEED, at=NOON, **fields)),
+        "basket": lambda **fields: asking.ask(
+            engine, asking.together(SEED, "basket", at=NOON, **fields)
         ),
     }
 
@@ -63,11 +56,11 @@ BOOSTED: dict[str, tuple[float, Holds]] = {
     "late": (30.0, lambda item: item.attributes["number"] > 12),
 }
 RULES = {
-    "even": Rule("even", FieldCondition("categories", {"eq": "even"}), 1.371),
-    "music": Rule("music", FieldCondition("categories", {"eq": "music"}), -2.113),
-    "late": Rule("late", FieldCondition("attributes.number", {"gt": 12}), 30.0),
+    "even": asking.rule("even", Condition("categories", {"eq": "even"}), 1.371),
+    "music": asking.rule("music", Condition("categories", {"eq": "music"}), -2.113),
+    "late": asking.rule("late", Condition("attributes.number", {"gt": 12}), 30.0),
 }
-BURIED = Rule("german", FieldCondition("attributes.language", {"eq": "de"}))
+BURIED = asking.rule("german", Condition("attributes.language", {"eq": "de"}))
 
 
 def is_german(item: Item) -> bool:
@@ -75,7 +68,7 @@ def is_german(item: Item) -> bool:
     return bool(item.attributes["language"] == "de")
 
 
-def draws(seed: int, names: Sequence[str]) -> Iterator[tuple[list[str], bool, Steering, int]]:
+def draws(seed: int, names: Sequence[str]) -> Iterator[tuple[list[str], bool, Any, int]]:
     """Some rules, whether items are buried, the whole steering, and a limit."""
     rng = random.Random(seed)
     for _ in range(12):
@@ -88,16 +81,16 @@ def draws(seed: int, names: Sequence[str]) -> Iterator[tuple[list[str], bool, St
         yield (
             boosted,
             buries,
-            Steering(
+            asking.steering(
                 (*(RULES[name] for name in boosted), *([BURIED] if buries else [])),
-                tuple(PinnedItem(*pin) for pin in zip(pinned, places, strict=True)),
-                tuple(AtMost(field, rng.choice([1, 2, 7])) for field in fields),
+                tuple(asking.pin(*pin) for pin in zip(pinned, places, strict=True)),
+                tuple(asking.quota(field, rng.choice([1, 2, 7])) for field in fields),
             ),
             limit,
         )
 
 
-def sections(answer: Answer) -> list[dict[str, float]]:
+def sections(answer: Any) -> list[dict[str, float]]:
     """Scores by reason: items of similar content come after those that are taken together."""
     found: dict[bool, dict[str, float]] = {False: {}, True: {}}
     for item in answer.items:
@@ -105,7 +98,7 @@ def sections(answer: Answer) -> list[dict[str, float]]:
     return [*found.values()]
 
 
-def check_parts(item: AnswerItem, before: Mapping[str, float], boosted: Sequence[str]) -> None:
+def check_parts(item: Any, before: Mapping[str, float], boosted: Sequence[str]) -> None:
     """The boosts that hold are named, are a part, and all parts add up to the score."""
     holding = [name for name in boosted if BOOSTED[name][1](ITEMS[item["item_id"]])]
     assert [rule["name"] for rule in item.get("rules", []) if "boost" in rule] == holding
@@ -136,13 +129,13 @@ def test_rules_pins_and_quotas_order_as_a_loop_does(data: Path, name: str) -> No
                 ITEMS,
                 boosts=dict(BOOSTED[each] for each in boosted),
                 buried=is_german if buries else lambda _: False,
-                pins=steering.pins,
-                quotas=steering.at_most,
+                pins=steering["pin"],
+                quotas=steering["at_most"],
                 limit=limit,
             )
             assert [item["item_id"] for item in answer.items] == wanted, steering
             assert (answer.warnings, answer.facets) == (plain.warnings, plain.facets)
-            pinned = {pin.item_id for pin in steering.pins}
+            pinned = {pin.item_id for pin in steering["pin"]}
             for item in answer.items:
                 (section,) = (each for each in sections(plain) if item["item_id"] in each)
                 check_parts(item, section, boosted)
@@ -181,16 +174,16 @@ def test_a_pin_that_no_query_matches_has_no_score(data: Path) -> None:
     """A search shows its pins where nothing else is found, without a score, and says so."""
 
     async def story(engine: Engine) -> None:
-        steering = Steering(pins=(PinnedItem(SEED, 2),))
-        query = SearchQuery(Requester(), "xqvzkwj", steering=steering)
-        answer = await engine.answers.search(query, StageClock())
+        steering = asking.steering(pins=(asking.pin(SEED, 2),))
+        query = asking.search(asking.who(), "xqvzkwj", steering=steering)
+        answer = await asking.ask(engine, query)
         (item,) = answer.items
         assert (item["item_id"], item["moved"], item["weight"]) == (SEED, "pinned", 0)
         assert {"score", "parts"}.isdisjoint(item)
         assert answer.warnings is not None
         assert answer.warnings[0].pointer == "/query"
-        phrase = SearchQuery(Requester(), f'"{ITEMS[item_id(2, 5)].title}"', steering=steering)
-        first, second = (await engine.answers.search(phrase, StageClock())).items
+        phrase = asking.search(asking.who(), f'"{ITEMS[item_id(2, 5)].title}"', steering=steering)
+        first, second = (await asking.ask(engine, phrase)).items
         assert (first["item_id"], second["item_id"]) == (item_id(2, 5), SEED)
         assert "score" in first
         assert "score" not in second
@@ -203,12 +196,12 @@ def test_pins_that_cannot_be_compared_are_warned_of(data: Path) -> None:
 
     async def story(engine: Engine) -> None:
         ask = questions(engine)
-        even = FieldCondition("categories", {"eq": "even"})
+        even = Condition("categories", {"eq": "even"})
         odd = next(name for name, item in ITEMS.items() if "odd" in item.categories)
-        steering = Steering(pins=(PinnedItem(SEED, 1), PinnedItem(odd, 2)))
+        steering = asking.steering(pins=(asking.pin(SEED, 1), asking.pin(odd, 2)))
         for name in ("similar", "after", "basket"):
             plain = await ask[name](limit=5)
-            answer = await ask[name](limit=5, steering=Steering(pins=(PinnedItem(SEED, 1),)))
+            answer = await ask[name](limit=5, steering=asking.steering(pins=(asking.pin(SEED, 1),)))
             assert [i["item_id"] for i in answer.items] == [i["item_id"] for i in plain.items]
             assert answer.warnings is not None
             (warning,) = answer.warnings
@@ -226,7 +219,7 @@ def test_facets_of_items_taken_together_leave_similar_ones_out(data: Path) -> No
 
     async def story(engine: Engine) -> None:
         ask = questions(engine)["after"]
-        for wanted in (None, FieldCondition("categories", {"eq": "even"})):
+        for wanted in (None, Condition("categories", {"eq": "even"})):
             fields = {} if wanted is None else {"filter": wanted}
             every = await ask(limit=EVERY, **fields)
             taken = [item["item_id"] for item in every.items if item["reason"] == "after"]
@@ -244,19 +237,19 @@ def test_quotas_of_a_list_hold_for_all_pages_together(data: Path, by: str) -> No
     """Pages by cursor and by offset go on where the page before ended, as one large page does."""
 
     async def story(engine: Engine) -> None:
-        async def page(**fields: Any) -> Answer:
-            query = SearchQuery(Requester(), **{"sort": (SortField(by),)} | fields)
-            return await engine.answers.search(query, StageClock())
+        async def page(**fields: Any) -> Any:
+            query = asking.search(asking.who(), **{"sort": (asking.order(by),)} | fields)
+            return await asking.ask(engine, query)
 
         plain = [item["item_id"] for item in (await page(limit=EVERY)).items]
         assert len(plain) == len(ITEMS)
         for quotas in (
-            (AtMost("categories", 7),),
-            (AtMost("attributes.number", 2), AtMost("categories", 9)),
+            (asking.quota("categories", 7),),
+            (asking.quota("attributes.number", 2), asking.quota("categories", 9)),
         ):
             wanted = within_quotas(plain, ITEMS, quotas, Counter())
             assert 10 < len(wanted) < len(plain)
-            steering = Steering(at_most=quotas)
+            steering = asking.steering(at_most=quotas)
             whole = await page(limit=EVERY, steering=steering)
             assert [item["item_id"] for item in whole.items] == wanted
             assert (whole.total, whole.cursor) == (len(plain), None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,19 @@ import pytest
 from numpy.typing import NDArray
 
 import models.ranking.recommend
-from service.domain.item_selection import FieldCondition
-from service.domain.queries import Answer, RecommendQuery, Requester
+from models.catalogue.item_filter import Condition
 from service.domain.records import Event, Item, User
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.engine.engine import open_engine
 from service.engine.questions.lists.recommend_all import Listed, write_lists
 from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
+from tests.support import asking
 from tests.support.tiny import NOON, World, item_id, items
 
 Row = tuple[str, int, str, float]
 
-ALL = RecommendQuery(Requester(at=NOON))
+ALL = asking.recommend(asking.who(at=NOON))
 ODD = ["all gone", "interested", "new", "stranger"]  # beside the forty of the small world
 
 
@@ -48,7 +46,7 @@ def fill(data: Path, *works: Callable[[SQLiteStore], Awaitable[Any]]) -> None:
 def make(
     data: Path,
     out: Path,
-    query: RecommendQuery = ALL,
+    query: Any = ALL,
     told: Callable[[int, int], None] = lambda *_: None,
 ) -> Listed:
     """Write the lists of a data directory, as of noon."""
@@ -60,18 +58,18 @@ def rows(path: Path) -> list[Row]:
     return [tuple(row.values()) for row in pq.read_table(path).to_pylist()]
 
 
-def answers(data: Path, users: list[str], query: RecommendQuery) -> dict[str, Answer]:
+def answers(data: Path, users: list[str], query: Any) -> dict[str, Any]:
     """What an engine answers each user, asked at noon."""
 
-    async def do() -> dict[str, Answer]:
+    async def do() -> dict[str, Any]:
         engine = await open_engine(Settings(data=data))
         try:
             return {
-                user: await engine.answers.recommend(
-                    RecommendQuery(
-                        Requester(user, at=NOON), query.limit, exclude_seen=query.exclude_seen
+                user: await asking.ask(
+                    engine,
+                    asking.recommend(
+                        asking.who(user, at=NOON), query.limit, exclude_seen=query.exclude_seen
                     ),
-                    StageClock(),
                 )
                 for user in users
             }
@@ -81,7 +79,7 @@ def answers(data: Path, users: list[str], query: RecommendQuery) -> dict[str, An
     return asyncio.run(do())
 
 
-def expected(data: Path, users: list[str], query: RecommendQuery) -> list[Row]:
+def expected(data: Path, users: list[str], query: Any) -> list[Row]:
     """The rows that those answers make."""
     return [
         (user, rank, item["item_id"], item["score"])
@@ -120,11 +118,9 @@ def data(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "query", [ALL, RecommendQuery(Requester(at=NOON), limit=7, exclude_seen=False)]
+    "query", [ALL, asking.recommend(asking.who(at=NOON), limit=7, exclude_seen=False)]
 )
-def test_everyone_gets_what_the_service_answers(
-    data: Path, tmp_path: Path, query: RecommendQuery
-) -> None:
+def test_everyone_gets_what_the_service_answers(data: Path, tmp_path: Path, query: Any) -> None:
     """Every known user's list equals the engine's recommendations, to 1e-5."""
     heard: list[tuple[int, int]] = []
     listed = make(data, tmp_path / "x.parquet", query, lambda *told: heard.append(told))
@@ -154,7 +150,7 @@ def test_beyond_the_exact_crossover_the_candidates_are_the_same(
     """With candidates the lists equal the engine's recommendations of as many."""
     monkeypatch.setattr(models.ranking.recommend, "EXACT_WORK", 10)
     monkeypatch.setattr(models.ranking.recommend, "CANDIDATES", 4)
-    query = RecommendQuery(Requester(at=NOON), limit=3)
+    query = asking.recommend(asking.who(at=NOON), limit=3)
     users = sorted(f"u{n}" for n in range(40))
     some = [answer.candidates for answer in answers(data, users, query).values()]
     assert max(count or 0 for count in some) < len(items())
@@ -168,7 +164,7 @@ def test_recall_of_the_candidates_is_reported(
 ) -> None:
     """The reported recall is the share of the exact lists that the candidates found."""
     data = world.copy(tmp_path / "data")
-    query = RecommendQuery(Requester(at=NOON), limit=5)
+    query = asking.recommend(asking.who(at=NOON), limit=5)
     whole = make(data, tmp_path / "whole.parquet", query)
     assert whole.sampled == 0
     assert math.isnan(whole.recall)
@@ -272,8 +268,8 @@ def test_a_warning_about_the_filter_is_said_once(tmp_path: Path) -> None:
     fill(data, lambda store: store.put_items(priced))
     users = [Event(f"u{n}", "i1") for n in range(40)]
     fill(data, lambda store: store.append(users))
-    dear = FieldCondition("attributes.price", {"gt": "8"}, {"gt": "/filter/gt"})
-    query = replace(ALL, filter=dear)
+    dear = Condition("attributes.price", {"gt": "8"}, {"gt": "/gt"})
+    query = ALL.model_copy(update={"filter": dear})
     settings = Settings(data=data)
     done = write_lists(
         settings, tmp_path / "x.parquet", query, progress=lambda *_: None, announce=said.append

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,31 +11,19 @@ from typing import Any
 import pytest
 
 from models.history import long_history
-from service.domain.queries import (
-    AttendQuery,
-    EventFilter,
-    InlineEvent,
-    RecommendQuery,
-    Requester,
-    ScoreQuery,
-    SearchQuery,
-    StoredUserMemory,
-)
-from service.domain.ready_queries import AffinitiesQuery, AudienceQuery, PopularQuery, RowsQuery
 from service.domain.records import Event
-from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
 from service.histories import memory_provider
-from tests.support import tiny
+from tests.support import asking, tiny
 from tests.support.engine_story import run
 from tests.support.tiny import DAY, NOON, SECOND, item_id
 
 AT = NOON - 36 * DAY  # in the middle of the history of every user
 EVERY = tuple(item.item_id for item in tiny.items())
 USER = "u1"
-MASKED = EventFilter(since=-(1 << 60))  # everything, event by event
+MASKED = asking.visible(since=-(1 << 60))  # everything, event by event
 
-Ask = Callable[[Engine, Requester], Any]
+Ask = Callable[[Engine, asking.Who], Any]
 
 
 @pytest.fixture(params=[True, False], ids=["trained", "untrained"])
@@ -44,53 +32,53 @@ def data(request: pytest.FixtureRequest, world: tiny.World, tmp_path: Path) -> P
     return world.copy(tmp_path / "data", trained=request.param)
 
 
-async def recommend(engine: Engine, requester: Requester, **fields: Any) -> Any:
+async def recommend(engine: Engine, requester: asking.Who, **fields: Any) -> Any:
     """Items for a requester."""
-    query = RecommendQuery(requester, limit=60, **fields)
-    return await engine.answers.recommend(query, StageClock())
+    query = asking.recommend(requester, limit=60, **fields)
+    return await asking.ask(engine, query)
 
 
-async def score(engine: Engine, requester: Requester) -> Any:
+async def score(engine: Engine, requester: asking.Who) -> Any:
     """The scores of all items, with exact effects."""
-    exact = replace(requester, explain_effects=True, explain_exact=True)
-    return await engine.answers.score(ScoreQuery(exact, EVERY[::9]), StageClock())
+    exact = {**requester, "explain_effects": True, "explain_exact": True}
+    return await asking.ask(engine, asking.score(exact, EVERY[::12]))
 
 
-async def search(engine: Engine, requester: Requester) -> Any:
+async def search(engine: Engine, requester: asking.Who) -> Any:
     """A search that is re-ranked for a requester."""
-    return await engine.answers.search(SearchQuery(requester, "all about"), StageClock())
+    return await asking.ask(engine, asking.search(requester, "all about"))
 
 
-async def rows(engine: Engine, requester: Requester) -> Any:
+async def rows(engine: Engine, requester: asking.Who) -> Any:
     """The rows of a requester's page."""
-    query = RowsQuery(replace(requester, explain=0))  # rows are always explained
-    return await engine.ready_answers.rows(query, StageClock())
+    query = asking.rows({k: v for k, v in requester.items() if k != "explain"})  # always explained
+    return await asking.ask(engine, query)
 
 
-async def attend(engine: Engine, requester: Requester) -> Any:
+async def attend(engine: Engine, requester: asking.Who) -> Any:
     """The bare attention over a stored user's memory."""
-    memory = StoredUserMemory(requester.user_id or "")
-    query = AttendQuery(memory, item_id=item_id(0, 1), at=requester.at)
-    return await engine.answers.attend(query, StageClock())
+    memory = {"user_id": requester.get("user_id", "")}
+    query = asking.attend(memory, item_id=item_id(0, 1), at=requester.get("at"))
+    return await asking.ask(engine, query)
 
 
-async def affinities(engine: Engine, requester: Requester) -> Any:
+async def affinities(engine: Engine, requester: asking.Who) -> Any:
     """The categories that a user attends to."""
-    query = AffinitiesQuery(requester.user_id or "", at=requester.at)
-    return await engine.ready_answers.affinities(query, StageClock())
+    query = asking.affinities(requester.get("user_id", ""), at=requester.get("at"))
+    return await asking.ask(engine, query)
 
 
-async def audience(engine: Engine, requester: Requester) -> Any:
+async def audience(engine: Engine, requester: asking.Who) -> Any:
     """The users for an item."""
-    query = AudienceQuery(item_id(1, 4), limit=1000, at=requester.at)
-    return await engine.ready_answers.audience(query, StageClock())
+    query = asking.audience(item_id(1, 4), limit=1000, at=requester.get("at"))
+    return await asking.ask(engine, query)
 
 
-async def popular(engine: Engine, requester: Requester) -> Any:
+async def popular(engine: Engine, requester: asking.Who) -> Any:
     """What everybody takes, without the items of a user."""
-    plain = Requester(requester.user_id, at=requester.at)
-    query = PopularQuery(plain, limit=60, exclude_seen=True)
-    return await engine.ready_answers.popular(query, StageClock())
+    plain = asking.who(requester.get("user_id"), at=requester.get("at"))
+    query = asking.popular(plain, limit=60, exclude_seen=True)
+    return await asking.ask(engine, query)
 
 
 QUESTIONS: dict[str, Ask] = {
@@ -108,12 +96,8 @@ QUESTIONS: dict[str, Ask] = {
 
 def plain(value: Any) -> Any:
     """Return an answer as nested lists and dicts, its numbers to three digits."""
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
     if isinstance(value, dict):
-        return {name: plain(each) for name, each in value.items()}
-    if hasattr(value, "_asdict"):
-        return plain(value._asdict())
+        return {name: plain(value[name]) for name in value}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     return round(value, 3) + 0.0 if isinstance(value, float) else value
@@ -144,8 +128,8 @@ def test_a_question_of_a_time_is_answered_as_if_later_events_were_deleted(
     """Items, scores and reasons are those of the same user without the events after the time."""
 
     async def story(engine: Engine) -> None:
-        ask, requester = QUESTIONS[name], Requester(USER, at=AT, explain=20)
-        unbounded = plain(await ask(engine, replace(requester, at=None)))
+        ask, requester = QUESTIONS[name], asking.who(USER, at=AT, explain=20)
+        unbounded = plain(await ask(engine, {**requester, "at": None}))
         bounded = plain(await ask(engine, requester))
         assert bounded != unbounded
         await delete_later(engine)
@@ -160,9 +144,9 @@ def test_before_the_first_event_a_user_is_a_stranger(data: Path, name: str) -> N
 
     async def story(engine: Engine) -> None:
         ask, early = QUESTIONS[name], NOON - 41 * DAY
-        await ask(engine, Requester(USER))
-        known = plain(await ask(engine, Requester(USER, at=early, explain=5)))
-        assert known == plain(await ask(engine, Requester("nobody", at=early, explain=5)))
+        await ask(engine, asking.who(USER))
+        known = plain(await ask(engine, asking.who(USER, at=early, explain=5)))
+        assert known == plain(await ask(engine, asking.who("nobody", at=early, explain=5)))
 
     run(data, story)
 
@@ -173,7 +157,7 @@ def test_what_is_cached_of_a_user_serves_no_question_of_another_time(data: Path,
 
     async def story(engine: Engine) -> None:
         ask = QUESTIONS[name]
-        asked = [Requester(USER, at=at, explain=5) for at in (None, AT, NOON)]
+        asked = [asking.who(USER, at=at, explain=5) for at in (None, AT, NOON)]
         first = [plain(await ask(engine, each)) for each in asked]
         assert first[0] != first[1] != first[2]
         again = [plain(await ask(engine, each)) for each in reversed(asked)]
@@ -188,7 +172,7 @@ def test_a_time_after_all_events_is_answered_from_the_cache(data: Path) -> None:
     async def story(engine: Engine) -> None:
         newest = max((event.timestamp or 0) for event in await later_events(engine))
         for at, hits in ((newest, 0), (newest, 1), (newest - 1, 1), (newest, 2)):
-            await recommend(engine, Requester(USER, at=at))
+            await recommend(engine, asking.who(USER, at=at))
             assert engine.parts.memories.stats()["memory_hits"] == hits
 
     run(data, story)
@@ -202,7 +186,7 @@ def test_only_items_taken_until_the_time_are_seen(data: Path) -> None:
             [Event("watcher", item_id(2, n), timestamp=AT + n * SECOND) for n in range(3)]
         )
         for at, seen in ((AT, 1), (AT + SECOND, 2), (AT + 2 * SECOND, 3), (None, 3)):
-            answer = await recommend(engine, Requester("watcher", at=at))
+            answer = await recommend(engine, asking.who("watcher", at=at))
             left_out = set(EVERY) - {item["item_id"] for item in answer.items}
             assert left_out == {item_id(2, n) for n in range(seen)}
 
@@ -211,13 +195,13 @@ def test_only_items_taken_until_the_time_are_seen(data: Path) -> None:
 
 def test_events_of_the_session_count_until_the_time(data: Path) -> None:
     """Of a `history` sent along, events after the time are left out; those without a time count."""
-    counted = (InlineEvent(item_id(0, 1)), InlineEvent(item_id(0, 2), timestamp=AT))
-    late = InlineEvent(item_id(3, 3), timestamp=AT + 1)
+    counted = (asking.inline(item_id(0, 1)), asking.inline(item_id(0, 2), timestamp=AT))
+    late = asking.inline(item_id(3, 3), timestamp=AT + 1)
 
     async def story(engine: Engine) -> None:
         for user in (None, USER):
-            short = Requester(user, counted, at=AT, explain=20)
-            whole = replace(short, history=(late, *counted))
+            short = asking.who(user, counted, at=AT, explain=20)
+            whole = {**short, "history": (late, *counted)}
             for ask in (recommend, score, search, rows):
                 assert plain(await ask(engine, whole)) == plain(await ask(engine, short))
 
@@ -230,7 +214,7 @@ def test_events_ahead_of_the_clock_count_where_no_time_is_asked_for(data: Path) 
     async def story(engine: Engine) -> None:
         ahead = Event("hasty", item_id(2, 5), "ahead", timestamp=1 << 52)
         await engine.store.append([ahead])
-        answer = await recommend(engine, Requester("hasty", explain=1))
+        answer = await recommend(engine, asking.who("hasty", explain=1))
         assert answer.items[0]["explanation"][0].row.event_id == "ahead"
         assert item_id(2, 5) not in {item["item_id"] for item in answer.items}
 
@@ -249,13 +233,13 @@ def test_a_collapsed_history_is_bounded_too(data: Path, monkeypatch: pytest.Monk
         for first in range(0, len(events), 1_000):
             await engine.store.append(events[first : first + 1_000])
         await engine.store.append([replace(each, user_id="short") for each in events[:901]])
-        whole = plain(await recommend(engine, Requester("long")))
+        whole = plain(await recommend(engine, asking.who("long")))
         stats = engine.parts.memories.stats()
         assert stats["long_histories"] == 1
         for ask in (recommend, search):
-            bounded = await ask(engine, Requester("long", at=AT))
-            wanted = await ask(engine, Requester("short", at=AT, visible=MASKED))
+            bounded = await ask(engine, asking.who("long", at=AT))
+            wanted = await ask(engine, asking.who("short", at=AT, visible=MASKED))
             assert plain(bounded) == plain(wanted)
-        assert plain(await recommend(engine, Requester("long"))) == whole
+        assert plain(await recommend(engine, asking.who("long"))) == whole
 
     run(data, story)

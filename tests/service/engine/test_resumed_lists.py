@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 import models.ranking.recommend
 from service.domain.errors import Invalid
-from service.domain.queries import RecommendQuery, Requester
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
 from service.engine.questions.lists import recommend_all
@@ -27,10 +26,11 @@ from service.engine.questions.lists.recommend_all import Listed, write_lists
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.stores.sqlite.store import SQLiteStore
+from tests.support import asking
 from tests.support.tiny import NOON, World, item_id
 
-ALL = RecommendQuery(Requester(at=NOON))
-NOW = RecommendQuery(Requester())
+ALL = asking.recommend(asking.who(at=NOON))
+NOW = asking.recommend(asking.who())
 USERS = sorted(f"u{n}" for n in range(40))
 HALF = 20  # users, after which a run is interrupted
 
@@ -46,9 +46,7 @@ def data(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return world.copy(tmp_path / "data")
 
 
-def make(
-    data: Path, out: Path, query: RecommendQuery = ALL, **options: Any
-) -> tuple[Listed, list[str]]:
+def make(data: Path, out: Path, query: Any = ALL, **options: Any) -> tuple[Listed, list[str]]:
     """Write the lists of a data directory; return counts, and what was announced."""
     said: list[str] = []
     settings = options.pop("settings", Settings(data=data))
@@ -56,7 +54,7 @@ def make(
     return asyncio.run(write_lists(settings, out, query, **options)), said
 
 
-def interrupt(data: Path, out: Path, query: RecommendQuery = ALL, **options: Any) -> None:
+def interrupt(data: Path, out: Path, query: Any = ALL, **options: Any) -> None:
     """Begin to write the lists of a data directory, and stop half-way."""
 
     def stop(done: int, _total: int) -> None:
@@ -112,7 +110,7 @@ def test_recall_is_of_the_whole_sample(
         return some[allowed[some]]
 
     monkeypatch.setattr(models.ranking.recommend, "candidates", candidates)
-    query = RecommendQuery(Requester(at=NOON), limit=5)
+    query = asking.recommend(asking.who(at=NOON), limit=5)
     whole, _ = make(data, tmp_path / "whole.jsonl", query)
     interrupt(data, tmp_path / "x.jsonl", query)
     listed, _ = make(data, tmp_path / "x.jsonl", query)
@@ -134,9 +132,9 @@ def test_a_continued_run_keeps_its_time(data: Path, tmp_path: Path) -> None:
     ("what", "again"),
     [
         ("model", {}),
-        ("request", {"query": RecommendQuery(Requester(at=NOON), limit=7)}),
+        ("request", {"query": asking.recommend(asking.who(at=NOON), limit=7)}),
         ("request", {"query": NOW}),
-        ("request", {"query": RecommendQuery(Requester(at=NOON), exclude_seen=False)}),
+        ("request", {"query": asking.recommend(asking.who(at=NOON), exclude_seen=False)}),
         ("shard", {"shard": ListShard(1, 2)}),
         ("configuration", {"settings": {"max_attention_error": 0.5}}),
         ("store", {}),

@@ -10,21 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.domain.item_selection import NO_FILTER, FacetRequest, FieldCondition, Filter
-from service.domain.queries import (
-    Answer,
-    AnswerItem,
-    InlineEvent,
-    RecommendQuery,
-    Requester,
-    ScoreQuery,
-)
-from service.domain.ready_queries import AudienceQuery, PopularQuery, RowsAnswer, RowsQuery
+from models.catalogue.item_filter import EVERYTHING, Condition
+from models.catalogue.item_filter import ItemFilter as Filter
 from service.domain.records import Event, Item, User
-from service.domain.stage_clock import StageClock
-from service.domain.steering import AtMost, Rule
 from service.engine.engine import Engine
-from tests.support import tiny
+from tests.support import asking, tiny
 from tests.support.engine_story import run
 from tests.support.tiny import DAY, NOON, SECOND, item_id
 
@@ -38,11 +28,11 @@ def data(request: pytest.FixtureRequest, world: tiny.World, tmp_path: Path) -> P
     return world.copy(tmp_path / "data", trained=request.param)
 
 
-async def ask(engine: Engine, user_id: str | None = "u1", **fields: Any) -> RowsAnswer:
+async def ask(engine: Engine, user_id: str | None = "u1", **fields: Any) -> Any:
     """The rows of a user's page."""
-    requester = fields.pop("requester", None) or Requester(user_id=user_id, at=AT)
-    query = RowsQuery(requester, **{"limit": 4} | fields)
-    return await engine.ready_answers.rows(query, StageClock())
+    requester = fields.pop("requester", None) or asking.who(user_id=user_id, at=AT)
+    query = asking.rows(requester, **{"limit": 4} | fields)
+    return await asking.ask(engine, query)
 
 
 async def plant_rise(engine: Engine) -> None:
@@ -57,7 +47,7 @@ async def plant_rise(engine: Engine) -> None:
     )
 
 
-def ids(answer: RowsAnswer) -> list[str]:
+def ids(answer: Any) -> list[str]:
     """All items of a page."""
     return [item["item_id"] for row in answer.rows for item in row.items]
 
@@ -106,8 +96,8 @@ def test_scores_of_a_row_are_those_of_score(data: Path) -> None:
         row = (await ask(engine)).rows[0]
         assert row.reason.kind == "because"
         names = tuple(item["item_id"] for item in row.items)
-        query = ScoreQuery(Requester(user_id="u1", at=AT), names)
-        scored = await engine.answers.score(query, StageClock())
+        query = asking.score(asking.who(user_id="u1", at=AT), names)
+        scored = await asking.ask(engine, query)
         for item, other in zip(row.items, scored.items, strict=True):
             assert item["score"] == pytest.approx(other["score"], abs=1e-4)
             assert item["parts"] == pytest.approx(other["parts"], abs=1e-4)
@@ -133,7 +123,7 @@ def test_filters_hidden_items_and_exclusions_hold_in_every_row(data: Path) -> No
         assert first not in ids(answer)
         assert cause not in ids(answer)
         assert cause not in [row.reason.item_id for row in answer.rows]
-        even = FieldCondition("categories", {"eq": "even"})
+        even = Condition("categories", {"eq": "even"})
         some = await ask(engine, filter=even, fields=("categories",), limit=3)
         assert some.rows
         for row in some.rows:
@@ -146,9 +136,9 @@ def test_filters_hidden_items_and_exclusions_hold_in_every_row(data: Path) -> No
 def test_rules_and_quotas_hold_in_every_row(data: Path) -> None:
     """Boosted items have their rule and part, buried ones are absent, quotas hold in each row."""
     rules = (
-        Rule("even", FieldCondition("categories", {"eq": "even"}), 4.0),
-        Rule("german", FieldCondition("attributes.language", {"eq": "de"})),
-        Rule("low", FieldCondition("attributes.number", {"lt": 6}), -2.0),
+        asking.rule("even", Condition("categories", {"eq": "even"}), 4.0),
+        asking.rule("german", Condition("attributes.language", {"eq": "de"})),
+        asking.rule("low", Condition("attributes.number", {"lt": 6}), -2.0),
     )
 
     async def story(engine: Engine) -> None:
@@ -164,7 +154,7 @@ def test_rules_and_quotas_hold_in_every_row(data: Path) -> None:
             assert [rule["name"] for rule in item["rules"]] == names
             assert [rule["boost"] for rule in item["rules"]] == ([4.0, -2.0] if low else [4.0])
             assert sum(item["parts"].values()) == pytest.approx(item["score"], abs=1e-4)
-        quotas = (AtMost("categories", 2),)
+        quotas = (asking.quota("categories", 2),)
         varied = await ask(engine, at_most=quotas, fields=("categories",))
         assert varied.rows
         for row in varied.rows:
@@ -174,18 +164,18 @@ def test_rules_and_quotas_hold_in_every_row(data: Path) -> None:
     run(data, story)
 
 
-def _items(answer: RowsAnswer) -> list[AnswerItem]:
+def _items(answer: Any) -> list[Any]:
     return [item for row in answer.rows for item in row.items]
 
 
-def deviation(answer: Answer) -> float:
+def deviation(answer: Any) -> float:
     """The standard deviation of the scores of an answer."""
     return float(np.std([item["score"] for item in answer.items]))
 
 
 def test_a_boost_is_in_deviations_of_each_rows_scores(data: Path) -> None:
     """A unit is the deviation of the best hundred scores of the row's ranking, asked by itself."""
-    rules = (Rule("even", FieldCondition("categories", {"eq": "even"}), 1.5),)
+    rules = (asking.rule("even", Condition("categories", {"eq": "even"}), 1.5),)
 
     async def story(engine: Engine) -> None:
         await plant_rise(engine)
@@ -193,19 +183,19 @@ def test_a_boost_is_in_deviations_of_each_rows_scores(data: Path) -> None:
             Event("u1", item_id(2, n), timestamp=AT - t * DAY) for n in (1, 3, 6) for t in (1, 2)
         ]
         await engine.store.append(often)
-        requester, kinds = Requester(user_id="u1", at=AT), set()
-        personal = RecommendQuery(requester, limit=100, exclude_seen=False)
-        units = {"personal": deviation(await engine.answers.recommend(personal, StageClock()))}
+        requester, kinds = asking.who(user_id="u1", at=AT), set()
+        personal = asking.recommend(requester, limit=100, exclude_seen=False)
+        units = {"personal": deviation(await asking.ask(engine, personal))}
         for row in (await ask(engine, rows=5, rules=rules)).rows:
             kind = row.reason.kind
             kinds.add(kind)
             unit = units["personal"]
             if kind in ("trending", "newest", "popular"):
-                wanted: Filter = NO_FILTER
+                wanted: Filter = EVERYTHING
                 if row.reason.categories:
-                    wanted = FieldCondition("categories", {"in": [*row.reason.categories]})
-                query = PopularQuery(requester, kind, limit=100, filter=wanted)
-                unit = deviation(await engine.ready_answers.popular(query, StageClock()))
+                    wanted = Condition("categories", {"in": [*row.reason.categories]})
+                query = asking.popular(requester, kind, limit=100, filter=wanted)
+                unit = deviation(await asking.ask(engine, query))
             assert unit > 0
             for item in row.items:
                 even = "even" in ITEMS[item["item_id"]].categories
@@ -236,11 +226,11 @@ def test_nothing_is_offered_because_of_what_was_disliked_or_sent_back(
             for item in row.items if row.reason.kind == "because" else ():
                 assert kind not in {each.row.type for each in item["explanation"]}
         assert any(reason.kind == "because" for reason in reasons)
-        requester = Requester(at=AT)
-        query = PopularQuery(requester, "popular", limit=100)
-        answer = await engine.ready_answers.popular(query, StageClock())
-        wanted = replace(query, types=frozenset(["view"]))
-        views = await engine.ready_answers.popular(wanted, StageClock())
+        requester = asking.who(at=AT)
+        query = asking.popular(requester, "popular", limit=100)
+        answer = await asking.ask(engine, query)
+        wanted = query.model_copy(update={"type": ["view"]})
+        views = await asking.ask(engine, wanted)
         assert [item["score"] for item in answer.items] == [item["score"] for item in views.items]
 
     run(data, story)
@@ -268,10 +258,10 @@ def test_nothing_rests_on_an_event_that_has_no_name(data: Path, how: str) -> Non
         because = [row.reason for row in page.rows if row.reason.kind == "because"]
         assert {reason.item_id for reason in because} == {item_id(0, 3)}
         assert not any("None" in row.reason.text for row in page.rows)
-        requester = Requester(user_id=user, at=AT, explain=3)
-        answer = await engine.answers.recommend(RecommendQuery(requester, 10), StageClock())
-        audience = await engine.ready_answers.audience(
-            AudienceQuery(item_id(2, 7), at=AT, limit=100, explain=3), StageClock()
+        requester = asking.who(user_id=user, at=AT, explain=3)
+        answer = await asking.ask(engine, asking.recommend(requester, 10))
+        audience = await asking.ask(
+            engine, asking.audience(item_id(2, 7), at=AT, limit=100, explain=3)
         )
         explanations = [item.get("explanation", ()) for item in _items(page)]
         explanations += [item["explanation"] for item in answer.items]
@@ -301,7 +291,7 @@ def test_a_boost_of_huge_scores_is_finite(data: Path) -> None:
         ]
         await plant_rise(engine)
         await engine.store.append(huge)
-        rules = (Rule("even", FieldCondition("categories", {"eq": "even"}), 0.5),)
+        rules = (asking.rule("even", Condition("categories", {"eq": "even"}), 0.5),)
         answer = await ask(engine, "nobody", rules=rules)
         items = _items(answer)
         assert {row.reason.kind for row in answer.rows} >= {"popular", "trending"}
@@ -324,9 +314,9 @@ def test_facets_count_what_may_stand_in_a_row(data: Path) -> None:
         for event in events:
             if event.timestamp is not None and event.timestamp <= AT:
                 taken.setdefault(event.item_id, set()).add(event.timestamp)
-        out, facets = item_id(2, 2), (FacetRequest("categories", 50),)
-        english = FieldCondition("attributes.language", {"eq": "en"})
-        buried = Rule("no music", FieldCondition("attributes.number", {"lt": 3}))
+        out, facets = item_id(2, 2), (asking.facet("categories", 50),)
+        english = Condition("attributes.language", {"eq": "en"})
+        buried = asking.rule("no music", Condition("attributes.number", {"lt": 3}))
         answer = await ask(
             engine, filter=english, exclude=frozenset({out}), rules=(buried,), facets=facets
         )
@@ -401,11 +391,11 @@ def test_strangers_see_what_everybody_takes(data: Path) -> None:
             answer = await ask(engine, user_id)
             assert [row.reason.kind for row in answer.rows][:2] == ["popular", "trending"]
             assert len(ids(answer)) == len(set(ids(answer)))
-        session = Requester(history=(InlineEvent(item_id(2, 3), "purchase"),), at=AT)
+        session = asking.who(history=(asking.inline(item_id(2, 3), "purchase"),), at=AT)
         row = (await ask(engine, requester=session)).rows[0]
         assert (row.reason.kind, row.reason.item_id) == ("because", item_id(2, 3))
         assert row.reason.text.startswith("Because you bought ")
-        assert row.reason.event_ids == ()  # it is not stored
+        assert row.reason.event_ids is None  # it is not stored
         await engine.store.put_user(User("curious", interests=("music",)))
         told = (await ask(engine, "curious")).rows[0].reason
         assert (told.kind, told.text) == ("because", "Because you are interested in music")
@@ -429,7 +419,7 @@ def test_a_page_without_items_is_empty(tmp_path: Path) -> None:
 def test_a_long_history_has_rows_too(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A history whose older events are collapsed has the same kinds of rows, with reasons."""
     monkeypatch.setattr("service.histories.memory_provider.LONG", 50)
-    monkeypatch.setattr("service.engine.questions.personal_pool.MOST_OF_LONG", 20)
+    monkeypatch.setattr("service.engine.rows.MOST_OF_LONG", 20)
 
     async def story(engine: Engine) -> None:
         events = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ import pytest
 from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.scoring import score
-from service.domain.queries import Answer, Contribution, MemoryRow, Requester, SearchQuery
-from service.engine.questions import search
-from service.engine.questions.search import SearchOutcome, search_answer, search_items
+from service.engine import search
+from service.engine.explanation import Contribution, MemoryRow
+from service.engine.search import SearchOutcome, search_answer, search_items
 from service.histories.event_columns import EMPTY
+from tests.support import asking
 from tests.support.small import encode, past, random_past, snapshot
 
 SERVED = snapshot(15)
@@ -29,7 +31,7 @@ def find(
     personal: float = 1.0,
 ) -> SearchOutcome:
     """Search with every reason."""
-    query = SearchQuery(Requester(explain=50), text, limit, personal_weight=personal, fill=True)
+    query = asking.search(asking.who(explain=50), text, limit, personal_weight=personal, fill=True)
     allowed = SERVED.catalogue.visible
     rows = user.history.rows
     return search_items(
@@ -43,13 +45,14 @@ def find(
     )
 
 
-def answer(found: SearchOutcome, requester: Requester) -> Answer:
+def answer(found: SearchOutcome, requester: asking.Who) -> Any:
     """The answer, with a reason's numbers for its name."""
     named = [
         tuple(Contribution(MemoryRow(None, None, "", "", None), *reason[1:]) for reason in each)
         for each in found.reasons
     ]
-    return search_answer(SearchQuery(requester, "about"), SERVED, found, named)
+    answer = search_answer(asking.search(requester, "about"), SERVED, found, named)
+    return asking.Told(answer)
 
 
 @pytest.mark.parametrize("least", [1, 2])
@@ -74,7 +77,7 @@ def test_only_the_nearest_items_are_re_ranked(monkeypatch: pytest.MonkeyPatch, l
         order = sorted(expected, key=lambda row: -expected[row])[:2]
         assert found.found.rows.tolist() == order
         assert found.found.scores == pytest.approx([expected[row] for row in order], abs=1e-4)
-        told = answer(found, Requester("u", explain=50)).items
+        told = answer(found, asking.who("u", explain=50)).items
         for row, reasons, item in zip(order, found.reasons, told, strict=True):
             assert len(reasons) == (2 if row in near else 0)
             assert [reason.weight for reason in item["explanation"]] == [r.weight for r in reasons]
@@ -98,7 +101,7 @@ def test_the_answer_is_exact_where_both_memories_were() -> None:
     modes = {}
     for limit in (300, 30, 29):
         found = find("about 3", 5, user, AttentionOptions(exact_up_to=limit, k=4))
-        told = answer(found, Requester("u"))
+        told = answer(found, asking.who("u"))
         modes[limit] = (found.found.mode, found.scores.mode, told.retrieval)
         assert (told.keys_attended, told.mass) == (found.found.keys, found.found.mass)
     assert modes == {
@@ -111,15 +114,15 @@ def test_the_answer_is_exact_where_both_memories_were() -> None:
 @pytest.mark.parametrize(
     ("requester", "explained"),
     [
-        (Requester(explain=5), False),
-        (Requester("u"), False),
-        (Requester("u", explain=5), True),
-        (Requester(history=(), explain=5), True),
+        (asking.who(explain=5), False),
+        (asking.who("u"), False),
+        (asking.who("u", explain=5), True),
+        (asking.who(history=(), explain=5), True),
     ],
 )
-def test_reasons_are_given_to_somebody_who_asks(requester: Requester, explained: bool) -> None:
+def test_reasons_are_given_to_somebody_who_asks(requester: asking.Who, explained: bool) -> None:
     """Explanations are returned only with `explain` and a user or an inline history."""
     found = find("about 3", 4, NOBODY)
     assert [item.get("explanation") for item in answer(found, requester).items] == (
-        [()] * 4 if explained else [None] * 4
+        [[] if explained else None] * 4
     )

@@ -9,25 +9,16 @@ from typing import Any, cast
 
 import pytest
 
+from models.catalogue.item_filter import Condition, Group
+from models.catalogue.item_filter import ItemFilter as Filter
 from service.domain.errors import StoreUnreachable
-from service.domain.item_selection import FieldCondition, Filter, FilterGroup
-from service.domain.queries import (
-    Answer,
-    AnswerEvent,
-    EventFilter,
-    InlineEvent,
-    Requester,
-    Retrieval,
-    SearchQuery,
-)
 from service.domain.records import Event, Item
-from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
-from tests.support import tiny
+from tests.support import asking, tiny
 from tests.support.engine_story import run
 from tests.support.tiny import DAY, NOON, item_id
 
-EVEN = FieldCondition("categories", {"eq": "even"})
+EVEN = Condition("categories", {"eq": "even"})
 # Many events on one item, several at one time, one in the future, one on an unknown item.
 AGAIN = [
     *(Event("fan", item_id(0, 4), f"f{n}", "watch", timestamp=NOON - n * DAY) for n in range(30)),
@@ -37,31 +28,31 @@ AGAIN = [
     Event("fan", "nowhere", "unknown", "watch", timestamp=NOON),
 ]
 SESSION = (
-    InlineEvent(item_id(0, 2), "play", timestamp=NOON - DAY),
-    InlineEvent(item_id(3, 1)),
-    InlineEvent("nowhere"),
+    asking.inline(item_id(0, 2), "play", timestamp=NOON - DAY),
+    asking.inline(item_id(3, 1)),
+    asking.inline("nowhere"),
 )
 
 
-async def ask(engine: Engine, query: str, requester: Requester, **more: Any) -> Answer:
+async def ask(engine: Engine, query: str, requester: asking.Who, **more: Any) -> Any:
     """Search the history of a requester, as of noon unless they say otherwise."""
-    asked = SearchQuery(requester, query, memory="history", fill=True, **more)
-    return await engine.answers.search(asked, StageClock())
+    asked = asking.search(requester, query, memory="history", fill=True, **more)
+    return await asking.ask(engine, asked)
 
 
-def found(answer: Answer) -> list[AnswerEvent]:
+def found(answer: Any) -> list[Any]:
     """The events of an answer."""
-    return cast(list[AnswerEvent], list(answer.items))
+    return list(answer.events)
 
 
 async def expected(
     engine: Engine, events: Sequence[Event], query: str, wanted: Filter | None, temperature: float
 ) -> Iterator[tuple[float, float, float, Event, dict[str, float]]]:
     """(score, recency, weight, event, fields that matched), best first, by a loop in float64."""
-    members = [FieldCondition("item_id", {"in": sorted({each.item_id for each in events})})]
-    among = FilterGroup("all", (*members, *([] if wanted is None else [wanted])))
-    plain = SearchQuery(Requester(temperature=temperature), query, 1000, among, fill=True)
-    items = (await engine.answers.search(plain, StageClock())).items
+    members = [Condition("item_id", {"in": sorted({each.item_id for each in events})})]
+    among = Group("all", (*members, *([] if wanted is None else [wanted])))
+    plain = asking.search(asking.who(temperature=temperature), query, 1000, filter=among, fill=True)
+    items = (await asking.ask(engine, plain)).items
     by_id = {item["item_id"]: item for item in items}
     scored = []
     for each in events:
@@ -89,7 +80,7 @@ def test_events_are_those_of_a_plain_loop(
 
     async def story(engine: Engine) -> None:
         await engine.store.append(AGAIN)
-        requester = Requester("fan", temperature=temperature, at=NOON)
+        requester = asking.who("fan", temperature=temperature, at=NOON)
         until = [each for each in AGAIN if cast(int, each.timestamp) <= NOON]
         more = {} if wanted is None else {"filter": wanted}
         whole = list(await expected(engine, until, query, wanted, temperature))
@@ -112,7 +103,7 @@ def test_events_are_those_of_a_plain_loop(
         own = [event["timestamp"] for event in told if event["item_id"] == item_id(0, 4)]
         assert own == sorted(own, reverse=True) != []
         assert sum(event["weight"] for event in told) == pytest.approx(1, abs=1e-5)
-        (best,) = found(await ask(engine, query, Requester("fan", hard=True, at=NOON), **more))
+        (best,) = found(await ask(engine, query, asking.who("fan", hard=True, at=NOON), **more))
         (newest,) = [one for one in told if one["item_id"] == best["item_id"]][:1]
         assert best["event_id"] == newest["event_id"]
         assert best["weight"] == pytest.approx(1)
@@ -129,7 +120,7 @@ def test_a_better_match_goes_before_a_newer_event(world: tiny.World, tmp_path: P
         ages = {"one": 700, "two": 699, "other": 0}
         events = [Event("v", id_, id_, timestamp=NOON - n * DAY) for id_, n in ages.items()]
         await engine.store.append(events)
-        told = found(await ask(engine, "quartz", Requester("v", at=NOON)))
+        told = found(await ask(engine, "quartz", asking.who("v", at=NOON)))
         assert [event["event_id"] for event in told] == ["two", "one", "other"]
 
     run(world.copy(tmp_path / "data"), story)
@@ -141,21 +132,23 @@ def test_only_visible_events_of_the_requester_are_found(world: tiny.World, tmp_p
     async def story(engine: Engine) -> None:
         await engine.store.append(AGAIN)
         others = {f"e{user}-{n}" for user in range(40) for n in range(12)}
-        now = found(await ask(engine, "rocket", Requester("fan"), limit=1000))
+        now = found(await ask(engine, "rocket", asking.who("fan"), limit=1000))
         assert {event["event_id"] for event in now} & others == set()
         assert "later" in {event["event_id"] for event in now}
-        visible = EventFilter(NOON - 9 * DAY, NOON, frozenset({"watch"}), frozenset({"even"}))
-        told = found(await ask(engine, "rocket", Requester("fan", visible=visible), limit=1000))
+        visible = asking.visible(
+            since=NOON - 9 * DAY, until=NOON, types=["watch"], categories=["even"]
+        )
+        told = found(await ask(engine, "rocket", asking.who("fan", visible=visible), limit=1000))
         assert {event["event_id"] for event in told} == {f"f{n}" for n in range(1, 10)}
         await engine.store.put_items([Item(item_id(0, 3), title="rocket", hidden=True)])
         await engine.store.delete_item(item_id(0, 4))
-        told = found(await ask(engine, "rocket", Requester("fan"), limit=1000))
+        told = found(await ask(engine, "rocket", asking.who("fan"), limit=1000))
         gone = {item_id(0, 3), item_id(0, 4)}
         assert {event["item_id"] for event in now} - {event["item_id"] for event in told} == gone
         assert len({event["item_id"] for event in told} & gone) == 0
-        nobody = await ask(engine, "rocket", Requester("nobody"))
-        assert (nobody.items, nobody.keys_attended) == ([], 0)
-        (warning,) = nobody.warnings or ()
+        nobody = await ask(engine, "rocket", asking.who("nobody"))
+        assert (nobody.events, nobody.keys_attended) == ([], 0)
+        (warning,) = nobody.warnings
         assert warning.detail == "no item of the history matches 'rocket'"
 
     run(world.copy(tmp_path / "data"), story)
@@ -166,12 +159,12 @@ def test_a_session_is_searched_alone_and_over_a_history(world: tiny.World, tmp_p
 
     async def story(engine: Engine) -> None:
         await engine.store.append(AGAIN)
-        alone = found(await ask(engine, "rocket", Requester(history=SESSION, at=NOON)))
+        alone = found(await ask(engine, "rocket", asking.who(history=SESSION, at=NOON)))
         items = {item_id(0, 2): ("play", NOON - DAY), item_id(3, 1): ("view", NOON)}
         assert {e["item_id"]: (e["type"], e["timestamp"]) for e in alone} == items
         assert {event["event_id"] for event in alone} == {None}
-        both = found(await ask(engine, "rocket", Requester("fan", SESSION, at=NOON), limit=1000))
-        stored = found(await ask(engine, "rocket", Requester("fan", at=NOON), limit=1000))
+        both = found(await ask(engine, "rocket", asking.who("fan", SESSION, at=NOON), limit=1000))
+        stored = found(await ask(engine, "rocket", asking.who("fan", at=NOON), limit=1000))
         assert len(both) == len(stored) + 2
 
     run(world.copy(tmp_path / "data"), story)
@@ -182,8 +175,8 @@ def test_coarse_retrieval_attends_the_nearest_keys(world: tiny.World, tmp_path: 
 
     async def story(engine: Engine) -> None:
         await engine.store.append(AGAIN)
-        exact = await ask(engine, "soup", Requester("fan", at=NOON), limit=1000)
-        coarse = Requester("fan", retrieval=Retrieval("coarse", k=3), at=NOON)
+        exact = await ask(engine, "soup", asking.who("fan", at=NOON), limit=1000)
+        coarse = asking.who("fan", retrieval=asking.retrieval("coarse", k=3), at=NOON)
         some = await ask(engine, "soup", coarse, limit=1000)
         assert (exact.retrieval, exact.mass, some.retrieval) == ("exact", 1.0, "coarse")
         assert 0 < (some.keys_attended or 0) < (exact.keys_attended or 0)
@@ -201,7 +194,7 @@ def test_answers_while_the_store_is_away_say_so(
     """Events that are known are found without their ids, and the answer is degraded."""
 
     async def story(engine: Engine) -> None:
-        before = await ask(engine, "rocket", Requester("u0"))
+        before = await ask(engine, "rocket", asking.who("u0"))
         assert not before.degraded
 
         async def away(*_: Any, **__: Any) -> Any:
@@ -209,9 +202,9 @@ def test_answers_while_the_store_is_away_say_so(
 
         for name in ("changed_history", "event_ids", "get_items"):
             monkeypatch.setattr(engine.store, name, away)
-        after = await ask(engine, "rocket", Requester("u0"), highlight=True)
+        after = await ask(engine, "rocket", asking.who("u0"), highlight=True)
         assert after.degraded
-        assert [event["event_id"] for event in found(after)] == [None] * len(before.items)
-        assert [event["item_id"] for event in after.items] == [e["item_id"] for e in before.items]
+        assert [event["event_id"] for event in found(after)] == [None] * len(before.events)
+        assert [event["item_id"] for event in after.events] == [e["item_id"] for e in before.events]
 
     run(world.copy(tmp_path / "data"), story)

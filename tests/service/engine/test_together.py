@@ -11,28 +11,25 @@ from typing import Any
 
 import pytest
 
+from models.catalogue.item_filter import Condition
 from models.ranking.ready.together import MIN_SIGNIFICANCE
 from service.domain.errors import NotFound
-from service.domain.item_selection import FieldCondition
-from service.domain.queries import Answer
-from service.domain.ready_queries import TogetherQuery, TogetherRelation
 from service.domain.records import Event, Item
-from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
 from service.snapshots.registry import Registry
 from service.stores.base import Store
-from tests.support import tiny
+from tests.support import asking, tiny
 from tests.support.engine_story import run
 
 HOUR = 3_600_000_000
 NOW = 1_767_268_800_000_000
-RELATIONS: tuple[TogetherRelation, ...] = ("after", "basket")
+RELATIONS: tuple[Any, ...] = ("after", "basket")
 
 
-async def ask(engine: Engine, item_id: str, **fields: Any) -> Answer:
+async def ask(engine: Engine, item_id: str, **fields: Any) -> Any:
     """The answer of an engine as of `at`."""
-    query = TogetherQuery(item_id, **{"at": NOW, "limit": 100} | fields)
-    return await engine.ready_answers.together(query, StageClock())
+    query = asking.together(item_id, **{"at": NOW, "limit": 100} | fields)
+    return await asking.ask(engine, query)
 
 
 def baskets(store: Store, at: int) -> dict[str, list[set[str]]]:
@@ -45,7 +42,7 @@ def baskets(store: Store, at: int) -> dict[str, list[set[str]]]:
 
 
 def expected(
-    store: Store, item: str, relation: TogetherRelation, at: int
+    store: Store, item: str, relation: Any, at: int
 ) -> dict[str, tuple[float, int, float]]:
     """Score, support and lift of every item, by loops over users and their baskets."""
     # Takes a second, which every process that collects this file would spend.
@@ -130,7 +127,7 @@ def test_companions_are_those_of_loops_over_the_log(tmp_path: Path, seed: int) -
                 scores = [numbers[0] for numbers in found.values()]
                 assert scores == sorted(scores, reverse=True)
                 met += len(found)
-                odd = FieldCondition("categories", {"eq": "k1"})
+                odd = Condition("categories", {"eq": "k1"})
                 some = await ask(engine, item, relation=relation, at=at, filter=odd)
                 assert all(int(each["item_id"][1:]) % 2 for each in some.items)
                 assert {each["item_id"] for each in some.items if "lift" in each} == {
@@ -211,7 +208,7 @@ def test_an_empty_answer_says_why(tmp_path: Path) -> None:
         for item_id, end in why.items():
             answer = await ask(engine, item_id)
             assert answer.items == []
-            (warning,) = answer.warnings or ()
+            (warning,) = answer.warnings
             assert warning.pointer == "/item_id"
             begin = f"no item that may be answered is taken with {item_id!r} ("
             assert warning.detail.startswith(begin)

@@ -8,7 +8,7 @@ import pytest
 from models.ranking.search import search
 from models.text.static_encoder import StaticEncoder
 from service.domain.records import Item
-from service.engine.questions.search import match_text
+from service.engine.search import match_text
 from service.evaluation.search_quality import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 

@@ -6,23 +6,13 @@ from pathlib import Path
 import pytest
 
 from service.domain.errors import Invalid, NotFound
-from service.domain.queries import (
-    AttendQuery,
-    CatalogueMemory,
-    RecommendQuery,
-    Requester,
-    ScoreQuery,
-    SimilarQuery,
-    StoredUserMemory,
-)
-from service.domain.ready_queries import AudienceQuery, PopularQuery, TogetherQuery
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.engine.engine import open_engine
+from service.questions.parts import PinIn
 from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
-from tests.support import tiny
+from tests.support import asking, tiny
 
 
 def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
@@ -37,8 +27,8 @@ def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
     async def ask(reason: str) -> list[str]:
         engine = await open_engine(Settings(data=tmp_path))
         try:
-            query = RecommendQuery(Requester(user_id="u0"), limit=5, exclude_seen=False)
-            answer = await engine.answers.recommend(query, StageClock())
+            query = asking.recommend(asking.who(user_id="u0"), limit=5, exclude_seen=False)
+            answer = await asking.ask(engine, query)
             assert {item["reason"] for item in answer.items} == {reason}
             return [item["item_id"] for item in answer.items]
         finally:
@@ -50,10 +40,11 @@ def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
             await engine.live.catalogue.put_items(
                 [Item("space-01", "a rocket"), Item("new", "a comet")]
             )
-            answer = await engine.answers.recommend(
-                RecommendQuery(Requester(user_id="u0")), StageClock()
-            )
+            pins = [PinIn(item_id=tiny.item_id(2, 7), position=1)]
+            answer = await asking.ask(engine, asking.recommend(asking.who(user_id="u0"), pin=pins))
             assert {item["item_id"] for item in answer.items} <= {"space-01", "new"}
+            [warning] = answer.warnings
+            assert warning.detail == f"item {tiny.item_id(2, 7)!r} is not in the catalogue"
         finally:
             await engine.close()
 
@@ -72,7 +63,7 @@ def test_an_item_without_text_or_event_is_not_recommended(tmp_path: Path) -> Non
         engine = await open_engine(Settings(data=tmp_path))
 
         async def offered() -> set[str]:
-            answer = await engine.answers.recommend(RecommendQuery(Requester(), 9), StageClock())
+            answer = await asking.ask(engine, asking.recommend(asking.who(), 9))
             return {item["item_id"] for item in answer.items}
 
         try:
@@ -96,35 +87,34 @@ def test_what_is_recommended_is_known_to_every_question(tmp_path: Path, is_liste
 
     async def story() -> None:
         engine = await open_engine(Settings(data=tmp_path))
-        ask, ready, clock = engine.answers, engine.ready_answers, StageClock()
         try:
             if is_listed:
                 await engine.live.catalogue.put_items([Item("a"), Item("b"), Item("c", "a comet")])
             await engine.store.append([Event("u", "a"), Event("v", "a"), Event("v", "b")])
-            await ready.popular(PopularQuery(Requester()), clock)  # brings the items of events in
+            await asking.ask(engine, asking.popular(asking.who()))  # brings the items of events in
             await engine.live.refresh_popularity()
-            found = await ask.recommend(RecommendQuery(Requester(), 9), clock)
+            found = await asking.ask(engine, asking.recommend(asking.who(), 9))
             offered = [item["item_id"] for item in found.items]
             assert {"a", "b"} <= set(offered)
-            requester = Requester(user_id="u", explain=3)
-            scored = await ask.score(ScoreQuery(requester, tuple(offered)), clock)
+            requester = asking.who(user_id="u", explain=3)
+            scored = await asking.ask(engine, asking.score(requester, tuple(offered)))
             assert [item["item_id"] for item in scored.items] == offered
             for item in offered:
-                await ready.together(TogetherQuery(item), clock)
-                await ready.audience(AudienceQuery(item), clock)
-                memory = StoredUserMemory("u")
-                await ask.attend(AttendQuery(memory, item_id=item), clock)
-            for space in (None, "content"):
-                similar = await ask.similar(SimilarQuery("a", space=space), clock)
+                await asking.ask(engine, asking.together(item))
+                await asking.ask(engine, asking.audience(item))
+                memory = {"user_id": "u"}
+                await asking.ask(engine, asking.attend(memory, item_id=item))
+            for space in ("both", "content"):
+                similar = await asking.ask(engine, asking.similar("a", space=space))
                 assert similar.items == []
-                (warning,) = similar.warnings or ()
+                (warning,) = similar.warnings
                 assert warning.pointer == "/item_id"
                 assert "'a' has neither a text nor an embedding" in warning.detail
             with pytest.raises(Invalid, match="neither a text nor an embedding"):
-                await ask.attend(AttendQuery(CatalogueMemory(), item_id="a"), clock)
+                await asking.ask(engine, asking.attend({"catalogue": True}, item_id="a"))
             for unknown in ("x", ""):
                 with pytest.raises(NotFound):
-                    await ask.similar(SimilarQuery(unknown), clock)
+                    await asking.ask(engine, asking.similar(unknown))
         finally:
             await engine.close()
 
@@ -138,20 +128,14 @@ def test_deleted_item_is_not_found(world: tiny.World, tmp_path: Path) -> None:
         engine = await open_engine(Settings(data=world.copy(tmp_path / "data")))
         item = tiny.item_id(0, 1)
         try:
-            assert (
-                await engine.answers.score(
-                    ScoreQuery(Requester(user_id="u0"), (item,)), StageClock()
-                )
-            ).items
+            assert (await asking.ask(engine, asking.score(asking.who(user_id="u0"), (item,)))).items
             await engine.live.catalogue.delete_item(item)
             with pytest.raises(NotFound, match="/item_ids/0"):
-                await engine.answers.score(
-                    ScoreQuery(Requester(user_id="u0"), (item,)), StageClock()
-                )
+                await asking.ask(engine, asking.score(asking.who(user_id="u0"), (item,)))
             with pytest.raises(NotFound, match=item):
-                await engine.answers.similar(SimilarQuery(item), StageClock())
+                await asking.ask(engine, asking.similar(item))
             await engine.live.catalogue.put_items([Item(item, "it is back")])
-            assert (await engine.answers.similar(SimilarQuery(item), StageClock())).items
+            assert (await asking.ask(engine, asking.similar(item))).items
         finally:
             await engine.close()
 

@@ -17,10 +17,8 @@ from models.text.query_table import QueryTable
 from models.text.query_table_fit import FittedTable
 from models.text.static_encoder import StaticEncoder
 from service.domain.errors import Invalid
-from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.engine.engine import open_engine
 from service.evaluation.query_encoding import QueryEncoding, fit_query_encoding
 from service.evaluation.search_calibration import (
@@ -33,7 +31,7 @@ from service.evaluation.search_calibration import (
 from service.runtime.data_layout import QUERY_TABLE_FILE, SEARCH_FILE
 from service.snapshots.live_search import SearchSetup
 from service.snapshots.text_embeddings import EmbeddingCache
-from tests.support import tiny_bert
+from tests.support import asking, tiny_bert
 from tests.support.command_line import Heed
 from tests.support.judged import beir
 from tests.support.token_encoder import WORDS, TokenEncoder, sentences
@@ -165,8 +163,8 @@ async def test_searches_are_answered_by_the_table(heed: Heed, tmp_path: Path, fo
     settings = Settings(data=data, encoder=str(folder), embedding_dim=tiny_bert.WIDTH)
     engine = await open_engine(settings)
     try:
-        search, parts = engine.answers.search, engine.parts
-        query = SearchQuery(Requester(), "cat below the sea", 5)
+        parts = engine.parts
+        query = asking.search(asking.who(), "cat below the sea", 5)
         encoded = parts.search.setup.encoder
         tune = "tune-search", "--encoder", folder, "--queries"
         said = await asyncio.to_thread(heed, *tune, "table")
@@ -182,7 +180,7 @@ async def test_searches_are_answered_by_the_table(heed: Heed, tmp_path: Path, fo
                 raise AssertionError(texts)
 
         parts.embeddings.encoder.encode = Silent().encode  # type: ignore[assignment,method-assign]
-        answer = await search(query, StageClock())
+        answer = await asking.ask(engine, query)
         assert len(answer.items) == 5
     finally:
         await engine.close()

@@ -13,10 +13,8 @@ from models.text.bm25 import TITLE_WEIGHT
 from models.text.static_encoder import StaticEncoder
 from service.datasets.base import JudgedQuery
 from service.domain.errors import Corrupt, Invalid
-from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.engine.engine import open_engine
 from service.evaluation import search_quality
 from service.evaluation.search_quality import (
@@ -34,6 +32,7 @@ from service.snapshots.search_parameters import (
     save_search_parameters,
 )
 from service.snapshots.text_embeddings import EmbeddingCache
+from tests.support import asking
 from tests.support.command_line import Heed
 from tests.support.judged import beir
 from tests.support.reference import bm25, cosine
@@ -311,8 +310,8 @@ def _found(data: Path) -> list[str]:
     async def main() -> list[str]:
         engine = await open_engine(Settings(data=data))
         try:
-            query = SearchQuery(Requester(), "film 5", limit=5)
-            answer = await engine.answers.search(query, StageClock())
+            query = asking.search(asking.who(), "film 5", limit=5)
+            answer = await asking.ask(engine, query)
         finally:
             await engine.close()
         return [item["item_id"] for item in answer.items]

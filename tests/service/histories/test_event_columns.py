@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from models.data.vocabulary import Vocabulary
-from service.domain.queries import Requester
 from service.domain.records import Event, User
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import MemoryProvider
@@ -47,7 +46,7 @@ def memories(store: SQLiteStore, vocabulary: Vocabulary) -> MemoryProvider:
 
 
 async def load(memories: MemoryProvider, user: str = "u") -> EventColumns:
-    return await memories.load(Requester(user), 0)
+    return await memories.load(user, now=0)
 
 
 def event(number: int, *, user: str = "u", minute: int | None = None, **other: object) -> Event:
@@ -231,7 +230,7 @@ async def test_a_time_leaves_out_later_events_with_all_that_they_brought(
     await store.put_user(User("u", {}, ("jazz",)))
     await store.append([event(n, weight=1 + n, key=vector(n), value=vector(-n)) for n in range(4)])
     for minute, count in ((2, 3), (-1, 0), (3, 4), (1, 2)):
-        found = await memories.load(Requester("u", at=minute * MINUTE), 0)
+        found = await memories.load("u", minute * MINUTE, now=0)
         assert found.timestamps.tolist() == [n * MINUTE for n in range(count)]
         assert found.filled_weights().tolist() == [1 + n for n in range(count)]
         assert sorted(found.vectors) == list(range(count))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +11,17 @@ import numpy as np
 import pytest
 
 from models.history import long_history
-from service.domain.queries import (
-    Answer,
-    EventFilter,
-    RecommendQuery,
-    Requester,
-    Retrieval,
-    ScoreQuery,
-    SearchQuery,
-)
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine, open_engine
 from service.histories import memory_provider
-from tests.support import tiny
+from tests.support import asking, tiny
 
 LENGTH = 2_600
 HOUR = 3_600_000_000
 ITEMS = tuple(tiny.item_id(genre, number) for genre in (0, 1) for number in range(6))
 AT = (LENGTH + 2_000) * HOUR  # after all events
-EVERYTHING = EventFilter(since=-(1 << 60))  # a mask, which asks for every event one by one
+EVERYTHING = asking.visible(since=-(1 << 60))  # a mask, which asks for every event one by one
 
 
 @pytest.fixture(autouse=True)
@@ -56,16 +45,14 @@ async def told(engine: Engine, made: list[Event]) -> None:
         await engine.store.append(made[at : at + 1_000])
 
 
-async def agree(engine: Engine, tolerance: float = 5e-5, **more: Any) -> Answer:
+async def agree(engine: Engine, tolerance: float = 5e-5, **more: Any) -> Any:
     """Assert that scores and reasons equal those of every event; return the answer."""
-    requester = Requester(user_id="ann", at=AT, explain=5, explain_effects=True, **more)
-    query = ScoreQuery(requester, ITEMS)
-    found = await engine.answers.score(query, StageClock())
-    wanted = await engine.answers.score(
-        replace(
-            query, requester=replace(requester, visible=EVERYTHING, retrieval=Retrieval("exact"))
-        ),
-        StageClock(),
+    requester = asking.who(user_id="ann", at=AT, explain=5, explain_effects=True, **more)
+    query = asking.score(requester, ITEMS)
+    found = await asking.ask(engine, query)
+    wanted = await asking.ask(
+        engine,
+        query.model_copy(update={"visible": EVERYTHING, "retrieval": asking.retrieval("exact")}),
     )
     assert wanted.rows_scanned == wanted.memory_rows
     for one, other in zip(found.items, wanted.items, strict=True):
@@ -114,10 +101,10 @@ def test_answers_reflect_every_change_of_a_history(world: tiny.World, tmp_path: 
         await agree(engine, explain_exact=True)
         assert engine.parts.memories.stats()["memory_hits"] > hits
         await agree(engine, exclude_self=True)
-        await agree(engine, retrieval=Retrieval("coarse", k=10_000))
+        await agree(engine, retrieval=asking.retrieval("coarse", k=10_000))
         await engine.store.forget("ann")
-        query = ScoreQuery(Requester(user_id="ann", at=AT), ITEMS)
-        assert (await engine.answers.score(query, StageClock())).memory_rows == 0
+        query = asking.score(asking.who(user_id="ann", at=AT), ITEMS)
+        assert (await asking.ask(engine, query)).memory_rows == 0
 
     _run(world.copy(tmp_path / "data"), story)
 
@@ -162,9 +149,9 @@ def test_lists_are_built_in_the_background_and_report_their_error(
         await told(engine, events(4_000, items=many))
         errors: list[tuple[float, float]] = []
         engine.observe_errors(lambda true, stated: errors.append((true, stated)))
-        listed = Retrieval(max_error=0.05)
-        requester = Requester(user_id="ann", at=AT, retrieval=listed)
-        first = await engine.answers.score(ScoreQuery(requester, ITEMS), StageClock())
+        listed = asking.retrieval(max_error=0.05)
+        requester = asking.who(user_id="ann", at=AT, retrieval=listed)
+        first = await asking.ask(engine, asking.score(requester, ITEMS))
         assert first.retrieval == "exact"  # lists are not waited for
         for _ in range(6_000):
             if not engine.parts.memories.stats()["long_histories_waiting_for_lists"]:
@@ -175,14 +162,12 @@ def test_lists_are_built_in_the_background_and_report_their_error(
         for item in found.items:
             assert 0 < item["relative_error"] <= 0.05
             assert 0 < item["mass"] < 1
-        answer = await engine.answers.recommend(RecommendQuery(requester, limit=5), StageClock())
+        answer = await asking.ask(engine, asking.recommend(requester, limit=5))
         assert len(answer.items) == 5
-        answer = await engine.answers.search(
-            SearchQuery(requester, "many 3", limit=5), StageClock()
-        )
+        answer = await asking.ask(engine, asking.search(requester, "many 3", limit=5))
         assert len(answer.items) == 5
-        exact = await engine.answers.score(
-            ScoreQuery(replace(requester, retrieval=Retrieval("exact")), ITEMS), StageClock()
+        exact = await asking.ask(
+            engine, asking.score({**requester, "retrieval": asking.retrieval("exact")}, ITEMS)
         )
         assert exact.retrieval == "exact"
         stats = engine.parts.memories.stats()
@@ -214,10 +199,10 @@ def test_concurrent_requests_and_appends(world: tiny.World, tmp_path: Path) -> N
 
     async def story(engine: Engine) -> None:
         await told(engine, events(LENGTH))
-        query = ScoreQuery(Requester(user_id="ann", at=AT), ITEMS[:3])
+        query = asking.score(asking.who(user_id="ann", at=AT), ITEMS[:3])
 
-        async def ask() -> list[Answer]:
-            return [await engine.answers.score(query, StageClock()) for _ in range(20)]
+        async def ask() -> list[Any]:
+            return [await asking.ask(engine, query) for _ in range(20)]
 
         asked = [asyncio.create_task(ask()) for _ in range(4)]
         for start in range(LENGTH, LENGTH + 1_200, 100):

@@ -12,21 +12,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.item_entry import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.scoring import score
-from service.domain.queries import EventFilter, InlineEvent, Requester
 from service.histories.event_columns import EMPTY, EventColumns
 from service.histories.memory_provider import MemoryProvider
+from service.questions.parts import ALL_EVENTS, VisibleIn
+from tests.support import asking
 from tests.support.pasts import appends
 from tests.support.small import DAY, encode, random_model
 from tests.support.small import snapshot as small_snapshot
 from tests.support.stored_events import ITEMS, memory_provider, stored_events, user_history
 
 PLENTY = 1 << 30
-ANYBODY = Requester()
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +47,11 @@ def provided(
     snapshot: Snapshot,
     events: EventColumns,
     at: int = 99 * DAY,
-    requester: Requester = ANYBODY,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    visible: VisibleIn = ALL_EVENTS,
 ) -> UserMemory:
     """The memory that a request gets."""
-    with memories.memory(snapshot, requester, events, at) as user:
+    with memories.memory(snapshot, events, options, now=at, visible=visible) as user:
         return user
 
 
@@ -122,9 +124,13 @@ def test_requests_without_events_share_one_memory(
     """All requests without events share one empty memory."""
     targets = np.arange(ITEMS)
     expected = score(snapshot, build_memory(snapshot, UserHistory.empty(), 9 * DAY), targets)
-    masked = Requester(temperature=2.0, visible=EventFilter(since=5))
-    for requester, at in ((Requester(), 9 * DAY), (masked, 99 * DAY), (Requester("new"), DAY)):
-        user = provided(memories, snapshot, EMPTY, at, requester)
+    warm, late = AttentionOptions(temperature=2.0), asking.visible(since=5)
+    for options, visible, at in (
+        (DEFAULT_OPTIONS, ALL_EVENTS, 9 * DAY),
+        (warm, late, 99 * DAY),
+        (DEFAULT_OPTIONS, late, DAY),
+    ):
+        user = provided(memories, snapshot, EMPTY, at, options, visible)
         np.testing.assert_array_equal(score(snapshot, user, targets).total, expected.total)
         assert len(user) == 0
     assert memories.stats()["memory_misses"] == 1
@@ -138,9 +144,9 @@ async def test_requests_with_sessions_or_masks_bypass_the_cache(
     events = stored_events("ann", 5)
     check(memories, snapshot, events)
     before = memories.stats()
-    hidden = Requester("ann", visible=EventFilter(until=0))
-    assert len(provided(memories, snapshot, events, requester=hidden)) == 0
-    session = await memories.load(Requester(history=(InlineEvent("i1"),)), 99 * DAY)
+    hidden = asking.visible(until=0)
+    assert len(provided(memories, snapshot, events, visible=hidden)) == 0
+    session = await memories.load(None, now=99 * DAY, session=(asking.inline("i1"),))
     user = provided(memories, snapshot, session)
     assert user.history.timestamps.tolist() == [99 * DAY]
     assert memories.stats() == before

@@ -17,7 +17,7 @@ import pytest
 
 from service.domain import errors
 from service.runtime.file_paths import without_folders
-from service.stores.postgres.database import faults
+from service.stores.postgres import faults
 from service.stores.sqlite import database_file
 from tests.service.http.test_connection_limits import Open, rest, serve, status
 from tests.support.http_fake import Client, FakeEngine, serving

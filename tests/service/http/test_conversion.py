@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from service.domain.errors import Invalid
-from service.http.schemas.conversion import convert_rows
+from service.http.routes.record_bodies import convert_rows
 
 
 def test_other_work_runs_while_rows_are_converted() -> None:

@@ -7,15 +7,10 @@ from typing import Any
 
 import pytest
 
-from service.domain.item_selection import (
-    NO_FILTER,
-    FacetRequest,
-    FieldCondition,
-    Filter,
-    FilterGroup,
-    SortField,
-)
-from service.http.schemas.questions.filters import MAX_CONDITIONS, MAX_DEPTH, MAX_VALUES, FilterIn
+from models.catalogue.item_filter import EVERYTHING, Condition, Group, conditions
+from models.catalogue.item_filter import ItemFilter as Filter
+from service.questions.parts import MAX_CONDITIONS, MAX_DEPTH, MAX_VALUES, FilterIn
+from tests.support import asking
 from tests.support.http_fake import Client, serving
 
 
@@ -33,42 +28,42 @@ def nested(depth: int) -> dict[str, Any]:
     return innermost
 
 
-A = FieldCondition("attributes.a", {"eq": 1})
+A = Condition("attributes.a", {"eq": 1})
 MEANINGS: list[tuple[dict[str, Any], Filter]] = [
-    ({}, NO_FILTER),
+    ({}, EVERYTHING),
     ({"field": "attributes.a", "eq": 1}, A),
-    ({"field": "attributes.a", "eq": None}, FieldCondition("attributes.a", {"eq": None})),
+    ({"field": "attributes.a", "eq": None}, Condition("attributes.a", {"eq": None})),
     (
         {"field": "attributes.a.b", "gte": 1, "lt": 2.5},
-        FieldCondition("attributes.a.b", {"gte": 1, "lt": 2.5}),
+        Condition("attributes.a.b", {"gte": 1, "lt": 2.5}),
     ),
     (
         {"field": "published_at", "in": ["1970-01-01T00:00:01Z"], "exists": True},
-        FieldCondition("published_at", {"in": [1_000_000], "exists": True}),
+        Condition("published_at", {"in": [1_000_000], "exists": True}),
     ),
     (
         {"field": "attributes.a", "within_km": {"lat": 1, "lon": 2, "km": 3}},
-        FieldCondition("attributes.a", {"within_km": (1, 2, 3)}),
+        Condition("attributes.a", {"within_km": (1, 2, 3)}),
     ),
     (
         {"any": [{"field": "attributes.a", "eq": 1}], "none": []},
-        FilterGroup("all", (FilterGroup("any", (A,)), FilterGroup("none"))),
+        Group("all", (Group("any", (A,)), Group("none"))),
     ),
     (
         {"none": [{"attributes": {"a": 1}}]},
-        FilterGroup("none", (A,)),
+        Group("none", (A,)),
     ),
     (
         {
             "attributes": {"a": 1, "b/c": [True, None]},
             "published": {"until": "1970-01-01T00:00:01Z"},
         },
-        FilterGroup(
+        Group(
             "all",
             (
                 A,
-                FieldCondition("attributes.b/c", {"in": [True, None]}),
-                FieldCondition("published_at", {"lt": 1_000_000}),
+                Condition("attributes.b/c", {"in": [True, None]}),
+                Condition("published_at", {"lt": 1_000_000}),
             ),
         ),
     ),
@@ -92,20 +87,16 @@ def test_conditions_know_their_places() -> None:
         "categories": {"all": ["y"]},
         "attributes": {"b/c": 1},
     }
-    group = FilterIn.model_validate(written).to_filter()
-    assert isinstance(group, FilterGroup)
-    places = [list(one.pointers.values()) for one in _conditions(group)]
+    group = FilterIn.model_validate(written).conditions()
+    places = [
+        [at + pointer for pointer in one.pointers.values()]
+        for one, at in conditions(group, "/filter")
+    ]
     assert places == [
         ["/filter/all/0/any/0/field", "/filter/all/0/any/0/in"],
         ["/filter/categories/all/0"],
         ["/filter/attributes/b~1c", "/filter/attributes/b~1c"],
     ]
-
-
-def _conditions(wanted: Filter) -> list[FieldCondition]:
-    if isinstance(wanted, FieldCondition):
-        return [wanted]
-    return [one for member in wanted.members for one in _conditions(member)]
 
 
 NAMES = "item_id, title, categories, tags, published_at and attributes.NAME"
@@ -244,10 +235,13 @@ def test_lists_facets_and_fields_reach_the_engine(client: Client) -> None:
     assert client.post("/v1/search", json=sent).status_code == 200
     query = client.engine.asked[-1]
     assert query.is_listing
-    assert query.sort == (SortField("attributes.price", descending=True), SortField("item_id"))
+    assert query.sort == [
+        asking.order("attributes.price", descending=True),
+        asking.order("item_id"),
+    ]
     assert (query.offset, query.cursor) == (20, None)
-    assert query.facets == (FacetRequest("tags", 3), FacetRequest("published_at", 10))
-    assert query.fields == ("attributes", "attributes.price", "description")
+    assert query.facets == [asking.facet("tags", 3), asking.facet("published_at", 10)]
+    assert query.fields == ["attributes", "attributes.price", "description"]
 
 
 @pytest.mark.parametrize(

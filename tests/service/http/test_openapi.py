@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, Phase, settings
 
 from service.domain.settings import Settings
 from service.engine.engine import Engine
-from service.http.app import create_app
+from service.http.app import ROUTERS, create_app
 from service.http.problems import Problem
-from service.http.routes import ask, attend, events, health, items, models, users
 from tests.support.http_fake import FakeEngine, serving
 
 # Its limits are wide: what is under test here is the document.
@@ -159,8 +158,7 @@ def test_nothing_runs_in_a_thread_pool() -> None:
         own = [dependant.call] if dependant.call else []
         return own + [call for inner in dependant.dependencies for call in calls(inner)]
 
-    routers = [room.router for room in (ask, attend, events, health, items, models, users)]
-    routes = [route for router in routers for route in router.routes]
+    routes = [route for router in ROUTERS for route in router.routes]
     assert len(routes) >= 20
     for route in routes:
         assert isinstance(route, APIRoute)

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from service.domain.settings import Settings
 from service.http.app import create_app
-from service.http.schemas.base import Body
-from service.http.schemas.write import ItemDetails
+from service.http.routes.record_bodies import ItemDetails
+from service.questions.scalars import Body
 from tests.support import tiny
 from tests.support.namespaced import NamespacedService
 

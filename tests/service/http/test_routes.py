@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from models.catalogue.item_filter import Condition, Group
 from service.domain.errors import (
     Conflict,
     Corrupt,
@@ -20,13 +21,6 @@ from service.domain.errors import (
     StoreFull,
     StoreUnreachable,
     Unavailable,
-)
-from service.domain.item_selection import FieldCondition, FilterGroup
-from service.domain.queries import (
-    CatalogueMemory,
-    InlineEvent,
-    StoredUserMemory,
-    VectorMemory,
 )
 from service.domain.records import User
 from service.domain.scenarios import Scenario
@@ -219,19 +213,15 @@ def test_score_request_passes_every_field_to_the_engine(client: Client) -> None:
         },
     )
     (query,) = client.engine.asked
-    requester = query.requester
-    assert query.item_ids == ("b", "a", "b")
-    assert requester.history == (InlineEvent("a", "like", 2.0), InlineEvent("b"))
-    assert (requester.visible.since, requester.visible.until) == (1_000_000, 2_000_000)
-    assert (requester.visible.types, requester.visible.categories) == ({"like"}, {"talk"})
-    assert (requester.retrieval.mode, requester.retrieval.k, requester.retrieval.probes) == (
-        "coarse",
-        10,
-        4,
-    )
-    assert (requester.user_id, requester.temperature, requester.hard) == ("u", 0.5, True)
-    assert (requester.exclude_self, requester.at) == (True, 3_000_000)
-    assert (requester.explain, requester.explain_exact) == (30, True)
+    assert query.item_ids == ["b", "a", "b"]
+    events = [(each.item_id, each.type, each.weight) for each in query.history]
+    assert events == [("a", "like", 2.0), ("b", "view", 1.0)]
+    assert (query.visible.since, query.visible.until) == (1_000_000, 2_000_000)
+    assert (query.visible.types, query.visible.categories) == (["like"], ["talk"])
+    assert (query.retrieval.mode, query.retrieval.k, query.retrieval.probes) == ("coarse", 10, 4)
+    assert (query.user_id, query.temperature, query.hard) == ("u", 0.5, True)
+    assert (query.exclude_self, query.at) == (True, 3_000_000)
+    assert (query.explain, query.effects) == (30, "exact")
 
 
 def test_answers_keep_the_order_and_carry_their_version(client: Client) -> None:
@@ -264,21 +254,21 @@ def test_recommend_and_search_pass_their_filters(client: Client) -> None:
     )
     client.post("/v1/search", json={"query": "asyncio", "filter": condition, "user_id": "u"})
     recommend, search = client.engine.asked
-    wanted = FilterGroup(
+    wanted = Group(
         "all",
         (
-            FieldCondition("categories", {"in": ["a"]}),
-            FieldCondition("categories", {"eq": "b"}),
-            FilterGroup("none", (FieldCondition("categories", {"in": ["c"]}),)),
-            FieldCondition("attributes.language", {"in": ["en", "nl"]}),
-            FieldCondition("attributes.year", {"eq": 2026}),
-            FieldCondition("published_at", {"gte": 1_000_000}),
+            Condition("categories", {"in": ["a"]}),
+            Condition("categories", {"eq": "b"}),
+            Group("none", (Condition("categories", {"in": ["c"]}),)),
+            Condition("attributes.language", {"in": ["en", "nl"]}),
+            Condition("attributes.year", {"eq": 2026}),
+            Condition("published_at", {"gte": 1_000_000}),
         ),
     )
     assert recommend.filter == search.filter == wanted
-    assert (recommend.exclude_seen, recommend.exclude, recommend.diversity) == (False, {"x"}, 1.0)
+    assert (recommend.exclude_seen, recommend.exclude, recommend.diversity) == (False, ["x"], 1.0)
     assert (recommend.limit, search.limit) == (7, 20)
-    assert (search.query, search.requester.user_id) == ("asyncio", "u")
+    assert (search.query, search.user_id) == ("asyncio", "u")
 
 
 def test_search_request_passes_every_field_to_the_engine(client: Client) -> None:
@@ -299,12 +289,17 @@ def test_search_request_passes_every_field_to_the_engine(client: Client) -> None
     client.post("/v1/score", json={"item_ids": []} | common)
     client.post("/v1/search", json={"query": "asyncio"} | common)
     score, search = client.engine.asked
-    assert search.requester == score.requester
+    assert all(getattr(search, name) == getattr(score, name) for name in common)
     del common["explain_effects"]  # by default of a score alone
     client.post("/v1/score", json={"item_ids": []} | common)
     client.post("/v1/search", json={"query": "asyncio"} | common)
     *_, score, search = client.engine.asked
-    assert (score.requester.explain_effects, search.requester.explain_effects) == (True, False)
+    assert (score.effects, search.effects) == ("exact", "exact")
+    del common["explain_exact"]
+    client.post("/v1/score", json={"item_ids": []} | common)
+    client.post("/v1/search", json={"query": "asyncio"} | common)
+    *_, score, search = client.engine.asked
+    assert (score.effects, search.effects) == ("estimate", "none")
     for wrong in ({"retrieval": {"modes": "exact"}}, {"retrieval": {"k": 0}}, {"explain": 51}):
         assert client.post("/v1/search", json={"query": "a"} | wrong).status_code == 422
 
@@ -343,10 +338,10 @@ def test_similar_takes_its_filter_from_the_query_string(client: Client) -> None:
     )
     assert [item["item_id"] for item in answer.json()["items"]] == ["b"]
     query = client.engine.asked[-1]
-    unwanted = FilterGroup("none", (FieldCondition("categories", {"in": ["z"]}),))
-    wanted = FieldCondition("categories", {"in": ["x", "y"]})
-    assert query.filter == FilterGroup("all", (wanted, unwanted))
-    assert query.space is None
+    unwanted = Group("none", (Condition("categories", {"in": ["z"]}),))
+    wanted = Condition("categories", {"in": ["x", "y"]})
+    assert query.filter == Group("all", (wanted, unwanted))
+    assert query.space == "both"
     client.get("/v1/items/a/similar?space=trained")
     assert client.engine.asked[-1].space == "trained"
     assert client.get("/v1/items/nope/similar").status_code == 404
@@ -383,13 +378,13 @@ def test_attend_reads_vectors_exactly(client: Client) -> None:
         "events": None,
     }
     (query,) = client.engine.asked
-    assert isinstance(query.memory, VectorMemory)
+    assert query.memory.is_inline
     for given_, arrived in ((keys, query.memory.keys), (values, query.memory.values)):
         assert arrived.dtype == np.float32
         assert arrived.flags.c_contiguous
         np.testing.assert_array_equal(given_, arrived)
     assert query.memory.visible is not None
-    assert query.memory.visible.tolist() == [True] * 6 + [False]
+    assert query.memory.visible == [True] * 6 + [False]
     assert (query.heads, query.scorer) == (2, "cosine")
 
 
@@ -400,9 +395,9 @@ def test_attend_reaches_every_kind_of_memory(client: Client) -> None:
         body = {"memory": memory, "query": {"vector": [1, 2]}}
         assert client.post("/v1/attend", json=body).status_code == 200
     user, catalogue, nothing = (query.memory for query in client.engine.asked)
-    assert user == StoredUserMemory("u")
-    assert catalogue == CatalogueMemory()
-    assert (nothing.keys.shape, nothing.values.shape) == ((0, 2), (0, 0))
+    assert user.user_id == "u"
+    assert catalogue.catalogue
+    assert (len(nothing.keys), len(nothing.values)) == (0, 0)
 
 
 def test_training_and_models(client: Client) -> None:
@@ -472,7 +467,7 @@ def test_ids_round_trip_byte_for_byte(client: Client, user: str, item: str, even
     in_path = {k: quote(v, safe="") for k, v in {"u": user, "i": item, "e": event}.items()}
     assert client.get(f"/v1/items/{in_path['i']}").json()["item_id"] == item
     assert client.get(f"/v1/items/{in_path['i']}/similar").status_code == 200
-    assert client.engine.asked[-1].item_id == item
+    assert client.engine.about[-1] == item
     client.post(
         "/v1/events", json={"events": [{"user_id": user, "item_id": item, "event_id": event}]}
     )

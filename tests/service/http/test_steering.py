@@ -1,4 +1,4 @@
-"""Steering on the wire: the values that the engine is given, and where each error points."""
+"""Any on the wire: the values that the engine is given, and where each error points."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from service.domain.item_selection import FieldCondition
-from service.domain.steering import NO_STEERING, AtMost, PinnedItem, Rule, Steering
+from models.catalogue.item_filter import Condition
+from tests.support import asking
 from tests.support.http_fake import Client, serving
 
 
@@ -32,17 +32,19 @@ def test_every_field_reaches_the_engine(client: Client) -> None:
         "seed": 7,
     }
     assert client.post("/v1/recommend", json=body).status_code == 200
-    condition = FieldCondition("attributes.a", {"gte": 1})
-    steering = client.engine.asked[-1].steering
-    assert steering.rules[0] == Rule("r", condition, 1.0)
-    assert steering.rules[1].boost is None
-    assert steering == Steering(
-        steering.rules, (PinnedItem("x", 2),), (AtMost("tags", 3),), 0.25, 7
-    )
+    condition = Condition("attributes.a", {"gte": 1})
+    question = client.engine.asked[-1]
+    boosted, buried = question.rules
+    assert (boosted.name, boosted.when, boosted.boost) == ("r", condition, 1.0)
+    assert (buried.boost, buried.bury) == (None, True)
+    assert question.pin == [asking.pin("x", 2)]
+    assert question.at_most == [asking.quota("tags", 3)]
+    assert (question.explore, question.seed) == (0.25, 7)
     assert client.post("/v1/recommend", json={}).status_code == 200
-    assert client.engine.asked[-1].steering == NO_STEERING
+    question = client.engine.asked[-1]
+    assert [question.rules, question.pin, question.at_most, question.explore] == [[], [], [], 0]
     assert client.post("/v1/score", json={"item_ids": ["x"], "rules": [RULE]}).status_code == 200
-    assert client.engine.asked[-1].rules == (Rule("r", condition, 1.0),)
+    assert [each.when for each in client.engine.asked[-1].rules] == [condition]
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

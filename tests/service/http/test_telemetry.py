@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from service.domain.keys import Rate, Scope
-from service.domain.queries import Answer, AnswerItem, ScoreQuery
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.http.app import create_app
@@ -112,16 +111,6 @@ def test_a_crash_is_a_problem_without_a_traceback(
     assert answer.headers["x-request-id"] in record.getMessage()
     assert "secret-of-the-engine" in caplog.text
     assert "server-timing" in answer.headers
-
-
-def test_a_score_that_is_no_number_is_an_error(client: Client) -> None:
-    """An answer with NaN is a 500."""
-
-    async def broken(query: ScoreQuery, stages: StageClock) -> Answer:
-        return Answer([AnswerItem(item_id="a", score=float("nan"), title="")], "v1")
-
-    client.engine.score = broken  # type: ignore[method-assign]
-    assert client.post("/v1/score", json={"item_ids": ["a"]}).status_code == 500
 
 
 def samples(client: Client) -> dict[str, float]:

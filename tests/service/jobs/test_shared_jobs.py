@@ -22,7 +22,7 @@ from service.jobs.job import Job
 from service.jobs.runner import JobRunner
 from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.registry import Registry
-from service.stores.postgres.shared import jobs as jobs_module
+from service.stores.postgres import shared_parts as jobs_module
 from service.stores.postgres.store import PostgresStore
 from tests.service.jobs.test_runner import (
     DEAF,

@@ -22,7 +22,7 @@ from service.maintenance.copying.store_copy import copy_store
 from service.maintenance.copying.store_places import parse_place
 from service.maintenance.copying.user_copy import CopiedUsers
 from service.stores.base import Store
-from service.stores.sqlite.integrity.check import check_store
+from service.stores.sqlite.check import check_store
 from tests.support import doomed_copy, full_store
 from tests.support.full_store import read_all, stored_items, stored_users
 from tests.support.heed_process import PATIENCE

@@ -29,15 +29,15 @@ from service.maintenance.doctor.log_summary import summarise
 from service.maintenance.doctor.server_checks import SERVER_CHECKS
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.versions.shared_registry import KIND, SharedRegistry
-from service.stores.postgres.database.connections import Connections
-from service.stores.postgres.store import PostgresStore
-from service.stores.postgres.upkeep.server_state import (
+from service.stores.postgres.connections import Connections
+from service.stores.postgres.server_state import (
     OpenTransaction,
     ServerState,
     Standby,
     TableState,
     read_server,
 )
+from service.stores.postgres.store import PostgresStore
 from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.store import SQLiteStore
 from tests.support import full_store

@@ -21,8 +21,8 @@ from service.snapshots.catalogue_refresh import UnacknowledgedWrites
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.protocols.catalogue_store import CatalogueChanges
 from service.stores.sqlite.store import SQLiteStore
+from service.stores.values import CatalogueChanges
 
 pytestmark = pytest.mark.anyio
 

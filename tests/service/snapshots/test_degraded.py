@@ -5,37 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from models.recommender.artifact import WEIGHTS_FILE
 from service.domain.errors import ModelRejected
-from service.domain.queries import (
-    Answer,
-    RecommendQuery,
-    Requester,
-    ScoreQuery,
-    SearchQuery,
-    SimilarQuery,
-)
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.engine.compose import compose
 from service.engine.engine import Engine, open_engine
 from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.live_snapshot import PreloadedSnapshot
 from service.snapshots.registry import Registry
+from tests.support import asking
 from tests.support.tiny import World, item_id
 
 
-async def answers(engine: Engine) -> list[Answer]:
+async def answers(engine: Engine) -> list[Any]:
     """One answer to each kind of question."""
-    requester, item = Requester(user_id="u0"), item_id(0, 1)
+    requester, item = asking.who(user_id="u0"), item_id(0, 1)
     return [
-        await engine.answers.score(ScoreQuery(requester, (item,)), StageClock()),
-        await engine.answers.recommend(RecommendQuery(requester, limit=3), StageClock()),
-        await engine.answers.search(SearchQuery(requester, "rocket"), StageClock()),
-        await engine.answers.similar(SimilarQuery(item), StageClock()),
+        await asking.ask(engine, asking.score(requester, (item,))),
+        await asking.ask(engine, asking.recommend(requester, limit=3)),
+        await asking.ask(engine, asking.search(requester, "rocket")),
+        await asking.ask(engine, asking.similar(item)),
     ]
 
 

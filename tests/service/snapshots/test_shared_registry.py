@@ -22,9 +22,9 @@ from service.snapshots.registry import Registry
 from service.snapshots.versions import shared_registry, transfer
 from service.snapshots.versions.opening import open_registry
 from service.snapshots.versions.shared_registry import SharedRegistry
-from service.stores.postgres.database import patience
+from service.stores.postgres import pool as patience
+from service.stores.postgres.shared_files import CHUNK_BYTES
 from service.stores.postgres.store import PostgresStore
-from service.stores.protocols.shared_files import CHUNK_BYTES
 from tests.support import tiny
 from tests.support.heed_process import ROOT
 from tests.support.postgres_server import PostgresDatabases, PostgresServer
@@ -359,7 +359,7 @@ def test_without_the_database_the_disk_serves(
 
     What is trained meanwhile is kept on the disk, and shared by its activation afterwards.
     """
-    monkeypatch.setattr(patience, "PATIENCE", 1.0)
+    monkeypatch.setattr(patience, "ANSWER_SECONDS", 1.0)
     with (
         PostgresServer() as server,
         Machines(server.create_database(), "default", tmp_path) as machine,

@@ -13,12 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from models.text.static_encoder import StaticEncoder
-from service.domain.queries import Requester, SearchQuery
 from service.domain.records import Item
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.engine.engine import open_engine
 from service.snapshots.text_embeddings import EmbeddingCache, is_of_other_encoder
+from tests.support import asking
 
 Vectors = NDArray[np.float32]
 
@@ -195,9 +194,9 @@ async def test_the_loop_does_not_wait_for_a_slow_encoder(tmp_path: Path, quick: 
     engine = await open_engine(Settings(data=tmp_path), encoder=Watched())
     try:
         await engine.live.catalogue.put_items([Item("i", title="A quiet river")])
-        await engine.answers.search(SearchQuery(Requester(), "river"), StageClock())
+        await asking.ask(engine, asking.search(asking.who(), "river"))
         seen.clear()
-        await engine.answers.search(SearchQuery(Requester(), "a loud river"), StageClock())
+        await asking.ask(engine, asking.search(asking.who(), "a loud river"))
     finally:
         await engine.close()
     assert [name == threading.current_thread().name for name in seen] == [quick]

@@ -15,7 +15,7 @@ import pytest
 from service.domain.records import Event, Item, User
 from service.stores.sqlite import writer
 from service.stores.sqlite.database_file import checksum_vfs
-from service.stores.sqlite.integrity.high_water_mark import mark_path
+from service.stores.sqlite.guard import mark_path
 from service.stores.sqlite.store import SQLiteStore
 
 pytestmark = pytest.mark.anyio

@@ -6,8 +6,8 @@ import pytest
 
 from service.domain.errors import HeedError, StoreReadOnly
 from service.domain.records import Event, Item
+from service.stores.postgres.frozen_database import frozen_database
 from service.stores.postgres.store import PostgresStore
-from service.stores.postgres.upkeep.frozen_database import frozen_database
 from tests.support import full_store
 from tests.support.full_store import read_all, stored_items, stored_users
 from tests.support.postgres_server import PostgresDatabases

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from service.datasets.files.record_files import EventsFile
 from service.datasets.import_into_store import import_dataset
 from service.domain.records import Event
-from service.stores.sqlite import store as sqlite_store
+from service.stores import base
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.old_stores import to_version
 
@@ -29,7 +29,7 @@ USERS, EVENTS = "uvw", range(12)
 def opened(undone_rows: int = 20_000) -> Iterator[tuple[SQLiteStore, Path]]:
     """An empty store that undoes imports in small transactions, and its directory."""
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sqlite_store, "UNDONE_ROWS", undone_rows)
+        patch.setattr(base, "UNDONE_ROWS", undone_rows)
         yield SQLiteStore(Path(folder) / "heed.db"), Path(folder)
 
 

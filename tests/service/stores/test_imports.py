@@ -133,7 +133,7 @@ async def test_many_events_are_undone_in_parts(
     store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each transaction deletes some of the events, and readers notice every one."""
-    monkeypatch.setattr("service.stores.sqlite.store.UNDONE_ROWS", 7)
+    monkeypatch.setattr("service.stores.base.UNDONE_ROWS", 7)
     import_id = await store.begin_import("a")
     await store.append([Event(f"u{n % 3}", f"i{n}") for n in range(50)], import_id=import_id)
     await store.append([Event("u0", "own")])

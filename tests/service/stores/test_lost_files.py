@@ -18,9 +18,9 @@ import pytest
 
 from service.domain.errors import Corrupt
 from service.domain.records import Event
+from service.stores.sqlite.check import check_store
 from service.stores.sqlite.database_file import DatabaseFile, checksum_vfs
-from service.stores.sqlite.integrity.check import check_store
-from service.stores.sqlite.integrity.store_guard import StoreGuard
+from service.stores.sqlite.guard import StoreGuard
 from service.stores.sqlite.store import SQLiteStore
 
 pytestmark = pytest.mark.anyio

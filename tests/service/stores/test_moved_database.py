@@ -14,8 +14,8 @@ import pytest
 from service.domain.errors import HeedError
 from service.domain.keys import issue_key
 from service.domain.records import Event, Item
-from service.stores.postgres.database.ticks.base import MARGIN, TICKS
 from service.stores.postgres.store import PostgresStore
+from service.stores.postgres.ticks import MARGIN, TICKS
 from tests.support.heed_process import PATIENCE
 from tests.support.postgres_cluster import PostgresCluster
 from tests.support.postgres_programs import ENVIRONMENT, multi_host_url, program

@@ -12,9 +12,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from service.domain.errors import HeedError, Unavailable
 from service.domain.records import Event, Item
-from service.stores.base import AppendResult
-from service.stores.postgres.database.ticks.timelines import put_first
+from service.stores.postgres.connections import put_first
 from service.stores.postgres.store import PostgresStore
+from service.stores.values import AppendResult
 from tests.support.heed_process import PATIENCE
 from tests.support.postgres_cluster import PostgresCluster
 

@@ -14,10 +14,10 @@ import pytest
 from service.domain.errors import Incompatible
 from service.domain.records import Event
 from service.stores.event_identity import user_key
-from service.stores.postgres.database import migrations
-from service.stores.postgres.database.migrations import applied_version, migrate
-from service.stores.postgres.database.ticks.versions import RANGE_BITS
+from service.stores.postgres import schema as migrations
+from service.stores.postgres.schema import applied_version, migrate
 from service.stores.postgres.store import PostgresStore
+from service.stores.postgres.ticks import RANGE_BITS
 from tests.support.postgres_server import PostgresDatabases
 
 RANGE = 1 << RANGE_BITS

@@ -14,7 +14,7 @@ from service.domain.errors import RateLimited
 from service.domain.keys import Rate, issue_key
 from service.http.access.rate_limits import RateLimits
 from service.stores.postgres.store import PostgresStore
-from service.stores.protocols.rate_windows import RateWindows
+from service.stores.values import RateWindows
 from tests.support.postgres_server import PostgresDatabases
 
 pytestmark = pytest.mark.anyio

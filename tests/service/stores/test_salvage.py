@@ -11,9 +11,8 @@ import pytest
 
 from service.domain.errors import Corrupt, Invalid
 from service.domain.records import Event, Item, User
+from service.stores.sqlite.check import check_store, salvage
 from service.stores.sqlite.database_file import checksum_vfs
-from service.stores.sqlite.integrity.check import check_store
-from service.stores.sqlite.integrity.salvage import salvage
 from service.stores.sqlite.store import SQLiteStore
 
 USERS = 400

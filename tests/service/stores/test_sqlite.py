@@ -16,12 +16,12 @@ import pytest
 from service.domain.errors import Conflict, HeedError, Overloaded, Unavailable
 from service.domain.keys import issue_key
 from service.domain.records import Event, Item
-from service.stores.protocols.event_log_store import Shard
 from service.stores.quota import StoreQuota
 from service.stores.sqlite import database_file, writer
-from service.stores.sqlite.scan import scan
+from service.stores.sqlite.events import scan
 from service.stores.sqlite.store import SQLiteStore
-from service.stores.sqlite.writer import Transaction
+from service.stores.sqlite.transaction import SQLiteTransaction
+from service.stores.values import Shard
 from tests.support.faulty_disk import FaultyDisk
 from tests.support.old_stores import to_version
 from tests.support.store_contract import Connect, Limited, StoreContract
@@ -112,12 +112,12 @@ async def test_a_job_that_fails_fails_alone(path: Path) -> None:
     """A job that raises fails alone, is rolled back, and the writer goes on."""
     store = SQLiteStore(path)
 
-    def job(transaction: Transaction) -> None:
+    def job(transaction: SQLiteTransaction) -> None:
         transaction.connection.execute("UPDATE state SET events = 99")
-        store._writes._items.numbers(transaction, ["name that is undone"])
+        transaction.item_numbers(["name that is undone"])
         raise ZeroDivisionError
 
-    def statement(transaction: Transaction) -> None:
+    def statement(transaction: SQLiteTransaction) -> None:
         transaction.connection.execute(
             "INSERT INTO state (only, clock, catalogue, users, items, events)"
             " VALUES (2, 0, 0, 0, 0, 0)"
@@ -176,7 +176,7 @@ async def test_failed_writer_ends_every_waiting_call(path: Path) -> None:
     store = SQLiteStore(path)
     holder = locked(path)
 
-    def job(transaction: Transaction) -> None:
+    def job(transaction: SQLiteTransaction) -> None:
         raise SystemExit
 
     first = asyncio.ensure_future(store.append([Event("u", "i")]))
@@ -291,7 +291,7 @@ async def test_the_writer_thread_leaves_the_processor_to_answers(path: Path) -> 
 WRITE = """
 import asyncio, sys
 from service.domain.records import Event
-from service.stores.sqlite.scan import scan
+from service.stores.sqlite.events import scan
 from service.stores.sqlite.store import SQLiteStore
 
 async def main(path, name):

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from models.recommender import artifact
 from models.recommender.artifact import TrainedModel
 from models.text.static_encoder import StaticEncoder
 from service.domain import records
-from service.domain.queries import InlineEvent, RecommendQuery, Requester, ScoreQuery
 from service.domain.records import Event
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
@@ -28,6 +28,7 @@ from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from service.training import train_and_publish, training_corpus
+from tests.support import asking
 from tests.support.tiny import NOON, QUICK, SECOND, events, item_id, items
 
 FAST = replace(QUICK, train_config=replace(QUICK.train_config, epochs=4, attention_epochs=1))
@@ -153,13 +154,12 @@ def test_the_model_names_its_types(told: Path) -> None:
 
 
 async def events_of(
-    engine: Engine, user: str, session: tuple[InlineEvent, ...] = ()
+    engine: Engine, user: str, session: tuple[Any, ...] = ()
 ) -> tuple[EventColumns, UserHistory]:
     """The events that this user's requests attend to, as stored and as the model reads them."""
-    requester = Requester(user_id=user, history=session)
-    events = await engine.parts.memories.load(requester, NOON)
+    events = await engine.parts.memories.load(user, now=NOON, session=session)
     snapshot = await engine.parts.live.current()
-    return events, engine.parts.memories.history(snapshot, events, requester)
+    return events, engine.parts.memories.history(snapshot, events)
 
 
 @pytest.mark.anyio
@@ -169,9 +169,9 @@ async def test_a_history_has_the_models_numbers(engine: Engine) -> None:
     sent = sorted((e for e in of_kinds() if e.user_id == "u3"), key=lambda e: e.timestamp or 0)
     middle = (sent[4].timestamp or 0) + SECOND
     inline = (
-        InlineEvent(NAMES[1], "share"),
-        InlineEvent(NAMES[2], "dislike", timestamp=middle),
-        InlineEvent(NAMES[3], "return", timestamp=middle),
+        asking.inline(NAMES[1], "share"),
+        asking.inline(NAMES[2], "dislike", timestamp=middle),
+        asking.inline(NAMES[3], "return", timestamp=middle),
     )
     events, history = await events_of(engine, "u3", inline)
     kinds = [event.type for event in sent]
@@ -188,8 +188,8 @@ async def test_a_history_has_the_models_numbers(engine: Engine) -> None:
 @pytest.mark.anyio
 async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
     """Parts sum to the score, contributions to their parts, and each reason names its type."""
-    requester = Requester(user_id="u3", explain=50, explain_exact=True)
-    answer = await engine.answers.score(ScoreQuery(requester, NAMES[::7]), StageClock())
+    requester = asking.who(user_id="u3", explain=50, explain_exact=True)
+    answer = await asking.ask(engine, asking.score(requester, NAMES[::30]))
     kinds = {event.item_id: event.type for event in of_kinds() if event.user_id == "u3"}
     said = set()
     for item in answer.items:
@@ -209,9 +209,10 @@ async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
 async def test_event_type_changes_the_scores(engine: Engine, kinds: tuple[str, str]) -> None:
     """Events that differ only in type give different scores."""
     one, other = [
-        await engine.answers.score(
-            ScoreQuery(
-                Requester(history=(InlineEvent(item_id(0, 3), kind, timestamp=NOON),)), NAMES
+        await asking.ask(
+            engine,
+            asking.score(
+                asking.who(history=(asking.inline(item_id(0, 3), kind, timestamp=NOON),)), NAMES
             ),
             StageClock(),
         )
@@ -223,10 +224,8 @@ async def test_event_type_changes_the_scores(engine: Engine, kinds: tuple[str, s
 @pytest.mark.anyio
 async def test_a_disliked_item_was_seen(engine: Engine) -> None:
     """A disliked item counts as seen and is not recommended."""
-    history = (InlineEvent(item_id(0, 3), "dislike"), InlineEvent(item_id(0, 4)))
-    answer = await engine.answers.recommend(
-        RecommendQuery(Requester(history=history), limit=60), StageClock()
-    )
+    history = (asking.inline(item_id(0, 3), "dislike"), asking.inline(item_id(0, 4)))
+    answer = await asking.ask(engine, asking.recommend(asking.who(history=history), limit=60))
     found = {item["item_id"] for item in answer.items}
     assert len(found) == 58
     assert item_id(0, 3) not in found
@@ -239,17 +238,19 @@ async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) 
     try:
         await opened.live.catalogue.put_items(items())
         await opened.store.append(of_kinds())
-        liked = InlineEvent(item_id(1, 2), timestamp=NOON)
-        disliked = InlineEvent(item_id(0, 3), "dislike", timestamp=NOON)
+        liked = asking.inline(item_id(1, 2), timestamp=NOON)
+        disliked = asking.inline(item_id(0, 3), "dislike", timestamp=NOON)
 
-        async def scores(*history: InlineEvent) -> list[float]:
-            requester = Requester(history=history, at=NOON)
-            answer = await opened.answers.score(ScoreQuery(requester, NAMES), StageClock())
+        async def scores(*history: Any) -> list[float]:
+            requester = asking.who(history=history, at=NOON)
+            answer = await asking.ask(opened, asking.score(requester, NAMES))
             return [item["score"] for item in answer.items]
 
         for kind in ("dislike", "return"):
-            assert await scores(liked, replace(disliked, type=kind)) == await scores(liked)
-        assert await scores(liked, replace(disliked, type="view")) != await scores(liked)
+            same = disliked.model_copy(update={"type": kind})
+            assert await scores(liked, same) == await scores(liked)
+        viewed = disliked.model_copy(update={"type": "view"})
+        assert await scores(liked, viewed) != await scores(liked)
         _, history = await events_of(opened, "u3")
         assert set(np.unique(history.types).tolist()) == {UNKNOWN, MASKED}
     finally:

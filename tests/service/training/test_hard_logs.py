@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,23 +19,15 @@ from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import leave_one_out
 from models.recommender.artifact import TrainedModel
 from models.text.static_encoder import StaticEncoder
-from service.domain.queries import (
-    Answer,
-    RecommendQuery,
-    Requester,
-    ScoreQuery,
-    SearchQuery,
-    SimilarQuery,
-)
 from service.domain.records import Event
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine, open_engine
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from service.training import train_and_publish, training_corpus
+from tests.support import asking
 from tests.support.small import events_of
 from tests.support.tiny import DAY, NOON, QUICK, SECOND, events, item_id, items
 
@@ -166,17 +159,17 @@ def read(data: Path, sent: list[Event]) -> training_corpus.TrainingCorpus:
         asyncio.run(store.close())
 
 
-async def answers(engine: Engine, user: str) -> list[Answer]:
+async def answers(engine: Engine, user: str) -> list[Any]:
     """One answer to each kind of question, with reasons."""
-    requester = Requester(user_id=user, explain=5)
+    requester = asking.who(user_id=user, explain=5)
     return [
-        await engine.answers.score(ScoreQuery(requester, tuple(NAMES[::5])), StageClock()),
-        await engine.answers.score(
-            ScoreQuery(replace(requester, at=NOON + 900 * DAY), tuple(NAMES[::9])), StageClock()
+        await asking.ask(engine, asking.score(requester, tuple(NAMES[::5]))),
+        await asking.ask(
+            engine, asking.score({**requester, "at": NOON + 900 * DAY}, tuple(NAMES[::9]))
         ),
-        await engine.answers.recommend(RecommendQuery(requester, exclude_seen=False), StageClock()),
-        await engine.answers.search(SearchQuery(requester, "rocket"), StageClock()),
-        await engine.answers.similar(SimilarQuery(item_id(0, 0)), StageClock()),
+        await asking.ask(engine, asking.recommend(requester, exclude_seen=False)),
+        await asking.ask(engine, asking.search(requester, "rocket")),
+        await asking.ask(engine, asking.similar(item_id(0, 0))),
     ]
 
 

@@ -26,8 +26,8 @@ from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FI
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.event_identity import user_key
-from service.stores.protocols.event_log_store import LogColumns, Shard
 from service.stores.sqlite.store import SQLiteStore
+from service.stores.values import LogColumns, Shard
 from service.training import train_and_publish, training_corpus
 from service.training.training_corpus import TrainingCorpus
 from tests.support.shards import in_processes

@@ -12,7 +12,7 @@ from models.compute.progress import ProgressCallback
 from service.datasets.tables import open_table
 from service.engine.questions.lists.list_progress import ListProgress
 from service.stores.base import Store
-from service.stores.protocols.forgetting_ledger import user_digest
+from service.stores.values import user_digest
 
 _COLUMNS = {"user_id": str, "rank": int, "item_id": str, "score": float}
 _ROWS = 20_000  # written at a time: a row group of Parquet

@@ -13,21 +13,23 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
+from models.attention.attention_options import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.compute.progress import ProgressCallback
+from models.history.user_memory import UserMemory
+from models.ranking.recommend import Ranked, recommend
 from service import __version__
 from service.datasets.base import batches
 from service.datasets.tables import check_table
-from service.domain.queries import RecommendQuery, Requester
 from service.domain.settings import Settings
 from service.domain.timestamps import to_rfc3339
 from service.engine.compose import Parts, compose
+from service.engine.pipeline import excluded_rows
 from service.engine.questions.lists.list_progress import (
     ListBatch,
     ListProgress,
@@ -37,11 +39,10 @@ from service.engine.questions.lists.list_progress import (
 )
 from service.engine.questions.lists.list_shard import ListShard
 from service.engine.questions.lists.list_table import write_table
-from service.engine.questions.recommend import recommend_items
-from service.engine.selection.item_selection import select_items
-from service.engine.selection.steering import SteeredItems, steer_items
+from service.engine.selection import SteeredItems, select_items, steer_items
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import MemoryProvider
+from service.questions.asked import RecommendIn
 from service.runtime.data_layout import namespace_of
 from service.snapshots.text_encoders import open_encoder
 from service.stores.base import Store
@@ -73,7 +74,7 @@ def ignore(*_: object) -> None:
 async def write_lists(
     settings: Settings,
     path: Path,
-    query: RecommendQuery,
+    question: RecommendIn,
     *,
     progress: ProgressCallback,
     writing: ProgressCallback = ignore,
@@ -95,8 +96,8 @@ async def write_lists(
     Args:
         settings: of the service.
         path: of the file, whose suffix says its format.
-        query: what to recommend; its requester becomes each user in turn. All requests have its
-            time, or that of the beginning.
+        question: what to recommend to each user in turn. All requests have its time, or that of
+            the beginning.
         progress: called with how many users are done, of how many.
         writing: called likewise while the file is written, when all users are done.
         announce: called with a sentence where an earlier run is continued or discarded, and for
@@ -119,13 +120,13 @@ async def write_lists(
     try:
         await parts.live.open()
         version = parts.live.snapshot.version
-        run = await asyncio.to_thread(_describe_run, parts, query, shard)
+        run = await asyncio.to_thread(_describe_run, parts, question, shard)
         with open_progress(_progress_path(path), run, restart=restart) as lists:
             user_ids = await asyncio.to_thread(_user_ids, parts.store, shard)
             left = user_ids if lists.last is None else user_ids[bisect(user_ids, lists.last) :]
             _announce(announce, lists, len(left), run.catalogue_version)
             started = time.monotonic()
-            await _compute(parts, query, lists, left, _sample(user_ids), progress, announce)
+            await _compute(parts, question, lists, left, _sample(user_ids), progress, announce)
             users = frozenset(await asyncio.to_thread(_user_ids, parts.store, shard))
             metadata = {"heed.model_version": version, "heed.at": to_rfc3339(lists.run.at)}
             if shard != WHOLE:
@@ -150,19 +151,19 @@ def _progress_path(path: Path) -> Path:
     return path.with_name(path.name + PROGRESS_SUFFIX)
 
 
-def _describe_run(parts: Parts, query: RecommendQuery, shard: ListShard) -> ListRun:
+def _describe_run(parts: Parts, question: RecommendIn, shard: ListShard) -> ListRun:
     """Describe a run that begins now, by everything that its lists depend on but the records."""
     settings, now = parts.settings, time.time_ns() // 1_000
     identity = {
         "model": f"{parts.live.snapshot.version} of {parts.live.model_created}",
         "store": _identify_store(settings),
-        "request": orjson.dumps(query, default=_plain, option=orjson.OPT_SORT_KEYS).decode(),
+        "request": repr(question),
         "shard": str(shard),
         "text encoder": parts.embeddings.encoder.name,
         "configuration": f"{settings.max_exact_rows} {settings.max_attention_error}",
         "version of Heed": __version__,
     }
-    at = now if query.requester.at is None else query.requester.at
+    at = now if question.at is None else question.at
     return ListRun(identity, at, now, parts.live.catalogue.version)
 
 
@@ -178,11 +179,6 @@ def _identify_store(settings: Settings) -> str:
     # By its inode too: at the same path may be a store that was restored. Not by its device, whose
     # number may change when the machine starts.
     return f"{settings.data.resolve()} {token and token[1]}"
-
-
-def _plain(value: Any) -> list[Any]:
-    """Serialise sets, in one order in every process, and named tuples as lists."""
-    return sorted(value) if isinstance(value, Set) else list(value)
 
 
 def _user_ids(store: Store, shard: ListShard) -> list[str]:
@@ -212,7 +208,7 @@ def _announce(
 
 async def _compute(
     parts: Parts,
-    query: RecommendQuery,
+    question: RecommendIn,
     lists: ListProgress,
     user_ids: Sequence[str],
     sample: Set[str],
@@ -222,18 +218,35 @@ async def _compute(
     """Append the lists of users, in order."""
     snapshot, at = parts.live.snapshot, lists.run.at
     total = lists.users + len(user_ids)
-    selection = select_items(snapshot, query.filter)
+    selection = select_items(snapshot, question.filter)
     allowed = selection.allowed
     steered = steer_items(
-        snapshot, query.steering, allowed=allowed, exclude=query.exclude, limit=query.limit
+        snapshot,
+        allowed=allowed,
+        limit=question.limit,
+        rules=question.rules,
+        pins=question.pin,
+        at_most=question.at_most,
+        explore=question.explore,
+        seed=question.seed,
+        exclude=question.exclude,
     )
     for warning in selection.warnings + steered.warnings:
-        announce(f"warning: {warning.pointer}: {warning.detail}")
+        announce(f"warning: {warning['pointer']}: {warning['detail']}")
+    options = question.options(parts.settings)
     compute = partial(
-        _lists, parts.memories, snapshot, query, allowed, steered, at=at, sample=sample
+        _lists,
+        parts.memories,
+        snapshot,
+        question,
+        allowed,
+        steered,
+        options=options,
+        at=at,
+        sample=sample,
     )
     progress(lists.users, total)
-    async for batch in _in_order(parts, user_ids, query.requester, at, compute):
+    async for batch in _in_order(parts, user_ids, question.at, at, compute):
         lists.append(batch)
         progress(lists.users, total)
 
@@ -241,7 +254,7 @@ async def _compute(
 async def _in_order(
     parts: Parts,
     user_ids: Sequence[str],
-    requester: Requester,
+    asked: int | None,
     at: int,
     lists: Callable[[Mapping[str, EventColumns]], ListBatch],
 ) -> AsyncIterator[ListBatch]:
@@ -252,11 +265,7 @@ async def _in_order(
     loop = asyncio.get_running_loop()
     begun: deque[asyncio.Future[ListBatch]] = deque()
     for batch in batches(user_ids, _BATCH):
-        users = [replace(requester, user_id=user_id) for user_id in batch]
-        events = {
-            user_id: await parts.memories.load(user, at)
-            for user_id, user in zip(batch, users, strict=True)
-        }
+        events = {user_id: await parts.memories.load(user_id, asked, now=at) for user_id in batch}
         begun.append(loop.run_in_executor(parts.executor, lists, events))
         if len(begun) > 2 * (os.cpu_count() or 1):
             yield await begun.popleft()
@@ -267,27 +276,40 @@ async def _in_order(
 def _lists(
     memories: MemoryProvider,
     snapshot: Snapshot,
-    query: RecommendQuery,
+    question: RecommendIn,
     allowed: NDArray[np.bool_],
     steered: SteeredItems,
     events: Mapping[str, EventColumns],
     *,
+    options: AttentionOptions,
     at: int,
     sample: Set[str],
 ) -> ListBatch:
-    """The lists of these users, one after the other."""
-    steering = steered.steering
+    """Return the lists of these users, one after the other."""
     lists: list[UserList] = []
     recalls: list[float] = []
     item_id = snapshot.catalogue.vocabulary.id
-    options = memories.options(query.requester)
-    for user_id, each in events.items():
-        with memories.memory(snapshot, query.requester, each, at) as user:
-            ranked = recommend_items(query, snapshot, user, each, options, allowed, steering)
+
+    def rank(user: UserMemory, own: EventColumns, options: AttentionOptions) -> Ranked:
+        return recommend(
+            snapshot,
+            user,
+            limit=question.limit,
+            allowed=allowed,
+            excluded=excluded_rows(
+                snapshot, question.exclude, own if question.exclude_seen else None
+            ),
+            diversity=question.diversity,
+            options=options,
+            steering=steered.steering,
+        )
+
+    for user_id, own in events.items():
+        with memories.memory(snapshot, own, options, now=at, visible=question.visible) as user:
+            ranked = rank(user, own, options)
             item_ids = [item_id(row) for row in ranked.rows.tolist()]
             lists.append(UserList(user_id, item_ids, ranked.scores.total.tolist()))
             if user_id in sample and not ranked.is_whole:
-                every = replace(options, mode="exact")
-                best = recommend_items(query, snapshot, user, each, every, allowed, steering).rows
+                best = rank(user, own, replace(options, mode="exact")).rows
                 recalls.append(float(np.isin(best, ranked.rows).mean()))
     return ListBatch(lists, recalls)

@@ -215,8 +215,9 @@ def test_members_of_json_are_columns(tmp_path: Path) -> None:
     ("columns", "constants", "rest", "problem"),
     [
         ({"user_id": "Custmer No"}, {}, {}, r"no column 'Custmer No'.*Did you mean Customer No\?"),
-        ({"buyer": "SKU"}, {}, {}, "column buyer: is unknown; allowed are user_id, item_id"),
-        ({**IDS, "attributes.x": "SKU"}, {}, {}, "attributes.x: is unknown"),
+        ({"buyer": "SKU"}, {}, {}, "csv: field buyer is unknown; allowed are user_id, item_id"),
+        ({"rating": "SKU"}, {}, {}, "field rating is unknown; .*; --dislikes-below N reads"),
+        ({**IDS, "attributes.x": "SKU"}, {}, {}, "field attributes.x is unknown"),
         (IDS, {"weight": "x"}, {}, "--constant weight=x: must be a number"),
         (IDS, {"user_id": "x"}, {}, "user_id has both a column and a constant"),
         ({**IDS, "weight": "Qty"}, {}, {"weight": "Qty"}, "weight has both a column and"),

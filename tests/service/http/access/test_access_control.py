@@ -17,6 +17,7 @@ from service.domain.keys import SCOPES, Scope, issue_key
 from service.domain.settings import Settings
 from service.http.access.route_scopes import ROUTES, RouteScopes
 from service.http.app import create_app
+from service.http.routes.questions import QUESTIONS as QUESTION_ROWS
 from tests.support.http_fake import Client, serving
 
 DOCUMENT = create_app(Settings()).openapi()
@@ -91,8 +92,14 @@ def test_a_route_without_scopes_cannot_be_served() -> None:
     async def added() -> None: ...
 
     with pytest.raises(LookupError, match="PUT /v1/added"):
-        RouteScopes([Route("/v1/added", added, methods=["PUT"])])
-    listed = {pair for pair in ROUTES if pair[1].startswith(("/v1/", "/health/", "/metrics"))}
+        RouteScopes([Route("/v1/added", added, methods=["PUT"])], ROUTES)
+    questions = {(row.method, row.path) for row in QUESTION_ROWS}
+    assert not questions & ROUTES.keys()
+    listed = {
+        pair
+        for pair in {*ROUTES, *questions}
+        if pair[1].startswith(("/v1/", "/health/", "/metrics"))
+    }
     assert listed == set(OPERATIONS)
 
 

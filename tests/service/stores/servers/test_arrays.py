@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from service.stores.event_identity import event_key, spelled_id
-from service.stores.postgres.database.arrays import (
+from service.stores.postgres.dialect import (
     PackedArray,
     bigints,
     doubles,

@@ -10,7 +10,7 @@ import pytest
 from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
 
-from service.stores.postgres.database.prepared_statement import PreparedStatement
+from service.stores.postgres.histories import PreparedStatement
 from tests.support.postgres_server import PostgresDatabases
 
 _SUM = "SELECT a + $2::integer, $3::text, NULL FROM generate_series(1, $1::integer) AS a"

@@ -17,10 +17,10 @@ import psycopg
 import pytest
 
 from service.domain.errors import Conflict, Corrupt, NotFound, Unavailable
-from service.stores.postgres.database import patience
-from service.stores.postgres.shared import files as files_module
+from service.stores.postgres import pool as patience
+from service.stores.postgres import shared_files as files_module
+from service.stores.postgres.shared_files import Activation, FileChunk, FileSet, SharedFiles
 from service.stores.postgres.store import PostgresStore
-from service.stores.protocols.shared_files import Activation, FileChunk, FileSet, SharedFiles
 from tests.support.heed_process import ROOT
 from tests.support.postgres_server import PostgresDatabases, PostgresServer
 
@@ -322,7 +322,7 @@ def test_a_server_that_does_not_answer_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Calls to a server that is stopped, or that hangs, raise; they succeed once it answers."""
-    monkeypatch.setattr(patience, "PATIENCE", 0.5)
+    monkeypatch.setattr(patience, "ANSWER_SECONDS", 0.5)
     with PostgresServer() as server:
         store = PostgresStore(server.create_database())
         files = store.shared.files("model")

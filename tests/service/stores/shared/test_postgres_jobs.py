@@ -14,9 +14,9 @@ import pytest
 
 from service.domain.errors import Conflict, Unavailable
 from service.stores.namespace_directory import open_directory
-from service.stores.postgres.shared import jobs as jobs_module
+from service.stores.postgres import shared_parts as jobs_module
+from service.stores.postgres.shared_parts import JobRow, SharedJobs
 from service.stores.postgres.store import PostgresStore
-from service.stores.protocols.shared_jobs import JobRow, SharedJobs
 from tests.support.heed_process import PATIENCE
 from tests.support.postgres_server import PostgresDatabases, PostgresServer
 

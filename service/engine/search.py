@@ -1,0 +1,770 @@
+"""Search of the catalogue or a history by words and meaning, and lists in the order of fields."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, cast
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.catalogue.item_entry import EMBEDDING
+from models.catalogue.item_filter import EVERYTHING
+from models.catalogue.snapshot import Snapshot
+from models.catalogue.sorting import SortedValue, SortKey, SortPosition, position, sorted_rows
+from models.history.user_memory import UserMemory
+from models.ranking.explain import Reason
+from models.ranking.matching.field_matches import FieldMatches, match_fields
+from models.ranking.matching.keyword_matches import allowed_keywords
+from models.ranking.matching.meaning_floor import meaning_floor
+from models.ranking.matching.search_results import SearchResults
+from models.ranking.scoring import Scores, score
+from models.ranking.search import (
+    EventResults,
+    nearest,
+    personal_bias,
+    search,
+    search_events,
+    strong_matches,
+    take,
+)
+from models.ranking.search_parameters import DEFAULTS, SearchParameters
+from models.ranking.steering.item_steering import NO_STEERING, ItemSteering, Quota
+from models.ranking.steering.ranked_lineup import QuotaChoice, SteeredRows
+from models.text.bm25 import Hits
+from models.text.keywords import MAX_COMPLETED, NO_KEYWORDS
+from models.text.query_parser import ParsedQuery
+from service.domain.errors import Invalid
+from service.domain.records import Item
+from service.domain.timestamps import to_rfc3339
+from service.engine.explanation import (
+    Contribution,
+    ExplanationWriter,
+    explain_items,
+    name_rows,
+    remainder_of,
+)
+from service.engine.highlight import add_highlights
+from service.engine.pipeline import Request
+from service.engine.selection import (
+    UNSTEERED,
+    Counted,
+    ItemSelection,
+    SteeredItems,
+    count_items,
+    steer_items,
+    warn,
+)
+from service.histories.event_columns import EMPTY, EventColumns
+from service.histories.history_assembler import visible_events
+from service.questions.answers import (
+    AnsweredItemOut,
+    AnswerOut,
+    FoundEventOut,
+    FoundEventsOut,
+    WarningOut,
+    check_finite,
+)
+from service.questions.asked import MAX_RANKED, SearchIn
+from service.questions.parts import SortIn
+
+RERANKED = 200  # items matched by text that a user's memory re-ranks
+BM25_HITS = 500  # items at most that BM25 contributes
+MAX_MATCHES = 100_000  # items with words of a query, the best ones, that are counted or sorted
+KNOWN_WORDS = 0.1  # coverage of a query from which on its words are evidence enough
+_MEANT = 3  # words of a query from which on it may be meant rather than named
+_SHOWN = 60  # characters of a query in a warning
+
+_FIELD_KEY = 10  # targets times rows that are attended while one field key is compared
+_SHORT = 200  # characters of a query whose words are looked up on the event loop
+NEWEST_FIRST = (SortIn(field="published_at", order="desc"),)  # without a `sort`
+
+# BM25 and the nearest keys of many items take milliseconds each, and both release the GIL.
+_BM25 = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="heed-bm25")
+
+
+async def answer_search(request: Request[SearchIn]) -> AnswerOut | FoundEventsOut:
+    """Search items by text and re-rank them by a person's memory, or list them, or search events.
+
+    Explanations are of the memory's score. Raises `Invalid` for a cursor of another list.
+    """
+    question = request.question
+    if question.memory == "history":
+        return await _search_history(request)
+    if question.is_listing:
+        return await _list(request)
+    offset = question.offset
+    if question.cursor is not None:
+        offset = page_offset(question.cursor, MAX_RANKED - question.limit)
+    await request.open_for(question)
+    snapshot, setup = request.snapshot, request.parts.search.setup
+    selection = await request.select(question.filter, question.facets)
+    selection, steered = await request.steer(
+        selection,
+        limit=question.limit + offset,
+        rules=question.rules,
+        pins=question.pin,
+        at_most=question.at_most,
+    )
+
+    def attend(user: UserMemory) -> SearchOutcome:
+        return search_items(
+            question,
+            snapshot,
+            user,
+            setup.encode,
+            allowed=selection.allowed,
+            options=request.options,
+            parameters=setup.parameters,
+            steering=steered.steering,
+            events=request.events,
+            offset=offset,
+        )
+
+    size = math.inf
+    if setup.quick and len(question.query) <= _SHORT:
+        size = _FIELD_KEY * len(snapshot.catalogue.keys)
+        size += request.size(RERANKED, question.explain)
+    outcome = await request.attend(attend, size)
+    named = await request.name(outcome.reasons)
+    answer = search_answer(question, snapshot, outcome, named, steered)
+    selection.describe(answer, outcome.counted)
+    await _add_texts(request, answer["items"], outcome.parsed)
+    return request.finish(answer)
+
+
+async def _list(request: Request[SearchIn]) -> AnswerOut:
+    """List items in the order of their fields; whoever asks, the list is the same."""
+    question = request.question
+    await request.open_snapshot()
+    selection = await request.select(question.filter, question.facets, question.sort)
+    setup, options = request.parts.search.setup, question.options(request.parts.settings)
+    answer = await request.compute(
+        lambda: list_matches(
+            question,
+            request.snapshot,
+            setup.encode,
+            selection=selection,
+            options=options,
+            parameters=setup.parameters,
+        )
+    )
+    await _add_texts(request, answer["items"])
+    return request.finish(answer)
+
+
+async def _search_history(request: Request[SearchIn]) -> FoundEventsOut:
+    """Search the events of a person by the texts of their items."""
+    question = request.question
+    await request.open_for(question)
+    snapshot, events, setup = request.snapshot, request.events, request.parts.search.setup
+    selection = await request.select(question.filter)
+    work = partial(
+        search_history,
+        question,
+        snapshot,
+        events,
+        setup.encode,
+        at=request.now,
+        allowed=selection.allowed,
+        options=request.options,
+        parameters=setup.parameters,
+    )
+    size = math.inf
+    if setup.quick and len(question.query) <= _SHORT:
+        size = _FIELD_KEY * len(snapshot.catalogue.keys) + len(events)
+    outcome = await request.compute(work, size)
+    with request.stages("explain"):
+        named = await name_rows(request.parts.store, snapshot, events, outcome.sources)
+    request.degraded = named.is_degraded
+    answer = history_answer(question, snapshot, events, outcome, named.ids)
+    selection.describe(answer)
+    found = cast("list[FoundEventOut]", answer["items"])
+    await _add_texts(request, answer["items"], outcome.parsed)
+    out = request.finish(answer)
+    del out["items"]  # type: ignore[misc]
+    return cast("FoundEventsOut", {"events": found, **out})
+
+
+async def _add_texts(
+    request: Request[SearchIn],
+    items: Sequence[AnsweredItemOut],
+    parsed: ParsedQuery | None = None,
+) -> None:
+    """Add highlights and fields to items, if the question asks for them."""
+    question, index = request.question, request.snapshot.catalogue.bm25_index
+    if question.highlight and index is not None and items:
+
+        def add(stored: Sequence[Item | None]) -> None:
+            query = parsed or index.parser.parse(question.query)
+            add_highlights(items, stored, index.match_spans(query))
+
+        await request.with_stored(items, add, len(question.query), stage="highlight")
+    await request.add_fields(items, question.fields)
+
+
+# ---------------------------------------------------------------- items that match a text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchOutcome:
+    """Items matched by a text, and the memory's scores of those that it re-ranked."""
+
+    found: SearchResults
+    parsed: ParsedQuery | None  # the query; None without a BM25 index
+    scores: Scores  # of [P] items; of none without a memory
+    places: Sequence[int]  # [L] of the items found among those, -1 = not re-ranked
+    reasons: Sequence[Sequence[Reason]]  # of each item found, if they were asked for
+    counted: Counted | None = None  # values of all matches, if they were asked for
+    cursor: str | None = None  # of the next page
+    warnings: tuple[WarningOut, ...] = ()
+
+
+def search_items(
+    question: SearchIn,
+    snapshot: Snapshot,
+    user: UserMemory,
+    encode: Callable[[str], NDArray[np.float32]],
+    *,
+    allowed: NDArray[np.bool_],
+    options: AttentionOptions,
+    parameters: SearchParameters = DEFAULTS,
+    steering: ItemSteering = NO_STEERING,
+    events: EventColumns = EMPTY,
+    offset: int = 0,
+) -> SearchOutcome:
+    """Rank the items that match a text best.
+
+    Args:
+        question: the request.
+        snapshot: the catalogue.
+        user: from `build_memory` with the same snapshot; an empty one re-ranks nothing.
+        encode: encodes a text to its vector [D].
+        allowed: bool [N], what may be answered.
+        options: both are attended, the field keys and the user's memory.
+        parameters: weights of the kinds of match.
+        steering: of the same catalogue, without exploration.
+        events: of the memory, which reasons are about.
+        offset: items before the page.
+    """
+    end = offset + question.limit
+    parsed, matches = match_text(
+        question.query,
+        snapshot,
+        encode,
+        allowed=allowed,
+        options=options,
+        parameters=parameters,
+        depth=end + 1,
+    )
+    near = nearest(matches, max(RERANKED, question.limit)) if len(user) else np.zeros(0, np.int64)
+    scores = score(snapshot, user, near, options)
+    personal = (
+        personal_bias(snapshot, scores, near, question.personal_weight) if len(user) else None
+    )
+    # One item more than the page tells whether there is another page.
+    found = search(
+        matches,
+        limit=end + 1,
+        personal=personal,
+        steering=steering,
+        fill=question.fill,
+        min_score=question.min_score,
+    )
+    cursor, is_cut = None, len(found.rows) > end
+    if is_cut and end + question.limit <= MAX_RANKED:
+        cursor, is_cut = page_cursor(end), False
+    found = take(found, range(offset, end))
+    place_of = {row: place for place, row in enumerate(near.tolist())}
+    places = [place_of.get(row, -1) for row in found.rows.tolist()]
+    reasons = list[list[Reason]]()
+    if question.explain:
+        reasons = explain_items(
+            snapshot,
+            user,
+            found.rows,
+            scores,
+            options=options,
+            top=question.explain,
+            effects=question.effects,
+            events=events,
+            places=places,
+        )
+    counted, warnings = None, _bounds(matches)
+    if question.facets:
+        mask, warnings = matched_items(snapshot, parsed, matches, allowed, question.min_score)
+        counted = count_items(snapshot, mask, question.facets)
+        if counted is not None and warnings:
+            counted = Counted(None, counted.facets)
+    warnings += _unmeant(snapshot, parsed, matches, found)
+    if question.filter != EVERYTHING and len(found.rows):
+        warnings += _unworded(snapshot, parsed, matches)
+    if is_cut:
+        told = f"a search ranks {MAX_RANKED:,} items: more match, which a `sort` lists"
+        warnings += (WarningOut(pointer="/limit", detail=told),)
+    return SearchOutcome(found, parsed, scores, places, reasons, counted, cursor, warnings)
+
+
+def matched_items(
+    snapshot: Snapshot,
+    parsed: ParsedQuery | None,
+    matches: FieldMatches,
+    allowed: NDArray[np.bool_],
+    min_score: float | None = None,
+) -> tuple[NDArray[np.bool_], tuple[WarningOut, ...]]:
+    """Mask the matches of a text, bool [N], and say if there may be more.
+
+    These are the allowed items that have one of its words, and those that match by the floor of
+    `search`; with a `min_score`, the latter only.
+    """
+    mask = np.zeros(len(allowed), np.bool_)
+    index, warnings = snapshot.catalogue.bm25_index, _bounds(matches)
+    if index is not None and parsed is not None and min_score is None:
+        rows = index.rows_with_words(parsed, MAX_MATCHES)
+        mask[rows] = True
+        if len(rows) == MAX_MATCHES:
+            told = f"more than {MAX_MATCHES:,} items have words of it: the others are not counted"
+            warnings += (WarningOut(pointer="/query", detail=told),)
+    mask[strong_matches(matches, min_score)] = True
+    return mask & allowed, warnings
+
+
+def _bounds(matches: FieldMatches) -> tuple[WarningOut, ...]:
+    """Say if keywords begin as a query that were not looked up."""
+    if not matches.keywords.is_cut:
+        return ()
+    told = f"more than {MAX_COMPLETED:,} identifiers begin so: items of the others are left out"
+    return (WarningOut(pointer="/query", detail=told),)
+
+
+def _unworded(
+    snapshot: Snapshot, parsed: ParsedQuery | None, matches: FieldMatches
+) -> tuple[WarningOut, ...]:
+    """Say if a filter leaves out all items with a word of the query, and meaning finds others."""
+    index = snapshot.catalogue.bm25_index
+    if index is None or parsed is None or matches.bm25.any() or len(matches.keywords.rows):
+        return ()
+    if not len(index.rows_with_words(parsed, 1)):
+        return ()
+    told = "no item that passes the filter has a word of it: these are near to it in meaning"
+    return (WarningOut(pointer="/query", detail=told),)
+
+
+def _unmeant(
+    snapshot: Snapshot, parsed: ParsedQuery | None, matches: FieldMatches, found: SearchResults
+) -> tuple[WarningOut, ...]:
+    """Say why a query of several words, most of which the best item lacks, finds little by meaning.
+
+    A description or an embedding is what meaning is compared with.
+    """
+    catalogue = snapshot.catalogue
+    index, names = catalogue.bm25_index, {*catalogue.keys.names}
+    if index is None or parsed is None or len(parsed.terms) < _MEANT or parsed.phrases:
+        return ()
+    if len(found.rows):
+        title = catalogue.titles[int(found.rows[0])]
+        if 2 * len(index.match_spans(parsed)(title)) > len(parsed.terms):
+            return ()
+    if not matches.parameters.meaning:
+        told = "only words are compared: meaning has the weight 0 in this catalogue"
+    elif not names & {"description", EMBEDDING}:
+        told = "no item has a description: meaning is compared with titles and labels only"
+    else:
+        return ()
+    return (WarningOut(pointer="/query", detail=told),)
+
+
+def list_matches(
+    question: SearchIn,
+    snapshot: Snapshot,
+    encode: Callable[[str], NDArray[np.float32]],
+    *,
+    selection: ItemSelection,
+    options: AttentionOptions,
+    parameters: SearchParameters = DEFAULTS,
+) -> AnswerOut:
+    """List the items that match a text, or all without one, in the order of their fields.
+
+    The arguments are those of `search_items`; nobody's memory is attended. Raises `Invalid` for a
+    cursor of another order.
+    """
+    mask, parsed, matches = selection.allowed, None, None
+    warnings: tuple[WarningOut, ...] = ()
+    if question.query.strip():
+        parsed, matches = match_text(
+            question.query, snapshot, encode, allowed=mask, options=options, parameters=parameters
+        )
+        mask, warnings = matched_items(snapshot, parsed, matches, mask)
+    steered = steer_items(
+        snapshot, allowed=selection.allowed, limit=question.limit, at_most=question.at_most
+    )
+    answer = list_items(question, snapshot, mask, steered.steering.quotas)
+    if matches is not None:
+        answer |= {"retrieval": matches.mode, "keys_attended": matches.attended}
+    counted = count_items(snapshot, mask, question.facets)
+    selection = selection.with_warnings(steered.warnings + warnings)
+    selection.describe(answer, counted)
+    if warnings:
+        del answer["total"]  # not all were counted
+    describe_query(answer, question, parsed, found=bool(mask.any()))
+    return answer
+
+
+def match_text(
+    text: str,
+    snapshot: Snapshot,
+    encode: Callable[[str], NDArray[np.float32]],
+    *,
+    allowed: NDArray[np.bool_],
+    options: AttentionOptions = DEFAULT_OPTIONS,
+    parameters: SearchParameters = DEFAULTS,
+    depth: int = 0,
+) -> tuple[ParsedQuery | None, FieldMatches]:
+    """Parse a text and match it against the BM25 index and the field keys.
+
+    The arguments are those of `search_items`; `depth` items are ranked by their words at least.
+    """
+    index, parsed, keywords = snapshot.catalogue.bm25_index, None, NO_KEYWORDS
+    hits: Callable[[], Hits] | None = None
+    if index is not None:
+        parsed = index.parser.parse(text)
+        text = parsed.text
+        keywords = allowed_keywords(index.keyword_hits(parsed), allowed)
+        rows = index.rows_with_phrases(parsed)
+        if rows is not None:  # only items with the phrases of the query
+            allowed, candidates = np.zeros_like(allowed), allowed
+            allowed[rows] = candidates[rows]
+        hits = partial(index.search, parsed, max(BM25_HITS, depth), allowed)
+        if snapshot.key_index is not None:
+            hits = _BM25.submit(hits).result
+    text = text.strip()
+    vector = encode(text) if text else np.zeros(snapshot.catalogue.dimension, np.float32)
+    matches = match_fields(
+        snapshot,
+        vector,
+        allowed=allowed,
+        options=options,
+        hits=hits,
+        parameters=parameters,
+        keywords=keywords,
+    )
+    if parsed is not None and _is_nonsense(parsed, matches, encode):
+        nothing = np.zeros_like(allowed)
+        matches = match_fields(snapshot, vector, allowed=nothing, parameters=parameters)
+        parsed = parsed._replace(terms=(), phrases=(), compounds=())
+    return parsed, matches
+
+
+def _is_nonsense(
+    parsed: ParsedQuery, matches: FieldMatches, encode: Callable[[str], NDArray[np.float32]]
+) -> bool:
+    """Report whether a query has no known word, nor comes nearer to any key than nonsense does.
+
+    A few common words among unknown ones are none. Where words do not count, nothing is nonsense.
+    """
+    if parsed.keywords or parsed.coverage >= KNOWN_WORDS or not matches.parameters.lexical:
+        return False
+    return matches.best_cosine < meaning_floor(matches.catalogue.keys, encode)
+
+
+def describe_query(
+    answer: AnswerOut, question: SearchIn, parsed: ParsedQuery | None, *, found: bool
+) -> None:
+    """Add to an answer how its query was understood, and whether nothing matches."""
+    if parsed is not None and parsed.corrections:
+        answer["corrections"] = {word: [*words] for word, words in parsed.corrections.items()}
+    if parsed is not None and parsed.did_you_mean is not None:
+        answer["did_you_mean"] = parsed.did_you_mean
+    written = question.query.strip()
+    if found or not written:
+        return
+    among = "no item"
+    if question.memory == "history":
+        among = "no item of the history"
+    if question.filter != EVERYTHING:
+        among += " that passes the filter"
+    shown = written if len(written) <= _SHOWN else written[:_SHOWN] + "…"
+    detail = f"{among} matches {shown!r}"
+    warn(answer, [WarningOut(pointer="/query", detail=detail)], first=True)
+
+
+def search_answer(
+    question: SearchIn,
+    snapshot: Snapshot,
+    outcome: SearchOutcome,
+    explanations: Sequence[tuple[Contribution, ...]],
+    steered: SteeredItems = UNSTEERED,
+) -> AnswerOut:
+    """Make the answer to a search; without a user or a history there is nobody to explain by."""
+    found, scores, catalogue = outcome.found, outcome.scores, snapshot.catalogue
+    masses = scores.mass.tolist()
+    parts = _parts(found)
+    totals = np.sum(list(parts.values()), axis=0).tolist()
+    columns = {name: numbers.tolist() for name, numbers in parts.items()}
+    items: list[AnsweredItemOut] = [
+        {
+            "item_id": item_id,
+            "score": totals[place],
+            "title": title,
+            "parts": {name: numbers[place] for name, numbers in columns.items()},
+            "weight": weight,
+            "matched": by_field,
+        }
+        for place, (item_id, title, weight, by_field) in enumerate(
+            zip(
+                catalogue.vocabulary.ids_of(found.rows.tolist()),
+                catalogue.titles.take(found.rows),
+                found.weights.tolist(),
+                found.matched,
+                strict=True,
+            )
+        )
+    ]
+    for place in np.flatnonzero(~np.isfinite(found.scores)).tolist():
+        del items[place]["score"], items[place]["parts"]  # a pin that was not compared
+    for item, place in zip(items, outcome.places, strict=True):
+        if place >= 0:
+            item["mass"] = masses[place]
+    if question.explain and (question.user_id is not None or question.history is not None):
+        personal, count, writer = scores.personal.tolist(), scores.memory_rows, ExplanationWriter()
+        for item, explanation, place in zip(items, explanations, outcome.places, strict=True):
+            item["explanation"] = writer.write(explanation)
+            if place >= 0:
+                item["remainder"] = remainder_of(explanation, personal[place], count)
+    check_finite("scores", [item["score"] for item in items if "score" in item])
+    is_asked = bool(scores.memory_rows)
+    answer: AnswerOut = {
+        "items": items,
+        "model_version": snapshot.version,
+        "retrieval": scores.mode if found.mode == "exact" and is_asked else found.mode,
+        "degraded": False,
+        "keys_attended": found.keys,
+        "mass": found.mass,
+    }
+    if is_asked:
+        answer["rows_scanned"] = round(scores.rows_scanned)
+        answer["memory_rows"] = scores.memory_rows
+    if outcome.cursor is not None:
+        answer["cursor"] = outcome.cursor
+    warn(answer, outcome.warnings)
+    if found.moved:
+        steered.describe(answer, SteeredRows(found.rows.astype(np.int64), found.moved))
+    found_some = any("score" in item for item in items)
+    describe_query(answer, question, outcome.parsed, found=found_some)
+    return answer
+
+
+def _parts(found: SearchResults) -> dict[str, NDArray[np.float64]]:
+    """Return the addends [L] of the scores by name, -inf for an item that was not compared."""
+    scores = found.scores.astype(np.float64)
+    parts = {"match": scores}
+    if found.personal is not None:
+        parts = {"match": scores - found.personal, "memory": found.personal.astype(np.float64)}
+    if found.boosts is not None:
+        parts["rules"] = found.boosts.astype(np.float64)
+    return parts
+
+
+# ------------------------------------------------------------ lists in the order of fields
+
+
+def list_items(
+    question: SearchIn,
+    snapshot: Snapshot,
+    mask: NDArray[np.bool_],
+    quotas: Sequence[Quota] = (),
+) -> AnswerOut:
+    """Return a page of the items of a mask [N], in the order of the question.
+
+    Quotas hold for the whole list, so that each page goes on where the one before it ended.
+
+    Raises `Invalid` for a cursor that is not of this order.
+    """
+    catalogue = snapshot.catalogue
+    order = question.sort or NEWEST_FIRST
+    keys = [SortKey(each.field, each.order == "desc") for each in order]
+    after = None if question.cursor is None else _position(question.cursor, order)
+    rows = matched = np.flatnonzero(mask)
+    if quotas:
+        needed = len(rows) if after is not None else question.offset + question.limit + 1
+        whole = sorted_rows(catalogue.fields, rows, keys, limit=len(rows))
+        rows = whole[QuotaChoice(catalogue.fields, quotas, whole, needed)(np.arange(len(whole)))]
+        rows = np.sort(rows)
+    # One item more than the page tells whether there is another page.
+    page = sorted_rows(
+        catalogue.fields, rows, keys, limit=question.limit + 1, offset=question.offset, after=after
+    )
+    listed, cursor = page[: question.limit], None
+    if len(page) > len(listed):
+        cursor = _cursor(order, position(catalogue.fields, int(listed[-1]), keys))
+    items: list[AnsweredItemOut] = [
+        {"item_id": item_id, "title": title}
+        for item_id, title in zip(
+            catalogue.vocabulary.ids_of(listed.tolist()), catalogue.titles.take(listed), strict=True
+        )
+    ]
+    answer: AnswerOut = {
+        "items": items,
+        "model_version": snapshot.version,
+        "retrieval": "exact",
+        "degraded": False,
+        "total": len(matched),
+    }
+    if cursor is not None:
+        answer["cursor"] = cursor
+    return answer
+
+
+def page_cursor(offset: int) -> str:
+    """Return the cursor of the page of a search that begins at an offset."""
+    return base64.urlsafe_b64encode(orjson.dumps(offset)).decode()
+
+
+def page_offset(cursor: str, most: int) -> int:
+    """Return the offset [≤ most] that `page_cursor` wrote. Raises `Invalid`."""
+    try:
+        offset = orjson.loads(base64.urlsafe_b64decode(cursor))
+    except (ValueError, TypeError, binascii.Error):
+        offset = None
+    if isinstance(offset, int) and not isinstance(offset, bool) and 0 <= offset <= most:
+        return offset
+    raise Invalid("/cursor", "is no cursor of a search")
+
+
+def _cursor(order: Sequence[SortIn], place: SortPosition) -> str:
+    values = [[*value] for value in place.values]  # orjson takes no named tuples
+    document = [[[each.field, each.order == "desc"] for each in order], values, place.item_id]
+    return base64.urlsafe_b64encode(orjson.dumps(document)).decode()
+
+
+def _position(cursor: str, order: Sequence[SortIn]) -> SortPosition:
+    """Return the position that `_cursor` wrote. Raises `Invalid`."""
+    try:
+        fields, values, item_id = orjson.loads(base64.urlsafe_b64decode(cursor))
+        if fields == [[each.field, each.order == "desc"] for each in order] and len(values) == len(
+            order
+        ):
+            return SortPosition(tuple(map(_sorted_value, values)), str(item_id))
+    except (ValueError, TypeError, binascii.Error):
+        pass
+    raise Invalid("/cursor", "is no cursor of a list in this order")
+
+
+def _sorted_value(pair: Sequence[object]) -> SortedValue:
+    """Return what `SortedValue` holds. Raises `TypeError`, `ValueError`."""
+    number, keyword = pair
+    if not isinstance(number, float | int | None) or not isinstance(keyword, str | bool | None):
+        raise TypeError
+    return SortedValue(number, keyword)
+
+
+# --------------------------------------------------------------------- events of a history
+
+
+class HistoryOutcome(NamedTuple):
+    """Events found by a text."""
+
+    found: EventResults
+    sources: list[int]  # [L] their places in the columns
+    parsed: ParsedQuery | None  # the query; None without a BM25 index
+
+
+def search_history(
+    question: SearchIn,
+    snapshot: Snapshot,
+    events: EventColumns,
+    encode: Callable[[str], NDArray[np.float32]],
+    *,
+    at: int,
+    allowed: NDArray[np.bool_],
+    options: AttentionOptions,
+    parameters: SearchParameters = DEFAULTS,
+) -> HistoryOutcome:
+    """Rank the visible events on allowed items [N]; `at` is the time of the request.
+
+    The other arguments are those of `search_items`.
+    """
+    # Items that the catalogue does not know yet, at -1 or behind its end, are not allowed.
+    known = np.append(allowed, False)
+    may = known[np.where(events.rows < len(allowed), events.rows, -1)]
+    visible = visible_events(snapshot, events, question.visible)
+    places = np.flatnonzero(may if visible is None else may & visible)
+    rows = events.rows[places].astype(np.int64)
+    own = np.zeros_like(allowed)
+    own[rows] = True
+    parsed, matches = match_text(
+        question.query,
+        snapshot,
+        encode,
+        allowed=own,
+        options=options,
+        parameters=parameters,
+        depth=question.limit,
+    )
+    found = search_events(
+        matches,
+        rows,
+        at - events.timestamps[places],
+        limit=question.limit,
+        fill=question.fill,
+        min_score=question.min_score,
+    )
+    return HistoryOutcome(found, places[found.events].tolist(), parsed)
+
+
+def history_answer(
+    question: SearchIn,
+    snapshot: Snapshot,
+    events: EventColumns,
+    outcome: HistoryOutcome,
+    event_ids: Sequence[str],
+) -> AnswerOut:
+    """Make the answer, whose items are `FoundEventOut`s; `event_ids` are those of the sources."""
+    found, sources = outcome.found, outcome.sources
+    rows = found.items.rows[found.places]
+    columns = zip(
+        event_ids,
+        snapshot.catalogue.vocabulary.ids_of(rows.tolist()),
+        snapshot.catalogue.titles.take(rows),
+        events.types[sources].tolist(),
+        events.timestamps[sources].tolist(),
+        found.match.tolist(),
+        found.recency.tolist(),
+        found.weights.tolist(),
+        found.places.tolist(),
+        strict=True,
+    )
+    named: list[FoundEventOut] = [
+        {
+            "event_id": event_id or None,
+            "item_id": item_id,
+            "title": title,
+            "type": events.type_names[code],
+            "timestamp": to_rfc3339(timestamp),
+            "score": match + recency,
+            "parts": {"match": match, "recency": recency},
+            "weight": weight,
+            "matched": found.items.matched[place],
+        }
+        for event_id, item_id, title, code, timestamp, match, recency, weight, place in columns
+    ]
+    check_finite("scores", [event["score"] for event in named])
+    answer: AnswerOut = {
+        "items": cast("list[AnsweredItemOut]", named),
+        "model_version": snapshot.version,
+        "retrieval": found.items.mode,
+        "degraded": False,
+        "keys_attended": found.items.keys,
+        "mass": found.items.mass,
+    }
+    describe_query(answer, question, outcome.parsed, found=bool(named))
+    return answer

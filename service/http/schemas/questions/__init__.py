@@ -1,1 +1,0 @@
-"""Wire types of questions, and how they become queries of the domain."""

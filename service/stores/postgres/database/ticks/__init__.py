@@ -1,1 +1,0 @@
-"""Ticks, by which versions only ever grow: their base, their horizon, and timelines."""

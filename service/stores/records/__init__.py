@@ -1,0 +1,1 @@
+"""Records that a store keeps beside the event log, each written once for every database."""

@@ -1,1 +1,0 @@
-"""Files of SQLite stores as a whole: copies of them, and reading them without changing them."""
