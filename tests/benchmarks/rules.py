@@ -27,7 +27,7 @@ FILTER: dict[str, Any] = {
 SHELVES = {"field": "categories", "in": ["category 3", "category 5"]}
 BOOSTS: list[dict[str, Any]] = [
     {"name": "shelves", "when": SHELVES, "boost": 0.5},
-    {"name": "stock", "when": {"field": "attributes.in_stock", "eq": True}, "boost": 0.2},
+    {"name": "dear", "when": {"field": "attributes.price", "gte": 50}, "boost": 0.2},
 ]
 BURY: list[dict[str, Any]] = [
     {"name": "brand", "when": {"field": "attributes.brand", "eq": "brand 0"}, "bury": True}
