@@ -436,6 +436,8 @@ class RecordFile(Dataset, Generic[R]):
         self.refused: Collection[str] = ()  # ids whose rows are bad, since the store lacks them
         vectors = [name for name, kind in self.schema.fields.items() if kind is VECTOR]
         self._vectors = [] if self._options.dims is None else vectors
+        if path.is_dir():
+            raise Invalid("", f"{path} is a folder: name the files in it")
         if not path.is_file():
             check_format(path, READABLE)
             missing = next((part for part in reversed(path.parents) if not part.exists()), path)
@@ -525,7 +527,9 @@ class RecordFile(Dataset, Generic[R]):
         self.skipped, self.accepted, self.left_out = SkippedRows(), 0, 0
         self.repeated = RepeatedRows()
         known = self.survey
-        times = self.times = replace(known.times, nonexistent=NonexistentTimes())
+        times = self.times = replace(
+            known.times, nonexistent=NonexistentTimes(), repeated=NonexistentTimes()
+        )
         for row in self._rows(self.progress):
             try:
                 if isinstance(row.values, Invalid):

@@ -68,12 +68,14 @@ class TimeFormat:
             `datetime.strptime`.
         zone: of times that name none. Without it, they are refused.
         nonexistent: counts the times converted that do not exist in the zone.
+        repeated: counts those that occur twice in the zone.
         example: row from whose size the unit was found out; a number of another unit is refused.
     """
 
     pattern: str = ISO
     zone: ZoneInfo | None = None
     nonexistent: NonexistentTimes = field(default_factory=NonexistentTimes, compare=False)
+    repeated: NonexistentTimes = field(default_factory=NonexistentTimes, compare=False)
     example: str = field(default="", compare=False)
 
     def __str__(self) -> str:
@@ -86,8 +88,8 @@ class TimeFormat:
         """Convert a value to microseconds since the epoch, UTC.
 
         Digits beyond microseconds are truncated. Of a local time that occurs twice as a clock is
-        put back, the first is taken. One that a clock is put forward over is that much later, and
-        is counted.
+        put back, the first is taken. One that a clock is put forward over is that much later. Both
+        are counted.
 
         Raises:
             ValueError: the value is not of this format; the message says what is.
@@ -130,16 +132,21 @@ class TimeFormat:
         found = self.nonexistent
         if found.zoneless:
             return f"times without a zone: {found.zoneless:,}, taken as UTC; --timezone says theirs"
-        if self.zone is None or not found.count:
+        if self.zone is None:
             return ""
-        return (
-            f"times that do not exist in {self.zone.key}, as clocks are put forward: "
-            f"{found.count:,}: {found.first!r}, taken as {to_rfc3339(found.first_micros)}"
+        kinds = (
+            (found, f"times that do not exist in {self.zone.key}, as clocks are put forward"),
+            (self.repeated, f"times that occur twice in {self.zone.key}, as clocks are put back"),
+        )
+        return "; ".join(
+            f"{said}: {odd.count:,}: {odd.first!r}, taken as {to_rfc3339(odd.first_micros)}"
+            for odd, said in kinds
+            if odd.count
         )
 
-    def _counted(self, value: object, micros: int, exists: bool) -> int:
-        if not exists:
-            found = self.nonexistent
+    def _counted(self, value: object, micros: int, occurs: int) -> int:
+        if occurs != 1:
+            found = self.repeated if occurs else self.nonexistent
             if not found.count:
                 found.first, found.first_micros = str(value).strip(), micros
             found.count += 1
@@ -260,10 +267,10 @@ def _since_epoch(value: Any, unit: str) -> int:
 
 
 @lru_cache(_CACHED)
-def _micros(text: str, pattern: str, zone: ZoneInfo | None) -> tuple[int, bool]:
-    """Return a time in microseconds, and whether it exists in its zone, as any date alone does."""
+def _micros(text: str, pattern: str, zone: ZoneInfo | None) -> tuple[int, int]:
+    """Return a time in microseconds and how often it occurs in its zone, a date alone once."""
     if pattern in UNITS:
-        return _since_epoch(text, pattern), True
+        return _since_epoch(text, pattern), 1
     if pattern not in DATES:
         try:
             return _instant(datetime.strptime(text, pattern), zone)  # noqa: DTZ007 (localised)
@@ -289,8 +296,8 @@ def _micros(text: str, pattern: str, zone: ZoneInfo | None) -> tuple[int, bool]:
             hour=hour, minute=int(clock["minute"]), second=int(clock["second"] or 0),
             microsecond=int(fraction), tzinfo=_offset(clock),
         )  # fmt: skip
-    micros, exists = _instant(moment, zone)
-    return micros, exists or clock is None
+    micros, occurs = _instant(moment, zone)
+    return micros, 1 if clock is None else occurs
 
 
 def _offset(clock: re.Match[str]) -> timezone | None:
@@ -303,16 +310,17 @@ def _offset(clock: re.Match[str]) -> timezone | None:
     return timezone(-offset if clock["sign"] == "-" else offset)
 
 
-def _instant(moment: datetime, zone: ZoneInfo | None) -> tuple[int, bool]:
-    exists = True
+def _instant(moment: datetime, zone: ZoneInfo | None) -> tuple[int, int]:
+    occurs = 1
     if moment.tzinfo is None:
         if zone is None:
             raise ValueError("must have a zone, or the file be read with --timezone, such as UTC")
         moment = moment.replace(tzinfo=zone)
         # PEP 495: in a gap the earlier fold has the smaller offset, in a repetition the larger.
         before, after = moment.utcoffset(), moment.replace(fold=1).utcoffset()
-        exists = before is None or after is None or before >= after
-    return _in_range(from_datetime(moment)), exists
+        if before is not None and after is not None:
+            occurs += (before > after) - (before < after)
+    return _in_range(from_datetime(moment)), occurs
 
 
 def _in_range(micros: int) -> int:

@@ -147,7 +147,7 @@ def test_clocks_that_are_put_back_and_forward() -> None:
 def test_times_that_a_clock_is_put_forward_over_are_counted() -> None:
     """A local time that does not exist is as long after the change as before; the first is told."""
     times = TimeFormat("%d/%m/%Y", LONDON)
-    for text in ("27/03/2011 00:59", "27/03/2011 02:00", "30/10/2011 01:30", "27/03/2011 01:30Z"):
+    for text in ("27/03/2011 00:59", "27/03/2011 02:00", "30/10/2011 02:30", "27/03/2011 01:30Z"):
         times.micros(text)
     assert times.warning() == ""
     for _ in range(2):  # of which the second is not converted again
@@ -158,6 +158,15 @@ def test_times_that_a_clock_is_put_forward_over_are_counted() -> None:
     assert times.warning() == (
         "times that do not exist in Europe/London, as clocks are put forward: 3: "
         "'27/03/2011 01:30', taken as 2011-03-27T01:30:00Z"
+    )
+    twice = TimeFormat("%d.%m.%Y", ZoneInfo("Europe/Berlin"))
+    first = datetime(2024, 10, 27, 0, 30, tzinfo=UTC)
+    assert twice.micros("27.10.2024 02:30") == from_datetime(first)
+    twice.micros("27.10.2024 03:00")
+    twice.micros("27.10.2024")
+    assert twice.warning() == (
+        "times that occur twice in Europe/Berlin, as clocks are put back: 1: "
+        "'27.10.2024 02:30', taken as 2024-10-27T00:30:00Z"
     )
     begins = TimeFormat(ISO, ZoneInfo("America/Sao_Paulo"))  # whose clocks changed at midnight
     assert begins.micros("2011-10-16") == begins.micros(date(2011, 10, 16))
