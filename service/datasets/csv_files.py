@@ -98,10 +98,10 @@ def csv_records(
 ) -> Iterator[tuple[int, str, list[str] | Invalid]]:
     """Read records by RFC 4180: the number of their first line, from 1, their text, their cells.
 
-    The first record is the header, and every other one must have as many cells. Empty lines are
-    skipped, and a first line such as `sep=;`. Where a record of several lines is broken, its first
-    line alone is bad: a quote that is not closed would take the records after it along. Without
-    `quotes` every line is a record, and quotation marks are letters.
+    The first record is the header, and every other one must have as many cells. Lines without a
+    value are skipped, and a first line such as `sep=;`. Where a record of several lines is broken,
+    its first line alone is bad: a quote that is not closed would take the records after it along.
+    Without `quotes` every line is a record, and quotation marks are letters.
 
     Raises:
         EndlessRow: a line is longer than `MAX_ROW`.
@@ -124,6 +124,8 @@ def csv_records(
                 return
             if cells and len(cells) > MAX_COLUMNS:
                 raise Invalid("", f"has {len(cells):,} cells; at most {MAX_COLUMNS:,} are allowed")
+            if not any(cells):  # such as ;; which spreadsheets write behind the last row
+                cells = []
             if cells and width is not None and len(cells) != width:
                 raise Invalid("", f"has {len(cells)} cells, must have {width}")
         except EndlessRow:

@@ -45,6 +45,11 @@ def test_a_broken_record_takes_no_other_along() -> None:
     assert broken("a;b\n1\n2;x;y\n\n3;z\n") == [(2, None), (3, None), (5, "3")]
 
 
+def test_rows_without_a_value_are_skipped() -> None:
+    """A spreadsheet writes delimiters for rows that were emptied, of any width."""
+    assert broken("a;b\n1;x\n;\n2;\n;;\n\n") == [(2, "1"), (4, "2")]
+
+
 def test_a_cell_of_very_many_lines_is_taken_for_an_open_quote() -> None:
     """The line with the quote is bad, and all others are read."""
     text = 'a;b\n0;"x\n' + "".join(f"{n};z\n" for n in range(1, 2 * MAX_LINES))

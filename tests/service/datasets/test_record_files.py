@@ -420,12 +420,15 @@ def test_a_bad_line_of_json_names_place_field_and_rule(put: Put, bad: str, probl
     ("bad", "problem"),
     [
         ("i,t", "has 2 cells, must have 7"),
-        ("i,,,,,maybe,", r"hidden: must be true or false \(got 'maybe'\)"),
+        (
+            "i,,,,,maybe,",
+            r"hidden: must be true, yes, y, t, 1 or false, no, n, f, 0 \(got 'maybe'\)",
+        ),
         ("i,,,{,,,", r"attributes: must be JSON.*\(got '\{'\)"),
         ("i,,,[1],,,", r"attributes: must be an object, not list \(got '\[1\]'\)"),
         ("i,,,,0.5,,", r"embedding: must be a list of numbers \(got '0\.5'\)"),
         ("i,,,,,,2001-02-30T00:00:00Z", "published_at: must be a date as %Y-%m-%d"),
-        (",,,,,,", "item_id: is required"),
+        (",T,,,,,", "item_id: is required"),
         ('"i"x,,,,,,', "must be CSV"),
         ('i,"never closed,,,,,', "must be CSV"),
         (b"i\xff,,,,,,", "item_id: has a lone surrogate"),
@@ -630,6 +633,8 @@ def test_missing_and_non_parquet_files_are_refused(tmp_path: Path, put: Put) -> 
     """The error names the path; a missing file is refused before anything is read."""
     with pytest.raises(Invalid, match=r"none\.csv is not a file$"):
         EventsFile(tmp_path / "none.csv")
+    with pytest.raises(Invalid, match=r" is a folder: name the files in it$"):
+        EventsFile(tmp_path)
     with pytest.raises(Invalid, match=r"none\.csv is not a file, since .*/dta does not exist$"):
         EventsFile(tmp_path / "dta" / "deep" / "none.csv")
     with pytest.raises(Invalid, match=r"p\.parquet cannot be read as Parquet"):
