@@ -207,11 +207,11 @@ class FileImport:
             types = f" ({by_type})" if by_type else ""
             left_out = sum(source.left_out for source in sources)
             united = sum(source.repeated.rows for source in sources)
+            together = f", rows put together with earlier ones of their id: {united:,}"
             out.print(
                 f"{count:,} {self._kind}{types} would be stored, "
                 f"{f'{created:,} items created, ' if created else ''}{refused:,} bad rows refused, "
-                f"{left_out:,} left out"
-                f"{f', {united:,} put together with earlier rows of their id' if united else ''}.",
+                f"{left_out:,} left out{together if united else ''}.",
                 markup=False,
                 soft_wrap=True,
             )
@@ -273,10 +273,10 @@ class FileImport:
                 text = str(done)
             if source.repeated.rows:
                 text += (
-                    f"; {source.repeated.rows:,} rows put together with earlier ones of their id"
+                    f"; rows put together with earlier ones of their id: {source.repeated.rows:,}"
                 )
             if source.left_out:
-                text += f"; {source.left_out:,} rows left out"
+                text += f"; rows left out: {source.left_out:,}"
             out.print(f"{source.name}: {text}", markup=False, soft_wrap=True)
             self._print_skipped(source)
 

@@ -114,6 +114,7 @@ MAX_WEIGHT = 1_000.0
 _MARKS = re.compile(r"[;|,\n\t\[{]")
 _WORDS = ";|\n\t"
 _GROUPS = re.compile(r"\d{1,3}(,\d{3})+")  # 1,234 is a number
+_UNSEEN = re.compile("[\u00a0\u00ad\u200b-\u200f\u2060\ufeff]")  # no-break, zero-width
 _EXAMPLES = 5
 _CHUNK = 10_000  # ids that are looked up at once
 _BETWEEN = re.compile(r"[\s,/+&]+")  # ids in one cell, if the catalogue has them
@@ -270,7 +271,7 @@ async def titled_items(store: Store, item_ids: Iterable[str]) -> list[str]:
 async def spelling_warning(
     store: Store, unknown: list[str], imported: Collection[str] = ()
 ) -> str | None:
-    """Return a warning of ids that the catalogue has in another case, or with zeros in front."""
+    """Return a warning of ids that the catalogue has in another spelling."""
     spelt = {item_id: _spellings(item_id) for item_id in unknown[:_COMPARED]}
     known = await _known(store, set().union(*spelt.values()), imported)
     pairs = {i: next((s for s in others if s in known), None) for i, others in spelt.items()}
@@ -279,14 +280,16 @@ async def spelling_warning(
         return None
     named = listed((f"{i!r} for {other!r}" for i, other in pairs.items()), len(pairs))
     return (
-        "ids that differ from those of the catalogue only in letter case or zeros in front: "
+        "ids that differ from those of the catalogue only in letter case, zeros in front, .0 "
+        "behind or characters that are not seen: "
         f"{len(pairs):,}: {named}; they are other items until the file spells them alike"
     )
 
 
 def _spellings(item_id: str) -> list[str]:
-    """Return what programs make of an id: letters of one case, a number without its zeros."""
-    found = [item_id.upper(), item_id.lower()]
+    """Return what programs make of an id: one case, a number without its zeros or as a decimal."""
+    found = [item_id.upper(), item_id.lower(), item_id.removesuffix(".0"), f"{item_id}.0"]
+    found.append(_UNSEEN.sub("", item_id).strip())
     if item_id.isdecimal():
         bare = item_id.lstrip("0")
         found += [bare.zfill(size) for size in range(max(len(bare), 1), _DIGITS + 1)]

@@ -255,15 +255,18 @@ def test_ids_that_the_catalogue_spells_in_another_way_are_warned_of(heed: Heed, 
     (shop / "i.csv").write_text("item_id,title\n" + "".join(f"{i},Thing\n" for i in ids))
     assert heed("import", "items", shop / "i.csv").code == 0
     odd = ["A-1, B-2", "A-1 x 2 + 00123", "7/A-1", "Paris, Texas", "123", "12e4", "007", "9"]
+    odd += ["7.0", "Par\u200bis"]
     (shop / "e.csv").write_text("user_id;item_id\n" + "".join(f"u;{i}\n" for i in [*ids, *odd]))
     said = heed("import", "events", shop / "e.csv", "--dry-run")
     lists = "'A-1, B-2', 'A-1 x 2 + 00123', '7/A-1'"
     spelt = "'123' for '00123', '12e4' for '12E4', '007' for '7'"
     assert f"item ids that look like lists: 3: {lists}; an id is one item" in said.err
-    assert f"only in letter case or zeros in front: 3: {spelt}; they are other" in said.err
+    unseen = r"'7.0' for '7', 'Par\u200bis' for 'Paris'"
+    assert f"characters that are not seen: 5: {spelt}, {unseen}; they are other" in said.err
     (shop / "stock.csv").write_text("item_id,stock\n123,1\n9,1\n")
     said = heed("import", "items", shop / "stock.csv", "--update", "--dry-run")
-    assert "only in letter case or zeros in front: 1: '123' for '00123'" in said.err
+    assert "only in letter case, zeros in front, .0 behind or characters" in said.err
+    assert "not seen: 1: '123' for '00123'" in said.err
 
 
 def test_two_nights_are_stored_once_and_undone(heed: Heed, shop: Path) -> None:
@@ -454,11 +457,11 @@ def test_rows_of_one_item_are_put_together(heed: Heed, shop: Path) -> None:
     )
     dry = heed(*items, "--dry-run")
     assert "2 items would be stored" in dry.out
-    assert "0 left out, 2 put together with earlier rows of their id." in dry.out
+    assert "0 left out, rows put together with earlier ones of their id: 2." in dry.out
     assert differing in dry.err
     said = heed(*items)
     assert "export.csv: 2 items stored, in" in said.out
-    assert "; 2 rows put together with earlier ones of their id" in said.out
+    assert "; rows put together with earlier ones of their id: 2" in said.out
     assert differing in said.err
     by_id = {item["item_id"]: item for item in stored(heed, "items", shop)}
     assert by_id["mug"] == {
@@ -478,7 +481,10 @@ def test_tags_of_one_film_each_are_put_together_by_an_update(heed: Heed, shop: P
     )
     tags = ("import", "items", shop / "tags.csv", "--map", "item_id=movieId", "--map", "tags=tag")
     assert "2 items would be stored" in heed(*tags, "--update", "--dry-run").out
-    assert "2 items updated; 2 rows put together" in heed(*tags, "--update").out
+    assert (
+        "2 items updated; rows put together with earlier ones of their id: 2"
+        in heed(*tags, "--update").out
+    )
     assert stored(heed, "items", shop) == [
         {"item_id": "1", "title": "Harbour Story", "tags": ["classic", "sci-fi", "dark, comedy"]},
         {"item_id": "2", "title": "Ferry", "tags": ["slow"]},
@@ -489,7 +495,7 @@ def test_rows_of_one_user_are_put_together(heed: Heed, shop: Path) -> None:
     """Interests unite, and so do attributes."""
     (shop / "users.csv").write_text("user_id,interests,town\nu,a,\nu,b,Bern\nv,a,Rome\nu,a,Oslo\n")
     said = heed("import", "users", shop / "users.csv", "--map", "attributes.town=town")
-    assert "2 profiles stored; 2 rows put together" in said.out
+    assert "2 profiles stored; rows put together with earlier ones of their id: 2" in said.out
     assert "the id has another: 1: 'u' attributes.town 'Bern' then 'Oslo'" in said.err
     assert stored(heed, "users", shop) == [
         {"user_id": "u", "attributes": {"town": "Bern"}, "interests": ["a", "b"]},
