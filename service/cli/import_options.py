@@ -103,8 +103,8 @@ class ImportOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="With --skip-bad: write the bad rows here as they are, and why to FILE.reasons. "
-            "Both files are replaced.",
+            help="With --skip-bad: write the bad rows here, and why to FILE.reasons. Rows of CSV "
+            "are in the encoding of --encoding, in UTF-8 without it. Both files are replaced.",
         ),
     ] = None
 

@@ -200,8 +200,10 @@ def _undo(store: Any, import_id: int) -> None:
 def _list(store: Any) -> None:
     from service.domain.timestamps import to_rfc3339
 
-    table = Table("import", "started", "source", "")
+    table = Table("import", "started", "source", "state")
     for record in asyncio.run(store.imports()):
         started = to_rfc3339(record.started // 1_000_000 * 1_000_000)
-        table.add_row(str(record.import_id), started, record.source, "undone" * record.is_undone)
+        table.add_row(
+            str(record.import_id), started, record.source, "undone" if record.is_undone else "kept"
+        )
     out.print(table)

@@ -126,7 +126,7 @@ def flag_cell(cell: str, _: CellFormat) -> bool | None:
     if text in ABSENT:
         return None
     if text not in _TRUE | _FALSE:
-        raise ValueError("must be true or false")
+        raise ValueError("must be true, yes, y, t, 1 or false, no, n, f, 0")
     return text in _TRUE
 
 
