@@ -148,6 +148,7 @@ class Survey:
     times: TimeFormat
     header: str  # the line that names the columns of CSV
     mixed: tuple[str, ...] = ()  # sentences on columns of flags among other texts
+    empty: frozenset[str] = frozenset()  # attributes whose type no value shows
 
     def warning(self) -> str | None:
         """Return the sentences on mixed columns; None if there are none."""
@@ -160,7 +161,8 @@ class Survey:
         if found & {"timestamp", "published_at"}:
             parts.append(f"times as {self.times}")
         kinds = [
-            f"{name.removeprefix(ATTRIBUTES)} a {kind}" for name, kind in self.mapping.types.items()
+            f"{name.removeprefix(ATTRIBUTES)} {'empty' if name in self.empty else f'a {kind}'}"
+            for name, kind in self.mapping.types.items()
         ]
         parts += [f"attributes: {', '.join(kinds)}"] if kinds else []
         return "; ".join(parts)
@@ -201,6 +203,7 @@ def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[
     absent = frozenset(options.absent) | (frozenset() if form in JSON else {r"\N"})
     cells = CellFormat(decimal, options.list_separator, is_escaped=form == "csv", absent=absent)
     mixed: list[str] = []
+    empty: set[str] = set()
     for target, names in mapping.columns.items():
         if target.startswith(ATTRIBUTES):
             is_text = _is_text(target, names, options)
@@ -208,6 +211,8 @@ def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[
             values = [column_value(row, name) for row in good for name in names]
             # Values that have types keep them, unless some are texts.
             if kind is None and (form == "csv" or any(isinstance(v, str) for v in values)):
+                if {str(v).strip() for v in values if v is not None} <= {"", *absent}:
+                    empty.add(target)
                 kind = attribute_type((v for v in values if _is_scalar(v)), cells)
                 mixed += _mixed_flags(target, names, values, cells) if kind == "text" else []
             if kind is not None:
@@ -231,7 +236,7 @@ def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[
     reader = mapping.reader(schema, cells, texts.get(form, "mapped"))
     header = sample[0].text if form == "csv" and sample else ""
     found = replace(dialect, decimal=decimal)
-    return Survey(form, found, mapping, reader, times, header, tuple(mixed))
+    return Survey(form, found, mapping, reader, times, header, tuple(mixed), frozenset(empty))
 
 
 def sniff_format(path: Path) -> Format:

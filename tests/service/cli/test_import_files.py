@@ -263,8 +263,10 @@ def test_ids_that_the_catalogue_spells_in_another_way_are_warned_of(heed: Heed, 
     assert f"item ids that look like lists: 3: {lists}; an id is one item" in said.err
     unseen = r"'7.0' for '7', 'Par\u200bis' for 'Paris'"
     assert f"characters that are not seen: 5: {spelt}, {unseen}; they are other" in said.err
-    (shop / "stock.csv").write_text("item_id,stock\n123,1\n9,1\n")
-    said = heed("import", "items", shop / "stock.csv", "--update", "--dry-run")
+    (shop / "stock.csv").write_text("item_id,stock,size\n123,1,\n9,1,\n")
+    maps = ("--map", "attributes.stock=stock", "--map", "attributes.size=size")
+    said = heed("import", "items", shop / "stock.csv", "--update", "--dry-run", *maps)
+    assert "attributes: stock a number, size empty" in said.out
     assert "only in letter case, zeros in front, .0 behind or characters" in said.err
     assert "not seen: 1: '123' for '00123'" in said.err
 
