@@ -125,6 +125,10 @@ def line_up(
         limit: the most items, pinned ones among them.
         diversity: as in `recommend`.
     """
+    if not (steering.reorders or steering.pins or diversity):
+        (order,) = _tiers(pool, steering)
+        best = order[:limit]
+        return Lineup(best, (None,) * len(best), None, len(best) / max(1, len(order)))
     first_pin = len(pool.rows) - len(steering.pins)
     shown = [at for at, pin in enumerate(steering.pins) if pin.position <= limit]
     for at in range(len(steering.pins)):

@@ -120,9 +120,13 @@ class QuotaCounts:
 
         The pool has no items that a quota names as shown.
         """
+        none = np.zeros(0, np.int64)
+        if not quotas:
+            begins_at = np.zeros(len(rows) + 1, np.int64)
+            return cls(np.ones(len(rows), np.bool_), [], none, begins_at, none, begins_at[:1], ())
         owners, groups, begins = (list[NDArray[np.int64]]() for _ in range(3))
         left, columns, pairs = list[int](), list[_Column](), 0
-        by_row = np.argsort(rows) if quotas else rows
+        by_row = np.argsort(rows)
         for quota in quotas:
             for column, ignored in _columns_of(fields, quota.field):
                 place, value = column.pairs_of(rows[by_row])
@@ -145,7 +149,6 @@ class QuotaCounts:
                     room -= np.searchsorted(counted, value[first], side="right")
                 left += room.tolist()
                 pairs += len(owner)
-        none = np.zeros(0, np.int64)
         owner = np.concatenate([*owners, none])
         by_owner = np.argsort(owner)
         group = np.concatenate([*groups, none])

@@ -20,7 +20,7 @@ from service.domain.errors import HeedError
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine
-    from service.http.serving.server import OnServing
+    from service.http.server import OnServing
 
 _LOOK = 0.5  # seconds between two looks at a training
 _SAY = 15.0  # seconds between two lines about it
@@ -158,7 +158,7 @@ def _serve(
     # server enables it once it serves.
     gc.disable()
     from service.domain.settings import Settings
-    from service.http.serving import server
+    from service.http import server
     from service.runtime import logs
 
     gc.freeze()

@@ -27,9 +27,11 @@ from models.compute.checkpoint import checkpoint
 from models.history.user_memory import UserMemory
 from models.index.memory_attention import Memory, as_mask, retrieve
 from service.domain.errors import Invalid
+from service.domain.records import check_finite
 from service.engine.explanation import name_rows
 from service.engine.pipeline import Request
-from service.questions.answers import AttendedOut, check_finite
+from service.questions.answers import AttendedOut
+from service.questions.asked import attention_options
 from service.questions.attend import AttendIn, MemoryIn, ScorerName
 
 Vector = NDArray[np.float32]
@@ -61,7 +63,7 @@ async def attend_memory(request: Request[AttendIn]) -> AttendedOut:
     if memory.user_id is None:
         answer = await request.compute(lambda: attend_catalogue(question, request.snapshot, target))
         return answer | {"degraded": parts.live.degraded}
-    options = question.retrieval.options(parts.settings)
+    options = attention_options(question.retrieval, parts.settings)
     await request.open(memory.user_id, options=options, visible=question.visible)
 
     def attend() -> tuple[AttendedOut, list[int]]:

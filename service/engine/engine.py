@@ -17,10 +17,10 @@ from models.text.encoders import TextEncoder
 from service.domain.errors import Corrupt, Incompatible, ModelRejected
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
+from service.engine import monitoring as readiness
 from service.engine.compose import Parts, compose
 from service.engine.live_scenarios import LiveScenarios
-from service.engine.monitoring import readiness
-from service.engine.monitoring.measurements import Measurement, measure
+from service.engine.monitoring import Measurement, measure
 from service.engine.pipeline import Request
 from service.jobs.job import Job, training_command
 from service.jobs.runner import JobRunner

@@ -16,14 +16,10 @@ from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explanation import Effects, Reason, explain, scores_without
 from models.ranking.scoring import Scores, score
 from service.domain.errors import StoreUnreachable
+from service.domain.records import check_finite
 from service.domain.timestamps import to_rfc3339
 from service.histories.event_columns import EventColumns
-from service.questions.answers import (
-    AttendedEventOut,
-    ContributionOut,
-    RemainderOut,
-    check_finite,
-)
+from service.questions.answers import AttendedEventOut, ContributionOut, RemainderOut
 from service.stores.base import Store
 
 
@@ -312,7 +308,7 @@ def foremost_reasons(
     `merge_events` puts together. Their effects add up to the
     effect of all of them, where that is computed, and are else those of each.
 
-    The arguments are those of `models.ranking.explanation.explain`, and the `events` of the memory.
+    The arguments are those of `models.ranking.explain.explain`, and the `events` of the memory.
     """
     wanted = 2 * top + _SPARE
     if user.collapsed is not None:  # which other events count depends on how many are looked at

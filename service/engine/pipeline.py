@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.attention.attend import AttentionOptions
-from models.catalogue.item_filter import ItemFilter, comparisons
+from models.catalogue.item_filter import EVERYTHING, ItemFilter, comparisons
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint, watched
 from models.data.event_log import EventLog
@@ -25,7 +25,7 @@ from models.history.user_memory import UserMemory, build_memory
 from models.ranking.explanation import Reason
 from models.ranking.scoring import Scores
 from service.domain.errors import NotFound, StoreUnreachable
-from service.domain.records import ATTRIBUTES, Item
+from service.domain.records import ATTRIBUTES, Item, check_finite
 from service.domain.stage_clock import StageClock
 from service.domain.timestamps import MAX_TIMESTAMP, to_rfc3339
 from service.engine.compose import Parts
@@ -117,18 +117,6 @@ class Request(Generic[Q]):
         with self.stages("store"):
             await self._open_log()
 
-    def counted_types(
-        self, names: frozenset[str] | None
-    ) -> tuple[NDArray[np.integer], tuple[WarningOut, ...]]:
-        """Return the codes of event types that count, and a warning of each that no event has."""
-        known = self.parts.event_log.loaded.types.ids
-        missing = sorted((names or frozenset()).difference(known))
-        warnings = (
-            WarningOut(pointer="/type", detail=f"no event has the type {name!r}")
-            for name in missing
-        )
-        return self.parts.event_log.type_codes(names), (*warnings,)
-
     async def load(
         self, user_id: str | None, history: Sequence[InlineEventIn] = ()
     ) -> EventColumns:
@@ -172,6 +160,18 @@ class Request(Generic[Q]):
         """Return the rows of items that are excluded by name, and of those that were seen."""
         return excluded_rows(self.snapshot, exclude, self.events if seen else None)
 
+    def counted_types(
+        self, names: frozenset[str] | None
+    ) -> tuple[NDArray[np.integer], tuple[WarningOut, ...]]:
+        """Return the codes of event types that count, and a warning of each that no event has."""
+        known = self.parts.event_log.loaded.types.ids
+        missing = sorted((names or frozenset()).difference(known))
+        warnings = (
+            WarningOut(pointer="/type", detail=f"no event has the type {name!r}")
+            for name in missing
+        )
+        return self.parts.event_log.type_codes(names), (*warnings,)
+
     # ------------------------------------------------------------------ select, steer
 
     async def select(
@@ -183,7 +183,7 @@ class Request(Generic[Q]):
     ) -> ItemSelection:
         """Apply a filter."""
         work = partial(select_items, self.snapshot, wanted, facets, sort, pointer)
-        return await self.filter(work, comparisons(wanted))
+        return await self.filter(work, 0 if wanted is EVERYTHING else comparisons(wanted))
 
     async def steer(
         self, selection: ItemSelection, *, limit: int, rules: Sequence[RuleIn], **others: Any
@@ -317,6 +317,13 @@ def excluded_rows(
     if seen is not None:
         excluded = np.concatenate([excluded, seen.items])
     return excluded[(excluded >= 0) & (excluded < len(snapshot.catalogue))]
+
+
+def answer_of(snapshot: Snapshot, items: list[AnsweredItemOut], **members: Any) -> AnswerOut:
+    """Return an answer with these items. Raises `ArithmeticError` for a score of NaN."""
+    check_finite("scores", [item["score"] for item in items if "score" in item])
+    version = {"model_version": snapshot.version, "retrieval": "exact", "degraded": False}
+    return cast("AnswerOut", {"items": items, **version, **members})
 
 
 def attended(scored: Sequence[Scores]) -> dict[str, Any]:

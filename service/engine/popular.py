@@ -20,21 +20,10 @@ from models.ranking.event_counts import (
 )
 from models.ranking.lineup import line_up_ranked
 from service.domain.timestamps import to_rfc3339
-from service.engine.pipeline import Request
+from service.engine.pipeline import Request, answer_of
 from service.engine.selection import ItemSelection, SteeredItems, count_items, warn
-from service.questions.answers import (
-    AnsweredItemOut,
-    AnswerOut,
-    WarningOut,
-    check_finite,
-)
-from service.questions.ready import (
-    TREND_FLOOR,
-    TREND_HALF_LIFE,
-    TREND_WINDOW,
-    PopularIn,
-    types_of,
-)
+from service.questions.answers import AnsweredItemOut, AnswerOut, WarningOut
+from service.questions.ready import TREND_FLOOR, TREND_HALF_LIFE, TREND_WINDOW, PopularIn, types_of
 
 AHEAD = 7 * 86_400_000_000  # microseconds by which another machine's clock may be ahead
 
@@ -131,13 +120,7 @@ def popular_items(
             )
         )
     ]
-    check_finite("scores", [item["score"] for item in items])
-    answer: AnswerOut = {
-        "items": items,
-        "model_version": snapshot.version,
-        "retrieval": "exact",
-        "degraded": False,
-    }
+    answer = answer_of(snapshot, items)
     steered.describe(answer, lineup)
     selection.describe(answer, count_items(snapshot, mask, question.facets))
     warn(answer, doubts if items else _warnings(question, log, at))

@@ -18,7 +18,7 @@ from models.ranking.explanation import Reason, explain
 from models.ranking.lineup import QuotaChoice
 from models.ranking.recommend import Ranked, best_scores, recommend
 from models.ranking.steering import NO_STEERING, ItemSteering
-from service.domain.records import NEGATIVE
+from service.domain.records import NEGATIVE, check_finite
 from service.engine.explanation import (
     Contribution,
     ExplanationWriter,
@@ -33,6 +33,7 @@ from service.engine.recommend import scored_items
 from service.engine.selection import Counted, ItemSelection, SteeredItems, count_items
 from service.histories.event_columns import EventColumns
 from service.questions.answers import AnsweredItemOut, RowOut, RowReasonOut, RowsOut
+from service.questions.asked import attention_options
 from service.questions.ready import PopularIn, RowsIn
 
 _POOLED = 2  # items that are ranked for a page, for each that it shows
@@ -66,7 +67,7 @@ async def answer_rows(request: Request[RowsIn]) -> RowsOut:
     await request.open(
         question.user_id,
         question.history,
-        options=question.retrieval.options(request.parts.settings),
+        options=attention_options(question.retrieval, request.parts.settings),
         visible=question.visible,
         with_log=True,
     )
@@ -293,6 +294,7 @@ class HomePage:
 
     def _items(self, ranked: Ranked) -> Sequence[AnsweredItemOut]:
         items = scored_items(self.snapshot, ranked.rows, ranked.scores)
+        check_finite("scores", [item["score"] for item in items])
         self.steered.applied.describe(items, ranked.rows)
         return items
 

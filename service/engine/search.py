@@ -58,7 +58,7 @@ from service.engine.explanation import (
     remainder_of,
 )
 from service.engine.highlight import add_highlights
-from service.engine.pipeline import Request
+from service.engine.pipeline import Request, answer_of
 from service.engine.selection import (
     UNSTEERED,
     Counted,
@@ -75,7 +75,6 @@ from service.questions.answers import (
     FoundEventOut,
     FoundEventsOut,
     WarningOut,
-    check_finite,
 )
 from service.questions.asked import MAX_RANKED, SearchIn
 from service.questions.parts import SortIn
@@ -543,16 +542,14 @@ def search_answer(
             item["explanation"] = writer.write(explanation)
             if place >= 0:
                 item["remainder"] = remainder_of(explanation, personal[place], count)
-    check_finite("scores", [item["score"] for item in items if "score" in item])
     is_asked = bool(scores.memory_rows)
-    answer: AnswerOut = {
-        "items": items,
-        "model_version": snapshot.version,
-        "retrieval": scores.mode if found.mode == "exact" and is_asked else found.mode,
-        "degraded": False,
-        "keys_attended": found.keys,
-        "mass": found.mass,
-    }
+    answer = answer_of(
+        snapshot,
+        items,
+        retrieval=scores.mode if found.mode == "exact" and is_asked else found.mode,
+        keys_attended=found.keys,
+        mass=found.mass,
+    )
     if is_asked:
         answer["rows_scanned"] = round(scores.rows_scanned)
         answer["memory_rows"] = scores.memory_rows
@@ -615,13 +612,7 @@ def list_items(
             catalogue.vocabulary.ids_of(listed.tolist()), catalogue.titles.take(listed), strict=True
         )
     ]
-    answer: AnswerOut = {
-        "items": items,
-        "model_version": snapshot.version,
-        "retrieval": "exact",
-        "degraded": False,
-        "total": len(matched),
-    }
+    answer = answer_of(snapshot, items, total=len(matched))
     if cursor is not None:
         answer["cursor"] = cursor
     return answer
@@ -760,14 +751,12 @@ def history_answer(
         }
         for event_id, item_id, title, code, timestamp, match, recency, weight, place in columns
     ]
-    check_finite("scores", [event["score"] for event in named])
-    answer: AnswerOut = {
-        "items": cast("list[AnsweredItemOut]", named),
-        "model_version": snapshot.version,
-        "retrieval": found.items.mode,
-        "degraded": False,
-        "keys_attended": found.items.keys,
-        "mass": found.items.mass,
-    }
+    answer = answer_of(
+        snapshot,
+        cast("list[AnsweredItemOut]", named),
+        retrieval=found.items.mode,
+        keys_attended=found.items.keys,
+        mass=found.items.mass,
+    )
     describe_query(answer, question, outcome.parsed, found=bool(named))
     return answer

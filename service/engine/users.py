@@ -26,6 +26,7 @@ from models.ranking.audiences import (
 )
 from models.ranking.explanation import Reason
 from models.ranking.scoring import Scores
+from service.domain.records import check_finite
 from service.domain.timestamps import to_rfc3339
 from service.engine.explanation import (
     Contribution,
@@ -36,13 +37,8 @@ from service.engine.explanation import (
 )
 from service.engine.pipeline import Request, attended
 from service.histories.event_columns import EventColumns
-from service.questions.answers import (
-    AffinitiesOut,
-    AffinityOut,
-    AudienceOut,
-    AudienceUserOut,
-    check_finite,
-)
+from service.questions.answers import AffinitiesOut, AffinityOut, AudienceOut, AudienceUserOut
+from service.questions.asked import attention_options
 from service.questions.ready import AffinitiesParams, AudienceParams
 
 SCORED_USERS = 100  # at most
@@ -51,7 +47,7 @@ SCORED_USERS = 100  # at most
 async def item_audience(request: Request[AudienceParams]) -> AudienceOut:
     """Rank users for an item. Raises `NotFound` where it cannot be scored."""
     question, memories = request.question, request.parts.memories
-    request.options = question.as_retrieval.options(request.parts.settings)
+    request.options = attention_options(question.as_retrieval, request.parts.settings)
     await request.open_log()
     snapshot, row = request.snapshot, request.item_row(request.about)
     chosen = await request.compute(
@@ -95,7 +91,7 @@ async def item_audience(request: Request[AudienceParams]) -> AudienceOut:
 async def user_affinities(request: Request[AffinitiesParams]) -> AffinitiesOut:
     """Return the values of a field by the attention that a user's events on them have."""
     question = request.question
-    options = question.as_retrieval.options(request.parts.settings)
+    options = attention_options(question.as_retrieval, request.parts.settings)
     await request.open(request.about, options=options)
     snapshot = request.snapshot
 

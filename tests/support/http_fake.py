@@ -20,7 +20,7 @@ from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
 from service.engine.live_scenarios import LiveScenarios
-from service.engine.monitoring.measurements import Measurement
+from service.engine.monitoring import Measurement
 from service.http.app import create_app
 from service.jobs.job import Job
 from service.snapshots.registry import Version, version_document

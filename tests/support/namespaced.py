@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from service.domain.settings import Settings
 from service.engine.namespaces import Namespaces
 from service.http import app
-from service.http.access.access_control import NAMESPACE_HEADER
+from service.http.access import NAMESPACE_HEADER
 from service.runtime.data_layout import STORE_FILE, create_namespace
 from service.stores.sqlite.store import SQLiteStore
 

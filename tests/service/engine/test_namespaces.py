@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from service.domain.records import Event
-from service.engine import namespace_opening
+from service.engine import namespaces as namespace_opening
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE, namespace_names, remove_namespace
 from tests.support import tiny
 from tests.support.namespaced import NamespacedService, copy_namespace, empty_namespace

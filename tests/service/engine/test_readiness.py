@@ -12,7 +12,7 @@ import pytest
 
 from service.domain.errors import HeedError
 from service.domain.records import Event
-from service.engine.monitoring import readiness
+from service.engine import monitoring as readiness
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.stores.sqlite.store import SQLiteStore
 

@@ -8,11 +8,7 @@ from pydantic import ValidationError
 from models.attention.attend import EXACT_UP_TO, AttentionOptions
 from models.text.encoders import StaticEncoder
 from service.domain.errors import Invalid
-from service.domain.settings import (
-    Settings,
-    check_embedding_dim,
-    unknown_variables,
-)
+from service.domain.settings import Settings, check_embedding_dim, unknown_variables
 
 
 def test_every_setting_is_documented() -> None:

@@ -199,7 +199,7 @@ def test_a_header_names_the_namespace_where_no_key_does(site: Site) -> None:
 def test_a_probe_hears_no_reason(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the service is not ready, a key sees the checks; other clients see only the status."""
     token = site.issue("default", "read")
-    monkeypatch.setattr("service.engine.monitoring.readiness.MIN_FREE_BYTES", 1 << 62)
+    monkeypatch.setattr("service.engine.monitoring.MIN_FREE_BYTES", 1 << 62)
     refused, seen = site.ask("GET", "/health/ready"), site.ask("GET", "/health/ready", token=token)
     assert (refused.status_code, seen.status_code) == (503, 503)
     assert "disk" in seen.json()["detail"]

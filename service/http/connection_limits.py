@@ -18,10 +18,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.domain.settings import Settings
 from service.http.admission import is_exempt
-from service.http.arrivals import GRACE, Arrivals, SlowPlace, address_of
-from service.http.clients.disconnects import CLIENT, ClientConnection
-from service.http.limits import CROWDED
+from service.http.bodies import GRACE, Arrivals, ClientConnection, SlowPlace, address_of
 from service.http.problems import problem
+from service.http.scope_keys import CLIENT, CROWDED
 
 BURST = 256  # new connections beyond the bound, until they have been read
 _RESERVE = 16  # connections beyond the bound, for health probes, once all others are in work

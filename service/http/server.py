@@ -1,4 +1,4 @@
-"""Serving the app with uvicorn, in one process or in workers that share the port."""
+"""The server: sockets, workers and uvicorn, until it is told to stop."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import errno
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -24,21 +25,17 @@ from rich.console import Console
 from service import __version__
 from service.domain.errors import Invalid
 from service.domain.names import DEFAULT_NAMESPACE
-from service.domain.settings import (
-    PREFIX,
-    Settings,
-    unknown_variables,
-)
+from service.domain.settings import PREFIX, Settings, unknown_variables
 from service.engine.engine import Engine, open_engine
 from service.engine.namespaces import Namespaces
 from service.engine.preload import preload
-from service.http.access.prepared_keys import prepare_keys
-from service.http.access.rate_limits import RateLimits
 from service.http.app import create_app
+from service.http.bodies import Arrivals
+from service.http.connection_limits import BURST, Crowd, LimitedHttpProtocol
+from service.http.keys import prepare_keys
+from service.http.rate_limits import RateLimits
 from service.http.routes import running
-from service.http.serving.file_limit import fit_connections
-from service.http.serving.uvicorn_config import configure
-from service.http.telemetry.metrics import export_measurements
+from service.http.telemetry import export_measurements
 from service.runtime import logs, tracing
 from service.runtime.data_layout import STORE_FILE, namespace_folder, namespace_names
 from service.runtime.workers import (
@@ -53,7 +50,57 @@ from service.snapshots.served import Served
 from service.stores.opening import is_shared
 from service.stores.sqlite.copies import remove_kept_copies
 
+_FILES = 512  # for the store, models, other workers and namespaces
+
 _log = logging.getLogger(__name__)
+
+
+def fit_connections(settings: Settings) -> Settings:
+    """Raise the limit on open files for `max_connections`; lower these to fit the hard limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.max_connections + BURST + _FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return settings
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed == wanted:
+        return settings
+    kept = max(1, allowed // 4, allowed - BURST - _FILES)
+    _log.warning(
+        "HEED_MAX_CONNECTIONS is %d, which takes %d open files; the limit is %d, so that a worker "
+        "keeps %d connections. Raise the limit (ulimit -n, LimitNOFILE=)",
+        settings.max_connections,
+        wanted,
+        allowed,
+        kept,
+    )
+    return settings.model_copy(update={"max_connections": kept})
+
+
+def configure(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    """The server's configuration for an ASGI app; the loop is the caller's, uvloop's."""
+    arrivals: Arrivals = app.state.arrivals
+    return uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        loop="none",
+        http=partial(  # type: ignore[arg-type]  # is called
+            LimitedHttpProtocol,
+            settings=settings,
+            arrivals=arrivals,
+            crowd=Crowd(settings.max_connections, arrivals),
+        ),
+        ws="none",
+        proxy_headers=False,  # any client can forge them
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=settings.idle_timeout,
+        timeout_graceful_shutdown=int(settings.drain_timeout) + 1,
+    )
+
 
 OnServing = Callable[[Engine, Console, str], Coroutine[Any, Any, None]]
 

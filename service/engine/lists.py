@@ -6,11 +6,12 @@ import asyncio
 import math
 import os
 import random
+import re
 import time
 from bisect import bisect
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -25,20 +26,13 @@ from models.history.user_memory import UserMemory
 from models.ranking.recommend import Ranked, recommend
 from service import __version__
 from service.datasets.base import batches
-from service.datasets.tables import check_table
+from service.datasets.tables import check_table, open_table
+from service.domain.errors import Invalid
 from service.domain.settings import Settings
 from service.domain.timestamps import to_rfc3339
 from service.engine.compose import Parts, compose
+from service.engine.list_progress import ListBatch, ListProgress, ListRun, UserList, open_progress
 from service.engine.pipeline import excluded_rows
-from service.engine.questions.lists.list_progress import (
-    ListBatch,
-    ListProgress,
-    ListRun,
-    UserList,
-    open_progress,
-)
-from service.engine.questions.lists.list_shard import ListShard
-from service.engine.questions.lists.list_table import write_table
 from service.engine.selection import SteeredItems, select_items, steer_items
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import MemoryProvider
@@ -46,8 +40,125 @@ from service.questions.asked import RecommendIn
 from service.runtime.data_layout import namespace_of
 from service.snapshots.text_embeddings import open_encoder
 from service.stores.base import Store
+from service.stores.event_identity import user_key
 from service.stores.namespace_directory import open_directory
 from service.stores.opening import is_shared
+from service.stores.values import user_digest
+
+# shards ---------------------------------------------------------------------------------
+
+_FORM = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class ListShard:
+    """Shard `number` (from 1) of `count`: the users whose `user_key` modulo `count` is number - 1.
+
+    Each user is in exactly one of the shards, the same on every machine and in every store.
+    """
+
+    number: int = 1
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> ListShard:
+        """Parse NUMBER/COUNT, such as 2/4.
+
+        Raises:
+            Invalid: the text has another form, or the number is not from 1 to the count.
+        """
+        found = _FORM.fullmatch(text)
+        shard = cls(*map(int, found.groups())) if found else None
+        if shard is None or not 1 <= shard.number <= shard.count:
+            raise Invalid(
+                "", f"{text}: must be NUMBER/COUNT, such as 2/4, with NUMBER from 1 to COUNT"
+            )
+        return shard
+
+    def has(self, user_id: str) -> bool:
+        """Report whether a user is in the shard."""
+        return self.count == 1 or user_key(user_id) % self.count == self.number - 1
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+
+# the table ------------------------------------------------------------------------------
+
+_COLUMNS = {"user_id": str, "rank": int, "item_id": str, "score": float}
+_ROWS = 20_000  # written at a time: a row group of Parquet
+_PAGE = 1_000  # entries of the ledger read at once
+
+
+class TableCounts(NamedTuple):
+    """Counts of what a table holds."""
+
+    users: int  # those without rows included
+    rows: int
+
+
+async def write_table(
+    path: Path,
+    lists: ListProgress,
+    store: Store,
+    users: Set[str],
+    metadata: Mapping[str, str],
+    *,
+    progress: ProgressCallback,
+) -> TableCounts:
+    """Write the lists to a file, without those of users who were forgotten since the run began.
+
+    A user who was forgotten and came back has no list: the one there is may be of what was
+    forgotten. The file appears when it is complete and durable.
+
+    Args:
+        path: of the file, whose suffix selects the format.
+        lists: by user id.
+        store: that knows who was forgotten.
+        users: that are stored now.
+        metadata: of the file, where its format has any.
+        progress: called with how many users are done, of how many.
+
+    Raises what `service.datasets.tables.open_table` raises.
+    """
+    was_forgotten = await _forgotten_since(store, lists.run.begun)
+    written = rows = done = 0
+    with open_table(path, _COLUMNS, metadata) as write:
+        waiting: list[tuple[str, int, str, float]] = []
+        for batch in lists.batches():
+            for user_id, item_ids, scores in batch.lists:
+                if user_id not in users or was_forgotten(user_id):
+                    continue
+                listed = zip(item_ids, scores, strict=True)
+                waiting += [(user_id, rank, *item) for rank, item in enumerate(listed, 1)]
+                written, rows = written + 1, rows + len(item_ids)
+                if len(waiting) >= _ROWS:
+                    write(waiting)
+                    waiting = []
+            done += len(batch.lists)
+            progress(done, lists.users)
+            await asyncio.sleep(0)  # an interrupted command is cancelled here
+        if waiting:
+            write(waiting)
+    return TableCounts(written, rows)
+
+
+async def _forgotten_since(store: Store, since: int) -> Callable[[str], bool]:
+    """Return the function that tells whether a user was forgotten at that time or later."""
+    digests: defaultdict[bytes, set[bytes]] = defaultdict(set)  # by salt
+    if await store.count_forgotten(since):
+        cursor: str | None = None
+        while True:
+            page, cursor = await store.page_forgotten(cursor=cursor, limit=_PAGE)
+            for entry in page:
+                if entry.forgotten >= since:
+                    digests[entry.salt].add(entry.digest)
+            if cursor is None:
+                break
+    return lambda user_id: any(user_digest(salt, user_id) in digests[salt] for salt in digests)
+
+
+# lists of all users ---------------------------------------------------------------------
 
 _BATCH = 16  # users whose lists are one piece of work for a thread
 _SAMPLE = 100  # users at most whose lists are compared with those of scoring every item
