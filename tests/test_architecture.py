@@ -33,10 +33,9 @@ ROOMS = (
     "service.training",
     "service.jobs",
     "service.engine",
-    "service.evaluation",
     "service.maintenance",
     "service.http",
-    "service.loadtest",
+    "service.lab",
     "service.cli",
 )
 # Words with which no docstring of a module opens.
@@ -59,9 +58,9 @@ WITHOUT_MODELS = ("service.domain", "service.runtime", "service.stores", "servic
 # `models` computes: no network, environment, files or clock.
 OUTSIDE = "apsw asyncio datetime http httpx os pathlib requests socket sqlite3 time"
 EXCEPT = {
-    ("models.text.static_encoder", "pathlib"),  # weights that ship inside an installed package
-    ("models.text.sentence_encoder", "pathlib"),  # weights in a folder that the caller names
-    ("models.catalogue.mapped_rows", "os"),  # memory that is backed by a file
+    ("models.text.encoders", "pathlib"),  # weights that ship inside an installed package
+    ("models.text.encoders", "pathlib"),  # weights in a folder that the caller names
+    ("models.catalogue.cow", "os"),  # memory that is backed by a file
     ("models.compute.progress", "time"),  # a stopwatch, for progress
 }
 

@@ -9,21 +9,21 @@ every implementation of softmax attention by its path under `models/`, reference
 | `attention.attend.attend` | The reference: any scorer, mask, bias, temperature; gives weights. |
 | `index.memory_attention.attend` | Any memory: every row, the rows that FAISS names, or lists. |
 | `attention.partial_softmax.attend_blocks` | The fast path: fused, mergeable, without weights. |
-| `attention.flash_kernel.plain_attention` | `attend_blocks` without torch's private operator. |
+| `attention.partial_softmax.plain_attention` | `attend_blocks` without torch's private operator. |
 | `index.key_lists.KeyLists.attend` | FAISS's lists by their summaries, to a stated error. |
-| `attention.softmax_mass.mass_from_sample` | The mass of some rows, from a sample of the others. |
+| `attention.partial_softmax.mass_from_sample` | The mass of some rows, by a sample of the rest. |
 | `recommender.target_attention.target_attention` | All items as targets, a head at a time. |
 | `recommender.target_attention.target_attention_prefixes` | All prefixes: e^(s+b) = e^s · e^b. |
 | `recommender.recommender.Recommender.read_out` | Scores that are the same for every target. |
 | `encoder.causal_attention.causal_attention` | Training: the gradient of a bucketed bias. |
-| `encoder.encoder_block.attend_cached` | New events of many histories over cached rows. |
-| `encoder.numpy_step.attend_one` | One new event, in less time than torch takes to start. |
-| `training.chunked_cross_entropy` | Loss over all items, its gradient formed chunk by chunk. |
+| `encoder.history_encoder.attend_cached` | New events of many histories over cached rows. |
+| `encoder.history_encoder.attend_one` | One new event, in less time than torch takes to start. |
+| `training.losses.chunked_cross_entropy` | Loss over all items, its gradient by chunks. |
 
 Search and similar items call `attend` with scores they have already, and take the log-sum-exp of
 the same scores to compare queries; a similar item's shares by space are a softmax over its few
 keys. Explanations call `attend` with gains as values, and differentiate it by the encoder's events.
-`attention.partial_softmax.remove_partial` takes rows out of a merged softmax; `training.negatives`
-samples by a softmax; `training.losses` compares the target attention's scores of sampled items by
+`attention.partial_softmax.remove_partial` takes rows out of a merged softmax; `training.losses`
+samples by a softmax, and compares the target attention's scores of sampled items by
 torch's own cross-entropy.
 """

@@ -8,18 +8,131 @@ summed over the rows that t may see. A mask is called `visible`, True = may be a
 that sees nothing gets zero weights and a zero context, never NaN and never uniform.
 
 Inputs are finite, except that a bias of -inf hides its row.
+
+A new scorer also gets a name in `service.questions.attend.ScorerName` and a case in
+`service.engine.attend`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from models.attention.scorers import Scorer, scaled_dot
+Mode = Literal["auto", "exact", "coarse"]
+Retrieved = Literal["exact", "coarse", "lists"]
+"""How a memory was attended: every row; the rows that FAISS named; lists of rows by summaries."""
+
+# Field keys of a search up to which `auto` compares every one.
+EXACT_UP_TO = 100_000
+DEFAULT_K = 256  # rows that coarse retrieval keeps for each head and target
+MAX_ERROR = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """Options of attention over a memory.
+
+    `exact` attends over every row. `coarse` attends over the `k` rows of largest score that FAISS
+    names for each head and target. `auto` attends over every row, or over a long history by the
+    summaries of FAISS's lists, with as many rows beside them as `max_error` takes; a search is
+    exact up to `exact_up_to` field keys, and coarse beyond.
+    """
+
+    temperature: float = 1.0  # of the softmax
+    hard: bool = False  # the best row of each head instead of the softmax
+    exclude_self: bool = False  # a target that is itself in the memory does not see itself
+    mode: Mode = "auto"
+    k: int | None = None  # None = DEFAULT_K
+    # FAISS's lists that are opened; None = all rows are compared, but in a catalogue's index.
+    probes: int | None = None
+    exact_up_to: int = EXACT_UP_TO
+    max_error: float = MAX_ERROR  # of contexts, relative, at 99 % confidence
+
+    @property
+    def rows_kept(self) -> int:
+        """Rows that coarse retrieval keeps."""
+        return DEFAULT_K if self.k is None else self.k
+
+    def resolve_mode(self, rows: int) -> Literal["exact", "coarse"]:
+        """Resolve `auto` for this many keys, by `exact_up_to`."""
+        if self.mode == "auto":
+            return "exact" if rows <= self.exact_up_to else "coarse"
+        return self.mode
+
+
+DEFAULT_OPTIONS = AttentionOptions()
+
+
+Scorer = Callable[[Tensor, Tensor], Tensor]
+"""Query [..., Q, d_q] and keys [..., K, d_k] give [..., Q, K]: a new tensor, to be written over."""
+
+_LENGTHS = 1e-15, 1e15  # between which no square of a float32 overflows or vanishes
+_BLOCK = 1 << 22  # floats of tanh(...) that `additive` holds at once: 16 MiB
+
+
+def scaled_dot(query: Tensor, keys: Tensor) -> Tensor:
+    """Scaled dot product q · k / √d (Vaswani et al. 2017).
+
+    query [..., Q, d], keys [..., K, d] -> [..., Q, K].
+    Raises ValueError when the last dimensions differ.
+    """
+    check_width(query, keys)
+    # The product first, then the scale: scaling q first rounds each term, and exact ties drift.
+    return (query @ keys.mT).div_(math.sqrt(query.shape[-1]))
+
+
+def cosine(query: Tensor, keys: Tensor) -> Tensor:
+    """Cosine of the angle between q and k, in [-1, 1].
+
+    query [..., Q, d], keys [..., K, d] -> [..., Q, K]. A zero vector has cosine 0 with everything,
+    and no gradient. Raises ValueError when the last dimensions differ.
+    """
+    check_width(query, keys)
+    # q·k over the length of k reads the keys twice, where unit keys are as many as the keys.
+    lengths = torch.linalg.vector_norm(keys, dim=-1)
+    least, most = _LENGTHS
+    if bool(((lengths > least) & (lengths < most)).all()):
+        return (normalize(query) @ keys.mT).div_(lengths.unsqueeze(-2))
+    return normalize(query) @ normalize(keys).mT
+
+
+def normalize(vectors: Tensor) -> Tensor:
+    """Each vector [..., d] divided by its length; a zero vector stays zero, with zero gradient."""
+    # x/|x| does not change when x is scaled, so a constant scale may be divided out first:
+    # squares then neither overflow nor vanish, and the gradient is still exact.
+    scale = vectors.detach().abs().amax(-1, keepdim=True)
+    zero = scale == 0
+    scaled = vectors / scale.masked_fill(zero, 1)
+    length = scaled.square().sum(-1, keepdim=True).masked_fill(zero, 1).sqrt()
+    return scaled.masked_fill(zero, 0) / length
+
+
+def additive(query: Tensor, keys: Tensor) -> Tensor:
+    """Additive score Σ tanh(q + k): wᵀ tanh(W q + U k) (Bahdanau et al. 2015) before any training.
+
+    query [..., Q, d], keys [..., K, d] -> [..., Q, K]. It has no inner-product structure, so it
+    costs Q·K·d and no index can order it. Raises ValueError when the last dimensions differ.
+    """
+    check_width(query, keys)
+    query, keys = query.unsqueeze(-2), keys.unsqueeze(-3)  # (..., Q, 1, d), (..., 1, K, d)
+    weight = query.new_ones(query.shape[-1])
+    one_row = math.prod(np.broadcast_shapes(query.shape, keys[..., :1, :].shape))
+    parts = torch.split(keys, max(1, _BLOCK // max(1, one_row)), -2)
+    return torch.cat([torch.tanh(query + part) @ weight for part in parts], -1)
+
+
+def check_width(query: Tensor, keys: Tensor) -> None:
+    """Raise ValueError unless the last dimensions agree."""
+    if query.shape[-1] != keys.shape[-1]:
+        raise ValueError(
+            f"query: dimension {query.shape[-1]}, keys have {keys.shape[-1]}: they must agree"
+        )
 
 
 class Attention(NamedTuple):

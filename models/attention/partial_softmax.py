@@ -2,20 +2,75 @@
 
     log Z = log Σ_j e^(s_j)    c = Σ_j e^(s_j - log Z) v_j
 
-Parts with their log Z are merged as ring attention (Liu et al. 2023) and flash decoding do.
+Parts with their log Z are merged as ring attention (Liu et al. 2023) and flash decoding do. Public
+`scaled_dot_product_attention` keeps this log-sum-exp to itself, so the private operator behind it
+is called. torch is pinned by a range: if a release lacks the operator, or declares it otherwise,
+`attention_with_logsumexp` is the plain path.
+
+The mass of some rows, their share of the full softmax, is estimated from a sample of the others.
+The first-order term of a context in its query is a Jacobian: with the mean key k̄ = Σ α_j k_j,
+
+    c(q + δ) ≈ c(q) + δ J,    J = Σ_j α_j (k_j - k̄) v_jᵀ / √d,
+
+the covariance of keys and values under α. One J serves all queries near q.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from models.attention.flash_kernel import attention_with_logsumexp
 from models.compute.checkpoint import checkpoint
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+_OPERATOR = "_scaled_dot_product_flash_attention_for_cpu"
+_SCHEMA = (
+    "(Tensor query, Tensor key, Tensor value, float dropout_p=0., bool is_causal=False, *, "
+    "Tensor? attn_mask=None, float? scale=None) -> (Tensor output, Tensor logsumexp)"
+)
+
+
+def plain_attention(
+    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Attend by the scaled dot product, holding all scores at once.
+
+    query [H, T, d], keys [H, n, d], values [H, n, d_v] and a finite bias [H, 1 or T, n] give
+    contexts [H, T, d_v] and the log-sum-exp of the scores [H, T].
+    """
+    scores = (query @ keys.mT).mul_(query.shape[-1] ** -0.5).add_(bias)
+    logsumexp = scores.logsumexp(-1)
+    return torch.softmax(scores, -1) @ values, logsumexp
+
+
+def select_kernel(operators: Any) -> Kernel:
+    """Return the fused kernel of a namespace as `torch.ops.aten`, or `plain_attention`."""
+    operator = getattr(operators, _OPERATOR, None)
+    schema = str(getattr(getattr(operator, "default", None), "_schema", ""))
+    if operator is None or not schema.endswith(_SCHEMA):
+        return plain_attention
+
+    def fused_attention(
+        query: Tensor, keys: Tensor, values: Tensor, bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        mask = bias[None].expand(1, *query.shape[:2], -1)
+        found = operator(
+            query[None], keys[None], values[None], attn_mask=mask, scale=query.shape[-1] ** -0.5
+        )
+        context, logsumexp = cast(tuple[Tensor, Tensor], found)
+        return context[0], logsumexp[0]
+
+    return fused_attention
+
+
+attention_with_logsumexp = select_kernel(torch.ops.aten)
+
 
 # Bias of a hidden row, and log-sum-exp of no rows: with -inf the fused kernel makes NaN of a block
 # that is hidden whole, and so does the difference of two log-sum-exps.
@@ -61,7 +116,7 @@ class Attended(NamedTuple):
 
     @classmethod
     def exact(cls, partial: PartialSoftmax, rows: int) -> Attended:
-        """Attention over rows all of which were attended one by one."""
+        """Attention over rows that were all attended one by one."""
         like = partial.logsumexp
         one, zero = torch.ones_like(like), torch.zeros_like(like)
         return cls(partial, one, zero, torch.full_like(like, rows))
@@ -127,3 +182,71 @@ def remove_partial(whole: PartialSoftmax, part: PartialSoftmax) -> PartialSoftma
     share = (part.logsumexp - whole.logsumexp).exp().clamp(max=1 - _LEAST_LEFT)
     context = whole.context - share[..., None] * part.context
     return PartialSoftmax(context / (1 - share[..., None]), whole.logsumexp + torch.log1p(-share))
+
+
+SAMPLE = 2048
+"""Rows scored for an estimate; the mass of a memory with no more rows is exact."""
+
+
+def mass_from_sample(
+    inside: Tensor,
+    outside: Tensor,
+    rest: Tensor,
+    *,
+    temperature: float = 1.0,
+    hard: bool = False,
+) -> Tensor:
+    """Estimate the mass [T, H] from the scores of a sample.
+
+    Args:
+        inside: scores of the rows whose share is wanted, [T, H, k]; -inf is no row.
+        outside: scores of a sample of the others, [T, H, m]; -inf is no row.
+        rest: how many others there are, [T, H].
+        temperature: of the softmax.
+        hard: 1 where no sampled row beats the retrieved ones, else 0.
+    """
+    lowest = inside.new_full((*inside.shape[:2], 1), -math.inf)
+    best_in = torch.cat([inside, lowest], 2).amax(2, keepdim=True)
+    best_out = torch.cat([outside, lowest], 2).amax(2, keepdim=True)
+    if hard:
+        return (best_in >= best_out).to(inside.dtype).squeeze(2)
+    peak = torch.maximum(best_in, best_out)
+    peak = peak.masked_fill(peak == -math.inf, 0.0)
+
+    sampled = (outside > -math.inf).sum(2)
+    held = ((inside - peak) / temperature).exp().sum(2)
+    mean = ((outside - peak) / temperature).exp().sum(2) / sampled.clamp(min=1)
+    # A target whose few other rows all escaped the sample: let each weigh as the least retrieved.
+    blind = (sampled == 0) & (rest > 0)
+    least = inside.masked_fill(inside == -math.inf, math.inf).amin(2, keepdim=True)
+    mean = torch.where(blind, ((least - peak) / temperature).exp().squeeze(2), mean)
+    return torch.where(rest == 0, 1.0, held / (held + rest * mean))
+
+
+def stratified_rows(n: int) -> Tensor:
+    """Draw one row from each of `SAMPLE` equal stretches of n rows, the same at every call.
+
+    A seed draws the row of each stretch: a fixed stride would beat with periods in the data.
+    """
+    if n <= SAMPLE:
+        return torch.arange(n)
+    edges = torch.arange(SAMPLE + 1) * n // SAMPLE
+    draw = torch.rand(SAMPLE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return edges[:-1] + (draw * (edges[1:] - edges[:-1])).long()
+
+
+def query_jacobian(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """Compute J [..., d, d_v] of scaled dot product attention over n rows.
+
+    Args:
+        query: [..., d].
+        keys: [..., n, d].
+        values: [..., n, d_v].
+        bias: of the scores, [..., n]; -inf hides a row. Without a visible row J is zero.
+    """
+    scale = keys.shape[-1] ** -0.5
+    scores = (keys @ query[..., None])[..., 0] * scale + bias
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)[..., None]  # (..., n, 1)
+    centred = keys - (weights * keys).sum(-2, keepdim=True)
+    jacobian: Tensor = (centred * (weights * scale)).mT @ values
+    return jacobian

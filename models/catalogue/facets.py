@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.fields.item_fields import ItemFields
-from models.catalogue.fields.item_values import Special, plain_number
-from models.catalogue.fields.keyword_column import STRINGS, KeywordColumn
+from models.catalogue.columns import STRINGS, ItemFields, KeywordColumn
+from models.catalogue.item_values import Special, plain_number
 from models.compute.checkpoint import checkpoint
 
 FacetValue = str | int | float | bool | None

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.softmax_mass import stratified_rows
-from models.catalogue.cow_array import CowArray
-from models.data.row_sets import expand_ranges
+from models.attention.partial_softmax import stratified_rows
+from models.catalogue.cow import CowArray
+from models.data.vocabulary import expand_ranges
 
 Vectors = NDArray[np.float32]
 Positions = NDArray[np.int64]
@@ -53,14 +53,14 @@ class FieldKeys:
     def empty(cls, dimension: int) -> FieldKeys:
         """Return the keys, of a dimension, of a catalogue without items."""
         return cls(
-            (),
-            CowArray(np.zeros((0, dimension), np.float32)),
-            CowArray(np.zeros(0, np.int32)),
-            CowArray(np.zeros(0, np.int16)),
-            CowArray(np.zeros(0, np.int64)),
-            CowArray(np.zeros(0, np.float32)),
-            CowArray(np.zeros((0, 2), np.int64)),
-            0,
+            names=(),
+            _vectors=CowArray(np.zeros((0, dimension), np.float32)),
+            _owners=CowArray(np.zeros(0, np.int32)),
+            _codes=CowArray(np.zeros(0, np.int16)),
+            _texts=CowArray(np.zeros(0, np.int64)),
+            _log_frequency=CowArray(np.zeros(0, np.float32)),
+            _spans=CowArray(np.zeros((0, 2), np.int64)),
+            orphans=0,
         )
 
     @classmethod
@@ -164,14 +164,14 @@ class FieldKeys:
         places, common = _log_frequencies(all_texts.array, owners.array, affected)
         old = places < len(self)
         return FieldKeys(
-            names,
-            self._vectors.extended(new.vectors),
-            owners,
-            self._codes.extended(new.codes),
-            all_texts,
-            self._log_frequency.updated(places[old], common[old], common[~old]),
-            self._spans.updated(rows, self._spans_after(rows, new.owners)),
-            self.orphans + len(left),
+            names=names,
+            _vectors=self._vectors.extended(new.vectors),
+            _owners=owners,
+            _codes=self._codes.extended(new.codes),
+            _texts=all_texts,
+            _log_frequency=self._log_frequency.updated(places[old], common[old], common[~old]),
+            _spans=self._spans.updated(rows, self._spans_after(rows, new.owners)),
+            orphans=self.orphans + len(left),
         )
 
     def _spans_after(self, rows: NDArray[np.int64], owners: NDArray[np.int32]) -> NDArray[np.int64]:

@@ -1,8 +1,8 @@
 """Conditions on the fields of items, and the items that meet them.
 
 A condition on a field holds for an item when one of the item's values there meets every comparison
-of the condition; so an item without a value meets none. Values compare within their JSON type:
-1 equals 1.0, and is neither true nor "1".
+of the condition; so an item without a value meets none. Values compare within their JSON type: 1
+equals 1.0, and is neither true nor "1".
 """
 
 from __future__ import annotations
@@ -12,18 +12,63 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import asin, cos, degrees, pi, radians, sin
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.fields.field_columns import FieldColumns
-from models.catalogue.fields.geodesy import within
-from models.catalogue.fields.item_fields import ItemFields
-from models.catalogue.fields.item_values import exact_number, is_number, split_types
-from models.catalogue.fields.keyword_column import KeywordColumn
-from models.catalogue.fields.value_column import ValueColumn
+from models.catalogue.columns import FieldColumns, ItemFields, KeywordColumn, ValueColumn
+from models.catalogue.item_values import exact_number, is_number, split_types
 from models.compute.checkpoint import checkpoint
+
+RADIUS = 6371.0088  # km, the mean of the Earth's (IUGG)
+_DEGREE = radians(1) * RADIUS  # km for each degree of latitude
+_SLACK = 1e-9  # degrees by which rounding may move a point out of its band of latitudes
+
+
+def within(points: NDArray[np.complex128], lat: float, lon: float, km: float) -> NDArray[np.bool_]:
+    """Mark the points [n] at most `km` from a place, bool [n]; NaN is no point.
+
+    Points are latitude + longitude·i in degrees. The haversine is computed of those alone that are
+    in the box of latitudes and longitudes around the circle.
+    """
+    reach = km / _DEGREE + _SLACK
+    band: NDArray[np.bool_] = (points.real >= lat - reach) & (points.real <= lat + reach)
+    at = np.flatnonzero(band)
+    width = _longitudes(lat, km)
+    if width < 180:
+        apart = np.abs(points.imag.take(at) - lon)
+        at = at[np.minimum(apart, 360 - apart) <= width + _SLACK]
+    inside = np.zeros(len(points), np.bool_)
+    bound = sin(min(km / RADIUS, pi) / 2) ** 2
+    inside[at] = _haversines(points.take(at), lat, lon) <= bound
+    return inside
+
+
+def _longitudes(lat: float, km: float) -> float:
+    """Return by how many degrees of longitude a point within `km` may differ; 180 near a pole."""
+    angle = km / RADIUS
+    if abs(radians(lat)) + angle >= pi / 2:
+        return 180.0
+    return degrees(asin(sin(angle) / cos(radians(lat))))
+
+
+def distances(points: NDArray[np.complex128], lat: float, lon: float) -> NDArray[np.float64]:
+    """Return the great-circle distances [n] in km, by the haversine formula (Sinnott 1984)."""
+    haversines = np.minimum(_haversines(points, lat, lon), 1.0)
+    found: NDArray[np.float64] = 2 * RADIUS * np.arcsin(np.sqrt(haversines))
+    return found
+
+
+def _haversines(points: NDArray[np.complex128], lat: float, lon: float) -> NDArray[np.float64]:
+    """Return the squared sine of half of each angle [n] between a point and a place."""
+    latitudes, longitudes = np.radians(points.real), np.radians(points.imag)
+    a = np.sin((latitudes - radians(lat)) / 2) ** 2
+    b = np.sin((longitudes - radians(lon)) / 2) ** 2
+    found: NDArray[np.float64] = a + cos(radians(lat)) * np.cos(latitudes) * b
+    return found
+
 
 _BOUNDS: Mapping[str, Callable[[Any, Any], Any]] = {
     "gt": operator.gt,
@@ -34,7 +79,7 @@ _BOUNDS: Mapping[str, Callable[[Any, Any], Any]] = {
 _COMPARED = 8  # numbers that are compared one after the other; more are searched for
 
 _BLOCK = 16_384  # ids between two checkpoints
-_NARROW = 8  # once fewer than one in so many rows is left, only those are looked at
+_NARROW = 8  # once fewer than one in this many rows is left, only those are looked at
 
 _Test = Callable[[NDArray[Any]], NDArray[np.bool_]]  # values [n] -> bool [n]
 
@@ -56,7 +101,7 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Filters of which all, at least one, or none must hold."""
+    """Filters: all, at least one, or none must hold."""
 
     kind: Literal["all", "any", "none"]
     members: tuple[ItemFilter, ...] = ()
@@ -190,12 +235,12 @@ def _compared(
     size: int,
     rows: NDArray[np.int64] | None,
 ) -> NDArray[np.bool_]:
-    """Mark the rows of which one value meets all comparisons, `exists` not among them."""
+    """Mark the rows with a value that meets all comparisons, `exists` not among them."""
     masks = list[NDArray[np.bool_]]()
     if columns.keywords is not None and (tests := _keyword_tests(columns.keywords, comparisons)):
         masks.append(columns.keywords.codes.mask(_all(tests), size, rows))
     if columns.numbers is not None and (tests := _number_tests(columns.numbers, comparisons)):
-        # Of no number at all, `lt` would hold where it is written as the smallest integer.
+        # An item without a number is written as the smallest integer, for which `lt` would hold.
         if not (columns.numbers.has_nan or _is_above(columns.numbers.missing, comparisons)):
             tests = [columns.numbers.filled, *tests]
         masks.append(columns.numbers.mask(_all(tests), size, rows))

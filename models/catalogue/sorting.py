@@ -9,17 +9,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.fields.item_fields import ItemFields
-from models.catalogue.fields.item_values import (
+from models.catalogue.columns import ItemFields, ValueColumn
+from models.catalogue.item_values import (
     Special,
     exact_number,
     keyword_of,
     plain_number,
 )
-from models.catalogue.fields.value_column import ValueColumn
 
 _Keys = NDArray[np.float64]
-_STEP = 64  # one in so many keys is in a sample
+_STEP = 64  # one in this many keys is in a sample
 _SAMPLED = 256  # keys in a sample, at least
 
 
@@ -57,7 +56,7 @@ def sorted_rows(
 ) -> NDArray[np.int64]:
     """Return a page of rows [≤ limit] in the order of their fields.
 
-    Of several values of an item the smallest counts, descending the largest. Numbers come before
+    The smallest of several values of an item counts, descending the largest. Numbers come before
     strings by code point, false and true; descending it is the reverse. Items that tie in all keys
     are in the order of their ids.
 
@@ -202,7 +201,7 @@ def _first(rows: NDArray[np.int64], orders: Sequence[_Order], count: int) -> NDA
 def _nth(keys: _Keys, count: int) -> float:
     """Return the `count`-th smallest key, counted from 1.
 
-    Of many keys, a sample says which few can be among the smallest.
+    If there are many keys, a sample says which few can be among the smallest.
     """
     if len(keys) > _SAMPLED * _STEP:
         sample = np.sort(keys[::_STEP])

@@ -1,8 +1,15 @@
-"""Selects the device of training and the dtype of its matrix products."""
+"""The device that computes, and the processes that share the work of a training."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor, distributed
 
 
 def training_device(rank: int = 0) -> torch.device:
@@ -28,3 +35,75 @@ def product_dtype(device: torch.device) -> torch.dtype:
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
     """Return a context that takes matrix products in `dtype`; no-op for float32."""
     return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+
+T = TypeVar("T")
+
+_COALESCED = 1 << 16  # elements: smaller tensors are reduced as one, since a message has a cost
+
+
+@dataclass(frozen=True, slots=True)
+class DataParallelGroup:
+    """An initialised torch.distributed process group, seen from one rank.
+
+    All ranks run the same steps; averaged gradients keep their weights identical.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """True for the rank that reports, validates and saves."""
+        return self.rank == 0
+
+    def shard(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return this rank's rows of a batch [n, ...]: every n-th, as similar lengths adjoin."""
+        return windows[self.rank :: self.world_size]
+
+    def all_reduce_mean(self, tensors: Sequence[Tensor], weight: float) -> float:
+        """Replace each tensor by its mean over the ranks, weighted by each rank's `weight`.
+
+        Returns:
+            float: the sum of the weights. If it is 0, the tensors become 0.
+        """
+        if self.world_size == 1:
+            return weight
+        reduced = torch.tensor([weight], dtype=torch.float64)
+        distributed.all_reduce(reduced)
+        total = float(reduced)
+        share = weight / total if total else 0.0
+        small = [tensor for tensor in tensors if tensor.numel() < _COALESCED]
+        for tensor in tensors:
+            tensor.mul_(share)
+            if tensor.numel() >= _COALESCED:
+                distributed.all_reduce(tensor)
+        if small:
+            flat = torch.cat([tensor.reshape(-1) for tensor in small])
+            distributed.all_reduce(flat)
+            parts = torch.split(flat, [tensor.numel() for tensor in small])
+            for tensor, part in zip(small, parts, strict=True):
+                tensor.copy_(part.view_as(tensor))
+        return total
+
+    def all_reduce_sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sum of an array over all ranks."""
+        if self.world_size == 1:
+            return array
+        total = array.copy()
+        distributed.all_reduce(torch.from_numpy(total))
+        return total
+
+    def broadcast(self, make: Callable[[], T]) -> T:
+        """Call `make` on rank zero and return its result on every rank.
+
+        If it raises, the other ranks wait until rank zero has exited.
+        """
+        if self.world_size == 1:
+            return make()
+        box = [make() if self.is_rank_zero else None]
+        distributed.broadcast_object_list(box)
+        return cast(T, box[0])
+
+
+SINGLE_PROCESS = DataParallelGroup()

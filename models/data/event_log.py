@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.row_sets import expand_ranges
+from models.data.vocabulary import expand_ranges
 
 _MIN_RECENT = 4_096  # events that stand beside the sorted ones, at least
-_RECENT_SHARE = 16  # and one in so many of those
+_RECENT_SHARE = 16  # and one in this many of those
 
 
 class LoggedEvents(NamedTuple):
@@ -107,7 +107,7 @@ class EventLog:
         recent = _concat(recent, events)
         log = EventLog(indexed, void, recent)
         if self._sizes is not None:
-            # Of the users that changed alone: all would be too many after each event.
+            # Only of users that changed: all would be too many after each event.
             changed = np.union1d(rewritten, events.users)
             before, now = log_sizes(self.of_users(changed)), log_sizes(log.of_users(changed))
             users, baskets = self._sizes

@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.interactions import Interactions
-from models.data.log_shards import LogShards
+from models.data.interactions import Interactions, LogShards
 
 
 class PaddedWindows(NamedTuple):

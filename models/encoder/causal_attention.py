@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from models.encoder.recency_bias import BUCKETS, bucket_sums, recency_bucket
+from models.encoder.event_bias import BUCKETS, bucket_sums, recency_bucket
 
 FUTURE_BUCKET = BUCKETS  # the bucket of a key in the query's future
 _MASKED_BIAS = -1e9  # of a future key: weight 0 after softmax, yet finite in every dtype

@@ -1,17 +1,147 @@
-"""The history encoder: causal self-attention over recent events."""
+"""The history encoder: causal self-attention over recent events, in gated blocks.
+
+`NumpyEncoder` is a NumPy version of `HistoryEncoder.append` for a single event: the matrix products
+of one event are so small that torch's call overhead exceeds their run time.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import pad, silu
 
-from models.encoder.causal_attention import causal_buckets
-from models.encoder.dropout import PooledDropout
-from models.encoder.encoder_block import EncoderBlock
-from models.encoder.recency_bias import AGE_BUCKETS, age_bucket, gather_bias, recency_bucket
+from models.encoder.causal_attention import causal_attention, causal_buckets
+from models.encoder.event_bias import (
+    AGE_BUCKETS,
+    AGE_EDGES,
+    POSITION_BUCKET_OF,
+    RecencyBias,
+    age_bucket,
+    gather_bias,
+    recency_bucket,
+)
+
+_POOL = 1 << 22  # mask entries
+
+
+class PooledDropout(nn.Module):
+    """Dropout whose masks start at random offsets of one pool; the identity in eval mode."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self._pool: Tensor | None = None
+
+    def redraw(self) -> None:
+        """Discard the pool; the next use draws another."""
+        self._pool = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zero each entry with probability `rate` and scale the others to keep the mean."""
+        if not self.training or not self.rate:
+            return x
+        if self._pool is None or self._pool.device != x.device:
+            keep = torch.rand(_POOL, device=x.device) >= self.rate
+            self._pool = keep.float() / (1 - self.rate)
+        count = x.numel()
+        start = int(torch.randint(_POOL, ()))
+        mask = self._pool[start : start + count]
+        while len(mask) < count:  # wrap around
+            mask = torch.cat([mask, self._pool[: count - len(mask)]])
+        return x * mask.view(x.shape).to(x.dtype)
+
+
+class EncoderBlock(nn.Module):
+    """Pre-norm gated attention, then a gated SwiGLU (LiGR, Borisyuk et al. 2025).
+
+    x += σ(W_g n + b) ⊙ W_o attention(n) for n = LayerNorm(x), then the same gate around the
+    feed-forward network.
+    """
+
+    def __init__(self, dim: int, heads: int, drop: nn.Module) -> None:
+        super().__init__()
+        self.heads, self.dim = heads, dim
+        self.hidden = 16 * max(1, round(dim * 8 / 3 / 16))
+        self.norm_attention = nn.LayerNorm(dim)
+        self.norm_feed = nn.LayerNorm(dim)
+        self.query_gate = nn.Linear(dim, 2 * dim)  # W_Q and the gate
+        self.key_value = nn.Linear(dim, 2 * dim, bias=False)
+        self.out = nn.Linear(dim, dim, bias=False)
+        self.feed = nn.Linear(dim, 2 * self.hidden + dim)  # SwiGLU's two halves and the gate
+        self.down = nn.Linear(self.hidden, dim, bias=False)
+        for layer in (self.query_gate, self.key_value, self.out, self.feed, self.down):
+            nn.init.normal_(layer.weight, std=0.5 / layer.in_features**0.5)
+        nn.init.zeros_(self.query_gate.bias)
+        nn.init.zeros_(self.feed.bias)
+        self.recency = RecencyBias(heads)
+        self.drop = drop
+
+    def keys_values(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Project a normed stream [B, L, dim] to keys and values, [H, B, L, d] each."""
+        batch, length, _ = normed.shape
+        both = self.key_value(normed)
+        keys, values = both.view(batch, length, 2, self.heads, -1).permute(2, 3, 0, 1, 4)
+        return keys, values
+
+    def queries_gates(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """Project a normed stream to queries [H, B, L, d] and the attention's gate [B, L, dim]."""
+        batch, length, dim = normed.shape
+        both = self.query_gate(normed)
+        queries = both[..., :dim].reshape(batch, length, self.heads, -1).permute(2, 0, 1, 3)
+        return queries, both[..., dim:]
+
+    def add_outputs(self, x: Tensor, context: Tensor, gate: Tensor) -> Tensor:
+        """Add the attention's output and then the feed-forward network to the residual stream.
+
+        Args:
+            x: the residual stream, [B, L, dim].
+            context: the attention's context, [H, B, L, d].
+            gate: before the sigmoid, [B, L, dim].
+        """
+        merged = context.permute(1, 2, 0, 3).reshape(x.shape)
+        x = x + self.drop(torch.sigmoid(gate) * self.out(merged))
+        projected = self.feed(self.norm_feed(x))
+        left, right, feed_gate = projected.split([self.hidden, self.hidden, self.dim], -1)
+        added: Tensor = self.drop(torch.sigmoid(feed_gate) * self.down(silu(left) * right))
+        return x + added
+
+    def forward(self, x: Tensor, bucket: Tensor) -> Tensor:
+        """Run the block over whole windows [B, L, dim].
+
+        bucket: int32 [B, L, L], `FUTURE_BUCKET` above the diagonal.
+        """
+        normed = self.norm_attention(x)
+        queries, gate = self.queries_gates(normed)
+        keys, values = self.keys_values(normed)
+        table = self.recency.table()
+        return self.add_outputs(x, causal_attention(queries, keys, values, table, bucket), gate)
+
+    def step(self, x: Tensor, normed: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+        """Run the block for the newest events over cached keys and values.
+
+        Args:
+            x: the stream of the newest events, [B, n, dim].
+            normed: the stream after `norm_attention`.
+            keys: [H, B, N, d].
+            values: [H, B, N, d].
+            bias: on the scores, [H, B, n, N]; -inf hides a key.
+        """
+        queries, gate = self.queries_gates(normed)
+        return self.add_outputs(x, attend_cached(queries, keys, values, bias), gate)
+
+
+def attend_cached(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """Attend from new queries [..., n, d] over cached keys and values [..., N, d]: [..., n, d].
+
+    bias [..., n, N], -inf hides.
+    """
+    scores = (query * keys.shape[-1] ** -0.5) @ keys.mT + bias
+    return torch.softmax(scores, -1) @ values
+
 
 NO_REQUEST_TIME = -(2**63)  # stands for a request whose time is unknown
 GAP_SCALE = 0.2  # scale of the embedding of the gap to the previous event
@@ -179,7 +309,7 @@ class HistoryEncoder(nn.Module):
 
         Args:
             keys: cached, [blocks, H, B, N, d].
-            values: cached, likewise.
+            values: cached, of the same shape.
             before: int64 microseconds of the cached events, [B, N].
             events: [B, n, dim].
             timestamps: int64 microseconds [B, n].
@@ -215,3 +345,105 @@ class HistoryEncoder(nn.Module):
 
     def _blocks(self) -> list[EncoderBlock]:
         return [block for block in self.blocks if isinstance(block, EncoderBlock)]
+
+
+Array = NDArray[np.float32]
+
+# The position part of the bucket of each distance, up to the first in the last bucket.
+_POSITIONS = POSITION_BUCKET_OF.numpy() * AGE_BUCKETS
+
+
+class _Norm:
+    """A LayerNorm."""
+
+    def __init__(self, norm: nn.LayerNorm) -> None:
+        self.weight, self.bias, self.eps = _array(norm.weight), _array(norm.bias), norm.eps
+
+    def __call__(self, x: Array) -> Array:
+        centred = x - np.add.reduce(x) / len(x)  # `mean` has four times the overhead
+        normed = centred * (1 / np.sqrt(centred @ centred / len(x) + self.eps))
+        scaled: Array = normed * self.weight + self.bias
+        return scaled
+
+
+class _Block:
+    """An encoder block's parameters: W [out, in], b [out]."""
+
+    def __init__(self, block: EncoderBlock) -> None:
+        self.norm, self.norm_feed = _Norm(block.norm_attention), _Norm(block.norm_feed)
+        self.key_value, self.out = _array(block.key_value.weight), _array(block.out.weight)
+        self.query_gate, self.query_gate_bias = _affine(block.query_gate)
+        self.feed, self.feed_bias = _affine(block.feed)
+        self.down = _array(block.down.weight)
+        self.table = _array(block.recency.table())  # [H, buckets]
+
+    def attention_output(
+        self, normed: Array, keys: Array, values: Array, bucket: NDArray[np.int64]
+    ) -> Array:
+        """Return the gated output of the attention, [dim]."""
+        both = self.query_gate @ normed + self.query_gate_bias
+        heads, _, size = keys.shape
+        query, gate = both[: heads * size].reshape(heads, size), both[heads * size :]
+        context = attend_one(query, keys, values, self.table.take(bucket, 1)).reshape(-1)
+        return _sigmoid(gate) * (self.out @ context)
+
+    def feed_forward(self, x: Array) -> Array:
+        """Return the residual stream after the gated SwiGLU."""
+        projected = self.feed @ self.norm_feed(x) + self.feed_bias
+        hidden = self.down.shape[1]
+        left, right = projected[:hidden], projected[hidden : 2 * hidden]
+        gate = projected[2 * hidden :]
+        return x + _sigmoid(gate) * (self.down @ (left * _sigmoid(left) * right))
+
+
+class NumpyEncoder:
+    """Appends single events to an encoder cache; holds a copy of the trained weights."""
+
+    def __init__(self, encoder: HistoryEncoder) -> None:
+        self._norm_in, self._norm_out = _Norm(encoder.norm_in), _Norm(encoder.norm_out)
+        self._gap = GAP_SCALE * _array(encoder.gap.weight)
+        self._edges = AGE_EDGES.numpy()
+        self._blocks = [_Block(each) for each in encoder.blocks if isinstance(each, EncoderBlock)]
+
+    def append(self, cache: EncoderCache, event: Tensor, timestamp: int) -> EncoderCache:
+        """Return the cache with one more event: its input vector [dim], and microseconds."""
+        blocks, heads, old, size = cache.keys.shape
+        shape = (blocks, heads, old + 1, size)
+        keys, values = np.empty(shape, np.float32), np.empty(shape, np.float32)
+        keys[:, :, :old], values[:, :, :old] = cache.keys.numpy(), cache.values.numpy()
+        times = np.empty(old + 1, np.int64)
+        times[:old], times[old] = cache.timestamps.numpy(), timestamp
+        ages = np.searchsorted(self._edges, timestamp - times, side="right")  # [old + 1]
+        bucket = _POSITIONS.take(np.arange(old, -1, -1), mode="clip") + ages
+        x: Array = self._norm_in(event.numpy() + self._gap[ages[old - 1] if old else 0])
+        for number, block in enumerate(self._blocks):
+            normed = block.norm(x)
+            own = (block.key_value @ normed).reshape(2, heads, size)
+            keys[number, :, old], values[number, :, old] = own
+            context = block.attention_output(normed, keys[number], values[number], bucket)
+            x = block.feed_forward(x + context)
+        states = np.empty((old + 1, len(x)), np.float32)
+        states[:old], states[old] = cache.states.numpy(), self._norm_out(x)
+        return EncoderCache(*map(torch.from_numpy, (keys, values, times, states)))
+
+
+def attend_one(query: Array, keys: Array, values: Array, bias: Array) -> Array:
+    """Attend from one query [H, d] over keys and values [H, n, d] with bias [H, n]: [H, d]."""
+    scores: Array = (keys @ query[:, :, None])[:, :, 0] * query.shape[1] ** -0.5 + bias
+    scores -= np.maximum.reduce(scores, 1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= np.add.reduce(scores, 1, keepdims=True)
+    return (scores[:, None] @ values)[:, 0]
+
+
+def _sigmoid(x: Array) -> Array:
+    y: Array = 0.5 * np.tanh(0.5 * x) + 0.5  # does not overflow
+    return y
+
+
+def _affine(layer: nn.Linear) -> tuple[Array, Array]:
+    return _array(layer.weight), _array(layer.bias)
+
+
+def _array(weight: Tensor) -> Array:
+    return weight.detach().cpu().numpy().astype(np.float32)

@@ -17,12 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.data.interactions import Interactions
-from models.data.log_shards import WHOLE_LOG, LogShards
+from models.data.interactions import WHOLE_LOG, Interactions, LogShards
 from models.evaluation.full_ranking import Ranker
-from models.recommender.baseline_model import BOUGHT_BEFORE, EASE_NAME, TRANSITIONS
-from models.recommender.cooccurrence import transition_matrix
-from models.recommender.item_similarity import MAX_EASE_ITEMS, RIDGE, ease_weights
+from models.recommender.co_occurrence import MAX_EASE_ITEMS, RIDGE, ease_weights, transition_matrix
+from models.recommender.recommender import BOUGHT_BEFORE, EASE_NAME, TRANSITIONS
 
 # Of `ItemTransitions`.
 _DEPTH = 20  # newest items that count, and the largest distance within a pair
@@ -199,7 +197,7 @@ class ItemTransitions:
 class EASE:
     """Ranks items by the sum of their EASE weights from the user's items.
 
-    See `models.recommender.item_similarity`. The order of events is ignored.
+    See `models.recommender.co_occurrence`. The order of events is ignored.
     """
 
     weights: NDArray[np.float32]  # [n_items, n_items], B

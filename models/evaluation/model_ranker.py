@@ -11,17 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.attention.kv_memory import gather_rows
-from models.attention.partial_softmax import KVBlock, attend_blocks
-from models.attention.query_jacobian import query_jacobian
+from models.attention.partial_softmax import KVBlock, attend_blocks, query_jacobian
 from models.compute.device import autocast, product_dtype
 from models.data.interactions import Interactions
 from models.data.windows import newest_windows, pad_windows
-from models.encoder.event_types import is_liked
+from models.encoder.event_bias import is_liked
 from models.encoder.history_encoder import NO_REQUEST_TIME
-from models.recommender.coarse_step import CANDIDATES, first_order
-from models.recommender.item_similarity import ItemSimilarity
+from models.recommender.co_occurrence import ItemSimilarity
 from models.recommender.recommender import Recommender
-from models.recommender.target_attention import target_attention
+from models.recommender.target_attention import CANDIDATES, first_order, target_attention
 
 _BATCH_SIZE = 16  # users at once
 
@@ -57,7 +55,7 @@ class ModelRanker:
         self._device = device = model.prior.device
         dtype = product_dtype(device) if reduced_precision else torch.float32
         self._autocast = autocast(device, dtype)
-        # Where the target's part of the queries is zero, one readout serves all targets.
+        # If the target's part of the queries is zero, one readout serves all targets.
         self._target_in_query = target_in_query and bool(model.cross_attention.w_q.weight.any())
         self._items = items = model.config.n_items if rows is None else len(rows)
         self._candidates = min(items, CANDIDATES) if two_stage else items

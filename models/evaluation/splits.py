@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.data.row_sets import is_first_occurrence, user_item_keys
+from models.data.vocabulary import is_first_occurrence, user_item_keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,36 +91,6 @@ def leave_last_basket_out(log: Interactions) -> tuple[Interactions, Holdout]:
     return rest, Holdout(log.users[cases], log.items[cases], log.timestamps[cases], rest)
 
 
-def time_split(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
-    """Train on the events before `at` (microseconds) and hold out those from then on.
-
-    Every event from `at` on is a case if its user has one before, and sees the history before `at`
-    alone. Dislikes are no cases. For a validation part too, split the returned log again at an
-    earlier time.
-    """
-    past = log.timestamps < at
-    train = log.where(past)
-    case = ~past & ~log.disliked & np.repeat(train.lengths > 0, log.lengths)
-    return train, Holdout(log.users[case], log.items[case], log.timestamps[case], train)
-
-
-def hold_one_each(log: Interactions, at: int, rng: np.random.Generator) -> Holdout:
-    """Draw one liked event from `at` (microseconds) on as the case of each user.
-
-    A user sees the events at earlier times than the target, those from `at` on included. Users
-    without such an event after an earlier one have no case, and no history.
-    """
-    first = log.timestamps[log.offsets[log.users]]  # [E] of the event's user
-    eligible = (log.timestamps >= at) & (log.timestamps > first) & ~log.disliked
-    drawn = rng.permutation(np.flatnonzero(eligible))
-    users, rows = np.unique(log.users[drawn], return_index=True)
-    events = drawn[rows]
-    until = np.full(log.n_users, np.iinfo(np.int64).min)
-    until[users] = log.timestamps[events]
-    history = log.where(log.timestamps < until[log.users])
-    return Holdout(users, log.items[events], log.timestamps[events], history)
-
-
 def draw_cases(cases: Holdout, most: int, seed: int) -> Holdout:
     """Draw at most so many cases; fewer are among more of the same seed.
 
@@ -146,33 +116,6 @@ def _draw_shares(
         ends = np.cumsum(left)
         left[np.searchsorted(ends, int(drawn * ends[-1]), side="right")] -= 1
     return counts - left
-
-
-def time_quantile(log: Interactions, share: float) -> int:
-    """Return the time before which about `share` of all events lie, for `time_split`.
-
-    Raises ValueError for an empty log.
-    """
-    if not len(log):
-        raise ValueError("an empty log has no times")
-    place = min(int(share * len(log)), len(log) - 1)
-    return int(np.partition(log.timestamps, place)[place])
-
-
-def k_core(log: Interactions, minimum: int) -> NDArray[np.bool_]:
-    """Mark the events [E] of the k-core: every user and item left has at least `minimum` events.
-
-    Dropping an item can leave a user with too few events and vice versa, so the rule is applied
-    until nothing changes.
-    """
-    columns = (log.items, log.n_items), (log.users, log.n_users)
-    keep = np.ones(len(log), dtype=np.bool_)
-    while True:
-        kept = int(keep.sum())
-        for column, size in columns:
-            keep &= np.bincount(column[keep], minlength=size)[column] >= minimum
-        if int(keep.sum()) == kept:
-            return keep
 
 
 def _hold_last(log: Interactions, held: NDArray[np.bool_]) -> tuple[Interactions, Holdout]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -11,14 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
-from models.encoder.event_types import MASKED
+from models.encoder.event_bias import MASKED
 
 Vector = NDArray[np.float32]
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UserHistory:
-    """What the requester did, oldest first, as rows of the catalogue; and the profile beside it."""
+    """A requester's events, oldest first, as rows of the catalogue; and the profile beside them."""
 
     rows: NDArray[np.int32]  # [n] item rows, -1 = an item the catalogue does not know
     timestamps: NDArray[np.int64]  # [n] microseconds UTC
@@ -61,8 +63,6 @@ class UserHistory:
 
     def _select(self, events: NDArray[np.int64] | slice) -> UserHistory:
         """Keep some events, by their ascending positions, and the profile."""
-        kept = np.arange(len(self.rows))[events].tolist() if self.vectors else []
-        places = {event: place for place, event in enumerate(kept)}
         return replace(
             self,
             rows=self.rows[events],
@@ -70,8 +70,15 @@ class UserHistory:
             weights=self.weights[events],
             types=self.types[events],
             visible=None if self.visible is None else self.visible[events],
-            vectors={places[at]: own for at, own in self.vectors.items() if at in places},
+            vectors=select_vectors(self.vectors, np.arange(len(self.rows))[events]),
         )
+
+
+def select_vectors(vectors: Mapping[int, V], events: NDArray[np.int64]) -> dict[int, V]:
+    """Return what some events [n] have, by their places among these."""
+    if not vectors:
+        return {}
+    return {at: vectors[each] for at, each in enumerate(events.tolist()) if each in vectors}
 
 
 def attendable_events(snapshot: Snapshot, history: UserHistory) -> tuple[NDArray[np.int64], Tensor]:

@@ -1,29 +1,129 @@
-"""A user's memory: keys and values of events and profile entries, and the encoder's user state."""
+"""A user's memory: keys and values of events and profile entries, the encoder's states, attention.
+
+Near rows are attended one by one, the older events of a long history beside them.
+`models.index.memory_attention` attends; here a user, the targets and the request become its memory.
+"""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, exclude_self
 from models.attention.kv_memory import KeyValueMemory, gather_rows
-from models.attention.partial_softmax import KVBlock
+from models.attention.partial_softmax import (
+    Attended,
+    KVBlock,
+    PartialSoftmax,
+    attend_blocks,
+    remove_partial,
+)
 from models.catalogue.snapshot import Snapshot
-from models.encoder.event_types import UNKNOWN, is_liked
-from models.encoder.history_encoder import EncoderCache
-from models.encoder.recency_bias import FARTHEST
-from models.history.encoded_history import EncodedHistory, encode, types_and_log_weights
-from models.history.long_history import CollapsedHistory
+from models.compute.checkpoint import holding
+from models.data.windows import window_start
+from models.encoder.event_bias import FARTHEST, UNKNOWN, is_liked
+from models.encoder.history_encoder import EncoderCache, HistoryEncoder
+from models.history.long_history import LISTS_FROM, CollapsedHistory
 from models.history.user_history import UserHistory, attendable_events
 from models.index.ann_index import IndexKind
-from models.index.memory_attention import Indexes, index_heads
+from models.index.memory_attention import Indexes, Memory, as_mask, attend, index_heads, retrieve
 from models.recommender.recommender import Recommender
 
-_KEPT_PARTS = 20_000  # trained items at most of which a memory keeps transitions: 80 kB
-NEWEST_LEFT_OUT = 8  # events without each of which a memory is encoded anew, to explain scores
+_FEW = 2  # events that are appended one by one: of more, torch does all at once in less time
+
+
+class EncodedHistory(NamedTuple):
+    """Encoder states of a history, and their inputs, which tell where encoding can resume."""
+
+    first_item: int  # number of the first event on an item that was read
+    events: Tensor  # [n, dim] what was read of them: `Recommender.event_inputs`
+    cache: EncoderCache  # with their states and timestamps
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.events.nbytes + self.cache.nbytes
+
+
+def encode(
+    snapshot: Snapshot,
+    history: UserHistory,
+    source: NDArray[np.int64],
+    rows: Tensor,
+    before: EncodedHistory | None,
+) -> EncodedHistory | None:
+    """Encode the newest events that can be attended; None without an encoder.
+
+    Args:
+        source: positions of the events that can be attended, from `attendable_events`.
+        rows: their item rows.
+        before: from an earlier call with the same model. Where it read a beginning of the same
+            events, and the same inputs, only the rest is computed; else it is ignored.
+    """
+    encoder = snapshot.model.encoder
+    if encoder is None:
+        return None
+    on_items = (rows >= 0).numpy()
+    if not on_items.all():
+        source, rows = source[on_items], rows[torch.from_numpy(on_items)]
+    start = window_start(history.before + len(rows), snapshot.model.config.window)
+    first = start - history.before
+    events = encoder_inputs(snapshot, history, source[first:], rows[first:])
+    times = torch.from_numpy(history.timestamps[source[first:]])
+    cache, read = None, 0
+    if before is not None and before.first_item == start and len(before.events) <= len(events):
+        size = len(before.events)
+        same = torch.equal(before.cache.timestamps, times[:size])
+        if same and torch.equal(before.events, events[:size]):
+            cache, read = before.cache, size
+    if cache is None:
+        cache = encoder.empty_cache()
+    if snapshot.stepper is not None and 0 < len(events) - read <= _FEW:
+        for event, time in zip(events[read:], times[read:].tolist(), strict=True):
+            cache = snapshot.stepper.append(cache, event, time)
+    else:
+        cache = encoder.append(cache, events[read:], times[read:])
+    return EncodedHistory(start, events, cache)
+
+
+def encoder_inputs(
+    snapshot: Snapshot, history: UserHistory, source: NDArray[np.int64], rows: Tensor
+) -> Tensor:
+    """The encoder's inputs for events on items, [n, dim], by their positions and item rows [n]."""
+    vectors = torch.index_select(snapshot.tables.vectors, 0, rows)
+    return snapshot.model.event_inputs(vectors, *types_and_log_weights(history, source))
+
+
+def types_and_log_weights(history: UserHistory, source: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Types int64 and log weights of some events, [n] each."""
+    types = torch.from_numpy(history.types[source].astype(np.int64))
+    return types, torch.from_numpy(np.log(history.weights[source]))
+
+
+def without_each(
+    encoder: HistoryEncoder, encoded: EncodedHistory, gone: NDArray[np.int64]
+) -> list[EncodedHistory]:
+    """Return the encoded history without each of the ascending places [G], in one pass."""
+    size = len(encoded.events)
+    shared = min(int(gone[0]), size - 2)  # so that something follows
+    after = torch.arange(shared, size).expand(len(gone), -1)
+    after = after[after != torch.from_numpy(gone)[:, None]].view(len(gone), -1)  # (G, n)
+    events = encoded.events[after]
+    caches = encoder.branch(encoded.cache, shared, events, encoded.cache.timestamps[after])
+    return [
+        EncodedHistory(encoded.first_item, torch.cat([encoded.events[:shared], own]), cache)
+        for own, cache in zip(events, caches, strict=True)
+    ]
+
+
+_KEPT_PARTS = 20_000  # trained items, up to which a memory keeps their transitions: 80 kB
+NEWEST_LEFT_OUT = 8  # events; the memory is encoded again without each, to explain scores
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -48,7 +148,7 @@ class UserMemory:
     transitions: Tensor | None  # [N + 1]; None where they depend on more, and of many items
     similarity: Tensor | None  # [N + 1]; None without this part
     history: UserHistory  # the history that this was built from
-    at: int  # microseconds, the request's time, or one of which every age is in the same bucket
+    at: int  # microseconds, the request's time, or one that puts every age in the same bucket
     encoded: EncodedHistory | None  # the states of the newest events; None without an encoder
     collapsed: CollapsedHistory | None = None  # of a long history, the events before these
     collapsed_count: int = 0  # of events in `collapsed` when this was built
@@ -117,7 +217,6 @@ def build_memory(
 
     Args:
         snapshot: whose tables hold the keys and values.
-        history: what the requester did.
         at: the request's time, microseconds UTC; an event after it has age 0.
         encoded: from `encode` or an earlier memory, where there is one; used as `encode` says.
         collapsed: its first events, collapsed; the memory's rows are then those of the others.
@@ -177,24 +276,24 @@ def build_memory(
     bias = snapshot.model.memory_bias(distance, age, log_weights, types)  # (H, m)
     memory = KeyValueMemory(keys, values, bias=bias)
     return UserMemory(
-        memory,
-        bias,
-        rows,
-        source,
-        distance,
-        age,
-        log_weights,
-        types,
-        user_state,
-        snapshot.model.user_query(user_state),
-        encoded_rows,
-        recent,
-        recent_items,
-        _transitions(snapshot.model, user_state, recent_items),
-        _similarity(snapshot.model, recent_items, liked),
-        history,
-        at,
-        encoded,
+        memory=memory,
+        bias=bias,
+        rows=rows,
+        source=source,
+        distance=distance,
+        age=age,
+        log_weights=log_weights,
+        types=types,
+        user_state=user_state,
+        query=snapshot.model.user_query(user_state),
+        encoded_rows=encoded_rows,
+        recent=recent,
+        recent_items=recent_items,
+        transitions=_transitions(snapshot.model, user_state, recent_items),
+        similarity=_similarity(snapshot.model, recent_items, liked),
+        history=history,
+        at=at,
+        encoded=encoded,
     )
 
 
@@ -246,3 +345,142 @@ def _profile(snapshot: Snapshot, history: UserHistory) -> tuple[Tensor, Tensor, 
 def _heads_last(table: Tensor, rows: Tensor) -> Tensor:
     """[H, N, d] at rows [m] -> [m, H, d], a copy; row -1 gives anything."""
     return gather_rows(table, rows.clamp(min=0)).transpose(0, 1)
+
+
+REMAINDER = -(1 << 62)  # the source of the row that stands for all other older events
+
+
+def user_memory(user: UserMemory, targets: Tensor, options: AttentionOptions) -> Memory:
+    """Return a user's rows as targets, item rows int64 [T], see them."""
+    hides, older = options.exclude_self, user.collapsed
+    return Memory(
+        user.block._replace(visible=exclude_self(targets, user.rows) if hides else None),
+        older,
+        older.places(targets) if hides and older is not None else None,
+        user.indexes,
+    )
+
+
+def attend_user(
+    snapshot: Snapshot,
+    user: UserMemory,
+    targets: Tensor,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+) -> Attended:
+    """Attend by targets, item rows int64 [T], over all of a user's rows."""
+    query = target_queries(snapshot, user, targets)
+    with at_request(user):
+        return attend(query, user_memory(user, targets, options), options)
+
+
+def retrieve_user(
+    snapshot: Snapshot, user: UserMemory, targets: Tensor, options: AttentionOptions
+) -> Tensor | None:
+    """Return the rows int64 [H, T, k] that targets retrieve; None where the mode is not coarse."""
+    if options.mode != "coarse":
+        return None
+    query = target_queries(snapshot, user, targets)
+    with at_request(user):
+        return retrieve(query, user_memory(user, targets, options), options)
+
+
+def is_known(user: UserMemory) -> bool:
+    """Return whether all of a user's rows are few enough to be read one by one."""
+    return user.collapsed is None or len(user.collapsed) < LISTS_FROM
+
+
+def known_rows(user: UserMemory) -> KVBlock:
+    """Return a user's rows, with the older ones behind them if they are few: see `at_request`."""
+    if user.collapsed is None or not len(user.collapsed) or not is_known(user):
+        return user.block
+    parts = zip(user.block[:3], user.collapsed.block()[:3], strict=True)
+    return KVBlock(*(torch.cat(pair, 1) for pair in parts))
+
+
+def at_request(user: UserMemory) -> ExitStack:
+    """Hold the older events of a user, if any, as they are at the request's time."""
+    held = ExitStack()
+    if user.collapsed is not None:
+        held.enter_context(holding(user.collapsed.lock))
+        user.collapsed.advance_to(user.at)
+    return held
+
+
+def expand_top_events(
+    snapshot: Snapshot,
+    user: UserMemory,
+    target: int,
+    top: int,
+    whole: PartialSoftmax,
+    options: AttentionOptions = DEFAULT_OPTIONS,
+) -> UserMemory:
+    """Add to a memory those older events that matter to one target, as rows of their own.
+
+    All other older events become one row, of their mass and their context, whose source is
+    `REMAINDER`: the target attends to the same context as before. Rows that were not retrieved are
+    hidden. Twice as many events are added as are to be named, since they are chosen by what they
+    add while the others keep their weight.
+
+    Args:
+        user: of a long history.
+        target: an item row.
+        top: how many older events may be named.
+        whole: attention of the target over the whole history, [H, 1].
+        options: of that attention.
+    """
+    if user.collapsed is None:
+        return user
+    collapsed, targets = user.collapsed, torch.tensor([target])
+    query = target_queries(snapshot, user, targets)  # (H, 1, d)
+    outputs = snapshot.tables.outputs[:, target]
+    retrieved = retrieve_user(snapshot, user, targets, options)
+    near, size = user_memory(user, targets, options).near, len(user.memory)
+    seen = None
+    with at_request(user):
+        history = collapsed.items.history
+        if retrieved is not None:
+            mask = as_mask(retrieved, size + len(collapsed))[:, 0]
+            near = near._replace(bias=near.bias.masked_fill(~mask[:, :size], -torch.inf))
+            seen = mask[:, size:]
+        elif options.exclude_self:
+            seen = torch.ones(len(query), len(collapsed), dtype=torch.bool)
+            own = collapsed.places(targets)
+            seen[:, own[own >= 0]] = False
+        events, event_bias, others = collapsed.top_events(
+            query[:, 0], outputs, whole, 2 * top, seen
+        )
+        rows = torch.from_numpy(history.rows[events].astype(np.int64))
+        biases = torch.from_numpy(event_bias)
+        if seen is not None:
+            biases = biases.masked_fill(~seen[:, collapsed.places(rows)], -torch.inf)
+    keys = gather_rows(snapshot.tables.keys, rows)  # (H, E, d)
+    values = gather_rows(snapshot.tables.values, rows)
+    # The rest is the part of the softmax that neither the newer nor these events hold.
+    named = attend_blocks(query, [near, KVBlock(keys, values, biases)])
+    rest = remove_partial(whole, named)
+    count = len(events) + 1
+    times = torch.from_numpy(history.timestamps[events])
+    types = torch.from_numpy(np.append(history.types[events], UNKNOWN).astype(np.int64))
+    nothing = torch.zeros(len(keys), 1, keys.shape[2])
+    keys, values = torch.cat([keys, nothing], 1), torch.cat([values, rest.context], 1)
+    bias = torch.cat([near.bias, biases, rest.logsumexp], 1)
+    memory = KeyValueMemory(
+        torch.cat([user.memory.keys, keys.transpose(0, 1)]),
+        torch.cat([user.memory.values, values.transpose(0, 1)]),
+        bias,
+    )
+    forever = torch.full((count,), FARTHEST)
+    return replace(
+        user,
+        memory=memory,
+        bias=bias,
+        rows=torch.cat([user.rows, rows, torch.tensor([-1])]),
+        source=np.concatenate([user.source, events, [REMAINDER]]),
+        distance=torch.cat([user.distance, forever]),
+        age=torch.cat([user.age, (user.at - times).clamp(min=0), forever[:1]]),
+        log_weights=torch.cat([user.log_weights, torch.zeros(count)]),
+        types=torch.cat([user.types, types]),
+        collapsed=None,
+        remainder=others,
+        built={},
+    )

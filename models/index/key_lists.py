@@ -28,7 +28,7 @@ from models.attention.partial_softmax import (
     attend_blocks,
     merge_partials,
 )
-from models.index.faiss_structures import one_thread
+from models.index.ann_index import one_thread
 
 import faiss  # isort: skip
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from models.attention import attend as reference
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.attention.partial_softmax import (
     LOWEST,
     Attended,
@@ -106,7 +106,7 @@ def retrieve(query: Tensor, memory: Memory, options: AttentionOptions) -> Tensor
     """Name the rows int64 [H, T, ≤ k] of largest score, ascending, then -1.
 
     FAISS orders by q·k + √d·b, as the softmax by q·k/√d + b. All rows are compared, or with
-    `probes` only those in so many of its inverted lists.
+    `probes` only those in this number of its inverted lists.
     """
     near, far, k = memory.near, memory.far, options.rows_kept
     count = near.keys.shape[1]
@@ -205,7 +205,7 @@ def _attend_rows(
 
 
 def _split(query: Tensor, memory: Memory, rows: int) -> Iterator[slice]:
-    """Split targets so that what is gathered for so many rows of each stays small."""
+    """Split targets so that what is gathered for `rows` rows of each stays small."""
     width = query.shape[0] * rows * (query.shape[2] + memory.near.values.shape[2])
     step = max(1, _GATHERED // max(1, width))
     return (slice(at, at + step) for at in range(0, max(1, query.shape[1]), step))

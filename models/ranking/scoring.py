@@ -15,12 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions, Retrieved
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, Retrieved
 from models.attention.kv_memory import gather_rows
 from models.attention.partial_softmax import Attended, PartialSoftmax
 from models.catalogue.snapshot import Snapshot
-from models.history.user_attention import attend_user
-from models.history.user_memory import UserMemory
+from models.history.user_memory import UserMemory, attend_user
 
 _TARGET_BLOCK = 1 << 23  # floats of [H, T, n] held at once: 32 MiB
 _TARGETS = 4_096  # at once: what is gathered of more leaves the cache, measured from 20,000 on
@@ -138,9 +137,18 @@ def score(
     if similarity is not None:
         total = total + similarity
     return Scores(
-        total, attention, transitions, prior, mass, mode, len(user), error, scanned, whole,
-        similarity,
-    )  # fmt: skip
+        total=total,
+        attention=attention,
+        transitions=transitions,
+        prior=prior,
+        mass=mass,
+        mode=mode,
+        memory_rows=len(user),
+        relative_error=error,
+        rows_scanned=scanned,
+        partial=whole,
+        similarity=similarity,
+    )
 
 
 def similarity_scores(snapshot: Snapshot, user: UserMemory, targets: Tensor) -> Tensor | None:
@@ -166,8 +174,6 @@ def target_counts(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, agai
     Zero without transitions.
 
     Args:
-        snapshot: the model and the catalogue.
-        user: from `build_memory` with the same snapshot.
         targets: item rows, int64 [T].
         again: whether earlier events on the target itself count.
     """

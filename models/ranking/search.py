@@ -33,15 +33,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.attention.attend import attend
-from models.attention.softmax_mass import mass_from_sample
+from models.attention.partial_softmax import mass_from_sample
 from models.catalogue.snapshot import Snapshot
-from models.data.row_sets import RowIndices
-from models.ranking.matching.field_matches import FieldMatches
-from models.ranking.matching.keyword_matches import keyword_scores, with_keywords
-from models.ranking.matching.search_results import SearchResults
+from models.data.vocabulary import RowIndices
+from models.ranking.lineup import SteeredRows, line_up_scored
+from models.ranking.matches import FieldMatches, SearchResults, keyword_scores, with_keywords
 from models.ranking.scoring import Scores
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
-from models.ranking.steering.ranked_lineup import SteeredRows, line_up_scored
+from models.ranking.steering import NO_STEERING, ItemSteering
 
 RECENCY = 0.5  # R, in logits: a match of 1.65 times the weight is better whatever its age
 MATCH_SHARE = 1e-3  # of the best item's weight, from which an item without these words matches
@@ -212,19 +210,19 @@ def _results(
         if part > 0:
             matched[item][names[code]] += part
     return SearchResults(
-        rows,
-        gathered[order],
-        np.log(gathered[order]) + total,
-        tuple(dict(sorted(each.items(), key=lambda pair: -pair[1])) for each in matched),
-        matches.mode,
-        matches.attended,
-        mass,
-        None if personal is None else personal[rows],
+        rows=rows,
+        weights=gathered[order],
+        scores=np.log(gathered[order]) + total,
+        matched=tuple(dict(sorted(each.items(), key=lambda pair: -pair[1])) for each in matched),
+        mode=matches.mode,
+        keys=matches.attended,
+        mass=mass,
+        personal=None if personal is None else personal[rows],
     )
 
 
 def take(found: SearchResults, places: Iterable[int]) -> SearchResults:
-    """Return the results at some places, as far as there are so many."""
+    """Return the results at some places, as far as they exist."""
     at = [place for place in places if place < len(found.rows)]
     if len(at) == len(found.rows):
         return found

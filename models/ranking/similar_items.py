@@ -37,12 +37,11 @@ from torch import Tensor
 from torch.linalg import vector_norm
 from torch.nn.functional import normalize
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
-from models.index.unit_vectors import normalize_rows
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
-from models.ranking.steering.lineup import Moved
-from models.ranking.steering.ranked_lineup import line_up_scored
+from models.index.ann_index import normalize_rows
+from models.ranking.lineup import Moved, line_up_scored
+from models.ranking.steering import NO_STEERING, ItemSteering
 
 Space = Literal["content", "trained"]
 SPACES: tuple[Space, ...] = ("content", "trained")
@@ -114,7 +113,7 @@ class ComparedItems:
         top = torch.from_numpy(places)
         logits = self._logits[:, top]
         weights = torch.softmax(self._logits.flatten(), 0).reshape(self._logits.shape).sum(0)
-        # Of the softmax over the item's own keys, which does not underflow where its weight does.
+        # By the softmax over the item's own keys, which does not underflow where its weight does.
         columns = zip(
             self._cosines[:, top].T.tolist(),
             torch.softmax(logits, 0).T.tolist(),

@@ -17,9 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from models.data.interactions import DISLIKE
-from models.recommender.config import RecommenderConfig
-from models.recommender.log_statistics import MAX_REQUEST_GAP
-from models.recommender.recommender import Recommender
+from models.recommender.recommender import MAX_REQUEST_GAP, Recommender, RecommenderConfig
 
 ItemCounts = NDArray[np.int64]
 

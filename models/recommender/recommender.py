@@ -11,29 +11,277 @@ state and the time since. The rows of the attention are events and profile entri
 
 α is the softmax of ⟨q, k⟩ / √d with per-head position, age and type biases. A row that the encoder
 has not read, as an event older than its window or a profile entry, has the terms of its item alone.
-The transition counts are 2 F_u(c), how often c followed the user's last items in other histories;
-a next-basket model with repeat consumption adds how often the user took c, and the prior of a
-next-basket model includes the recent popularity. S are item similarities, of the distinct items i
-of the user's newest events; only a model whose held-out cases they rank better has them.
+The transition counts are 2 F_u(c), how often c followed the user's last items in other histories; a
+next-basket model with repeat consumption adds how often the user took c, and the prior of a next-
+basket model includes the recent popularity. S are item similarities, of the distinct items i of the
+user's newest events; only a model whose held-out cases they rank better has them.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from models.attention.multihead import HeadProjections, split_heads
-from models.encoder.event_types import EventEmbedding, EventTypeBias
+from models.attention.kv_memory import HeadProjections, split_heads
+from models.data.interactions import Interactions
+from models.encoder.event_bias import POSITION_BUCKETS, EventEmbedding, EventTypeBias, RecencyBias
 from models.encoder.history_encoder import HistoryEncoder
-from models.encoder.recency_bias import RecencyBias
-from models.recommender.config import RecommenderConfig
-from models.recommender.item_similarity import ItemSimilarity
-from models.recommender.log_statistics import LogStatistics
+from models.recommender.co_occurrence import (
+    BASKET_WINDOW,
+    SEQUENCE_WINDOW,
+    SIMILARITY_DEPTH,
+    SMALL_LOG_WINDOW,
+    CooccurrenceWindow,
+    ItemSimilarity,
+    TransitionCounts,
+    ease_similarity,
+)
 from models.recommender.recent_popularity import HALF_LIVES
-from models.recommender.state_projections import StateProjections, initialise_readout
 from models.recommender.target_attention import ItemTables
+
+_MINIMUM = {
+    "n_items": 0, "content_dim": 1, "dim": 1, "heads": 1, "blocks": 0, "transitions_per_item": 0,
+    "attention_heads": 1, "window": 1, "n_event_types": 1, "dislike_type": -1, "dislike_heads": 0,
+    "similar_items": 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RecommenderConfig:
+    """Dimensions and options of a recommender.
+
+    Raises ValueError, naming the field, for an impossible configuration.
+    """
+
+    n_items: int  # rows of the id embedding
+    content_dim: int = 256  # dimension of the text embeddings
+    dim: int = 128
+    heads: int = 4  # of the encoder; those of the target attention are of the same size
+    attention_heads: int = 4  # of the target attention
+    blocks: int = 3  # of the history encoder; 0: neither states nor a transition part
+    transitions_per_item: int = 512  # largest counts kept of each item; 0 disables the part
+    similar_items: int = 0  # largest similarity weights kept of each item; 0: no such part
+    window: int = 240  # recent events that the encoder reads, three quarters of them at least
+    dropout: float = 0.3
+    tied_values: bool = False  # W_V = W_K
+    n_event_types: int = 1
+    dislike_type: int = -1  # the event type of dislikes; -1 = none
+    dislike_heads: int = 0  # the last heads of the target attention, which see dislikes alone
+    small_log: bool = False  # transitions are of more of the newest events
+    next_basket: bool = False  # predicts the next basket; events of one time have no order
+    repeat_consumption: bool = False  # users take items again, so seen items stay candidates
+
+    def __post_init__(self) -> None:
+        for name, minimum in _MINIMUM.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < minimum:
+                raise ValueError(
+                    f"{name} must be a whole number of at least {minimum}, not {value!r}"
+                )
+        if self.dim % self.heads:
+            raise ValueError(f"heads must divide dim, {self.dim}, which {self.heads} does not")
+        if not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), not {self.dropout!r}")
+        for name in ("tied_values", "small_log", "next_basket", "repeat_consumption"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        types, dislike = self.n_event_types, self.dislike_type
+        if dislike >= types or (dislike >= 0 and types < 2):
+            raise ValueError(f"dislike_type must be one of several types, not {dislike}")
+        if self.dislike_heads and (dislike < 0 or self.dislike_heads >= self.attention_heads):
+            raise ValueError("dislike_heads must leave other heads, and needs a dislike_type")
+
+    def with_event_types(
+        self, types: int, *, dislike_type: int, has_dislikes: bool
+    ) -> RecommenderConfig:
+        """Return this configuration for a log with these event types.
+
+        Args:
+            types: number of event types.
+            dislike_type: the event type of dislikes, or -1.
+            has_dislikes: whether the log has any; one head is then theirs if another is left.
+        """
+        heads = 1 if has_dislikes and self.attention_heads > 1 else 0
+        return replace(self, n_event_types=types, dislike_type=dislike_type, dislike_heads=heads)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return asdict(self)
+
+
+MAX_REQUEST_GAP = 2**60  # microseconds: clamps no request
+
+
+class LogStatistics(nn.Module):
+    """Buffers that are counted from the log instead of trained; empty until `load`."""
+
+    transition_items: Tensor
+    transition_sums: Tensor
+    max_request_gap: Tensor  # microseconds, see `clamp_request_time`
+    recent_popularity: Tensor | None  # [half-lives, N + 1]; None unless for the next basket
+    similar_items: Tensor | None  # None without a similarity part
+    similarity_weights: Tensor | None
+
+    def __init__(self, config: RecommenderConfig) -> None:
+        super().__init__()
+        self._config, items = config, config.n_items
+        # Views of one number: of a large catalogue they would be hundreds of megabytes, which
+        # are replaced at once where a model is read.
+        none, shape = torch.tensor(items, dtype=torch.int32), (items, config.transitions_per_item)
+        self.register_buffer("transition_items", none.expand(shape))
+        self.register_buffer("transition_sums", torch.zeros(()).expand(shape))
+        self.register_buffer("max_request_gap", torch.tensor(MAX_REQUEST_GAP))
+        popularity = torch.zeros(len(HALF_LIVES), items + 1) if config.next_basket else None
+        self.register_buffer("recent_popularity", popularity)
+        self.register_buffer("similar_items", None)
+        self.register_buffer("similarity_weights", None)
+        if kept := config.similar_items:
+            weights = torch.zeros(()).expand(items, kept)
+            self.similarity = ItemSimilarity(none.expand(items, kept), weights)
+
+    @property
+    def transition_counts(self) -> TransitionCounts:
+        """The largest transition counts of each item, by rows of the id embedding."""
+        return TransitionCounts(
+            self.transition_items, self.transition_sums, self.cooccurrence_window
+        )
+
+    @property
+    def cooccurrence_window(self) -> CooccurrenceWindow:
+        """The weights of a user's recent events in the transition counts."""
+        if self._config.next_basket:
+            return BASKET_WINDOW
+        return SMALL_LOG_WINDOW if self._config.small_log else SEQUENCE_WINDOW
+
+    @property
+    def similarity(self) -> ItemSimilarity | None:
+        """The largest similarity weights of each item, by rows of the id embedding, if any."""
+        if self.similar_items is None or self.similarity_weights is None:
+            return None
+        return ItemSimilarity(self.similar_items, self.similarity_weights)
+
+    @similarity.setter
+    def similarity(self, similarity: ItemSimilarity | None) -> None:
+        self.similar_items, self.similarity_weights = similarity or (None, None)
+
+    @property
+    def recent_events(self) -> int:
+        """Number of newest events that any of the statistics is applied to."""
+        depth = self.cooccurrence_window.depth
+        return depth if self.similar_items is None else max(depth, SIMILARITY_DEPTH)
+
+    def load(
+        self,
+        transition_counts: TransitionCounts,
+        max_request_gap: int,
+        recent_popularity: Tensor | None = None,
+    ) -> None:
+        """Replace the statistics.
+
+        Args:
+            transition_counts: counted with the model's own `cooccurrence_window`.
+            max_request_gap: microseconds, see `clamp_request_time`.
+            recent_popularity: of a next-basket model, [half-lives, N + 1] as in
+                `models.recommender.recent_popularity`.
+
+        Raises:
+            ValueError: for a statistic of another shape.
+        """
+        shape = (self._config.n_items, self._config.transitions_per_item)
+        items, counts, _ = transition_counts
+        if items.shape != shape or counts.shape != shape:
+            raise ValueError(f"transition counts must be {shape}, not {tuple(items.shape)}")
+        if recent_popularity is not None:
+            own = self.recent_popularity
+            if own is None or recent_popularity.shape != own.shape:
+                wanted = None if own is None else tuple(own.shape)
+                raise ValueError(
+                    f"recent popularity must be {wanted}, not {tuple(recent_popularity.shape)}"
+                )
+            self.recent_popularity = recent_popularity
+        self.transition_items, self.transition_sums = items, counts
+        self.max_request_gap = torch.tensor(max_request_gap)
+
+    def clamp_request_time(self, request_time: Tensor, newest: Tensor) -> Tensor:
+        """Clamp a request time to at most `max_request_gap` after the newest event.
+
+        Longer gaps hardly occur in training, so their embeddings are not learned. All int64
+        microseconds.
+        """
+        return torch.minimum(request_time, newest + self.max_request_gap)
+
+
+class StateProjections(nn.Module):
+    """Projects the encoder's states into the target attention, beside the items' projections.
+
+    A user state, of the newest event, gives an addend to the query of every target; the state of
+    each event an addend to its key and its value.
+    """
+
+    def __init__(self, dim: int, heads: int, size: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(dim, heads * size)
+        self.key = nn.Linear(dim, heads * size, bias=False)
+        self.value = nn.Linear(dim, heads * size, bias=False)
+        for layer in (self.query, self.key):
+            nn.init.normal_(layer.weight, std=0.5 / dim**0.5)
+        nn.init.zeros_(self.query.bias)
+        nn.init.normal_(self.value.weight, std=0.2 / dim**0.5)
+        with torch.no_grad():
+            self.value.weight += identity_copies(dim, heads * size)
+
+    def queries(self, states: Tensor) -> Tensor:
+        """Project user states [..., dim] to queries [..., H, d]."""
+        return self._split(self.query(states))
+
+    def keys(self, states: Tensor) -> Tensor:
+        """Project states of events [..., dim] to keys [..., H, d]."""
+        return self._split(self.key(states))
+
+    def values(self, states: Tensor) -> Tensor:
+        """Project states of events [..., dim] to values [..., H, d]."""
+        return self._split(self.value(states))
+
+    def query_moment(self) -> Tensor:
+        """Return an estimate of the mean of q qᵀ over user queries q, [H, d, d].
+
+        User states are layer-normed, so that about the identity is the mean of m mᵀ.
+        """
+        dim = self.query.weight.shape[1]
+        weight = self.query.weight.view(self.heads, -1, dim)
+        bias = self.query.bias.view(self.heads, -1)
+        return weight @ weight.mT + bias[:, :, None] * bias[:, None]
+
+    def _split(self, projected: Tensor) -> Tensor:
+        size = projected.shape[-1] // self.heads
+        return projected.reshape(*projected.shape[:-1], self.heads, size)
+
+
+def initialise_readout(attention: HeadProjections, states: StateProjections | None) -> None:
+    """Let a target attention start with the mean of the newest states, whatever the target.
+
+    Without an encoder, and so without states, it adds nothing before it is trained.
+    """
+    if states is None:
+        nn.init.zeros_(attention.w_o.weight)
+        return
+    for projection in (attention.w_q, attention.w_k, attention.w_v):
+        if projection is not None:
+            nn.init.zeros_(projection.weight)
+    dim, width = attention.w_o.weight.shape
+    with torch.no_grad():
+        attention.w_o.weight.copy_(identity_copies(dim, width).T / (width / dim))
+
+
+def identity_copies(dim: int, width: int) -> Tensor:
+    """Return as many identities of `dim` below one another as fill `width` rows, [width, dim]."""
+    return torch.eye(dim).repeat(-(-width // dim), 1)[:width]
+
 
 _POPULARITY_WEIGHT = 0.2  # initial weight of each recent popularity
 
@@ -133,7 +381,7 @@ class Recommender(nn.Module):
     def event_inputs(self, vectors: Tensor, types: Tensor, log_weights: Tensor) -> Tensor:
         """Compute the encoder's inputs [..., dim] from item vectors, event types and weights.
 
-        `types` int64 [...] are rows of the model's types or `models.encoder.event_types.UNKNOWN`.
+        `types` int64 [...] are rows of the model's types or `models.encoder.event_bias.UNKNOWN`.
         """
         if self.event_embedding is None:
             return vectors
@@ -149,7 +397,7 @@ class Recommender(nn.Module):
             distance: events between a row and the newest, broadcastable against `age`.
             age: microseconds [...].
             log_weights: broadcastable against `age`.
-            types: int64, likewise, as in `event_inputs`.
+            types: int64, as in `event_inputs`.
         """
         bias: Tensor = self.recency(distance, age) + log_weights
         if self.type_bias is None:
@@ -229,3 +477,68 @@ class Recommender(nn.Module):
         """
         scale: Tensor = self.transition_scale(user_state)[..., None]
         return (scale * torch.log1p(counts)).sum(-2)
+
+
+def content_only_model(dimension: int) -> Recommender:
+    """Build the untrained model: one head whose projections are the identity on content.
+
+    Layer-normed unit vectors have length √d, so a score is √d·cos(c, j): sharp enough that the most
+    similar events count most. Its values point back at content, so that the attention part is the
+    mean cosine of a target with the attended events.
+
+    Args:
+        dimension: of the text embeddings.
+    """
+    config = RecommenderConfig(
+        n_items=0, content_dim=dimension, dim=dimension, heads=1, blocks=0, transitions_per_item=0,
+        attention_heads=1, tied_values=True,
+    )  # fmt: skip
+    model = Recommender(config)
+    attention, eye = model.cross_attention, torch.eye(dimension)
+    with torch.no_grad():
+        model.id_embedding.weight.zero_()
+        model.content_projection.weight.copy_(eye)
+        for projection in (attention.w_q, attention.w_k, attention.w_v):
+            if projection is not None:
+                projection.weight.copy_(eye)
+        attention.w_o.weight.copy_(eye / dimension**0.5)
+        model.recency.position.copy_(-torch.linspace(0, 1, POSITION_BUCKETS))
+    return model.eval()
+
+
+EASE_NAME, TRANSITIONS, BOUGHT_BEFORE = "EASE", "transition counts", "bought before"
+_TIES = 1e-6  # of popularity, which orders what a baseline scores alike
+
+
+def baseline_model(model: Recommender, name: str, log: Interactions) -> Recommender | None:
+    """Return a copy of a model that scores as a baseline does, by parts that the model has.
+
+    The attention adds nothing, and the prior no more than an order among equals. Similarities are
+    the largest of each item, and transitions those of the model's own window.
+
+    Args:
+        model: in eval mode.
+        name: `EASE_NAME`, `TRANSITIONS` or `BOUGHT_BEFORE`.
+        log: the model's training events; collective over its shards.
+
+    Returns:
+        Recommender: None for another baseline, or one that the model has no part for.
+    """
+    parts = {TRANSITIONS: 0, BOUGHT_BEFORE: 1}
+    own = model.transition_scale.out_features if model.has_transitions else 0
+    if name != EASE_NAME and parts.get(name, own) >= own:
+        return None
+    served = copy.deepcopy(model)
+    popularity = torch.from_numpy(log.liked().total_item_counts() + 1).float().log()
+    with torch.no_grad():
+        served.cross_attention.w_o.weight.zero_()
+        served.transition_scale.weight.zero_()
+        served.transition_scale.bias.zero_()
+        served.prior.copy_(_TIES * popularity)
+        served.new_prior.zero_()
+        if served.recent_popularity_weight is not None:
+            served.recent_popularity_weight.zero_()
+        if name in parts:
+            served.transition_scale.bias[parts[name]] = 1.0
+    served.set_similarity(ease_similarity(log) if name == EASE_NAME else None)
+    return served

@@ -16,10 +16,8 @@ import orjson
 import tantivy
 from numpy.typing import NDArray
 
-from models.text.folding import fold
-from models.text.index_terms import IndexTerms, analyser
-from models.text.keywords import KeywordHits, KeywordIndex, keyword_terms
 from models.text.query_parser import ParsedQuery, QueryParser
+from models.text.terms import IndexTerms, KeywordHits, KeywordIndex, analyser, fold, keyword_terms
 
 TITLE_WEIGHT = 3  # times that a title's words count: chosen on judgments
 MAX_QUERY_TERMS = 64  # the rarest words of a query, which are searched for
@@ -260,7 +258,7 @@ class BM25Index:
         return Hits(np.array(rows, dtype=np.int64), np.array(scores, dtype=np.float32))
 
     def _query(self, parsed: ParsedQuery) -> tantivy.Query | None:
-        """Build one query of all words, None where there are none; a repeated word counts twice."""
+        """Build one query of all words, or None without words; a repeated word counts twice."""
         clauses = [(_must, self._terms.phrase_query(phrase)) for phrase in parsed.phrases]
         counted = Counter(
             tuple(dict.fromkeys(stem for word in words for stem in self._terms.stems(word)))

@@ -1,18 +1,174 @@
-"""Parse what is typed into a search box: phrases, keywords, prefixes, compounds, misspellings."""
+"""Parse what is typed into a search box: phrases, keywords, prefixes, compounds, misspellings.
+
+Compounds are split and joined by the words of the catalogue: "cake stand" and "cakestand". A number
+and its unit are one too, whatever their lengths: "32 GB" and "32GB", "B 12" and "B12".
+"""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from models.compute.checkpoint import checkpoint
-from models.text.compounds import Compound, is_measure, joined_words, split_word, unit_parts
-from models.text.index_terms import STOP_WORDS, IndexTerms, Token
-from models.text.keywords import KeywordIndex, KeywordQuery, normalize_keyword
-from models.text.spelling import has_digit, match_case, near_words
+from models.text.terms import (
+    STOP_WORDS,
+    IndexTerms,
+    KeywordIndex,
+    KeywordQuery,
+    Token,
+    normalize_keyword,
+)
+
+_MIN_CORRECTED = 3  # letters: shorter words have no correction
+
+
+def near_words(terms: IndexTerms, word: str) -> list[str]:
+    """Return the words of titles at a distance of one edit, the likeliest first.
+
+    These begin as the word does, for few mistake the first letter, have its letters at other
+    places, and are the most frequent. A word with a digit has none: another number is another
+    thing.
+    """
+    if len(word) < _MIN_CORRECTED or has_digit(word):
+        return []
+    # Looking up some hundred edits takes less than comparing the word with every word.
+    edits = single_edits(word, terms.letters | {*word})
+    near = {other: count for other in edits if (count := terms.title_frequency(other))}
+
+    def order(other: str) -> tuple[int, bool, int, str]:
+        starts = (word[0], word[1], "")
+        kind = next(at for at, start in enumerate(starts) if other.startswith(start))
+        return kind, sorted(other) != sorted(word), -near[other], other
+
+    return sorted(near, key=order)
+
+
+def single_edits(word: str, letters: Iterable[str]) -> set[str]:
+    """Return all strings at an optimal string alignment distance of 1.
+
+    One letter deleted, replaced or inserted, or two neighbours transposed:
+    https://norvig.com/spell-correct.html
+    """
+    letters = tuple(letters)
+    parts = [(word[:at], word[at:]) for at in range(len(word) + 1)]
+    edited = {left + right[1:] for left, right in parts if right}
+    edited |= {left + right[1::-1] + right[2:] for left, right in parts if len(right) > 1}
+    edited |= {left + letter + right[1:] for left, right in parts if right for letter in letters}
+    edited |= {left + letter + right for left, right in parts for letter in letters}
+    return edited - {word, ""}
+
+
+def match_case(word: str, like: str) -> str:
+    """Write a word in the letter case of another, since an encoder may depend on it."""
+    if like.isupper():
+        return word.upper()
+    return word.capitalize() if like[:1].isupper() else word
+
+
+def has_digit(text: str) -> bool:
+    """Report whether a text has a digit."""
+    return any(letter.isdigit() for letter in text)
+
+
+_MIN_PART = 3  # letters of the longer part of a compound; of a word that some item has, of both
+
+_MAX_UNIT = 4  # letters of a unit that is written apart from its number
+_NUMBER = re.compile(r"\d+|[^\W\d_]+")
+
+
+class Compound(NamedTuple):
+    """Another spelling of words of a query, which some item has.
+
+    Attributes:
+        text: one word, or two that stand side by side.
+        weight: factor of its BM25 score.
+    """
+
+    text: str
+    weight: float
+
+
+def split_word(terms: IndexTerms, word: str) -> Compound | None:
+    """Return the two words that a word is made of, where an item has them side by side.
+
+    Of several ways to split it, the one whose rarer part is the most frequent. Where some item has
+    the word itself, the two weigh what the one does.
+    """
+    is_known = terms.word_frequency(word) > 0
+    best, most = None, 0
+    if is_measure(word):
+        best = unit_parts(word)
+        if not terms.phrase_frequency(" ".join(best)):
+            return None
+        return Compound(" ".join(best), _weight(terms, word, best, is_known=is_known))
+    for at in range(1, len(word)):
+        pair = word[:at], word[at:]
+        count = min(map(terms.word_frequency, pair))
+        if count > most and _is_compound(terms, pair, is_known=is_known):
+            best, most = pair, count
+    if best is None:
+        return None
+    return Compound(" ".join(best), _weight(terms, word, best, is_known=is_known))
+
+
+def unit_parts(word: str) -> tuple[str, ...]:
+    """Return the numbers and the letters of a word in their order: 32, gb of 32gb."""
+    return tuple(_NUMBER.findall(word))
+
+
+def is_measure(word: str) -> bool:
+    """Report whether a word is a number with a unit, or a letter with a number: 32gb, b12."""
+    parts = unit_parts(word)
+    return len(parts) == 2 and parts[0].isdigit() != parts[1].isdigit()
+
+
+def _weight(terms: IndexTerms, word: str, parts: Sequence[str], *, is_known: bool) -> float:
+    return terms.rarity(word) / sum(map(terms.rarity, parts)) if is_known else 1.0
+
+
+def _is_compound(terms: IndexTerms, pair: tuple[str, str], *, is_known: bool) -> bool:
+    """Report whether two words that an item has side by side may be meant by one.
+
+    Of a word that some item has, both parts are words apart from each other, and tell something:
+    many a text breaks a word by mistake. Two short parts are none if either is a common word, for
+    chance would make too many words of these.
+    """
+    common = any(map(terms.is_common, pair))
+    if max(map(len, pair)) < _MIN_PART or (common and max(map(len, pair)) <= _MIN_PART):
+        return False
+    if is_known and (common or min(map(len, pair)) < _MIN_PART):
+        return False
+    together = terms.phrase_frequency(" ".join(pair))
+    apart = [terms.word_frequency(part) > together for part in pair]
+    return together > 0 and (not is_known or apart[0] == apart[1])
+
+
+def joined_words(terms: IndexTerms, words: Sequence[str], total: int) -> list[Compound]:
+    """Return the neighbours among words that an item writes as one word.
+
+    In a query of these two words, the one word weighs twice what they do together, however frequent
+    it is: encoders tell a compound from its parts. It weighs the less the longer the query is, of
+    `total` words, for then the other words tell what is meant. A number and its unit weigh what
+    they do together in any query, and as much again where they stand side by side.
+    """
+    found = []
+    for left, right in pairwise(words):
+        whole, share = left + right, 2 / total
+        factor = share + share**2
+        unit = right if left[-1].isdigit() else left
+        if is_measure(whole.split()[-1]) and len(unit) <= _MAX_UNIT and unit not in STOP_WORDS:
+            factor = max(factor, 1.0)
+            beside = [f"{left} {right}", *([whole] if " " in whole else [])]
+            found += [Compound(way, 1.0) for way in beside if terms.phrase_frequency(way)]
+        if " " not in whole and terms.word_frequency(whole):
+            apart = terms.rarity(left) + terms.rarity(right)
+            found.append(Compound(whole, factor * apart / terms.rarity(whole)))
+    return found
+
 
 MAX_STARRED = 64  # words that a prefix with a star stands for, the most frequent
 _MAX_COMPLETIONS = 3  # words that an unfinished word may stand for, the most frequent
@@ -155,16 +311,18 @@ class QueryParser:
         is_changed = bool(corrections) or any(part.is_lost for part in parts)
         quoted = [part.plain for part in parts if "quoted" in part.modes]
         return ParsedQuery(
-            " ".join(text.split()) if is_changed else text,
-            tuple(word.alternatives for word in words if word.role == "term"),
-            tuple(filter(self._terms.stems, quoted)),
-            corrections,
-            tuple(dict.fromkeys(compounds)),
-            tuple(span.keyword for span in spans),
-            " ".join((offered + query[copied:]).split()) if any(w.offered for w in words) else None,
-            known / sum(rarities) if rarities else 0.0,
-            tuple(part.tokens[-1].text for part in parts if "starred" in part.modes),
-            tuple(word.alternatives for word in words if word.role == "aside"),
+            text=" ".join(text.split()) if is_changed else text,
+            terms=tuple(word.alternatives for word in words if word.role == "term"),
+            phrases=tuple(filter(self._terms.stems, quoted)),
+            corrections=corrections,
+            compounds=tuple(dict.fromkeys(compounds)),
+            keywords=tuple(span.keyword for span in spans),
+            did_you_mean=" ".join((offered + query[copied:]).split())
+            if any(w.offered for w in words)
+            else None,
+            coverage=known / sum(rarities) if rarities else 0.0,
+            prefixes=tuple(part.tokens[-1].text for part in parts if "starred" in part.modes),
+            asides=tuple(word.alternatives for word in words if word.role == "aside"),
         )
 
     def _part(

@@ -15,19 +15,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
+from models.compute.device import SINGLE_PROCESS, DataParallelGroup
 from models.data.interactions import Interactions
-from models.evaluation.full_ranking import Ranker, ranks_by_weight
-from models.evaluation.metrics import ndcg_gains, standard_error
+from models.evaluation.full_ranking import Ranker, ndcg_gains, ranks_by_weight, standard_error
 from models.evaluation.model_ranker import ModelRanker, SimilarityRanker, TransitionRanker
 from models.evaluation.splits import Holdout
-from models.recommender.item_similarity import MAX_EASE_ITEMS, ItemSimilarity, ease_similarity
+from models.recommender.co_occurrence import MAX_EASE_ITEMS, ItemSimilarity, ease_similarity
 from models.recommender.recommender import Recommender
 
 TRANSITION_OFFSETS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # of λ of what followed
 # Of λ of what the user took before: at the last, that comes before everything else.
 REPEAT_OFFSETS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-# Of item similarities, of which those of a user sum to about .5 for the most similar item.
+# For item similarities: those of a user sum to about .5 for the most similar item.
 SIMILARITIES = (0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 _CUT_OFF = 10  # of the NDCG that chooses
 
@@ -181,7 +180,7 @@ class _Gains:
     ) -> NDArray[np.float64]:
         """Return values [W, M] whose mean is the NDCG of all cases plus that of new items.
 
-        Where users take items again, a service is asked for both: for what comes next, and with
+        If users take items again, a service is asked for both: for what comes next, and with
         seen items excluded for what is new. Otherwise all items are new.
         """
         every = self._gains(parts, weights, self._cases, exclude_seen=not self._repeats)

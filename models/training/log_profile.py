@@ -12,10 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.interactions import Interactions
-from models.data.log_shards import LogShards
-from models.data.order_statistics import median
-from models.data.row_sets import is_first_occurrence, user_item_keys
+from models.data.interactions import Interactions, LogShards, median
+from models.data.vocabulary import is_first_occurrence, user_item_keys
 from models.evaluation.splits import Holdout, leave_last_basket_out, leave_one_out
 
 _MAX_TARGET_WEIGHT = 10.0  # times the median weight
@@ -152,6 +150,6 @@ def tied_share(log: Interactions) -> float:
 
 
 def _mean(flags: NDArray[np.bool_], shards: LogShards) -> float | None:
-    """Return the share of flags [n] that are set in all shards; None if there are none."""
+    """Return the share of flags [n] that are set in all shards; None without flags."""
     total = shards.total(len(flags))
     return shards.total(int(np.count_nonzero(flags))) / total if total else None

@@ -1,9 +1,15 @@
-"""The training losses: exact without the target in the query, sampled with it."""
+"""The training losses: exact without the target in the query, sampled with it.
+
+The exact cross-entropy over many classes computes its gradient in the forward pass, chunk by chunk.
+Its items are all of a small catalogue, and a sample of a large one.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -11,25 +17,202 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from models.attention.multihead import merge_heads
+from models.attention.kv_memory import merge_heads
 from models.compute.device import autocast, product_dtype
 from models.data.interactions import Interactions
 from models.encoder.causal_attention import causal_attention, causal_buckets
-from models.encoder.event_types import is_liked
+from models.encoder.event_bias import is_liked
 from models.encoder.history_encoder import NO_REQUEST_TIME
 from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import target_attention_prefixes
-from models.training.chunked_cross_entropy import MASKED_LOGIT, Chunk, chunked_cross_entropy
-from models.training.held_out_transitions import HeldOutTransitions, log_repeat_counts
-from models.training.negatives import (
-    SoftmaxItems,
-    sample_columns,
-    seen_columns,
-    softmax_items,
+from models.training.presets import TrainConfig
+from models.training.window_batch import (
+    HeldOutTransitions,
+    WindowBatch,
+    WindowBatches,
+    draw_stateless_rows,
+    log_repeat_counts,
 )
-from models.training.train_config import TrainConfig
-from models.training.window_batch import WindowBatch, WindowBatches, draw_stateless_rows
+
+MASKED_LOGIT = -1e9  # probability 0 after softmax, yet finite, so that gradients stay finite
+
+
+class Chunk(NamedTuple):
+    """Rows [first, last) of the loss, few enough for their logits to stay in the cache."""
+
+    first: int
+    last: int
+    hidden: Tensor  # int64 [any], flat indices into the chunk's [rows, classes] to mask
+    counts: Callable[[], Sequence[Tensor]] | None  # S of [rows, classes], multiplied by `scale`
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Σ_t w_t (log Σ_c e^z_tc − z_t,target) / Σ w with z = h Eᵀ + b + Σ_s λ_s·C_s."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        scale: Tensor,
+        classes: Tensor,
+        bias: Tensor,
+        targets: Tensor,
+        target_weights: Tensor,
+        chunks: Iterable[Chunk],
+        dtype: torch.dtype,
+    ) -> Tensor:
+        narrow, low = classes.to(dtype), states.to(dtype)
+        to_states = torch.empty_like(states)
+        to_scale = torch.zeros_like(scale)
+        to_classes, to_bias = torch.zeros_like(classes), torch.zeros_like(bias)
+        total = states.new_zeros(())
+        for first, last, hidden, counts in chunks:
+            rows = slice(first, last)
+            target, weight = targets[rows, None], target_weights[rows, None]
+            logits = torch.mm(low[rows], narrow.T).float().add_(bias)
+            chunk_counts = counts() if counts is not None else ()
+            for number, each in enumerate(chunk_counts):
+                logits.addcmul_(each, scale[rows, number, None])
+            own = logits.gather(1, target)
+            logits.view(-1)[hidden] = MASKED_LOGIT
+            logits.scatter_(1, target, own)  # a target is never masked
+            peak = logits.amax(1, keepdim=True)
+            shares = logits.sub_(peak).exp_()
+            partition = shares.sum(1, keepdim=True)
+            total += ((partition.log() + peak - own) * weight).sum()
+            shares.mul_(weight / partition).scatter_add_(1, target, -weight)
+            for number, each in enumerate(chunk_counts):
+                to_scale[rows, number] = torch.linalg.vecdot(shares, each)
+            to_bias += shares.sum(0)
+            shares = shares.to(dtype)
+            to_states[rows] = torch.mm(shares, narrow)
+            to_classes += torch.mm(shares.T, low[rows])
+        weights = target_weights.sum().clamp(min=1e-30)
+        gradients = (to_states, to_scale, to_classes, to_bias)
+        ctx.save_for_backward(*(gradient / weights for gradient in gradients))
+        return total / weights
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        parts = (part * gradient for part in ctx.saved_tensors)
+        return (*parts, None, None, None, None)
+
+
+def chunked_cross_entropy(
+    states: Tensor,
+    scale: Tensor,
+    classes: Tensor,
+    bias: Tensor,
+    *,
+    targets: Tensor,
+    target_weights: Tensor,
+    chunks: Iterable[Chunk],
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Compute the mean cross-entropy under softmax(h Eᵀ + b + Σ_s λ_s C_s) without keeping logits.
+
+    Args:
+        states: h, float32 [T, d].
+        scale: λ, float32 [T, S].
+        classes: E, float32 [C, d].
+        bias: b, float32 [C].
+        targets: int64 [T].
+        target_weights: float32 [T], each row's weight in the mean.
+        chunks: cover the rows.
+        dtype: of the matrix products; sums stay in float32.
+    """
+    loss = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        states, scale, classes, bias, targets, target_weights, chunks, dtype
+    )
+    return cast(Tensor, loss)
+
+
+class SoftmaxItems(NamedTuple):
+    """The items in the softmax's denominator, one per column."""
+
+    rows: Tensor  # int64 [C] item rows
+    column: Tensor | None  # int64 [N + 1] column of each item, C if it has none; None = the rows
+    correction: Tensor  # [C] log of how many items each stands for
+
+    def columns(self, items: Tensor) -> Tensor:
+        """Return the column of each item, C if it has none."""
+        return items if self.column is None else self.column[items]
+
+
+def softmax_items(items: int, targets: Tensor, full: int, negatives: int) -> SoftmaxItems:
+    """Select all items of a catalogue up to `full`, else the targets and sampled negatives.
+
+    Args:
+        items: size of the catalogue.
+        targets: int64 [any] item rows.
+        full: largest catalogue that is taken whole.
+        negatives: number of items to sample otherwise, at most.
+    """
+    if items <= full:
+        return SoftmaxItems(torch.arange(items), None, torch.zeros(items))
+    # Two strata: all of the batch's targets, and a uniform sample of the rest weighted by its
+    # sampling rate. The estimate of the partition function is unbiased.
+    targets = torch.unique(targets)
+    others = np.ones(items, dtype=np.bool_)
+    others[targets.cpu().numpy()] = False
+    rest = np.flatnonzero(others)
+    generator = np.random.default_rng(int(torch.randint(2**62, ())))
+    drawn = generator.choice(rest, min(negatives, len(rest)), replace=False)
+    rows = torch.cat([targets, torch.from_numpy(drawn).to(targets.device)])
+    column = torch.full((items + 1,), len(rows), dtype=torch.int64)
+    column[rows] = torch.arange(len(rows))
+    correction = torch.zeros(len(rows))
+    correction[len(targets) :] = math.log(len(rest) / len(drawn)) if len(drawn) else 0.0
+    return SoftmaxItems(rows, column, correction)
+
+
+def sample_columns(logits: Tensor, own: Tensor, valid: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Sample columns for each window in proportion to their probability, all its targets included.
+
+    Each column is drawn independently with a chance near its mean probability in the window, and
+    weighted by the inverse: the estimate of the partition function is unbiased (Horvitz and
+    Thompson 1952), and of low variance since likely items are nearly always drawn.
+
+    Args:
+        logits: [B, L, C].
+        own: int64 [B, L], the targets' columns; C may stand where it is not valid.
+        valid: bool [B, L].
+        count: expected number of other columns per window, about.
+
+    Returns:
+        tuple: columns int64 [B, P] and the logarithm of their weights [B, P], `MASKED_LOGIT` in
+        the padding.
+    """
+    size = logits.shape[2]
+    share = torch.softmax(logits, -1).mul_(valid[:, :, None]).sum(1)
+    share /= valid.sum(1)[:, None].clamp(min=1)
+    chance = (count * (0.9 * share + 0.1 / size)).clamp(max=1)
+    # Any column may be certain beside the targets: its weight is then 1.
+    certain = torch.where(valid, own, own[:, :1]).clamp(max=size - 1)
+    chance.scatter_(1, certain, 1.0)
+    taken = torch.rand(chance.shape) < chance
+    width = int(taken.sum(1).max())
+    order = torch.argsort(taken.int(), dim=1, descending=True, stable=True)[:, :width]
+    weight = -torch.log(chance.gather(1, order))
+    return order, weight.masked_fill(~taken.gather(1, order), MASKED_LOGIT)
+
+
+def seen_columns(batch: WindowBatch, items: SoftmaxItems, own: Tensor) -> Tensor:
+    """Mark the columns that a user has seen by each position, bool [B, L, C], targets aside.
+
+    Args:
+        batch: B windows of L inputs.
+        items: C items of the softmax.
+        own: int64 [B, L], the targets' columns.
+    """
+    width, (count, length) = len(items.rows), batch.inputs.shape
+    first = torch.full((count, width + 1), length)  # the position that first saw a column
+    position = torch.arange(length).expand(count, -1)
+    first.scatter_reduce_(1, items.columns(batch.inputs), position, "amin")
+    seen = first[:, None] <= batch.newest_inputs()[..., None]  # (B, L, C + 1)
+    return seen.scatter_(2, own[:, :, None], False)[:, :, :width]
+
 
 CHUNK_LOGITS = 640_000  # logits at once, few enough to stay in the cache
 ATTENTION_SAMPLE = 256  # items drawn for each window beside its targets
@@ -46,7 +229,7 @@ class TrainingStep(NamedTuple):
 
 
 class AttendedRows(NamedTuple):
-    """What the prefixes of B windows of L events attend to, and by what."""
+    """Keys, values and queries of the prefixes of B windows of L events."""
 
     keys: Tensor  # [B, H, L, d]
     values: Tensor  # [B, H, L, d]
@@ -55,7 +238,7 @@ class AttendedRows(NamedTuple):
 
 
 class TrainingLosses:
-    """Losses of batches of windows over one log, each a `models.training.stage.LossFunction`.
+    """Losses of batches of windows over one log, each a `models.training.fit.LossFunction`.
 
     Tensors are made on the model's device; on another device than the CPU, call it under
     `torch.device(...)` as a context.

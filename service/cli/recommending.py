@@ -12,7 +12,7 @@ import typer
 from service.cli.console import DATA, ENCODER, Data, Encoder, out, set_threads
 
 if TYPE_CHECKING:
-    from service.engine.questions.lists.list_shard import ListShard
+    from service.engine.lists import ListShard
 
 
 def recommend_all(
@@ -75,9 +75,9 @@ def recommend_all(
     """
     # Users are ranked in parallel, one thread each; set before torch and FAISS are imported.
     set_threads(1)
-    from service.cli.transfer.row_bars import rate_bars
+    from service.cli.progress_bars import rate_bars
     from service.domain.settings import Settings
-    from service.engine.questions.lists.recommend_all import write_lists
+    from service.engine.lists import write_lists
     from service.questions.asked import RecommendIn
 
     chosen = _shard(shard)
@@ -115,7 +115,7 @@ def recommend_all(
 
 def _shard(text: str) -> ListShard:
     from service.domain.errors import Invalid
-    from service.engine.questions.lists.list_shard import ListShard
+    from service.engine.lists import ListShard
 
     try:
         return ListShard.parse(text)

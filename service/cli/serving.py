@@ -14,13 +14,13 @@ import typer
 from rich.console import Console
 
 from service.cli.console import DATA, Data, describe_error, open_store, out, set_threads
+from service.cli.imports import import_dataset, open_movielens
 from service.cli.training import train
-from service.cli.transfer.imports import import_dataset, open_movielens
 from service.domain.errors import HeedError
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine
-    from service.http.serving.server import OnServing
+    from service.http.server import OnServing
 
 _LOOK = 0.5  # seconds between two looks at a training
 _SAY = 15.0  # seconds between two lines about it
@@ -41,7 +41,7 @@ def demo(
     a restart. Steps already done are skipped.
     """
     from service.domain.settings import Settings
-    from service.snapshots.versions.opening import open_registry
+    from service.snapshots.shared_registry import open_registry
 
     if not prepare:
         set_threads(1)  # as `_serve` does; the training has a process of its own
@@ -158,7 +158,7 @@ def _serve(
     # server enables it once it serves.
     gc.disable()
     from service.domain.settings import Settings
-    from service.http.serving import server
+    from service.http import server
     from service.runtime import logs
 
     gc.freeze()

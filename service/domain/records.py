@@ -360,3 +360,9 @@ def _check_names(values: Sequence[str], pointer: str) -> None:
         raise Invalid(pointer, f"has {len(values):,} entries; at most {MAX_LABELS:,} are allowed")
     for index, value in enumerate(values):
         check_id(value, f"{pointer}/{index}")
+
+
+def check_finite(what: str, numbers: Iterable[float]) -> None:
+    """Raise `ArithmeticError` unless all numbers of an answer are finite: NaN would be null."""
+    if not all(map(math.isfinite, numbers)):
+        raise ArithmeticError(f"{what} came out as NaN or infinity")

@@ -151,13 +151,6 @@ class Settings(BaseSettings):
         "the older events of a long history are attended by FAISS's lists; the default of "
         "`retrieval.max_error`.",
     )
-    audit_fraction: float = Field(
-        0.005,
-        ge=0,
-        le=1,
-        description="Fraction of approximate answers that are computed again exactly in the "
-        "background, for the histogram heed_attention_relative_error of /metrics.",
-    )
 
     max_open_namespaces: int = Field(
         16,

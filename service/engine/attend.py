@@ -10,19 +10,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import attend, logits
-from models.attention.attention_options import AttentionOptions
-from models.attention.multihead import split_heads
+from models.attention.attend import (
+    AttentionOptions,
+    Scorer,
+    additive,
+    attend,
+    cosine,
+    logits,
+    normalize,
+    scaled_dot,
+)
+from models.attention.kv_memory import split_heads
 from models.attention.partial_softmax import KVBlock
-from models.attention.scorers import Scorer, additive, cosine, normalize, scaled_dot
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
 from models.history.user_memory import UserMemory
 from models.index.memory_attention import Memory, as_mask, retrieve
 from service.domain.errors import Invalid
+from service.domain.records import check_finite
 from service.engine.explanation import name_rows
 from service.engine.pipeline import Request
-from service.questions.answers import AttendedOut, check_finite
+from service.questions.answers import AttendedOut
+from service.questions.asked import attention_options
 from service.questions.attend import AttendIn, MemoryIn, ScorerName
 
 Vector = NDArray[np.float32]
@@ -54,7 +63,7 @@ async def attend_memory(request: Request[AttendIn]) -> AttendedOut:
     if memory.user_id is None:
         answer = await request.compute(lambda: attend_catalogue(question, request.snapshot, target))
         return answer | {"degraded": parts.live.degraded}
-    options = question.retrieval.options(parts.settings)
+    options = attention_options(question.retrieval, parts.settings)
     await request.open(memory.user_id, options=options, visible=question.visible)
 
     def attend() -> tuple[AttendedOut, list[int]]:

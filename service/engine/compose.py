@@ -10,7 +10,7 @@ from math import ceil
 
 import torch
 
-from models.text.static_encoder import TextEncoder
+from models.text.encoders import TextEncoder
 from service.domain.settings import Settings, check_embedding_dim
 from service.histories.memory_provider import MemoryProvider
 from service.runtime.data_layout import (
@@ -22,15 +22,14 @@ from service.runtime.data_layout import (
 )
 from service.runtime.durable_files import make_directory
 from service.runtime.work_queue import MOST_ASIDE
-from service.snapshots.catalogue.catalogue_cache import CatalogueCache
+from service.snapshots.derived_files import INDEXES, CatalogueCache, open_cache_files
 from service.snapshots.live_event_log import LiveEventLog
 from service.snapshots.live_search import LiveSearch
-from service.snapshots.live_snapshot import LiveSnapshot, PreloadedSnapshot
+from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.shared_cache import INDEXES, open_cache_files
-from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.text_encoders import open_encoder
-from service.snapshots.versions.opening import open_registry
+from service.snapshots.served import Served
+from service.snapshots.shared_registry import open_registry
+from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 from service.stores.base import Store
 from service.stores.opening import open_store
 from service.stores.quota import StoreQuota
@@ -67,7 +66,7 @@ def compose(
     settings: Settings,
     *,
     encoder: TextEncoder | None = None,
-    preloaded: PreloadedSnapshot | None = None,
+    preloaded: Served | None = None,
     threads: int | None = None,
     executor: Executor | None = None,
 ) -> Parts:
@@ -85,11 +84,11 @@ def compose(
             the data directory whose restore was interrupted.
         Invalid: when there is no such text encoder, or its dimension is not the configured one.
     """
-    if preloaded is not None:
-        embeddings = preloaded.embeddings
-    else:
+    served = preloaded
+    if served is None:
         encoder = encoder or open_encoder(settings.encoder)
-        embeddings = EmbeddingCache(encoder, settings.data / EMBEDDINGS_FILE)
+        served = Served(EmbeddingCache(encoder, settings.data / EMBEDDINGS_FILE))
+    embeddings = served.embeddings
     check_embedding_dim(settings, embeddings.encoder.name, embeddings.encoder.dimension)
     check_restored(settings.data)
     make_directory(settings.data)
@@ -103,10 +102,9 @@ def compose(
     live = LiveSnapshot(
         store,
         registry,
-        embeddings,
+        served,
         executor,
         keyword_fields=settings.keyword_names,
-        preloaded=preloaded,
         indexing_lock=settings.data / INDEXING_LOCK if settings.workers > 1 else None,
         index_cache=open_cache_files(
             settings.data / INDEXES_FOLDER, _CACHED_INDEXES, store, INDEXES
@@ -118,9 +116,8 @@ def compose(
             store=store,
         ),
     )
-    memories = MemoryProvider(store, live.vocabulary, embeddings, settings)
-    shared = None if preloaded is None else preloaded.event_log
-    event_log = LiveEventLog(store, live.vocabulary, executor, shared=shared)
+    memories = MemoryProvider(store, served.vocabulary, embeddings, settings)
+    event_log = LiveEventLog(store, served.vocabulary, executor, shared=served.event_log)
     return Parts(settings, store, registry, embeddings, live, memories, event_log, search, executor)
 
 

@@ -13,23 +13,21 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from models.text.static_encoder import TextEncoder
+from models.text.encoders import TextEncoder
 from service.domain.errors import Corrupt, Incompatible, ModelRejected
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
+from service.engine import monitoring as readiness
 from service.engine.compose import Parts, compose
 from service.engine.live_scenarios import LiveScenarios
-from service.engine.monitoring import readiness
-from service.engine.monitoring.measurements import Measurement, measure
+from service.engine.monitoring import Measurement, measure
 from service.engine.pipeline import Request
-from service.histories.long_work import ErrorObserver
-from service.jobs.job import Job
+from service.jobs.job import Job, training_command
 from service.jobs.runner import JobRunner
-from service.jobs.training_command import training_command
 from service.questions.scalars import Checked
 from service.runtime.logs import REPEATED
-from service.snapshots.live_snapshot import PreloadedSnapshot
-from service.snapshots.versions.documents import version_document
+from service.snapshots.registry import version_document
+from service.snapshots.served import Served
 
 _log = logging.getLogger(__name__)
 
@@ -122,10 +120,6 @@ class Engine:
         """Kill the training, without waiting for anything: the process is about to end."""
         self.jobs.kill()
 
-    def observe_errors(self, observer: ErrorObserver) -> None:
-        """Call `observer` with the true and the stated errors of a sample of answers."""
-        self.parts.memories.long_work.observer = observer
-
     async def models(self) -> list[Mapping[str, Any]]:
         """The versions on disk with their metrics, oldest first."""
         versions = await asyncio.to_thread(self.parts.registry.versions)
@@ -184,7 +178,7 @@ async def open_engine(
     settings: Settings,
     *,
     encoder: TextEncoder | None = None,
-    preloaded: PreloadedSnapshot | None = None,
+    preloaded: Served | None = None,
 ) -> Engine:
     """Open an engine on the settings' data directory, ready to answer.
 

@@ -9,22 +9,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory, build_memory
-from models.ranking.explain import Effects, Reason, explain
-from models.ranking.leave_one_out import scores_without
+from models.ranking.explanation import Effects, Reason, explain, scores_without
 from models.ranking.scoring import Scores, score
 from service.domain.errors import StoreUnreachable
+from service.domain.records import check_finite
 from service.domain.timestamps import to_rfc3339
 from service.histories.event_columns import EventColumns
-from service.questions.answers import (
-    AttendedEventOut,
-    ContributionOut,
-    RemainderOut,
-    check_finite,
-)
+from service.questions.answers import AttendedEventOut, ContributionOut, RemainderOut
 from service.stores.base import Store
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from models.compute.checkpoint import checkpoint
-from models.text.markup import plain_text
+from models.text.terms import plain_text
 from service.domain.records import Item
 from service.questions.answers import AnsweredItemOut, MarkedOut
 

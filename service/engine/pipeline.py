@@ -16,16 +16,16 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attention_options import AttentionOptions
-from models.catalogue.item_filter import ItemFilter, comparisons
+from models.attention.attend import AttentionOptions
+from models.catalogue.item_filter import EVERYTHING, ItemFilter, comparisons
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint, watched
 from models.data.event_log import EventLog
 from models.history.user_memory import UserMemory, build_memory
-from models.ranking.explain import Reason
+from models.ranking.explanation import Reason
 from models.ranking.scoring import Scores
 from service.domain.errors import NotFound, StoreUnreachable
-from service.domain.records import ATTRIBUTES, Item
+from service.domain.records import ATTRIBUTES, Item, check_finite
 from service.domain.stage_clock import StageClock
 from service.domain.timestamps import MAX_TIMESTAMP, to_rfc3339
 from service.engine.compose import Parts
@@ -40,7 +40,7 @@ from service.engine.selection import (
 )
 from service.histories.event_columns import EMPTY, EventColumns
 from service.histories.memory_provider import LONG
-from service.questions.answers import AnsweredItemOut, AnswerOut
+from service.questions.answers import AnsweredItemOut, AnswerOut, WarningOut
 from service.questions.asked import InlineEventIn, PersonalQuestion
 from service.questions.parts import ALL_EVENTS, FacetIn, RuleIn, SortIn, VisibleIn
 from service.runtime.work_queue import current_turn
@@ -135,7 +135,7 @@ class Request(Generic[Q]):
         self.log = await self.parts.event_log.current()
         self.snapshot = await live.current()
         catalogue = self.snapshot.catalogue
-        if not catalogue.present.any() and len(catalogue) < len(live.vocabulary):
+        if not catalogue.present.any() and len(catalogue) < len(live.served.vocabulary):
             # Without any catalogue, the items are those of the events.
             try:
                 await live.refresh_popularity()
@@ -160,6 +160,18 @@ class Request(Generic[Q]):
         """Return the rows of items that are excluded by name, and of those that were seen."""
         return excluded_rows(self.snapshot, exclude, self.events if seen else None)
 
+    def counted_types(
+        self, names: frozenset[str] | None
+    ) -> tuple[NDArray[np.integer], tuple[WarningOut, ...]]:
+        """Return the codes of event types that count, and a warning of each that no event has."""
+        known = self.parts.event_log.loaded.types.ids
+        missing = sorted((names or frozenset()).difference(known))
+        warnings = (
+            WarningOut(pointer="/type", detail=f"no event has the type {name!r}")
+            for name in missing
+        )
+        return self.parts.event_log.type_codes(names), (*warnings,)
+
     # ------------------------------------------------------------------ select, steer
 
     async def select(
@@ -171,7 +183,7 @@ class Request(Generic[Q]):
     ) -> ItemSelection:
         """Apply a filter."""
         work = partial(select_items, self.snapshot, wanted, facets, sort, pointer)
-        return await self.filter(work, comparisons(wanted))
+        return await self.filter(work, 0 if wanted is EVERYTHING else comparisons(wanted))
 
     async def steer(
         self, selection: ItemSelection, *, limit: int, rules: Sequence[RuleIn], **others: Any
@@ -305,6 +317,13 @@ def excluded_rows(
     if seen is not None:
         excluded = np.concatenate([excluded, seen.items])
     return excluded[(excluded >= 0) & (excluded < len(snapshot.catalogue))]
+
+
+def answer_of(snapshot: Snapshot, items: list[AnsweredItemOut], **members: Any) -> AnswerOut:
+    """Return an answer with these items. Raises `ArithmeticError` for a score of NaN."""
+    check_finite("scores", [item["score"] for item in items if "score" in item])
+    version = {"model_version": snapshot.version, "retrieval": "exact", "degraded": False}
+    return cast("AnswerOut", {"items": items, **version, **members})
 
 
 def attended(scored: Sequence[Scores]) -> dict[str, Any]:

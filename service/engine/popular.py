@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from models.catalogue.fields.item_fields import NEVER
+from models.catalogue.columns import NEVER
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog, LoggedEvents, of_types
-from models.ranking.ready.popularity import (
+from models.ranking.event_counts import (
     PopularityScores,
     appeared,
     best_rows,
@@ -18,23 +18,12 @@ from models.ranking.ready.popularity import (
     trending,
     unlike_ratings,
 )
-from models.ranking.steering.ranked_lineup import line_up_ranked
+from models.ranking.lineup import line_up_ranked
 from service.domain.timestamps import to_rfc3339
-from service.engine.pipeline import Request
+from service.engine.pipeline import Request, answer_of
 from service.engine.selection import ItemSelection, SteeredItems, count_items, warn
-from service.questions.answers import (
-    AnsweredItemOut,
-    AnswerOut,
-    WarningOut,
-    check_finite,
-)
-from service.questions.ready import (
-    TREND_FLOOR,
-    TREND_HALF_LIFE,
-    TREND_WINDOW,
-    PopularIn,
-    types_of,
-)
+from service.questions.answers import AnsweredItemOut, AnswerOut, WarningOut
+from service.questions.ready import TREND_FLOOR, TREND_HALF_LIFE, TREND_WINDOW, PopularIn, types_of
 
 AHEAD = 7 * 86_400_000_000  # microseconds by which another machine's clock may be ahead
 
@@ -55,7 +44,7 @@ async def answer_popular(request: Request[PopularIn]) -> AnswerOut:
         at_most=question.at_most,
         exclude=question.exclude,
     )
-    types = request.parts.event_log.type_codes(types_of(question.type))
+    types, unknown = request.counted_types(types_of(question.type))
 
     def rank() -> AnswerOut:
         excluded = request.excluded_rows(question.exclude, seen=question.exclude_seen)
@@ -64,7 +53,7 @@ async def answer_popular(request: Request[PopularIn]) -> AnswerOut:
             request.snapshot,
             request.log,
             types,
-            selection=selection,
+            selection=selection.with_warnings(unknown),
             steered=steered,
             excluded=excluded,
             at=request.now,
@@ -131,13 +120,7 @@ def popular_items(
             )
         )
     ]
-    check_finite("scores", [item["score"] for item in items])
-    answer: AnswerOut = {
-        "items": items,
-        "model_version": snapshot.version,
-        "retrieval": "exact",
-        "degraded": False,
-    }
+    answer = answer_of(snapshot, items)
     steered.describe(answer, lineup)
     selection.describe(answer, count_items(snapshot, mask, question.facets))
     warn(answer, doubts if items else _warnings(question, log, at))

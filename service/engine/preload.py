@@ -10,19 +10,19 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from models.catalogue import mapped_rows
+from models.catalogue import cow
 from service.domain.errors import Unavailable
 from service.domain.settings import Settings
 from service.engine.compose import compose
-from service.runtime.malloc_trim import trim
-from service.runtime.processes.shared_arrays import SharedArrays
-from service.snapshots.live_snapshot import PreloadedSnapshot
+from service.runtime.memory import trim
+from service.runtime.workers import SharedArrays
+from service.snapshots.served import Served
 
 _THREAD_EXIT_TIMEOUT = 10.0  # seconds for threads to end that were told to
 _TASKS = Path("/proc/self/task")
 
 
-def preload(settings: Settings) -> PreloadedSnapshot:
+def preload(settings: Settings) -> Served:
     """What is served, in a process that has no thread but this one and no file of the store open.
 
     A fork copies only the thread that asks for it: a lock that another held would stay held for
@@ -36,7 +36,7 @@ def preload(settings: Settings) -> PreloadedSnapshot:
     loaded = asyncio.run(_load(settings))
     # What earlier states of the catalogue held is let go of, so that files hold the latest.
     gc.collect()
-    mapped_rows.seal()
+    cow.seal()
     trim()
     _wait_until_single_threaded()
     # The collector writes to each object that it looks at, and a page that is written to is shared
@@ -45,7 +45,7 @@ def preload(settings: Settings) -> PreloadedSnapshot:
     return loaded
 
 
-async def _load(settings: Settings) -> PreloadedSnapshot:
+async def _load(settings: Settings) -> Served:
     parts = compose(settings, threads=1)
     try:
         await parts.live.open()
@@ -56,7 +56,7 @@ async def _load(settings: Settings) -> PreloadedSnapshot:
     if index is not None:
         index.rest()
     # The log is read by a worker: it would make the start longer with every event.
-    return replace(parts.live.preloaded(), event_log=SharedArrays())
+    return replace(parts.live.served, event_log=SharedArrays())
 
 
 def _wait_until_single_threaded() -> None:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
-from models.ranking.explain import Reason
-from models.ranking.recommend import Ranked, best_scores, recommend
+from models.ranking.explanation import Reason
+from models.ranking.recommend import LONG_CANDIDATES, Ranked, best_scores, recommend
 from models.ranking.scoring import Scores, score
-from models.ranking.steering.item_steering import ItemSteering
+from models.ranking.steering import ItemSteering
 from service.domain.errors import NotFound
 from service.engine.explanation import Contribution, ExplanationWriter, explain_items, remainder_of
-from service.engine.pipeline import Request
-from service.engine.selection import Counted, count_items, warn
-from service.questions.answers import AnsweredItemOut, AnswerOut, check_finite
+from service.engine.pipeline import Request, answer_of
+from service.engine.selection import UNSTEERED, Counted, count_items, warn
+from service.questions.answers import AnsweredItemOut, AnswerOut
 from service.questions.asked import PersonalQuestion, RecommendIn, ScoreIn
 
+_ITEM = 5  # targets times rows that are attended while one item is looked at by the coarse step
 ItemRows = NDArray[np.int32] | NDArray[np.int64]
 
 
@@ -99,7 +99,11 @@ async def recommend_items(request: Request[RecommendIn]) -> AnswerOut:
         mask[excluded()] = False
         return count_items(snapshot, mask, question.facets)
 
-    answer = await _ranked(request, rank)
+    size = math.inf
+    if steered is UNSTEERED and not question.diversity:
+        targets = max(LONG_CANDIDATES, 4 * question.limit)
+        size = request.size(targets, question.explain) + _ITEM * len(snapshot.catalogue)
+    answer = await _ranked(request, rank, size)
     answer["candidates"] = outcome[0].compared
     steered.describe(answer, outcome[0])
     selection.describe(answer, await request.compute(count) if question.facets else None)
@@ -112,16 +116,12 @@ async def _ranked(
     rank: Callable[[UserMemory], tuple[ItemRows, Scores]],
     size: float = math.inf,
 ) -> AnswerOut:
-    """Answer with the items that `rank` returns, explained; a sample of them is audited."""
+    """Answer with the items that `rank` returns, explained."""
     question: PersonalQuestion = request.question
     snapshot, options = request.snapshot, request.options
 
     def attend(user: UserMemory) -> tuple[ItemRows, Scores, list[list[Reason]]]:
         rows, scores = rank(user)
-        every = replace(options, mode="exact")
-        request.parts.memories.long_work.audit(
-            user, scores, lambda count: score(snapshot, user, rows[:count], every)
-        )
         reasons = list[list[Reason]]()
         if question.explain:
             reasons = explain_items(
@@ -138,14 +138,13 @@ async def _ranked(
 
     rows, scores, reasons = await request.attend(attend, size)
     named = await request.name(reasons) if question.explain else ()
-    return {
-        "items": scored_items(snapshot, rows, scores, named),
-        "model_version": snapshot.version,
-        "retrieval": scores.mode,
-        "degraded": False,
-        "rows_scanned": round(scores.rows_scanned),
-        "memory_rows": scores.memory_rows,
-    }
+    return answer_of(
+        snapshot,
+        scored_items(snapshot, rows, scores, named),
+        retrieval=scores.mode,
+        rows_scanned=round(scores.rows_scanned),
+        memory_rows=scores.memory_rows,
+    )
 
 
 def scored_items(
@@ -154,17 +153,12 @@ def scored_items(
     scores: Scores,
     explanations: Sequence[tuple[Contribution, ...]] = (),
 ) -> list[AnsweredItemOut]:
-    """Return the items of rows [L] with their scores, part by part, explained where it was asked.
-
-    Raises `ArithmeticError` for a score of NaN.
-    """
+    """Return the items of rows [L] with their scores, part by part, and their explanations."""
     catalogue = snapshot.catalogue
     reason = snapshot.memory_reason if scores.memory_rows else "popular"
-    totals = scores.total.tolist()
-    check_finite("scores", totals)
     columns = zip(
         catalogue.vocabulary.ids_of(rows.tolist()),
-        totals,
+        scores.total.tolist(),
         catalogue.titles.take(rows),
         _parts(scores),
         scores.mass.tolist(),

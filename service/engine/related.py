@@ -9,14 +9,13 @@ from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import LoggedEvents, log_sizes, of_types
-from models.data.import_times import at_import, lacks_order
-from models.ranking.ready.popularity import best_rows
-from models.ranking.ready.together import MIN_SUPPORT, Companions, companions
+from models.data.interactions import at_import, lacks_order
+from models.ranking.event_counts import MIN_SUPPORT, Companions, best_rows, companions
+from models.ranking.lineup import SteeredRows, line_up_ranked
 from models.ranking.similar_items import comparable, compare_items, similar, spaces_of
-from models.ranking.steering.ranked_lineup import SteeredRows, line_up_ranked
 from service.domain.errors import Invalid
 from service.domain.timestamps import to_rfc3339
-from service.engine.pipeline import Request
+from service.engine.pipeline import Request, answer_of
 from service.engine.selection import ItemSelection, count_items, steer_items
 from service.questions.answers import (
     AnsweredItemOut,
@@ -25,9 +24,8 @@ from service.questions.answers import (
     ItemEventsOut,
     Space,
     WarningOut,
-    check_finite,
 )
-from service.questions.asked import SimilarIn
+from service.questions.asked import SimilarIn, attention_options
 from service.questions.ready import ItemEventsParams, TogetherIn, types_of
 
 Relation = Literal["after", "basket"]
@@ -138,7 +136,7 @@ def _similar(request: Request[SimilarIn], selection: ItemSelection) -> AnswerOut
         allowed=selection.allowed,
         spaces=spaces,
         steering=steered.steering,
-        options=question.retrieval.options(request.parts.settings),
+        options=attention_options(question.retrieval, request.parts.settings),
     )
     items: list[AnsweredItemOut] = [
         {
@@ -158,16 +156,14 @@ def _similar(request: Request[SimilarIn], selection: ItemSelection) -> AnswerOut
         for item, added in zip(items, found.boosts.tolist(), strict=True):
             item["score"] += added
             item["parts"]["rules"] = added
-    check_finite("scores", [item["score"] for item in items])
-    answer: AnswerOut = {
-        "items": items,
-        "model_version": snapshot.version,
-        "retrieval": "coarse" if question.retrieval.mode == "coarse" else "exact",
-        "degraded": False,
-        "keys_attended": found.keys,
-        "mass": found.mass,
-        "spaces": [*spaces],
-    }
+    answer = answer_of(
+        snapshot,
+        items,
+        retrieval="coarse" if question.retrieval.mode == "coarse" else "exact",
+        keys_attended=found.keys,
+        mass=found.mass,
+        spaces=[*spaces],
+    )
     steered.describe(answer, SteeredRows(found.rows, found.moved))
     counted = None if others is None else count_items(snapshot, others, question.facets)
     selection.describe(answer, counted)
@@ -179,7 +175,8 @@ def _similar(request: Request[SimilarIn], selection: ItemSelection) -> AnswerOut
 
 def _together(request: Request[TogetherIn], selection: ItemSelection) -> AnswerOut:
     question, snapshot, log, at = request.question, request.snapshot, request.log, request.until
-    types = request.parts.event_log.type_codes(types_of(question.type))
+    types, unknown = request.counted_types(types_of(question.type))
+    selection = selection.with_warnings(unknown)
     catalogue = snapshot.catalogue
     row = known_row(request)
     allowed = selection.allowed.copy()
@@ -254,7 +251,7 @@ def _together(request: Request[TogetherIn], selection: ItemSelection) -> AnswerO
         for item, boost in zip(items, added[lineup.rows].tolist(), strict=True):
             item["score"] += boost
             item["parts"]["rules"] = boost
-    answer = _answer(snapshot, items)
+    answer = answer_of(snapshot, items)
     steered.describe(answer, lineup)
     if not items:
         detail = _why_empty(request, relation, row, len(own.users))
@@ -278,16 +275,6 @@ def _why_empty(request: Request[TogetherIn], relation: Relation, row: int, event
         f"no item that may be answered is taken with {request.about!r} ({events:,} events that "
         f"count) by {MIN_SUPPORT} {takers} or more and oftener than by chance; {text}"
     )
-
-
-def _answer(snapshot: Snapshot, items: list[AnsweredItemOut]) -> AnswerOut:
-    check_finite("scores", [item["score"] for item in items])
-    return {
-        "items": items,
-        "model_version": snapshot.version,
-        "retrieval": "exact",
-        "degraded": False,
-    }
 
 
 def known_row(request: Request[Any]) -> int:

@@ -9,17 +9,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.data.event_log import EventLog
 from models.history.user_memory import UserMemory
-from models.ranking.explain import Reason, explain
-from models.ranking.ready.because import because_rows
-from models.ranking.ready.distinctive_categories import distinctive_categories
+from models.ranking.audiences import because_rows, distinctive_categories
+from models.ranking.explanation import Reason, explain
+from models.ranking.lineup import QuotaChoice
 from models.ranking.recommend import Ranked, best_scores, recommend
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering
-from models.ranking.steering.ranked_lineup import QuotaChoice
-from service.domain.records import NEGATIVE
+from models.ranking.steering import NO_STEERING, ItemSteering
+from service.domain.records import NEGATIVE, check_finite
 from service.engine.explanation import (
     Contribution,
     ExplanationWriter,
@@ -34,6 +33,7 @@ from service.engine.recommend import scored_items
 from service.engine.selection import Counted, ItemSelection, SteeredItems, count_items
 from service.histories.event_columns import EventColumns
 from service.questions.answers import AnsweredItemOut, RowOut, RowReasonOut, RowsOut
+from service.questions.asked import attention_options
 from service.questions.ready import PopularIn, RowsIn
 
 _POOLED = 2  # items that are ranked for a page, for each that it shows
@@ -67,7 +67,7 @@ async def answer_rows(request: Request[RowsIn]) -> RowsOut:
     await request.open(
         question.user_id,
         question.history,
-        options=question.retrieval.options(request.parts.settings),
+        options=attention_options(question.retrieval, request.parts.settings),
         visible=question.visible,
         with_log=True,
     )
@@ -294,6 +294,7 @@ class HomePage:
 
     def _items(self, ranked: Ranked) -> Sequence[AnsweredItemOut]:
         items = scored_items(self.snapshot, ranked.rows, ranked.scores)
+        check_finite("scores", [item["score"] for item in items])
         self.steered.applied.describe(items, ranked.rows)
         return items
 

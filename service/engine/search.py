@@ -16,17 +16,23 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.catalogue.item_entry import EMBEDDING
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.item_filter import EVERYTHING
+from models.catalogue.item_values import EMBEDDING
 from models.catalogue.snapshot import Snapshot
 from models.catalogue.sorting import SortedValue, SortKey, SortPosition, position, sorted_rows
 from models.history.user_memory import UserMemory
-from models.ranking.explain import Reason
-from models.ranking.matching.field_matches import FieldMatches, match_fields
-from models.ranking.matching.keyword_matches import allowed_keywords
-from models.ranking.matching.meaning_floor import meaning_floor
-from models.ranking.matching.search_results import SearchResults
+from models.ranking.explanation import Reason
+from models.ranking.lineup import QuotaChoice, SteeredRows
+from models.ranking.matches import (
+    DEFAULTS,
+    FieldMatches,
+    SearchParameters,
+    SearchResults,
+    allowed_keywords,
+    match_fields,
+    meaning_floor,
+)
 from models.ranking.scoring import Scores, score
 from models.ranking.search import (
     EventResults,
@@ -37,12 +43,10 @@ from models.ranking.search import (
     strong_matches,
     take,
 )
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering, Quota
-from models.ranking.steering.ranked_lineup import QuotaChoice, SteeredRows
+from models.ranking.steering import NO_STEERING, ItemSteering, Quota
 from models.text.bm25 import Hits
-from models.text.keywords import MAX_COMPLETED, NO_KEYWORDS
 from models.text.query_parser import ParsedQuery
+from models.text.terms import MAX_COMPLETED, NO_KEYWORDS
 from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.domain.timestamps import to_rfc3339
@@ -54,7 +58,7 @@ from service.engine.explanation import (
     remainder_of,
 )
 from service.engine.highlight import add_highlights
-from service.engine.pipeline import Request
+from service.engine.pipeline import Request, answer_of
 from service.engine.selection import (
     UNSTEERED,
     Counted,
@@ -64,15 +68,13 @@ from service.engine.selection import (
     steer_items,
     warn,
 )
-from service.histories.event_columns import EMPTY, EventColumns
-from service.histories.history_assembler import visible_events
+from service.histories.event_columns import EMPTY, EventColumns, visible_events
 from service.questions.answers import (
     AnsweredItemOut,
     AnswerOut,
     FoundEventOut,
     FoundEventsOut,
     WarningOut,
-    check_finite,
 )
 from service.questions.asked import MAX_RANKED, SearchIn
 from service.questions.parts import SortIn
@@ -540,16 +542,14 @@ def search_answer(
             item["explanation"] = writer.write(explanation)
             if place >= 0:
                 item["remainder"] = remainder_of(explanation, personal[place], count)
-    check_finite("scores", [item["score"] for item in items if "score" in item])
     is_asked = bool(scores.memory_rows)
-    answer: AnswerOut = {
-        "items": items,
-        "model_version": snapshot.version,
-        "retrieval": scores.mode if found.mode == "exact" and is_asked else found.mode,
-        "degraded": False,
-        "keys_attended": found.keys,
-        "mass": found.mass,
-    }
+    answer = answer_of(
+        snapshot,
+        items,
+        retrieval=scores.mode if found.mode == "exact" and is_asked else found.mode,
+        keys_attended=found.keys,
+        mass=found.mass,
+    )
     if is_asked:
         answer["rows_scanned"] = round(scores.rows_scanned)
         answer["memory_rows"] = scores.memory_rows
@@ -612,13 +612,7 @@ def list_items(
             catalogue.vocabulary.ids_of(listed.tolist()), catalogue.titles.take(listed), strict=True
         )
     ]
-    answer: AnswerOut = {
-        "items": items,
-        "model_version": snapshot.version,
-        "retrieval": "exact",
-        "degraded": False,
-        "total": len(matched),
-    }
+    answer = answer_of(snapshot, items, total=len(matched))
     if cursor is not None:
         answer["cursor"] = cursor
     return answer
@@ -757,14 +751,12 @@ def history_answer(
         }
         for event_id, item_id, title, code, timestamp, match, recency, weight, place in columns
     ]
-    check_finite("scores", [event["score"] for event in named])
-    answer: AnswerOut = {
-        "items": cast("list[AnsweredItemOut]", named),
-        "model_version": snapshot.version,
-        "retrieval": found.items.mode,
-        "degraded": False,
-        "keys_attended": found.items.keys,
-        "mass": found.items.mass,
-    }
+    answer = answer_of(
+        snapshot,
+        cast("list[AnsweredItemOut]", named),
+        retrieval=found.items.mode,
+        keys_attended=found.items.keys,
+        mass=found.items.mass,
+    )
     describe_query(answer, question, outcome.parsed, found=bool(named))
     return answer

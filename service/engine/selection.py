@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from models.catalogue.columns import FieldColumns, ItemFields
 from models.catalogue.facets import CountedItems, FacetCounts, count_values
-from models.catalogue.fields.field_columns import FieldColumns
-from models.catalogue.fields.item_fields import ItemFields
-from models.catalogue.fields.item_values import is_number, keyword_of
 from models.catalogue.item_filter import EVERYTHING, Condition, ItemFilter, conditions, matching
+from models.catalogue.item_values import is_number, keyword_of
 from models.catalogue.snapshot import Snapshot
+from models.ranking.lineup import SteeredRows
 from models.ranking.recommend import Ranked
-from models.ranking.steering.item_steering import NO_STEERING, ItemSteering, Pin, Quota
-from models.ranking.steering.ranked_lineup import SteeredRows
+from models.ranking.steering import NO_STEERING, ItemSteering, Pin, Quota
 from service.domain.records import ATTRIBUTES
 from service.domain.timestamps import to_rfc3339
 from service.questions.answers import (
@@ -265,9 +264,11 @@ def _unpinnable(
     """Return why an item is not shown at its place; empty where it is."""
 
     def reasons() -> Iterator[tuple[bool, str]]:
-        known = 0 <= row < len(allowed)
-        yield not known or bool(snapshot.catalogue.deleted[row]), "is not in the catalogue"
-        yield not snapshot.catalogue.servable[row], "is hidden"
+        catalogue = snapshot.catalogue
+        known = 0 <= row < len(allowed) and not catalogue.deleted[row]
+        known = known and bool(catalogue.present[row] or catalogue.servable[row])
+        yield not known, "is not in the catalogue"
+        yield not catalogue.servable[row], "is hidden"
         yield not allowed[row], "does not pass the filter"
         yield pin.item_id in exclude, "is excluded"
         cannot = comparable is not None and not comparable[row]

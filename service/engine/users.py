@@ -10,21 +10,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.facets import FacetValue
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
 from models.data.event_log import EventLog
 from models.history.user_memory import UserMemory
-from models.ranking.explain import Reason
-from models.ranking.ready.affinities import ValueAffinity, affinities
-from models.ranking.ready.audience import (
+from models.ranking.audiences import (
     AudienceScore,
+    ValueAffinity,
+    affinities,
     audience_score,
     candidate_users,
     reference_rows,
 )
+from models.ranking.explanation import Reason
 from models.ranking.scoring import Scores
+from service.domain.records import check_finite
 from service.domain.timestamps import to_rfc3339
 from service.engine.explanation import (
     Contribution,
@@ -35,13 +37,8 @@ from service.engine.explanation import (
 )
 from service.engine.pipeline import Request, attended
 from service.histories.event_columns import EventColumns
-from service.questions.answers import (
-    AffinitiesOut,
-    AffinityOut,
-    AudienceOut,
-    AudienceUserOut,
-    check_finite,
-)
+from service.questions.answers import AffinitiesOut, AffinityOut, AudienceOut, AudienceUserOut
+from service.questions.asked import attention_options
 from service.questions.ready import AffinitiesParams, AudienceParams
 
 SCORED_USERS = 100  # at most
@@ -50,7 +47,7 @@ SCORED_USERS = 100  # at most
 async def item_audience(request: Request[AudienceParams]) -> AudienceOut:
     """Rank users for an item. Raises `NotFound` where it cannot be scored."""
     question, memories = request.question, request.parts.memories
-    request.options = question.as_retrieval.options(request.parts.settings)
+    request.options = attention_options(question.as_retrieval, request.parts.settings)
     await request.open_log()
     snapshot, row = request.snapshot, request.item_row(request.about)
     chosen = await request.compute(
@@ -94,7 +91,7 @@ async def item_audience(request: Request[AudienceParams]) -> AudienceOut:
 async def user_affinities(request: Request[AffinitiesParams]) -> AffinitiesOut:
     """Return the values of a field by the attention that a user's events on them have."""
     question = request.question
-    options = question.as_retrieval.options(request.parts.settings)
+    options = attention_options(question.as_retrieval, request.parts.settings)
     await request.open(request.about, options=options)
     snapshot = request.snapshot
 

@@ -1,4 +1,4 @@
-"""The stored events of one user as columns, and how they are read from the store."""
+"""A user's events as columns: read from a store, merged with a session, made for one request."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from itertools import chain, count
 import numpy as np
 from numpy.typing import NDArray
 
+from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
+from models.history.user_history import UserHistory, select_vectors
 from service.domain.records import User
+from service.questions.asked import InlineEventIn
+from service.questions.parts import ALL_EVENTS, VisibleIn
+from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
 from service.stores.values import EventVectors, History
 
@@ -24,7 +29,7 @@ class EventColumns:
     20 bytes an event; weights take four more only where one differs from 1. Of two columns of one
     `epoch`, the later begins with the events of the earlier. The `epoch` is the process's own: it
     is new where the store's `generation` is, and also where an event arrived out of order or the
-    columns were read anew.
+    columns were read again.
     """
 
     user_id: str
@@ -65,6 +70,18 @@ class EventColumns:
         present[self.rows] = True
         return np.flatnonzero(present[:-1])
 
+    def select(self, events: NDArray[np.int64] | slice) -> EventColumns:
+        """Keep some events, in the order of their positions here."""
+        return replace(
+            self,
+            rows=self.rows[events],
+            timestamps=self.timestamps[events],
+            seqs=self.seqs[events],
+            types=self.types[events],
+            weights=None if self.weights is None else self.weights[events],
+            vectors=select_vectors(self.vectors, np.arange(len(self))[events]),
+        )
+
     def filled_weights(self) -> NDArray[np.float32]:
         """The weight of each event, [n]."""
         return np.ones(len(self), np.float32) if self.weights is None else self.weights
@@ -76,7 +93,18 @@ def _int32() -> NDArray[np.int32]:
 
 # The columns of every requester without events and interests.
 EMPTY = EventColumns(
-    "", 0, 0, 0, _int32(), np.zeros(0, np.int64), _int32(), _int32(), (), None, {}, None
+    user_id="",
+    version=0,
+    generation=0,
+    epoch=0,
+    rows=_int32(),
+    timestamps=np.zeros(0, np.int64),
+    seqs=_int32(),
+    types=_int32(),
+    type_names=(),
+    weights=None,
+    vectors={},
+    user=None,
 )
 
 
@@ -92,7 +120,7 @@ class EventReader:
     async def read(self, user_id: str, known: EventColumns | None = None) -> EventColumns:
         """Read all events of a user, or those after `known` where they were only appended to.
 
-        Where nothing has changed since `known`, it is returned itself.
+        If nothing has changed since `known`, it is returned itself.
         """
         if known is None:
             return self._columns(await self._store.history(user_id))
@@ -111,18 +139,18 @@ class EventReader:
 
     def _columns(self, history: History) -> EventColumns:
         return EventColumns(
-            history.user_id,
-            history.version,
-            history.generation,
-            next(self._epochs),
-            np.array([self._items.add(id_) for id_ in history.item_ids], dtype=np.int32),
-            history.timestamps,
-            history.seqs,
-            np.array([self._types.add(name) for name in history.types], dtype=np.int32),
-            self._types.ids,
-            None if np.all(history.weights == 1) else history.weights,
-            history.vectors,
-            history.user,
+            user_id=history.user_id,
+            version=history.version,
+            generation=history.generation,
+            epoch=next(self._epochs),
+            rows=np.array([self._items.add(id_) for id_ in history.item_ids], dtype=np.int32),
+            timestamps=history.timestamps,
+            seqs=history.seqs,
+            types=np.array([self._types.add(name) for name in history.types], dtype=np.int32),
+            type_names=self._types.ids,
+            weights=None if np.all(history.weights == 1) else history.weights,
+            vectors=history.vectors,
+            user=history.user,
         )
 
 
@@ -130,7 +158,7 @@ def _appended(known: EventColumns, more: EventColumns) -> EventColumns:
     """Merge columns in the order of (timestamp, seq): a late arrival may belong in the middle."""
     merged = concat(known, more)
     if len(more) and more.timestamps[0] < known.timestamps[-1]:
-        return reorder(merged, np.lexsort((merged.seqs, merged.timestamps)))
+        return merged.select(np.lexsort((merged.seqs, merged.timestamps)))
     return replace(merged, epoch=known.epoch)
 
 
@@ -156,28 +184,93 @@ def up_to(events: EventColumns, at: int) -> EventColumns:
     count = int(np.searchsorted(events.timestamps, at, side="right"))
     if count == len(events):
         return events  # with its version: what is cached of it serves
-    return replace(
-        events,
+    return replace(events.select(slice(count)), version=0)
+
+
+def with_session(
+    stored: EventColumns, session: Sequence[InlineEventIn], at: int, vocabulary: Vocabulary
+) -> EventColumns:
+    """Merge the events of a session into the stored ones, in time order.
+
+    Session events without a time happened at the request's, `at`; items have their rows in the
+    vocabulary.
+    """
+    # Not added to the vocabularies: requests must not make the process grow.
+    own = list(dict.fromkeys(event.type for event in session))
+    known = list(stored.type_names)
+    rows = [vocabulary.row(event.item_id) for event in session]
+    times = [at if event.timestamp is None else event.timestamp for event in session]
+    inline = replace(
+        stored,
         version=0,
-        rows=events.rows[:count],
-        timestamps=events.timestamps[:count],
-        seqs=events.seqs[:count],
-        types=events.types[:count],
-        weights=None if events.weights is None else events.weights[:count],
-        vectors={event: pair for event, pair in events.vectors.items() if event < count},
+        rows=np.array(rows, np.int32),
+        timestamps=np.array(times, np.int64),
+        seqs=np.zeros(len(session), np.int64),
+        types=np.array([len(known) + own.index(event.type) for event in session], np.int32),
+        type_names=known + own,
+        weights=np.array([event.weight for event in session], np.float32),
+        vectors={},
+    )
+    merged = concat(stored, inline)
+    return merged.select(np.argsort(merged.timestamps, kind="stable"))
+
+
+def assemble_history(
+    snapshot: Snapshot, events: EventColumns, visible: VisibleIn, embeddings: EmbeddingCache
+) -> UserHistory:
+    """Assemble what a request attends to: of the events, those that are visible."""
+    if events is EMPTY:
+        return UserHistory.empty()
+    profile_rows, profile_content = _profile(snapshot, events.interests, embeddings)
+    dimension = embeddings.encoder.dimension
+    usable = {
+        event: pair
+        for event, pair in events.vectors.items()
+        if all(vector is None or len(vector) == dimension for vector in pair)
+    }
+    return UserHistory(
+        rows=events.rows,
+        timestamps=events.timestamps,
+        weights=events.filled_weights(),
+        # Names of types are few, however many events there are.
+        types=snapshot.type_rows(events.type_names)[events.types],
+        visible=visible_events(snapshot, events, visible),
+        vectors=usable,
+        profile_rows=profile_rows,
+        profile_content=profile_content,
     )
 
 
-def reorder(events: EventColumns, order: NDArray[np.int64]) -> EventColumns:
-    """Put events into another order, [n]."""
-    place = np.empty(len(events), np.int64)
-    place[order] = np.arange(len(events))
-    return replace(
-        events,
-        rows=events.rows[order],
-        timestamps=events.timestamps[order],
-        seqs=events.seqs[order],
-        types=events.types[order],
-        weights=None if events.weights is None else events.weights[order],
-        vectors={int(place[at]): pair for at, pair in events.vectors.items()},
-    )
+def _profile(
+    snapshot: Snapshot, interests: Sequence[str], embeddings: EmbeddingCache
+) -> tuple[NDArray[np.int32], NDArray[np.float32] | None]:
+    """Item rows [p] and content [p, D]: an interest is the item of that id, or else a text."""
+    if not interests:
+        return np.zeros(0, np.int32), None
+    rows = snapshot.catalogue.rows(interests)
+    for at, row in enumerate(rows.tolist()):
+        if row >= 0 and not snapshot.has_vector[row]:
+            rows[at] = -1
+    if rows.min() >= 0:
+        return rows, None
+    return rows, np.stack([embeddings.query(text) for text in interests])
+
+
+def visible_events(
+    snapshot: Snapshot, events: EventColumns, wanted: VisibleIn
+) -> NDArray[np.bool_] | None:
+    """Which events [n] meet the conditions; None = all."""
+    if wanted == ALL_EVENTS:
+        return None
+    visible = np.ones(len(events), np.bool_)
+    if wanted.since is not None:
+        visible &= events.timestamps >= wanted.since
+    if wanted.until is not None:
+        visible &= events.timestamps < wanted.until
+    if wanted.types is not None:
+        accepted = [name in wanted.types for name in events.type_names]
+        visible &= np.array(accepted, np.bool_)[events.types]
+    if wanted.categories is not None:
+        inside = np.append(snapshot.catalogue.in_categories(wanted.categories), [False])
+        visible &= inside[np.where(events.rows < len(snapshot.catalogue), events.rows, -1)]
+    return visible

@@ -1,15 +1,22 @@
-"""The memory that a request attends to: loaded, assembled, computed, and kept for the next."""
+"""The memory that a request attends to: loaded, assembled, computed, and kept for the next.
+
+Lists of long histories are built on a thread beside requests.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 
-from models.attention.attention_options import AttentionOptions
+import torch
+
+from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import holding
 from models.data.vocabulary import Vocabulary
@@ -18,14 +25,63 @@ from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from service.domain.errors import StoreUnreachable
 from service.domain.settings import Settings
-from service.histories.event_columns import EMPTY, EventColumns, EventReader, up_to
-from service.histories.history_assembler import assemble_history, with_session
-from service.histories.long_work import LongWork
+from service.histories.event_columns import (
+    EMPTY,
+    EventColumns,
+    EventReader,
+    assemble_history,
+    up_to,
+    with_session,
+)
 from service.histories.user_cache import DerivedState, UserCache
 from service.questions.asked import InlineEventIn
 from service.questions.parts import ALL_EVENTS, VisibleIn
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
+
+_log = logging.getLogger(__name__)
+
+
+class ListBuilder:
+    """Builds lists of long histories, without which every item is attended, on one thread."""
+
+    def __init__(self) -> None:
+        self._building: set[str] = set()
+        self._worker = ThreadPoolExecutor(
+            1, "heed-long-histories", initializer=torch.set_num_threads, initargs=(1,)
+        )
+
+    @property
+    def pending(self) -> int:
+        """Number of users whose lists are being built or waited for."""
+        return len(self._building)
+
+    def build(
+        self,
+        user_id: str,
+        snapshot: Snapshot,
+        collapsed: CollapsedHistory,
+        on_built: Callable[[str], object],
+    ) -> None:
+        """Build the lists of a user's history, unless that is under way, and call `on_built`."""
+
+        def work() -> None:
+            try:
+                collapsed.build_lists(snapshot)
+                on_built(user_id)
+            except Exception:  # noqa: BLE001 - no request waits for it
+                _log.exception("lists of a history were not built; answers do not depend on them")
+            finally:
+                self._building.discard(user_id)
+
+        if user_id not in self._building:
+            self._building.add(user_id)
+            self._worker.submit(work)
+
+    def close(self) -> None:
+        """Begin no more work; what has begun is waited for."""
+        self._worker.shutdown(cancel_futures=True)
+
 
 Compute = Callable[[Callable[[], EventColumns]], Awaitable[EventColumns]]
 
@@ -36,7 +92,7 @@ class MemoryProvider:
     """Provides requesters' memories, never older than the store while the store answers.
 
     A write that was acknowledged before `load` is in what it gives, whichever process wrote it.
-    Where the store cannot be reached, it gives what was known of the user, and marks it as stale.
+    If the store cannot be reached, it gives what was known of the user, and marks it as stale.
     What is kept between requests is one cache of users (`UserCache`); any of it may be dropped at
     any time without changing an answer.
     """
@@ -44,7 +100,7 @@ class MemoryProvider:
     def __init__(
         self, store: Store, vocabulary: Vocabulary, embeddings: EmbeddingCache, settings: Settings
     ) -> None:
-        self.long_work = LongWork(settings.audit_fraction)
+        self._lists = ListBuilder()
         self._settings = settings
         self._store = store
         self._reader = EventReader(store, vocabulary)
@@ -165,7 +221,7 @@ class MemoryProvider:
             )
             is_kept = self._cache.put_derived(snapshot, state)
             if is_kept and older is not None and older.needs_lists:
-                self.long_work.build(events.user_id, snapshot, older, self._cache.remeasure)
+                self._lists.build(events.user_id, snapshot, older, self._cache.remeasure)
             yield user
             self._account(options, events.user_id)
 
@@ -180,7 +236,7 @@ class MemoryProvider:
         return self._cache.nbytes
 
     def resize_cache(self, max_bytes: int) -> None:
-        """Keep at most so many bytes of users, of at most those in the settings."""
+        """Keep at most `max_bytes` of users, of at most those in the settings."""
         self._cache.resize(max_bytes)
 
     async def drop_forgotten(self) -> None:
@@ -202,13 +258,13 @@ class MemoryProvider:
         """Sizes and hits of the cache."""
         return {
             **self._cache.stats(),
-            "long_histories_waiting_for_lists": self.long_work.pending,
+            "long_histories_waiting_for_lists": self._lists.pending,
             **self._counts,
         }
 
     def close(self) -> None:
         """Stop the work beside requests."""
-        self.long_work.close()
+        self._lists.close()
 
     async def _stored(self, user_id: str) -> EventColumns:
         """The stored events of a user as of now; without any for an unknown user."""
@@ -241,7 +297,7 @@ def _collapse(
 ) -> CollapsedHistory | None:
     """Collapse the older events of a history, or extend `known` to them, of the same epoch.
 
-    `held` takes over the lock, since other requests may extend them. None where one has, beyond
+    `held` keeps the lock, since other requests may extend them. None where one has, beyond
     the events of this history, and where none can be collapsed.
     """
     count = collapsible_prefix(snapshot, history)

@@ -10,25 +10,24 @@ import numpy as np
 from cachetools import LRUCache
 
 from models.catalogue.snapshot import Snapshot
-from models.encoder.recency_bias import bucket_margins
-from models.history.encoded_history import EncodedHistory
+from models.encoder.event_bias import bucket_margins
 from models.history.long_history import CollapsedHistory
 from models.history.user_history import UserHistory
-from models.history.user_memory import UserMemory
+from models.history.user_memory import EncodedHistory, UserMemory
 from models.recommender.recommender import Recommender
 from service.histories.event_columns import EventColumns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DerivedState:
-    """What a model made of a user's events: all of it can be computed again.
+    """State that a model derived from a user's events: all of it can be computed again.
 
     Each part has its own validity. `encoded` serves any history that begins with the events it was
     computed from, under the same model. `collapsed` serves a history of the same epoch, as far as
     `CollapsedHistory.rebind` accepts the snapshot. `history` and `memory` serve the events they
     were made for, by any snapshot of the model that has the same tables of their items, and
     `memory` only while every age stays in its bucket: time enters a memory through buckets of ages
-    alone (`models.encoder.recency_bias`).
+    alone (`models.encoder.event_bias`).
     """
 
     events: EventColumns
@@ -69,7 +68,16 @@ class DerivedState:
     ) -> DerivedState:
         """Return the state that holds a memory made from a user's events by a snapshot."""
         step, written = snapshot.cow_tables.step, _last_written(snapshot, events)
-        return cls(events, step, written, history, user.encoded, collapsed, user, is_plain)
+        return cls(
+            events=events,
+            step=step,
+            written=written,
+            history=history,
+            encoded=user.encoded,
+            collapsed=collapsed,
+            memory=user,
+            is_plain=is_plain,
+        )
 
     def serves(self, events: EventColumns, snapshot: Snapshot) -> bool:
         """Report whether this was derived from the same events and the same tables of their items.
@@ -124,7 +132,7 @@ class UserCache:
         return int(self._events.currsize + self._derived.currsize)
 
     def resize(self, max_bytes: int) -> None:
-        """Hold at most so many bytes from now on, of at most those it was made for."""
+        """Hold at most `max_bytes` from now on, of at most those it was made for."""
         with self._lock:
             self._max_bytes = max_bytes
             self._make_room(0, for_events=True)
@@ -197,7 +205,7 @@ class UserCache:
                     self._derived[user_id] = derived
 
     def _make_room(self, nbytes: int, *, for_events: bool) -> bool:
-        """Evict until so many bytes are free; False, without evicting, where they never are."""
+        """Evict until `nbytes` are free; False, without evicting, if they never can be."""
         share = self._max_bytes // 2
         claimed = 0 if for_events else min(int(self._events.currsize), share)
         if nbytes > self._max_bytes - claimed:

@@ -13,13 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.domain.errors import DeadlineExceeded, Overloaded
 from service.domain.settings import Settings
 from service.engine.compose import compute_threads
-from service.http.access.engines import OPENING
-from service.http.arrivals import Places, sender_of
-from service.http.limits import BODY, is_stream
+from service.http.bodies import Places, is_stream, sender_of
+from service.http.scope_keys import BODY, BULK_TURN, OPENING
 from service.http.telemetry import Metrics
 from service.runtime.work_queue import Turn, WorkQueue
-
-BULK_TURN = "heed.bulk_turn"  # in the scope of a stream: a context that is entered for each batch
 
 MAX_SMALL_WRITE = 50  # events or items of a request that is no bulk import
 

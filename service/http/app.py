@@ -19,19 +19,20 @@ from service.domain.settings import Settings, unknown_variables
 from service.engine.engine import Engine, open_engine
 from service.engine.namespaces import Namespaces
 from service.http import openapi
-from service.http.access.access_control import NAMESPACE_HEADER, AccessControl
-from service.http.access.engines import Engines
-from service.http.access.origin_checks import OriginChecks
-from service.http.access.rate_limits import RateLimits
-from service.http.access.route_scopes import ROUTES, RouteScopes
+from service.http.access import (
+    NAMESPACE_HEADER,
+    ROUTES,
+    AccessControl,
+    Engines,
+    OriginChecks,
+    RouteScopes,
+)
 from service.http.admission import Admission
-from service.http.arrivals import Arrivals
-from service.http.clients.head_requests import HeadRequests
-from service.http.limits import Bodies, Paths
+from service.http.bodies import Arrivals, Bodies, HeadRequests, Paths
 from service.http.problems import Problems, handle
+from service.http.rate_limits import RateLimits
 from service.http.routes import batch, page, questions, records, running, scenarios
-from service.http.telemetry import Metrics, Telemetry
-from service.http.telemetry.access_log import AccessLog
+from service.http.telemetry import AccessLog, Metrics, Telemetry
 
 _log = logging.getLogger(__name__)
 
@@ -80,16 +81,12 @@ def create_app(
         if engine is None:
             app.state.namespaces = Namespaces(settings, await open_engine(settings))
         namespaces: Namespaces = app.state.namespaces
-        namespaces.on_open(observe_errors)
         namespaces.on_remove(metrics.forget_namespace)
         namespaces.begin()
         try:
             yield
         finally:
             await namespaces.close()
-
-    def observe_errors(name: str, opened: Engine) -> None:
-        opened.observe_errors(metrics.error_observer(name))
 
     app = FastAPI(
         title="Heed",
@@ -112,6 +109,7 @@ def create_app(
             Middleware(Bodies, settings=settings, arrivals=arrivals),
             Middleware(Admission, settings=settings, metrics=metrics),
             Middleware(Engines),
+            Middleware(questions.PlainQuestions),
         ],
         exception_handlers={HTTPException: handle, RequestValidationError: handle},
     )

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
-from service.http.access.route_scopes import Scopes
+from service.http.access import Scopes
 from service.http.problems import MEDIA_TYPE, Problem, documented
 
 DESCRIPTION = """\

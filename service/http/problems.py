@@ -24,11 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.domain import errors
 from service.domain.keys import ApiKey
 from service.domain.names import DEFAULT_NAMESPACE
-from service.http.access.access_control import KEY, NAMESPACE
-from service.http.clients.disconnects import DISCONNECTED, connection_of
-from service.http.clients.head_requests import METHOD
-from service.http.clients.lingering_close import lingering
-from service.http.telemetry import REQUEST_ID
+from service.http.bodies import connection_of, lingering
+from service.http.scope_keys import DISCONNECTED, KEY, METHOD, NAMESPACE, REQUEST_ID
 from service.runtime.file_paths import without_folders
 
 MEDIA_TYPE = "application/problem+json"

@@ -18,9 +18,7 @@ import orjson
 
 from service.domain.errors import HeedError
 from service.jobs.job import Job
-from service.jobs.job_records import JobRecords
-from service.jobs.job_store import TrainingLease
-from service.jobs.lease_watch import LeaseWatch
+from service.jobs.job_records import JobRecords, LeaseWatch, TrainingLease
 from service.stores.base import Store
 
 _SAVE_INTERVAL = 1.0  # seconds between two writes of progress to disk
@@ -97,7 +95,7 @@ def command_job(
     Args:
         data: the data directory.
         options: of the training.
-        store: of the namespace. Where several machines share it, one of them trains at a time.
+        store: of the namespace. If several machines share it, one of them trains at a time.
 
     Raises:
         Conflict: another training of the namespace is running.

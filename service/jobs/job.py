@@ -5,13 +5,22 @@ The process writes JSON lines to stdout: `{"stage": …, "epoch": …, "epochs":
 `{"result": {…}}` or `{"error": …}`. The last lines of all other output are kept as a log.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import signal
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import orjson
+
+from service.domain.errors import Invalid
+from service.domain.names import DEFAULT_NAMESPACE
+from service.domain.timestamps import to_rfc3339
+from service.runtime.file_paths import without_folders
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
@@ -48,7 +57,7 @@ class Job:
         """True when the job has ended, successfully or not."""
         return self.state not in {"queued", "running"}
 
-    def with_stdout(self, line: str) -> "Job":
+    def with_stdout(self, line: str) -> Job:
         """Return the job after its process wrote `line` to stdout."""
         match message := _message(line):
             case {"result": dict(result)}:
@@ -70,11 +79,11 @@ class Job:
                 )
         return dataclasses.replace(self, log=_tail(self.log, line))
 
-    def with_stderr(self, line: str) -> "Job":
+    def with_stderr(self, line: str) -> Job:
         """Return the job after its process wrote `line` to stderr."""
         return dataclasses.replace(self, stderr=_tail(self.stderr, line))
 
-    def with_exit(self, code: int, finished: int, stopped: JobState | None) -> "Job":
+    def with_exit(self, code: int, finished: int, stopped: JobState | None) -> Job:
         """Return the job after its process ended with `code`.
 
         Args:
@@ -89,7 +98,7 @@ class Job:
             return dataclasses.replace(done, state=stopped, error=_STOP_REASONS[stopped])
         return dataclasses.replace(done, state="failed", error=self.error or self._why(code))
 
-    def with_error(self, error: str, finished: int) -> "Job":
+    def with_error(self, error: str, finished: int) -> Job:
         """Return the job as failed, for a reason outside its process."""
         return dataclasses.replace(self, state="failed", error=error, finished=finished)
 
@@ -98,7 +107,7 @@ class Job:
         return orjson.dumps(self, option=orjson.OPT_INDENT_2)
 
     @classmethod
-    def from_json(cls, data: bytes) -> "Job":
+    def from_json(cls, data: bytes) -> Job:
         """Parse what `to_json` returned. Raises ValueError when the bytes are damaged."""
         try:
             job = cls(**orjson.loads(data))
@@ -147,3 +156,59 @@ def _extended(
 
 def _tail(lines: tuple[str, ...], line: str) -> tuple[str, ...]:
     return (*lines[1 - LOG_LINES :], line[:LOG_WIDTH])
+
+
+def job_document(job: Job) -> dict[str, Any]:
+    """Return the public fields of a job."""
+    return {
+        "job_id": job.id,
+        "state": job.state,
+        "options": dict(job.options),
+        "started_by": job.started_by,
+        "created": to_rfc3339(job.created),
+        "started": None if job.started is None else to_rfc3339(job.started),
+        "finished": None if job.finished is None else to_rfc3339(job.finished),
+        "progress": job.progress,
+        "curve": list(job.curve),
+        "metrics": job.metrics,
+        "result": job.result,
+        "error": job.error and without_folders(job.error),
+    }
+
+
+MAX_EPOCHS = 1000  # no log needs a tenth of them
+MAX_SEED = 2**63 - 1
+
+# name -> least and largest value, or the allowed values
+OPTIONS: Mapping[str, tuple[int, int] | tuple[str, ...]] = {
+    "epochs": (1, MAX_EPOCHS),
+    "preset": ("quick", "best"),
+    "seed": (0, MAX_SEED),
+}
+
+
+def training_command(data: Path, encoder: str, options: Mapping[str, Any]) -> Sequence[str]:
+    """Return the command that trains on an absolute directory and publishes without activating.
+
+    Raises:
+        Invalid: at `/options/NAME`, for an unknown option or a value that is not allowed.
+    """
+    argv = [sys.executable, "-m", "service.cli", "train", "--as-job", "--json-progress"]
+    # The directory is a namespace's own already, whatever HEED_NAMESPACE is inherited.
+    argv += ["--no-activate", "--data", str(data), "--namespace", DEFAULT_NAMESPACE]
+    argv += ["--encoder", encoder]
+    for name, value in options.items():
+        allowed = OPTIONS.get(name)
+        if allowed is None:
+            names = ", ".join(sorted(OPTIONS))
+            raise Invalid(f"/options/{name}", f"is not an option of training; those are {names}")
+        if isinstance(allowed[0], int):
+            least, most = allowed
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise Invalid(f"/options/{name}", f"must be a whole number of at least {least}")
+            if value > most:
+                raise Invalid(f"/options/{name}", f"must be a whole number of at most {most}")
+        elif value not in allowed:
+            raise Invalid(f"/options/{name}", f"must be one of {', '.join(map(str, allowed))}")
+        argv += [f"--{name}", str(value)]
+    return argv

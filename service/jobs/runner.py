@@ -1,5 +1,7 @@
 """Runner of training jobs: one child process at a time, with progress that survives a restart."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import dataclasses
@@ -11,16 +13,50 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from service.domain.errors import Busy, Conflict, HeedError, Unavailable
-from service.jobs.child_logs import log_child_line
 from service.jobs.job import Job, JobState
-from service.jobs.job_records import CHILD_LOCK, KEPT, JobRecords
-from service.jobs.job_store import TrainingLease
-from service.jobs.lease_watch import LeaseWatch
+from service.jobs.job_records import CHILD_LOCK, KEPT, JobRecords, LeaseWatch, TrainingLease
 from service.runtime import durable_files, tracing
+from service.runtime.child_process import ChildProcess
 from service.runtime.logs import log_failure
-from service.runtime.processes.child_process import ChildProcess
 from service.stores.base import Store
+
+_training_log = logging.getLogger("heed.training")
+
+_LEVELS = {name.lower(): number for name, number in logging.getLevelNamesMapping().items()}
+# Set again when the line is logged, or names that records have already.
+_OWN = frozenset({"event", "level", "logger", "timestamp", "exception", "name", "message", "job"})
+
+
+def log_child_line(line: str, job_id: str) -> str:
+    """Log a line of stderr that is a log line of `service.runtime.logs`; return its text.
+
+    Any other line is returned as it is and not logged: what libraries and Python print may quote
+    the data.
+    """
+    event = _parse(line)
+    if event is None:
+        return line
+    text = str(event["event"])
+    fields = {f"training_{name}": value for name, value in event.items() if name not in _OWN}
+    fields["job"] = job_id
+    if exception := event.get("exception"):
+        fields["exception"] = exception
+        text = f"{text}: {str(exception).splitlines()[-1]}"
+    level = _LEVELS.get(str(event["level"]), logging.INFO)
+    _training_log.log(level, "%s", event["event"], extra=fields)
+    return text
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        event = orjson.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and {"event", "level"} <= event.keys() else None
+
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +105,7 @@ class JobRunner:
         self._task: asyncio.Task[None] | None = None
         self._child: ChildProcess | None = None
         self._closing = False
-        # Of the jobs that this process ran.
+        # Counted over the jobs that this process ran.
         self.ended: dict[JobState, int] = dict.fromkeys(("succeeded", "failed", "cancelled"), 0)
         self.last_seconds = 0.0
         self._began = 0.0  # when the running child began, by the monotonic clock; 0 without one

@@ -6,9 +6,7 @@ documentation of the service. A member that a question does not produce is left 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import isfinite
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, Required
 
 from pydantic import Field
 from typing_extensions import TypedDict
@@ -16,27 +14,38 @@ from typing_extensions import TypedDict
 from service.questions.asked import EFFECTS_UP_TO
 from service.questions.scalars import Id, WrittenTime
 
+
+def doc(text: str, **more: Any) -> Any:
+    """Return the documentation of a member."""
+    return Field(description=text, **more)
+
+
 RowKind = Literal["because", "trending", "newest", "again", "recommended", "popular"]
+
+
 Space = Literal["content", "trained"]  # item vectors: of their text, or of the trained model
+
 
 RetrievalOut = Annotated[
     Literal["exact", "coarse", "lists"],
-    Field(
-        description="How memories were attended. `exact`: every row. `coarse`: for each target "
-        "and head the rows that FAISS found. `lists`: FAISS's lists of a long memory, some rows "
-        "exactly and the other lists by their summaries."
+    doc(
+        "How memories were attended. `exact`: every row. `coarse`: for each target and head the "
+        "rows that FAISS found. `lists`: FAISS's lists of a long memory, some rows exactly and "
+        "the other lists by their summaries."
     ),
 ]
+
 
 RowsScanned = Annotated[
     int,
-    Field(
-        description="The mean number of rows of the person's memory that were attended one by "
-        "one, for each head and target. In a long memory, events on one item are one row."
+    doc(
+        "The mean number of rows of the person's memory that were attended one by one, for each "
+        "head and target. In a long memory, events on one item are one row."
     ),
 ]
 
-MemoryRows = Annotated[int, Field(description="Number of rows of the person's memory.")]
+
+MemoryRows = Annotated[int, doc("Number of rows of the person's memory.")]
 
 
 class ContributionOut(TypedDict):
@@ -47,63 +56,61 @@ class ContributionOut(TypedDict):
 
     event_id: Annotated[
         str | None,
-        Field(
-            description="Of the newest of the events; null of an event that is not stored, "
-            "and of an interest."
+        doc(
+            "Of the newest of the events; null of an event that is not stored, and of an interest."
         ),
     ]
     item_id: str | None
     title: str
     type: Annotated[
         str,
-        Field(
-            description="Of the event, or `profile`. `hidden` is the sum of the events on "
-            "items that were hidden or deleted, which are not named."
+        doc(
+            "Of the event, or `profile`. `hidden` is the sum of the events on items that were "
+            "hidden or deleted, which are not named."
         ),
     ]
-    timestamp: Annotated[WrittenTime | None, Field(description="Of the newest of the events.")]
+    timestamp: Annotated[WrittenTime | None, doc("Of the newest of the events.")]
     events: Annotated[
         int,
-        Field(
-            description="The number of events on the item, of this type, that the reason sums "
-            "up: those among the 2 `explain` + 8 events that contribute most, or as many more "
-            "as it takes to name so many reasons."
+        doc(
+            "The number of events on the item, of this type, that the reason sums up: those among "
+            "the 2 `explain` + 8 events that contribute most, or as many more as it takes to name "
+            "so many reasons."
         ),
     ]
     weight: Annotated[
-        float, Field(description="The softmax weight, the mean over heads, summed over the events.")
+        float, doc("The softmax weight, the mean over heads, summed over the events.")
     ]
     contribution: Annotated[
         float,
-        Field(
-            description="What the events add to the score, or take from it where negative. Of "
-            "each: what the attention loses where the other events take over its weight, its "
-            "share of the transitions and similarities, and an equal share of what all events "
-            "that raise the score add together. The sum over all events and profile entries "
-            "is the score without `parts.prior`."
+        doc(
+            "What the events add to the score, or take from it where negative. Of each: what the "
+            "attention loses where the other events take over its weight, its share of the "
+            "transitions and similarities, and an equal share of what all events that raise the "
+            "score add together. The sum over all events and profile entries is the score without "
+            "`parts.prior`."
         ),
     ]
     effect: NotRequired[
         Annotated[
             float,
-            Field(
-                description="What the score would lose, had the events never happened: the "
-                "whole model counts, so that later events are read without them. Effects do "
-                "not sum to the score. Of several events an estimate is the sum of what the "
-                "score loses without each one alone, which can be far from what it loses "
-                f"without all of them. In /v1/score of up to {EFFECTS_UP_TO} items unless "
-                "`explain_effects` is false, elsewhere with `explain_effects` or "
-                "`explain_exact`."
+            doc(
+                "What the score would lose, had the events never happened: the whole model "
+                "counts, so that later events are read without them. Effects do not sum to the "
+                "score. Of several events an estimate is the sum of what the score loses without "
+                "each one alone, which can be far from what it loses without all of them. In "
+                f"/v1/score of up to {EFFECTS_UP_TO} items unless `explain_effects` is false, "
+                "elsewhere with `explain_effects` or `explain_exact`."
             ),
         ]
     ]
     effect_is_exact: NotRequired[
         Annotated[
             bool,
-            Field(
-                description="False where `effect` is an estimate. `explain_exact` computes "
-                "it, for several events by leaving out all at once, but for the older events "
-                "of a long history, and for several events of one, which are always estimated."
+            doc(
+                "False where `effect` is an estimate. `explain_exact` computes it, for several "
+                "events by leaving out all at once, but for the older events of a long history, "
+                "and for several events of one, which are always estimated."
             ),
         ]
     ]
@@ -113,14 +120,14 @@ class MarkedOut(TypedDict):
     """A span of a text."""
 
     text: str
-    match: Annotated[bool, Field(description="Whether it is a word of the query.")]
+    match: Annotated[bool, doc("Whether it is a word of the query.")]
 
 
 class LikenessOut(TypedDict):
     """Similarity of an item to the item of the request, in one space."""
 
     cosine: float
-    share: Annotated[float, Field(description="Share of the item's weight that this space holds.")]
+    share: Annotated[float, doc("Share of the item's weight that this space holds.")]
 
 
 class RemainderOut(TypedDict):
@@ -129,177 +136,118 @@ class RemainderOut(TypedDict):
     events: int
     contribution: Annotated[
         float,
-        Field(
-            description="Contributions, this remainder, `parts.prior`, `parts.rules` and "
-            "`parts.reference` sum to the score; in a search, to that by which the memory re-ranks."
+        doc(
+            "Contributions, this remainder, `parts.prior`, `parts.rules` and `parts.reference` sum "
+            "to the score; in a search, to that by which the memory re-ranks."
         ),
     ]
 
 
-class AppliedRuleOut(TypedDict):
+class AppliedRuleOut(TypedDict, total=False):
     """A rule of the question that holds for an item."""
 
-    name: str
-    boost: NotRequired[
-        Annotated[
-            float,
-            Field(
-                description="As the rule has it. The sum of these, in the unit of "
-                "the score, is `parts.rules`."
-            ),
-        ]
+    name: Required[str]
+    boost: Annotated[
+        float,
+        doc("As the rule has it. The sum of these, in the unit of the score, is `parts.rules`."),
     ]
-    bury: NotRequired[
-        Annotated[bool, Field(description="True where it puts the item behind all others.")]
-    ]
+    bury: Annotated[bool, doc("True where it puts the item behind all others.")]
 
 
-class AnsweredItemOut(TypedDict):
+class AnsweredItemOut(TypedDict, total=False):
     """One item of an answer, without the fields that its route does not produce."""
 
-    item_id: Id
-    title: str
-    score: NotRequired[
-        Annotated[
-            float,
-            Field(
-                description="Left out in a list in the order of fields, and of a pinned item "
-                "that a search did not compare."
-            ),
-        ]
+    item_id: Required[Id]
+    title: Required[str]
+    score: Annotated[
+        float,
+        doc(
+            "Left out in a list in the order of fields, and of a pinned item that a search did not "
+            "compare."
+        ),
     ]
-    parts: NotRequired[
-        Annotated[
-            dict[str, float],
-            Field(
-                description="The addends of the score, by name. Of a search: `match` of the "
-                "text, `memory` of the user who is asked for, `rules`."
-            ),
-        ]
+    parts: Annotated[
+        dict[str, float],
+        doc(
+            "The addends of the score, by name. Of a search: `match` of the text, `memory` of the "
+            "user who is asked for, `rules`."
+        ),
     ]
-    reason: NotRequired[
-        Annotated[
-            str,
-            Field(
-                description="`personal`: from a history, by the trained model; `content`: "
-                "from a history, without a model; `popular`: without a history. In "
-                "/v1/popular, what it ranks by; in items taken together, `after` or `basket`, "
-                "and `content` for an item that is only similar."
-            ),
-        ]
+    reason: Annotated[
+        str,
+        doc(
+            "`personal`: from a history, by the trained model; `content`: from a history, without "
+            "a model; `popular`: without a history. In /v1/popular, what it ranks by; in items "
+            "taken together, `after` or `basket`, and `content` for an item that is only similar."
+        ),
     ]
-    events: NotRequired[
-        Annotated[int, Field(description="Of a ready question: the number of events that count.")]
+    events: Annotated[int, doc("Of a ready question: the number of events that count.")]
+    explanation: Annotated[
+        list[ContributionOut],
+        doc(
+            "The events behind the score, by descending contribution: events that raise it come "
+            "first, and events that lower it are listed only after all that raise it. In a search "
+            "they explain the score that re-ranks, which is the one of /v1/score. Empty without a "
+            "memory, and for items too far down to be re-ranked."
+        ),
     ]
-    explanation: NotRequired[
-        Annotated[
-            list[ContributionOut],
-            Field(
-                description="The events behind the score, by descending contribution: events "
-                "that raise it come first, and events that lower it are listed only after all "
-                "that raise it. In a search they explain the score that re-ranks, which is "
-                "the one of /v1/score. Empty without a memory, and for items too far down to "
-                "be re-ranked."
-            ),
-        ]
+    remainder: Annotated[RemainderOut, doc("Beside an `explanation`.")]
+    support: Annotated[
+        int, doc("Users who took the item after the other one, or baskets with both.")
     ]
-    remainder: NotRequired[Annotated[RemainderOut, Field(description="Beside an `explanation`.")]]
-    support: NotRequired[
-        Annotated[
-            int,
-            Field(description="Users who took the item after the other one, or baskets with both."),
-        ]
+    lift: Annotated[
+        float, doc("How many times as many these are as if both items were taken independently.")
     ]
-    lift: NotRequired[
-        Annotated[
-            float,
-            Field(
-                description="How many times as many these are as if both items were taken "
-                "independently."
-            ),
-        ]
+    significance: Annotated[
+        float,
+        doc(
+            "Log-likelihood ratio G² of both items: items below 6.63, which one in a hundred pairs "
+            "reaches by chance, are left out."
+        ),
     ]
-    significance: NotRequired[
-        Annotated[
-            float,
-            Field(
-                description="Log-likelihood ratio G² of both items: items below 6.63, which "
-                "one in a hundred pairs reaches by chance, are left out."
-            ),
-        ]
+    weight: Annotated[float, doc("The softmax weight over the item's keys.")]
+    matched: Annotated[
+        dict[str, float], doc("The share of the weight that each field's key holds.")
     ]
-    weight: NotRequired[
-        Annotated[float, Field(description="The softmax weight over the item's keys.")]
+    highlights: Annotated[
+        dict[str, list[MarkedOut]], doc("The title and a snippet of the description, as spans.")
     ]
-    matched: NotRequired[
-        Annotated[
-            dict[str, float],
-            Field(description="The share of the weight that each field's key holds."),
-        ]
+    mass: Annotated[
+        float, doc("Share of the softmax over the user's memory that was attended row by row.")
     ]
-    highlights: NotRequired[
-        Annotated[
-            dict[str, list[MarkedOut]],
-            Field(description="The title and a snippet of the description, as spans."),
-        ]
+    relative_error: Annotated[
+        float,
+        doc(
+            "Of a long history whose older events were not attended row by row: how far a head's "
+            "context behind the score may be off, relative to its length, at 99 % confidence; the "
+            "largest of the heads."
+        ),
     ]
-    mass: NotRequired[
-        Annotated[
-            float,
-            Field(
-                description="Share of the softmax over the user's memory that was attended "
-                "row by row."
-            ),
-        ]
+    spaces: Annotated[
+        dict[Space, LikenessOut],
+        doc(
+            "Of a similar item: how it is, in each space where both items are. The score is log Σ "
+            "exp(z) over them, z being the cosine in standard deviations above the mean of all "
+            "offered items in that space. Where both spaces are compared, z of `trained` is "
+            "multiplied by √(r r'), r = n / (n + 20) for an item of n training events."
+        ),
     ]
-    relative_error: NotRequired[
-        Annotated[
-            float,
-            Field(
-                description="Of a long history whose older events were not attended row by "
-                "row: how far a head's context behind the score may be off, relative to its "
-                "length, at 99 % confidence; the largest of the heads."
-            ),
-        ]
+    fields: Annotated[
+        dict[str, Any], doc("The fields that were asked for, as far as the item has them.")
     ]
-    spaces: NotRequired[
-        Annotated[
-            dict[Space, LikenessOut],
-            Field(
-                description="Of a similar item: how it is, in each space where both items "
-                "are. The score is log Σ exp(z) over them, z being the cosine in standard "
-                "deviations above the mean of all offered items in that space. Where both "
-                "spaces are compared, z of `trained` is multiplied by √(r r'), r = n / (n + "
-                "20) for an item of n training events."
-            ),
-        ]
+    rules: Annotated[
+        list[AppliedRuleOut], doc("The rules that hold for the item; left out where none does.")
     ]
-    fields: NotRequired[
-        Annotated[
-            dict[str, Any],
-            Field(description="The fields that were asked for, as far as the item has them."),
-        ]
+    moved: Annotated[
+        Literal["pinned", "explored", "buried"],
+        doc("Why the item does not stand where its score would put it."),
     ]
-    rules: NotRequired[
-        Annotated[
-            list[AppliedRuleOut],
-            Field(description="The rules that hold for the item; left out where none does."),
-        ]
-    ]
-    moved: NotRequired[
-        Annotated[
-            Literal["pinned", "explored", "buried"],
-            Field(description="Why the item does not stand where its score would put it."),
-        ]
-    ]
-    propensity: NotRequired[
-        Annotated[
-            float,
-            Field(
-                description="With `explore`: the probability of the item to be in the answer, "
-                "1 for what is not left to chance."
-            ),
-        ]
+    propensity: Annotated[
+        float,
+        doc(
+            "With `explore`: the probability of the item to be in the answer, 1 for what is not "
+            "left to chance."
+        ),
     ]
 
 
@@ -307,7 +255,7 @@ class FacetValueOut(TypedDict):
     """One value of a field."""
 
     value: str | float | bool | None
-    count: Annotated[int, Field(description="Number of items that match and have it.")]
+    count: Annotated[int, doc("Number of items that match and have it.")]
 
 
 class FacetOut(TypedDict):
@@ -315,132 +263,89 @@ class FacetOut(TypedDict):
 
     field: str
     values: list[FacetValueOut]
-    other: Annotated[int, Field(description="Sum of the counts of the values that are left out.")]
-    min: NotRequired[
-        Annotated[float | str, Field(description="The smallest number, or the first time.")]
-    ]
-    max: NotRequired[
-        Annotated[float | str, Field(description="The largest number, or the last time.")]
-    ]
+    other: Annotated[int, doc("Sum of the counts of the values that are left out.")]
+    min: NotRequired[Annotated[float | str, doc("The smallest number, or the first time.")]]
+    max: NotRequired[Annotated[float | str, doc("The largest number, or the last time.")]]
 
 
 class WarningOut(TypedDict):
     """A part of the question that no item of the catalogue meets, or a pin that is left out."""
 
-    pointer: Annotated[
-        str, Field(examples=["/filter/all/0/in/0"], description="A JSON pointer (RFC 6901).")
-    ]
+    pointer: Annotated[str, doc("A JSON pointer (RFC 6901).", examples=["/filter/all/0/in/0"])]
     detail: Annotated[
         str, Field(examples=["no item has the category 'comdy'; did you mean 'comedy'?"])
     ]
 
 
-class AnswerOut(TypedDict):
+class AnswerOut(TypedDict, total=False):
     """Items from one model version; `corrections` are of searches."""
 
-    items: list[AnsweredItemOut]
-    model_version: str
-    retrieval: RetrievalOut
-    degraded: Annotated[
-        bool,
-        Field(
-            description="True when a part that is down was left out: the model that was made "
-            "current cannot be loaded, and an older one answers; or the database of the store "
-            "does not answer, and the answer is from what was known of the user, without "
-            "event ids, `fields` and highlights, and by the last version of a scenario that "
-            "was read."
+    items: Required[list[AnsweredItemOut]]
+    model_version: Required[str]
+    retrieval: Required[RetrievalOut]
+    degraded: Required[
+        Annotated[
+            bool,
+            doc(
+                "True when a part that is down was left out: the model that was made current "
+                "cannot be loaded, and an older one answers; or the database of the store does "
+                "not answer, and the answer is from what was known of the user, without event "
+                "ids, `fields` and highlights, and by the last version of a scenario that was "
+                "read."
+            ),
+        ]
+    ]
+    keys_attended: Annotated[
+        int,
+        doc(
+            "Number of keys that were attended: of items' fields in a search, of items in each "
+            "space for similar ones."
         ),
     ]
-    keys_attended: NotRequired[
-        Annotated[
-            int,
-            Field(
-                description="Number of keys that were attended: of items' fields in a search, "
-                "of items in each space for similar ones."
-            ),
-        ]
+    mass: Annotated[
+        float, doc("Share of the softmax over all these keys that the attended ones hold.")
     ]
-    mass: NotRequired[
-        Annotated[
-            float,
-            Field(
-                description="Share of the softmax over all these keys that the attended ones hold."
-            ),
-        ]
+    rows_scanned: RowsScanned
+    memory_rows: MemoryRows
+    candidates: Annotated[
+        int,
+        doc("Recommend: number of items whose scores were computed, of all that may be answered."),
     ]
-    rows_scanned: NotRequired[RowsScanned]
-    memory_rows: NotRequired[MemoryRows]
-    candidates: NotRequired[
-        Annotated[
-            int,
-            Field(
-                description="Recommend: number of items whose scores were computed, of all "
-                "that may be answered."
-            ),
-        ]
+    corrections: Annotated[
+        dict[str, list[str]],
+        doc(
+            "Words of the query that no item has, and the words that are searched for in their "
+            "place. Left out where all was searched for as it was typed."
+        ),
     ]
-    corrections: NotRequired[
-        Annotated[
-            dict[str, list[str]],
-            Field(
-                description="Words of the query that no item has, and the words that are "
-                "searched for in their place. Left out where all was searched for as it was "
-                "typed."
-            ),
-        ]
+    did_you_mean: Annotated[
+        str,
+        doc(
+            "The query in another spelling, which was not searched for: an offer.",
+            examples=["python for beginners"],
+        ),
     ]
-    did_you_mean: NotRequired[
-        Annotated[
-            str,
-            Field(
-                description="The query in another spelling, which was not searched for: an offer.",
-                examples=["python for beginners"],
-            ),
-        ]
+    spaces: Annotated[
+        list[Space],
+        doc(
+            "Of similar items: the spaces in which the item was compared. A new item is in "
+            "`content` alone until it was trained on, one without text in `trained` alone."
+        ),
     ]
-    spaces: NotRequired[
-        Annotated[
-            list[Space],
-            Field(
-                description="Of similar items: the spaces in which the item was compared. A "
-                "new item is in `content` alone until it was trained on, one without text in "
-                "`trained` alone."
-            ),
-        ]
+    total: Annotated[int, doc("With facets, and in a list: the number of items that match.")]
+    cursor: Annotated[
+        str, doc("Of a list or a search: the cursor of the next page; left out on the last one.")
     ]
-    total: NotRequired[
-        Annotated[
-            int, Field(description="With facets, and in a list: the number of items that match.")
-        ]
-    ]
-    cursor: NotRequired[
-        Annotated[
-            str,
-            Field(
-                description="Of a list or a search: the cursor of the next page; left out on "
-                "the last one."
-            ),
-        ]
-    ]
-    facets: NotRequired[
-        Annotated[list[FacetOut], Field(description="In the order of the request.")]
-    ]
-    warnings: NotRequired[
-        Annotated[list[WarningOut], Field(description="Left out where there is nothing to say.")]
-    ]
-    seed: NotRequired[Annotated[int, Field(description="With `explore`: the seed of its draws.")]]
+    facets: Annotated[list[FacetOut], doc("In the order of the request.")]
+    warnings: Annotated[list[WarningOut], doc("Left out where there is nothing to say.")]
+    seed: Annotated[int, doc("With `explore`: the seed of its draws.")]
 
 
 class ScenarioItemOut(AnsweredItemOut):
     """One item of an answer to a scenario."""
 
     scenario: NotRequired[
-        Annotated[
-            str,
-            Field(
-                description="The fallback that the item is from; left out of the scenario's own."
-            ),
-        ]
+        Annotated[str, doc("The fallback that the item is from; left out of the scenario's own.")]
     ]
 
 
@@ -457,9 +362,9 @@ class FoundEventOut(TypedDict):
 
     event_id: Annotated[
         str | None,
-        Field(
-            description="Null for an event of the request's `history`, and where `degraded` "
-            "is true because the store does not answer."
+        doc(
+            "Null for an event of the request's `history`, and where `degraded` is true because "
+            "the store does not answer."
         ),
     ]
     item_id: Id
@@ -469,29 +374,23 @@ class FoundEventOut(TypedDict):
     score: float
     parts: Annotated[
         dict[str, float],
-        Field(
-            description="The addends of the score: `match` of the item with the query, and "
-            "`recency` of the event, at most 0.5 / `temperature` and half of it at an age of "
-            "30 days."
+        doc(
+            "The addends of the score: `match` of the item with the query, and `recency` of the "
+            "event, at most 0.5 / `temperature` and half of it at an age of 30 days."
         ),
     ]
-    weight: Annotated[
-        float, Field(description="The softmax weight of the event among all of the history.")
-    ]
+    weight: Annotated[float, doc("The softmax weight of the event among all of the history.")]
     matched: Annotated[
-        dict[str, float],
-        Field(description="The share of the item's weight that each field's key holds."),
+        dict[str, float], doc("The share of the item's weight that each field's key holds.")
     ]
     highlights: NotRequired[
         Annotated[
-            dict[str, list[MarkedOut]],
-            Field(description="The title and a snippet of the description, as spans."),
+            dict[str, list[MarkedOut]], doc("The title and a snippet of the description, as spans.")
         ]
     ]
     fields: NotRequired[
         Annotated[
-            dict[str, Any],
-            Field(description="The fields that were asked for, as far as the item has them."),
+            dict[str, Any], doc("The fields that were asked for, as far as the item has them.")
         ]
     ]
 
@@ -501,60 +400,49 @@ class FoundEventsOut(TypedDict):
 
     events: list[FoundEventOut]
     model_version: str
-    retrieval: Annotated[str, Field(description="`exact`, or `coarse` where keys were left out.")]
-    degraded: Annotated[bool, Field(description="As in the answer to a search of the catalogue.")]
-    keys_attended: Annotated[int, Field(description="Number of field keys that were attended.")]
+    retrieval: Annotated[str, doc("`exact`, or `coarse` where keys were left out.")]
+    degraded: Annotated[bool, doc("As in the answer to a search of the catalogue.")]
+    keys_attended: Annotated[int, doc("Number of field keys that were attended.")]
     mass: Annotated[
         float,
-        Field(
-            description="Share of the softmax over the field keys of the history's items that was "
-            "attended."
-        ),
+        doc("Share of the softmax over the field keys of the history's items that was attended."),
     ]
     corrections: NotRequired[
         Annotated[
             dict[str, list[str]],
-            Field(
-                description="As in the answer to a search of the catalogue, whose words they are."
-            ),
+            doc("As in the answer to a search of the catalogue, whose words they are."),
         ]
     ]
-    did_you_mean: NotRequired[
-        Annotated[str, Field(description="The query in another spelling: an offer.")]
-    ]
+    did_you_mean: NotRequired[Annotated[str, doc("The query in another spelling: an offer.")]]
     warnings: NotRequired[
-        Annotated[list[WarningOut], Field(description="Left out where there is nothing to say.")]
+        Annotated[list[WarningOut], doc("Left out where there is nothing to say.")]
     ]
-    scenario: NotRequired[Annotated[str, Field(description="The scenario that was asked.")]]
+    scenario: NotRequired[Annotated[str, doc("The scenario that was asked.")]]
     scenario_version: NotRequired[int]
 
 
-class RowReasonOut(TypedDict):
+class RowReasonOut(TypedDict, total=False):
     """Why a row is on the page."""
 
-    kind: Annotated[
-        RowKind,
-        Field(
-            description="`because`: one item of the history, or an interest, raises the scores of "
-            "these items most; `trending`; `newest`; `again`: the user took them at several times; "
-            "`recommended`; `popular`."
-        ),
-    ]
-    text: Annotated[
-        str, Field(examples=["Because you watched Alien"], description="A sentence to show.")
-    ]
-    item_id: NotRequired[Annotated[str, Field(description="Of `because`: that item.")]]
-    event_ids: NotRequired[
+    kind: Required[
         Annotated[
-            list[str],
-            Field(description="Of `because`: the stored events on it that add most to the scores."),
+            RowKind,
+            doc(
+                "`because`: one item of the history, or an interest, raises the scores of these "
+                "items most; `trending`; `newest`; `again`: the user took them at several times; "
+                "`recommended`; `popular`."
+            ),
         ]
     ]
-    categories: NotRequired[
-        Annotated[
-            list[str],
-            Field(description="Of `newest`: the user's categories, from which these items are."),
-        ]
+    text: Required[
+        Annotated[str, doc("A sentence to show.", examples=["Because you watched Alien"])]
+    ]
+    item_id: Annotated[str, doc("Of `because`: that item.")]
+    event_ids: Annotated[
+        list[str], doc("Of `because`: the stored events on it that add most to the scores.")
+    ]
+    categories: Annotated[
+        list[str], doc("Of `newest`: the user's categories, from which these items are.")
     ]
 
 
@@ -565,28 +453,20 @@ class RowOut(TypedDict):
     items: list[AnsweredItemOut]
 
 
-class RowsOut(TypedDict):
+class RowsOut(TypedDict, total=False):
     """Rows of a page, from one model version; no item is in two of them."""
 
-    rows: list[RowOut]
-    model_version: str
-    retrieval: RetrievalOut
-    rows_scanned: NotRequired[RowsScanned]
-    memory_rows: NotRequired[MemoryRows]
-    degraded: bool
-    warnings: NotRequired[
-        Annotated[list[WarningOut], Field(description="Left out where there is nothing to say.")]
-    ]
-    total: NotRequired[
-        Annotated[
-            int, Field(description="With facets: the number of items that may stand in a row.")
-        ]
-    ]
-    facets: NotRequired[
-        Annotated[list[FacetOut], Field(description="In the order of the request.")]
-    ]
-    scenario: NotRequired[Annotated[str, Field(description="The scenario that was asked.")]]
-    scenario_version: NotRequired[int]
+    rows: Required[list[RowOut]]
+    model_version: Required[str]
+    retrieval: Required[RetrievalOut]
+    rows_scanned: RowsScanned
+    memory_rows: MemoryRows
+    degraded: Required[bool]
+    warnings: Annotated[list[WarningOut], doc("Left out where there is nothing to say.")]
+    total: Annotated[int, doc("With facets: the number of items that may stand in a row.")]
+    facets: Annotated[list[FacetOut], doc("In the order of the request.")]
+    scenario: Annotated[str, doc("The scenario that was asked.")]
+    scenario_version: int
 
 
 class ItemEventOut(TypedDict):
@@ -601,7 +481,7 @@ class ItemEventsOut(TypedDict):
     """The newest events of an item, newest first."""
 
     events: list[ItemEventOut]
-    total: Annotated[int, Field(description="Number of all events of the item.")]
+    total: Annotated[int, doc("Number of all events of the item.")]
     degraded: bool
 
 
@@ -610,25 +490,19 @@ class AudienceUserOut(TypedDict):
 
     user_id: Id
     score: Annotated[
-        float,
-        Field(
-            description="Of the item, above the level of the user's scores of the reference items."
-        ),
+        float, doc("Of the item, above the level of the user's scores of the reference items.")
     ]
-    parts: Annotated[dict[str, float], Field(description="The addends of the score, by name.")]
-    reason: Annotated[
-        str, Field(description="`personal`: by the trained model; `content`: without one.")
-    ]
+    parts: Annotated[dict[str, float], doc("The addends of the score, by name.")]
+    reason: Annotated[str, doc("`personal`: by the trained model; `content`: without one.")]
     explanation: NotRequired[
         Annotated[
             list[ContributionOut],
-            Field(description="The events that raise the score most. Left out with `explain` 0."),
+            doc("The events that raise the score most. Left out with `explain` 0."),
         ]
     ]
     remainder: NotRequired[
         Annotated[
-            RemainderOut,
-            Field(description="The contribution of all other events. Left out with `explain` 0."),
+            RemainderOut, doc("The contribution of all other events. Left out with `explain` 0.")
         ]
     ]
 
@@ -640,13 +514,13 @@ class AudienceOut(TypedDict):
     model_version: str
     scored: Annotated[
         int,
-        Field(
-            description="Number of users whose scores were compared. If these are fewer than "
-            "the `candidates`, they are those with most events on items that the same users "
-            "take, or that are similar."
+        doc(
+            "Number of users whose scores were compared. If these are fewer than the "
+            "`candidates`, they are those with most events on items that the same users take, or "
+            "that are similar."
         ),
     ]
-    candidates: Annotated[int, Field(description="Number of users who may be in the audience.")]
+    candidates: Annotated[int, doc("Number of users who may be in the audience.")]
     retrieval: RetrievalOut
     rows_scanned: NotRequired[RowsScanned]
     memory_rows: NotRequired[MemoryRows]
@@ -659,20 +533,19 @@ class AffinityOut(TypedDict):
     value: str | float | bool | None
     mass: Annotated[
         float,
-        Field(
-            description="Softmax weight of the user's events on items with the value: the "
-            "mean over heads and the 100 best items. An item with several values counts for "
-            "each."
+        doc(
+            "Softmax weight of the user's events on items with the value: the mean over heads and "
+            "the 100 best items. An item with several values counts for each."
         ),
     ]
     score: Annotated[
         float | None,
-        Field(
-            description="Mean score of items with the value, above that of all items, or of "
-            "an even sample of many; null where none of these has the value."
+        doc(
+            "Mean score of items with the value, above that of all items, or of an even sample of "
+            "many; null where none of these has the value."
         ),
     ]
-    events: Annotated[int, Field(description="Number of events on items with the value.")]
+    events: Annotated[int, doc("Number of events on items with the value.")]
 
 
 class AffinitiesOut(TypedDict):
@@ -690,14 +563,14 @@ class AffinitiesOut(TypedDict):
 class AttendedEventOut(TypedDict):
     """The event, or the entry of a profile, that a row of a user's memory stands for."""
 
-    event_id: Annotated[str | None, Field(description="Null for an entry of a profile.")]
+    event_id: Annotated[str | None, doc("Null for an entry of a profile.")]
     item_id: str | None
     title: str
     type: Annotated[
         str,
-        Field(
-            description="The type of the event, or `profile`. An event on an item that was hidden "
-            "or deleted is `hidden`, and not named."
+        doc(
+            "The type of the event, or `profile`. An event on an item that was hidden or deleted "
+            "is `hidden`, and not named."
         ),
     ]
     timestamp: WrittenTime | None
@@ -709,38 +582,25 @@ class AttendedOut(TypedDict):
     rows: list[int]
     ids: Annotated[
         list[str] | None,
-        Field(
-            description="Event ids of a user's memory, item ids of the catalogue; null "
-            "otherwise. An event id is empty where the database does not answer."
+        doc(
+            "Event ids of a user's memory, item ids of the catalogue; null otherwise. An event id "
+            "is empty where the database does not answer."
         ),
     ]
-    weights: Annotated[
-        list[list[float]], Field(description="For each head, the weight of each row.")
-    ]
-    context: Annotated[
-        list[float], Field(description="Over all attended rows, whatever the limit.")
-    ]
-    mass: Annotated[
-        list[float], Field(description="For each head, the share of the softmax attended.")
-    ]
+    weights: Annotated[list[list[float]], doc("For each head, the weight of each row.")]
+    context: Annotated[list[float], doc("Over all attended rows, whatever the limit.")]
+    mass: Annotated[list[float], doc("For each head, the share of the softmax attended.")]
     retrieval: RetrievalOut
     rows_scanned: NotRequired[RowsScanned]
     memory_rows: NotRequired[MemoryRows]
     model_version: str | None
     degraded: Annotated[
         bool,
-        Field(
-            description="As in the answer to a recommendation: newer events, and ids of "
-            "events, may be missing."
+        doc(
+            "As in the answer to a recommendation: newer events, and ids of events, may be missing."
         ),
     ]
     events: Annotated[
         list[AttendedEventOut] | None,
-        Field(description="The rows of a user's memory, in the order of `rows`; null otherwise."),
+        doc("The rows of a user's memory, in the order of `rows`; null otherwise."),
     ]
-
-
-def check_finite(what: str, numbers: Iterable[float]) -> None:
-    """Raise `ArithmeticError` unless all are finite: in JSON, NaN would be null."""
-    if not all(map(isfinite, numbers)):
-        raise ArithmeticError(f"{what} came out as NaN or infinity")

@@ -6,12 +6,12 @@ validation because a scenario is checked once more when a request narrows it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.item_filter import EVERYTHING, Group
 from service.domain.errors import Invalid
 from service.domain.settings import Settings
@@ -21,20 +21,22 @@ from service.questions.parts import (
     MAX_CONDITIONS,
     MAX_VALUES,
     AnswerFields,
+    AtMostIn,
     AtMosts,
     Explore,
     Facets,
     FilterField,
+    PinIn,
     Pins,
     RequestTime,
     RetrievalIn,
     RetrievalParams,
+    RuleIn,
     Rules,
     Seed,
     SortIn,
     Temperature,
     VisibleIn,
-    check_steering,
     in_categories,
 )
 from service.questions.scalars import (
@@ -141,7 +143,8 @@ class PersonalQuestion(Body):
 
     def options(self, settings: Settings) -> AttentionOptions:
         """Return the options by which the memory is attended."""
-        return self.retrieval.options(
+        return attention_options(
+            self.retrieval,
             settings,
             temperature=self.temperature,
             hard=self.hard,
@@ -466,3 +469,43 @@ class SimilarIn(Body):
 
 class _SimilarOfParams(SimilarIn):
     filter_pointer = ""  # its conditions are query parameters
+
+
+def attention_options(
+    retrieval: RetrievalIn,
+    settings: Settings,
+    *,
+    temperature: float = 1.0,
+    hard: bool = False,
+    exclude_self: bool = False,
+) -> AttentionOptions:
+    """Return the options by which a memory is attended; what is left open is a setting."""
+    return AttentionOptions(
+        temperature,
+        hard,
+        exclude_self,
+        retrieval.mode,
+        retrieval.k,
+        probes=retrieval.probes,
+        exact_up_to=settings.max_exact_rows,
+        max_error=retrieval.max_error or settings.max_attention_error,
+    )
+
+
+def check_steering(
+    rules: Sequence[RuleIn], pins: Sequence[PinIn] = (), at_most: Sequence[AtMostIn] = ()
+) -> None:
+    """Raise `Invalid` for a rule, a pin or a quota that repeats another."""
+    _check_distinct([rule.name for rule in rules], "rules", "name")
+    _check_distinct([pin.item_id for pin in pins], "pin", "item_id")
+    _check_distinct([pin.position for pin in pins], "pin", "position")
+    _check_distinct([quota.field for quota in at_most], "at_most", "field")
+
+
+def _check_distinct(values: Sequence[object], name: str, key: str) -> None:
+    for place, value in enumerate(values):
+        if value in values[:place]:
+            raise Invalid(
+                f"/{name}/{place}/{key}",
+                f"must not repeat /{name}/{values.index(value)}/{key}",
+            )

@@ -16,11 +16,10 @@ from pydantic import (
     model_validator,
 )
 
-from models.attention.attention_options import AttentionOptions, Mode
+from models.attention.attend import Mode
 from models.catalogue.item_filter import EVERYTHING, Condition, Group, ItemFilter
 from service.domain.errors import Invalid
 from service.domain.records import ATTRIBUTES
-from service.domain.settings import Settings
 from service.domain.timestamps import from_rfc3339
 from service.questions.scalars import (
     INTEGRAL,
@@ -390,26 +389,6 @@ class RetrievalIn(_Retrieval, Body):
 
     mode: RetrievalMode = "auto"
 
-    def options(
-        self,
-        settings: Settings,
-        *,
-        temperature: float = 1.0,
-        hard: bool = False,
-        exclude_self: bool = False,
-    ) -> AttentionOptions:
-        """Return the options of attention; what the retrieval leaves open is a setting."""
-        return AttentionOptions(
-            temperature,
-            hard,
-            exclude_self,
-            self.mode,
-            self.k,
-            probes=self.probes,
-            exact_up_to=settings.max_exact_rows,
-            max_error=self.max_error or settings.max_attention_error,
-        )
-
     def check_no_history(self, why: str) -> None:
         """Raise `Invalid` for `max_error`, which is of histories only."""
         if self.max_error is not None:
@@ -604,22 +583,3 @@ Seed = Annotated[
         "same answer. Without it there is a new one each time, which the answer names."
     ),
 ]
-
-
-def check_steering(
-    rules: Sequence[RuleIn], pins: Sequence[PinIn] = (), at_most: Sequence[AtMostIn] = ()
-) -> None:
-    """Raise `Invalid` for a rule, a pin or a quota that repeats another."""
-    _check_distinct([rule.name for rule in rules], "rules", "name")
-    _check_distinct([pin.item_id for pin in pins], "pin", "item_id")
-    _check_distinct([pin.position for pin in pins], "pin", "position")
-    _check_distinct([quota.field for quota in at_most], "at_most", "field")
-
-
-def _check_distinct(values: Sequence[object], name: str, key: str) -> None:
-    for place, value in enumerate(values):
-        if value in values[:place]:
-            raise Invalid(
-                f"/{name}/{place}/{key}",
-                f"must not repeat /{name}/{values.index(value)}/{key}",
-            )

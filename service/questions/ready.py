@@ -9,7 +9,7 @@ from pydantic import Field
 from models.catalogue.item_filter import EVERYTHING
 from service.domain.errors import Invalid
 from service.domain.settings import Settings
-from service.questions.asked import MAX_EXPLAIN, Session
+from service.questions.asked import MAX_EXPLAIN, Session, check_steering
 from service.questions.parts import (
     ALL_EVENTS,
     AUTO,
@@ -23,7 +23,6 @@ from service.questions.parts import (
     RetrievalParams,
     Rules,
     VisibleIn,
-    check_steering,
 )
 from service.questions.scalars import (
     INTEGRAL,

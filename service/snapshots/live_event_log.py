@@ -17,7 +17,7 @@ from models.data.vocabulary import Vocabulary
 from service.domain.errors import StoreUnreachable
 from service.domain.records import NEGATIVE
 from service.runtime.logs import log_failure
-from service.runtime.processes.shared_arrays import SharedArrays
+from service.runtime.workers import SharedArrays
 from service.stores.base import Store
 from service.stores.values import LogChanges
 
@@ -41,10 +41,10 @@ class LoadedEventLog:
 class LiveEventLog:
     """Follows the event log of a store: what was acknowledged before `current` is in its answer.
 
-    Where the store cannot be reached, the answer is what was read before, and is marked as stale.
+    If the store cannot be reached, the answer is what was read before, and is marked as stale.
 
-    Of several processes, the first reads the log into memory that the others map. A process that
-    dies meanwhile is succeeded by another, and each follows the store by itself from then on.
+    The first of several processes reads the log into memory that the others map. A process that
+    dies meanwhile is succeeded by another, and each follows the store from then on.
 
     Args:
         store: is followed, whichever process writes to it.

@@ -1,25 +1,189 @@
-"""The encoder of queries and the search parameters in use, which follow their files."""
+"""The encoder of queries and the search parameters in use, which follow their files.
+
+A data directory has the query table of its catalogue in one file, and fitted parameters, one set
+for each encoder of queries, in another.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
-from models.ranking.search_parameters import SearchParameters
+from models.ranking.matches import DEFAULTS, SearchParameters
 from models.text.query_table import QueryTable, TokenizingEncoder
-from service.domain.errors import HeedError
+from service.domain.errors import Corrupt, HeedError
+from service.runtime import durable_files
 from service.runtime.data_layout import QUERY_TABLE_FILE, SEARCH_FILE
-from service.snapshots.query_tables import load_query_table
-from service.snapshots.search_parameters import has_search_parameters, load_search_parameters
 from service.snapshots.text_embeddings import EmbeddingCache
 
 _log = logging.getLogger(__name__)
+
+
+def save_query_table(path: Path, table: QueryTable, encoder: str) -> None:
+    """Save a table that was fitted for the text encoder of this name, atomically.
+
+    Raises:
+        StoreFull: the disk is full.
+    """
+    with durable_files.open_replacement(path) as file:
+        file.write(save({"rows": table.rows}, {"encoder": encoder, "name": table.name}))
+
+
+def load_query_table(path: Path, encoder: TokenizingEncoder) -> QueryTable | None:
+    """Load the table of a text encoder; None if no table can be used.
+
+    The log says why a file is not used.
+    """
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "numpy") as file:
+            said = file.metadata() or {}
+            of = said.get("encoder")
+            if of == encoder.name:
+                table = QueryTable(encoder, file.get_tensor("rows"))
+                if table.name == said.get("name"):  # which has a digest of the rows
+                    return table
+                raise ValueError("its digest is of other rows")
+    except (OSError, SafetensorError, ValueError) as error:
+        _log.warning(
+            "%s is not used, for it is damaged (%s): queries are encoded by %s, until "
+            "heed tune-search fits another",
+            path,
+            error,
+            encoder.name,
+        )
+    else:
+        _log.warning(
+            "%s is not used, for it was fitted for the text encoder %s: queries are encoded by %s, "
+            "until heed tune-search fits another",
+            path,
+            of,
+            encoder.name,
+        )
+    return None
+
+
+_GROWTH = 2  # times the items of a calibration, from which on another is worth its seconds
+
+Evidence = Literal["judgments", "catalogue"]
+
+
+class FittedParameters(NamedTuple):
+    """Search parameters, and what they were fitted to."""
+
+    parameters: SearchParameters
+    fitted_to: Evidence = "judgments"
+    items: int = 0  # in the catalogue they were fitted to
+
+
+def load_search_parameters(path: Path, encoder: str) -> SearchParameters:
+    """Load the parameters that were fitted for an encoder of queries, or the defaults.
+
+    Parameters fitted to the cosines of one encoder say nothing of another's: each has its own, and
+    so has a query table.
+
+    Raises:
+        Corrupt: naming the file, where it is not what `save_search_parameters` wrote.
+    """
+    kept = _read_parameters(path)
+    if kept and encoder not in kept:
+        _log.warning(
+            "%s holds search parameters fitted for the text encoder %s, which are not used: %s is "
+            "searched with by the defaults, until heed tune-search fits others",
+            path,
+            " and ".join(sorted(kept)),
+            encoder,
+        )
+    return kept[encoder].parameters if encoder in kept else DEFAULTS
+
+
+def has_search_parameters(path: Path, encoder: str) -> bool:
+    """Report whether parameters were fitted for an encoder of queries.
+
+    Raises:
+        Corrupt: as `load_search_parameters`.
+    """
+    return encoder in _read_parameters(path)
+
+
+def save_search_parameters(
+    path: Path, encoder: str, fitted: FittedParameters, *, replaces: str | None = None
+) -> None:
+    """Save the parameters of an encoder of queries; those of other encoders stay as they are.
+
+    With `replaces`, those of all encoders whose names begin with it are removed.
+
+    Raises:
+        Corrupt: as `load_search_parameters`.
+        StoreFull: the disk is full.
+    """
+    kept = {
+        name: each
+        for name, each in _read_parameters(path).items()
+        if replaces is None or not name.startswith(replaces)
+    }
+    every = {
+        name: {
+            **each.parameters.as_dict(),
+            "fitted_to": each.fitted_to,
+            "items": each.items,
+        }
+        for name, each in {**kept, encoder: fitted}.items()
+    }
+    with durable_files.open_replacement(path) as file:
+        file.write(orjson.dumps(every, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def is_calibration_due(path: Path, encoder: str, items: int) -> bool:
+    """Report whether a catalogue has grown enough to be calibrated on, since it last was.
+
+    Parameters fitted to judgments are never due.
+
+    Raises:
+        Corrupt: as `load_search_parameters`.
+    """
+    kept = _read_parameters(path).get(encoder)
+    if kept is None:
+        return items > 0
+    return kept.fitted_to == "catalogue" and items >= _GROWTH * kept.items
+
+
+def _read_parameters(path: Path) -> Mapping[str, FittedParameters]:
+    """Read the parameters by encoder name; none where the file is missing."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    try:
+        return {name: _parse(each) for name, each in orjson.loads(content).items()}
+    except (TypeError, ValueError, AttributeError) as error:
+        raise Corrupt(
+            f"{path}: is no set of search parameters for each text encoder ({error}); delete it, "
+            "and fit them again with heed tune-search"
+        ) from error
+
+
+def _parse(values: dict[str, object]) -> FittedParameters:
+    """Parse an entry of the file. Raises TypeError or ValueError where it is none."""
+    # Files of 0.2 say nothing of judgments, to which all were fitted.
+    fitted_to, items = values.pop("fitted_to", "judgments"), values.pop("items", 0)
+    if fitted_to not in get_args(Evidence):
+        raise ValueError(f"fitted_to must be one of {get_args(Evidence)}, not {fitted_to!r}")
+    if not isinstance(items, int) or items < 0:
+        raise ValueError(f"items must be a number of items, not {items!r}")
+    return FittedParameters(SearchParameters(**values), fitted_to, items)  # type: ignore[arg-type]
+
 
 _Token = tuple[tuple[int, int, int] | None, ...]
 

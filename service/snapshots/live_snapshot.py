@@ -6,66 +6,40 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import INDEX_FROM, UNTRAINED, Snapshot
-from models.data.vocabulary import Vocabulary
-from models.encoder.event_types import UNKNOWN
+from models.encoder.event_bias import UNKNOWN
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.index.faiss_structures import StructureCache
+from models.index.ann_index import StructureCache
 from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
 from models.text.bm25 import BM25Writer
 from service.domain.errors import HeedError, ModelRejected
 from service.domain.settings import KEYWORD_FIELDS
 from service.domain.stage_clock import StageClock
-from service.runtime.processes.shared_arrays import SharedArrays
-from service.snapshots.catalogue.catalogue_cache import CatalogueCache
-from service.snapshots.catalogue.catalogue_updates import CatalogueUpdates
-from service.snapshots.catalogue_refresh import CatalogueRefresh, UnacknowledgedWrites
-from service.snapshots.index_refresh import IndexRefresh, ServedSnapshot
-from service.snapshots.registry import PointerToken, Registry
-from service.snapshots.text_embeddings import EmbeddingCache
+from service.snapshots.catalogue_updates import CatalogueUpdates
+from service.snapshots.derived_files import CatalogueCache
+from service.snapshots.registry import Registry
+from service.snapshots.served import CatalogueRefresh, IndexRefresh, Served
 from service.stores.base import Store
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PreloadedSnapshot:
-    """State of a `LiveSnapshot` that forked processes start from, and whose memory they share."""
-
-    embeddings: EmbeddingCache
-    vocabulary: Vocabulary = field(default_factory=Vocabulary)
-    snapshot: Snapshot | None = None
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    catalogue_version: int = 0
-    token: PointerToken | None = None
-    unacknowledged: UnacknowledgedWrites = field(default_factory=UnacknowledgedWrites)
-    event_log: SharedArrays | None = None  # takes the log that one of the processes reads
-    model_created: int | None = None
-
-    fault: str | None = None
-
-
 class LiveSnapshot:
     """Serves one snapshot to requests, and replaces it by later ones.
-
-    Vocabulary rows belong to the process: they keep their meaning across model versions, so
-    neither the catalogue's vectors nor the cached histories are rebuilt by a swap.
 
     Args:
         executor: where models are loaded.
         index_from: number of rows from which on an index is built, as in `Snapshot.build`.
         keyword_fields: attributes that hold identifiers.
-        preloaded: state to start from, in a forked process.
         indexing_lock: a file that processes of one catalogue lock while they build indexes.
         index_cache: of indexes that were built before.
         catalogue_cache: of the catalogue that an earlier process read.
@@ -75,33 +49,25 @@ class LiveSnapshot:
         self,
         store: Store,
         registry: Registry,
-        embeddings: EmbeddingCache,
+        served: Served,
         executor: Executor,
         *,
         index_from: int = INDEX_FROM,
         keyword_fields: Sequence[str] = KEYWORD_FIELDS,
-        preloaded: PreloadedSnapshot | None = None,
         indexing_lock: Path | None = None,
         index_cache: StructureCache | None = None,
         catalogue_cache: CatalogueCache | None = None,
     ) -> None:
         self._store = store
         self._registry = registry
-        self._embeddings = embeddings
         self._executor = executor
         self._index_from = index_from
         self._index_cache = index_cache
         self._counted_at = -1  # the store's tick at which popularity was counted
         self._activations: set[asyncio.Task[Snapshot]] = set()
-        state = preloaded or PreloadedSnapshot(embeddings)
-        self.vocabulary, self._token = state.vocabulary, state.token
-        # Time at which the served model was published, microseconds UTC; None without a model.
-        self.model_created = state.model_created
-        # Why another model answers instead of the registry's current one; None if that answers.
-        self.fault = state.fault
-        self._served = ServedSnapshot(state.snapshot, state.counts)
+        self.served = replace(served, lock=asyncio.Lock())
         self.indexes = IndexRefresh(
-            self._served,
+            self.served,
             executor,
             index_from=index_from,
             lock=indexing_lock,
@@ -109,11 +75,9 @@ class LiveSnapshot:
         )
         self.catalogue = CatalogueRefresh(
             store,
-            self._served,
-            CatalogueUpdates(embeddings, keyword_fields),
+            self.served,
+            CatalogueUpdates(served.embeddings, keyword_fields),
             self.indexes,
-            version=state.catalogue_version,
-            unacknowledged=state.unacknowledged,
             cache=catalogue_cache,
         )
 
@@ -123,22 +87,17 @@ class LiveSnapshot:
 
         The current model cannot be served, or the database does not tell what it knows of items.
         """
-        return self.fault is not None or self.catalogue.is_stale
+        return self.served.fault is not None or self.catalogue.is_stale
 
     @property
     def snapshot(self) -> Snapshot:
         """The latest snapshot, which may lag behind the catalogue; see `current`."""
-        return self._served.snapshot
+        return self.served.snapshot
 
     @property
     def is_activating(self) -> bool:
         """True while a model version is being activated."""
         return bool(self._activations)
-
-    @property
-    def replaced_at(self) -> float:
-        """Time at which the snapshot last changed, seconds of the monotonic clock."""
-        return self._served.replaced_at
 
     async def open(self) -> None:
         """Load the catalogue, popularity and the current model; of a preloaded state, what changed.
@@ -151,42 +110,28 @@ class LiveSnapshot:
             Corrupt: naming the model file that fails its checks, when no other model can be served.
             ModelRejected: when the current model does not fit this service, and no other does.
         """
-        if self._served.current is not None:
+        if self.served.current is not None:
             await self.current()
             await self.follow_registry()
             return
         await self._registry.refresh()
-        self._token = self._registry.current_token()
+        self.served.token = self._registry.current_token()
         stages = StageClock()
         with stages("catalogue"):
-            dimension = self._embeddings.encoder.dimension
-            empty = Catalogue.empty(dimension, self.vocabulary, BM25Writer())
+            dimension = self.served.embeddings.encoder.dimension
+            empty = Catalogue.empty(dimension, self.served.vocabulary, BM25Writer())
             # Before the popularity: rows, and with them the indexes, do not depend on events.
             catalogue = await self.catalogue.read(empty, self._executor)
         with stages("popularity"):
             await self._count_popularity()
 
         def build() -> Snapshot:
-            self._embeddings.save()
+            self.served.embeddings.save()
             return self._load_newest_intact(catalogue)
 
         with stages("model"):
-            await self._served.replace(self._executor, build)
+            await self.served.replace(self._executor, build)
         _log.info("loaded: %s", ", ".join(f"{n} {s:.2f} s" for n, s in stages.seconds.items()))
-
-    def preloaded(self) -> PreloadedSnapshot:
-        """The state for the `LiveSnapshot` of a forked process to start from."""
-        return PreloadedSnapshot(
-            self._embeddings,
-            self.vocabulary,
-            self.snapshot,
-            self._served.counts,
-            self.catalogue.version,
-            self._token,
-            self.catalogue.unacknowledged,
-            model_created=self.model_created,
-            fault=self.fault,
-        )
 
     def close(self) -> None:
         """Abandon the work beside requests."""
@@ -223,39 +168,39 @@ class LiveSnapshot:
         A model that cannot be served is logged, once, and the old version goes on, `degraded`.
         """
         await self._registry.refresh()
-        if self._registry.current_token() == self._token:
+        if self._registry.current_token() == self.served.token:
             return
         loop = asyncio.get_running_loop()
-        async with self._served.lock:
+        async with self.served.lock:
             token = self._registry.current_token()
             try:
                 version = await loop.run_in_executor(self._executor, self._registry.current)
                 if version is not None and version != self.snapshot.version:
                     load = partial(self._load, version, self.snapshot.catalogue)
-                    await self._served.replace(self._executor, load)
+                    await self.served.replace(self._executor, load)
                     _log.info("serving model %s", version)
-                self.fault = None
+                self.served.fault = None
             except HeedError as error:
-                self.fault = error.state
+                self.served.fault = error.state
                 _log.error(
                     "what was made current is not served, model %s goes on: %s",
                     self.snapshot.version,
                     error.detail,
                 )
-            self._token = token
+            self.served.token = token
 
     async def refresh_popularity(self) -> None:
         """Put the popularity of now into the snapshot. Call it now and then."""
-        async with self._served.lock:
+        async with self.served.lock:
             await self._count_popularity()
-            base, counts = self.snapshot, self._served.counts
+            base, counts = self.snapshot, self.served.counts
             catalogue = base.catalogue.with_items(())  # items that events named meanwhile
             if catalogue is base.catalogue and np.array_equal(
                 base.counts, counts[: len(base.counts)]
             ):
                 return
             refreshed = partial(base.refreshed, catalogue, counts.copy())
-            await self._served.replace(self._executor, refreshed)
+            await self.served.replace(self._executor, refreshed)
 
     # ------------------------------------------------------------------ the parts
 
@@ -266,9 +211,9 @@ class LiveSnapshot:
             self._registry.activate(version)
             return new
 
-        async with self._served.lock:
-            await self._served.replace(self._executor, proven)
-            self.fault = None
+        async with self.served.lock:
+            await self.served.replace(self._executor, proven)
+            self.served.fault = None
             _log.info("serving model %s", version)
             return self.snapshot
 
@@ -292,7 +237,7 @@ class LiveSnapshot:
             except HeedError as error:
                 _log.warning("model %s cannot be served either: %s", version.version, error.detail)
                 continue
-            self.fault = fault.state
+            self.served.fault = fault.state
             _log.error(
                 "the current model is not served, %s is instead, and answers are degraded: %s. "
                 "Train again, or run `heed models activate %s` to keep this one",
@@ -314,14 +259,14 @@ class LiveSnapshot:
         build = partial(
             Snapshot.build,
             catalogue=catalogue,
-            counts=self._served.counts,
+            counts=self.served.counts,
             index_from=self._index_from,
             cache=self._index_cache,
         )
         if version is None:
-            self.model_created = None
+            self.served.model_created = None
             return build(UNTRAINED, None)
-        files, encoder = self._registry.load(version), self._embeddings.encoder.name
+        files, encoder = self._registry.load(version), self.served.embeddings.encoder.name
         try:
             trained = TrainedModel.from_files(files)
             if trained.text_encoder != encoder:
@@ -331,22 +276,22 @@ class LiveSnapshot:
                 )
             snapshot = build(version, trained)
             _warm_up(snapshot)
-            self.model_created = self._registry.created(version)
+            self.served.model_created = self._registry.created(version)
         except ValueError as error:
             raise ModelRejected(f"model {version}: {error}") from error
         return snapshot
 
     async def _count_popularity(self) -> None:
         """Count the events of each item, and give rows to items that only events name."""
-        # What is written meanwhile has a later tick, and is counted the next time.
+        # Events that are written meanwhile have a later tick, and are counted the next time.
         tick = await self._store.clock(patient=True)
         if tick == self._counted_at:
             return
         item_ids, counted = await self._store.popularity()
-        self.vocabulary.extend(item_ids)
-        counts = np.zeros(len(self.vocabulary), dtype=np.int64)
-        counts[self.vocabulary.rows(item_ids)] = counted
-        self._served.counts, self._counted_at = counts, tick
+        self.served.vocabulary.extend(item_ids)
+        counts = np.zeros(len(self.served.vocabulary), dtype=np.int64)
+        counts[self.served.vocabulary.rows(item_ids)] = counted
+        self.served.counts, self._counted_at = counts, tick
 
 
 def _warm_up(snapshot: Snapshot) -> None:

@@ -5,8 +5,10 @@
     <root>/staging/              what publishers are writing; nothing here is ever read
     <root>/lock                  held for the moments in which the above changes
 
-The registry moves bytes. What they mean is the business of whoever packs and unpacks them.
+The registry moves bytes. Their meaning is known to those who pack and unpack them.
 """
+
+from __future__ import annotations
 
 import contextlib
 import hashlib
@@ -20,11 +22,13 @@ from typing import Any
 
 from service.domain.errors import Conflict, Corrupt, HeedError, Incompatible, Invalid, NotFound
 from service.domain.names import NAME_RULE, is_name, next_time, timestamped_name
+from service.domain.timestamps import to_rfc3339
 from service.runtime import durable_files
-from service.snapshots.versions.manifest import (
+from service.snapshots.version_files import (
     MANIFEST,
     WRITE_ONCE,
     Manifest,
+    Staging,
     check_files,
     compose,
     read_file,
@@ -34,7 +38,6 @@ from service.snapshots.versions.manifest import (
     signature,
     unseal,
 )
-from service.snapshots.versions.staging import Staging
 
 PointerToken = tuple[int, ...]
 
@@ -57,7 +60,7 @@ class Registry:
     Every method does blocking I/O but `current_token`; call them off the event loop.
 
     Args:
-        root: a directory; made when missing. What killed publishers left there is removed.
+        root: a directory; made when missing. Remains of killed publishers are removed.
         clock: microseconds UTC.
         timeout: seconds to wait for another process to finish changing the registry.
     """
@@ -126,7 +129,7 @@ class Registry:
                 durable_files.write(directory / name, data, mode=WRITE_ONCE)
             with self._staging.locked():
                 if version is None:
-                    # Where the clock was set back, the newest version is still the newest.
+                    # If the clock was set back, the newest version is still the newest.
                     names = [path.name for path in self._versions.iterdir()]
                     created = next_time(created, [*names, *taken])
                     version = timestamped_name(created)
@@ -167,7 +170,7 @@ class Registry:
             self._point(version)
 
     def current(self) -> str | None:
-        """Return the active version's name; None when there is none.
+        """Return the active version's name, if any.
 
         Raises:
             Corrupt: the pointer is damaged.
@@ -180,7 +183,7 @@ class Registry:
         return name
 
     async def refresh(self) -> None:
-        """Learn of what other machines have activated; here there are none."""
+        """Learn of what other machines have activated: here, nothing."""
 
     def current_token(self) -> PointerToken | None:
         """Return a value that differs after each activation by any process; one `stat`.
@@ -307,3 +310,17 @@ def _verified_version(directory: Path) -> Version:
     except (Corrupt, Incompatible) as error:
         found = replace(found, broken=error.detail)
     return found
+
+
+def version_document(version: Version) -> dict[str, Any]:
+    """Return the public fields of a model version."""
+    metadata = dict(version.metadata or {})
+    return {
+        "version": version.version,
+        "current": version.current,
+        "created": None if version.created is None else to_rfc3339(version.created),
+        "bytes": version.size,
+        "metrics": metadata.pop("metrics", None),
+        "metadata": metadata,
+        "broken": version.broken,
+    }

@@ -17,18 +17,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.log_shards import LogShards
+from models.data.interactions import LogShards
 from models.data.vocabulary import Vocabulary
-from models.encoder.event_types import UNKNOWN
-from models.evaluation.full_ranking import evaluate
-from models.evaluation.metrics import CaseValues, ndcg_gains
+from models.encoder.event_bias import UNKNOWN
+from models.evaluation.full_ranking import CaseValues, evaluate, ndcg_gains
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.recommender.artifact import TrainedModel
 from service.domain.errors import HeedError
 from service.snapshots.registry import Registry, Version
-from service.training.judgement import HEED, Judgement
-from service.training.question_metrics import QuestionMetrics
+from service.training.judgement import HEED, Judgement, QuestionMetrics
 from service.training.training_corpus import TrainingCorpus
 
 _log = logging.getLogger(__name__)
@@ -44,7 +42,7 @@ Ranks = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a comparison found. Figures are NDCG@10."""
+    """Result of a comparison. Figures are NDCG@10."""
 
     outcome: Outcome  # unknown if too few users have cases
     against: str  # the version that is served, or a baseline
@@ -158,7 +156,7 @@ def decide(
     """Compare what is to be published with what is served, and decide whether it is served.
 
     That is the served model, or popularity. A model that is served is replaced by a better one:
-    better at one question beyond the noise, and worse at none. Popularity is replaced likewise; the
+    better at one question beyond the noise, and worse at none. So is popularity replaced; the
     verdict is then about the best baseline. Collective over the shards of the log.
     """
     asked = [(found.next, exclude_seen)] + ([(found.new, True)] if found.new is not None else [])
@@ -226,7 +224,18 @@ def _compare(
     n, n_users = int(sums[2]), int(sums[3])
     if not n:
         nan = float("nan")
-        return Verdict("unknown", against, is_model, is_new, 0, 0, nan, nan, nan, nan)
+        return Verdict(
+            outcome="unknown",
+            against=against,
+            against_model=is_model,
+            new_items=is_new,
+            cases=0,
+            users=0,
+            ndcg=nan,
+            other=nan,
+            low=nan,
+            high=nan,
+        )
     ndcg, other = (sums[:2] / n).tolist()
     # The items of a user's basket are no independent cases: the error is that of users.
     of_users = np.bincount(place, ours - theirs - (ndcg - other), minlength=len(users))
@@ -237,7 +246,16 @@ def _compare(
     if n_users < MIN_USERS:
         outcome = "unknown"
     return Verdict(
-        outcome, against, is_model, is_new, n, n_users, ndcg, other, float(low), float(high)
+        outcome=outcome,
+        against=against,
+        against_model=is_model,
+        new_items=is_new,
+        cases=n,
+        users=n_users,
+        ndcg=ndcg,
+        other=other,
+        low=float(low),
+        high=float(high),
     )
 
 

@@ -15,27 +15,92 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from models.data.interactions import Interactions
-from models.data.log_shards import WHOLE_LOG, LogShards
-from models.evaluation.baselines import baseline_makers
-from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
-from models.evaluation.metrics import mean, ndcg_gains, standard_error
+from models.data.interactions import WHOLE_LOG, LogShards
+from models.evaluation.baselines import POPULARITY, WEEK, baseline_makers
+from models.evaluation.full_ranking import (
+    Ranker,
+    RankingMetrics,
+    evaluate,
+    mean,
+    ndcg_gains,
+    share_of_users,
+    standard_error,
+)
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
-from models.recommender.baseline_model import baseline_model
-from models.recommender.recommender import Recommender
-from models.training.training_run import TrainingResult
-from service.training.question_metrics import QuestionMetrics
+from models.recommender.recommender import Recommender, baseline_model
+from models.training.fit import TrainingResult
 from service.training.training_corpus import StageProgressCallback
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuestionMetrics:
+    """Metrics over the held-out cases of one question."""
+
+    cases: Holdout
+    heed: RankingMetrics  # of what is served
+    baselines: Mapping[str, RankingMetrics]  # by name
+
+    @property
+    def best(self) -> str:
+        """Name of the baseline with the highest NDCG."""
+        return max(self.baselines, key=lambda name: self.baselines[name].ndcg)
+
+    @property
+    def popular(self) -> str:
+        """Name of the popularity with the higher NDCG, which is served without a model."""
+        names = [name for name in (POPULARITY, WEEK) if name in self.baselines]
+        return max(names, key=lambda name: self.baselines[name].ndcg)
+
+    @property
+    def popular_is_best(self) -> bool:
+        """Report whether no ranker beats popularity."""
+        best = self.baselines[self.best]
+        return self.best in {POPULARITY, WEEK} and self.heed.ndcg <= best.ndcg
+
+    @property
+    def is_basket(self) -> bool:
+        """True if a user has several cases, the items of a basket; collective over the shards."""
+        several = len(np.unique(self.cases.users)) < len(self.cases)
+        return self.cases.history.shards.any(several)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values: the model's `metrics`, and those of each of the `baselines`.
+
+        Collective over the shards of the log.
+        """
+        found, popularity = self.heed, self.baselines[POPULARITY]
+        return {
+            "metrics": {
+                "hr": found.hr,
+                "ndcg": found.ndcg,
+                "mrr": found.mrr,
+                "coverage": found.coverage,
+                "cases": float(found.n_cases),
+                "user_hr": self._share(found),
+                "popularity_ndcg": popularity.ndcg,
+                "popularity_hr": popularity.hr,
+            },
+            "baselines": {
+                name: {"hr": row.hr, "ndcg": row.ndcg, "user_hr": self._share(row)}
+                for name, row in self.baselines.items()
+            },
+            "best_baseline": self.best,
+        }
+
+    def _share(self, found: RankingMetrics) -> float:
+        """Return the share of customers with a target among the first ten."""
+        shards = self.cases.history.shards
+        return share_of_users(self.cases.users, found.ranks, shards=shards)
+
 
 HEED = "heed"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judgement:
-    """What is served, and its metrics and those of each baseline, for each question."""
+    """The model to serve, with its metrics and those of each baseline, for each question."""
 
     served: str  # `HEED`, or the name of the baseline that is served in its place
     model: Recommender  # to be published, trained on all events
@@ -60,34 +125,28 @@ class Judgement:
 
 
 def judge(
-    fitted: TrainingResult,
-    content: NDArray[np.float32],
-    history: Interactions,
-    every_event: Interactions,
-    cases: Holdout,
-    *,
-    log: Interactions,
-    exclude_seen: bool,
-    progress: StageProgressCallback | None = None,
+    fitted: TrainingResult, *, exclude_seen: bool, progress: StageProgressCallback | None = None
 ) -> Judgement:
     """Evaluate a model and all baselines, and choose what to serve.
 
     A baseline is served in the model's place if it replaces the model by `is_replacement`, and the
-    model has parts for it. Of several the one with the highest NDCG, or mean of both, is tried.
+    model has parts for it. The one with the highest NDCG, or mean of both, is tried.
     Collective over the shards of the logs.
 
     Args:
-        fitted: trained on `history`, and at last on `every_event`.
-        content: text embeddings of the items [N, D].
-        history: the training events, on which the baselines are fitted.
-        every_event: the training events and the validation cases.
-        cases: held out of the training events.
-        log: `every_event`, and those after it if there are any.
+        fitted: with validation cases. The baselines are fitted on the same training events.
         exclude_seen: leave out the items of the user's history. If False, the cases whose target
             is new to its user are ranked once more without these items.
         progress: called as the baselines are fitted.
+
+    Raises:
+        ValueError: the model was trained without validation cases.
     """
-    asked, shards = [(cases, exclude_seen)], log.shards
+    plan = fitted.plan
+    history, every_event, cases = plan.log, plan.every_event, plan.validation
+    if cases is None or every_event is None:
+        raise ValueError("fitted: has no validation cases")
+    asked, shards = [(cases, exclude_seen)], history.shards
     if not exclude_seen and shards.any(len(new := cases.new_to_user()) > 0):
         asked.append((new, True))
 
@@ -105,13 +164,13 @@ def judge(
             served, model, validated, questions[0], questions[1] if len(asked) > 1 else None
         )
 
-    makers = baseline_makers(log, exclude_seen=exclude_seen)
+    makers = baseline_makers(every_event, exclude_seen=exclude_seen)
     baselines: dict[str, list[RankingMetrics]] = {}
     for at, (name, make) in enumerate(makers.items()):
         if progress is not None:
             progress(f"baseline: {name}", at, len(makers), None)
         baselines[name] = evaluated(make(history))
-    heed = evaluated(ModelRanker(fitted.validated, content, two_stage=True))
+    heed = evaluated(ModelRanker(fitted.validated, plan.content, two_stage=True))
     found = judgement(HEED, fitted.model, fitted.validated, heed)
     rival = best_replacement(baselines, heed, shards)
     if rival is None:
@@ -119,7 +178,7 @@ def judge(
     validated = baseline_model(fitted.validated, rival, history)
     if validated is None:
         return found
-    metrics = evaluated(ModelRanker(validated, content, two_stage=True))
+    metrics = evaluated(ModelRanker(validated, plan.content, two_stage=True))
     model = baseline_model(fitted.model, rival, every_event)
     if model is None or not is_replacement(metrics, heed, shards):
         return found

@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 from torch.multiprocessing.spawn import ProcessException, spawn
 
-from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
+from models.compute.device import SINGLE_PROCESS, DataParallelGroup
 from service.domain.errors import HeedError
 
 _COLLECTIVE_TIMEOUT = timedelta(days=7)  # a slow process is awaited; a dead one is noticed at once

@@ -1,36 +1,128 @@
-"""Training of a model on a log: fit, evaluate, publish."""
+"""Training of a model on a log: fit, evaluate, publish, and say what it was worth."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from models.compute.data_parallel import DataParallelGroup
+from models.compute.device import DataParallelGroup
 from models.data.interactions import Interactions
-from models.evaluation.splits import Holdout
 from models.recommender.artifact import TrainedModel
 from models.training.checkpoint import CheckpointError
-from models.training.fit import fit
+from models.training.fit import TrainingProgress, TrainingResult, fit
 from models.training.log_profile import hold_out
-from models.training.presets import Preset
-from models.training.training_run import TrainingProgress, TrainingResult
+from models.training.presets import Preset, TrainingPlan
 from service.domain.errors import ModelRejected
 from service.runtime import durable_files
-from service.runtime.malloc_trim import trim
+from service.runtime.memory import trim
 from service.snapshots.registry import Registry
 from service.training.gate import JUDGED_FILE, CurrentModel, decide, judged_file
 from service.training.judgement import judge
 from service.training.process_group import is_rank_zero, process_count, process_group
 from service.training.training_corpus import StageProgressCallback, TrainingCorpus
-from service.training.verdict_sentence import training_sentence
+
+_ENOUGH = 100  # users, from which shares are said of 100
+
+
+def training_sentence(result: Mapping[str, Any]) -> str:
+    """Say how what was trained compares with what was served, and what is served now.
+
+    Args:
+        result: metadata of a model version, with the `verdict` of `service.training.gate`.
+    """
+    found = result["verdict"]
+    against, is_served = found["against"], found["is_served"]
+    other = f"the best baseline, {against}"
+    if found["against_model"]:
+        other = f"{against}, served until now" if is_served else f"the served model {against}"
+    elif against.startswith("popularity"):
+        other = f"{against}, which answers without a model"
+    subject, few = "", found["outcome"] == "unknown"
+    if result["served"] != "heed":
+        subject = f"{result['served']}, published in place of the trained model, is "
+    if few:
+        users = "1 user" if found["users"] == 1 else f"{found['users']} users"
+        if found["against_model"]:
+            users += " that the served model has not learned from"
+        head = (
+            f"The held-out events of {users} are too few to tell whether {subject or 'it is '}"
+            f"better than {other}"
+        )
+    else:
+        outcome = found["outcome"] if subject else found["outcome"].capitalize()
+        head = f"{subject}{outcome} than {other}: {_figures(result)}"
+    if not is_served:
+        stays = against if found["against_model"] else "popularity"
+        tail = f"{stays} stays served, and this version is kept: heed models activate serves it"
+    elif found["against_model"] or found["outcome"] == "better":
+        tail = "it is served"
+    else:
+        popular = result["metrics"]["popularity_ndcg"]
+        tail = f"it is served, since popularity, which answers without a model, has {popular:.4f}"
+    sentences = [f"{head}; {tail}.", _share_sentence(result), _epochs_sentence(result)]
+    if result["has_times"] and (count := result["without_time"]):
+        sentences.append(
+            f"Events without a time of their own were learned from as older than all others: "
+            f"{count:,}."
+        )
+    return " ".join(filter(None, sentences))
+
+
+def _figures(result: Mapping[str, Any]) -> str:
+    """Say both figures, their difference and the cases."""
+    found = result["verdict"]
+    cases = "held-out events" if result["has_times"] else "held-out events, drawn at random"
+    if found["new_items"]:
+        cases += " on items new to their user"
+    if not result["has_times"]:
+        cases += " since most have no time of their own"
+    difference = found["ndcg"] - found["other"]
+    return (
+        f"NDCG@10 {found['ndcg']:.4f} instead of {found['other']:.4f} on {found['cases']:,} "
+        f"{cases} (difference {difference:+.4f}, 95 % interval {found['low']:+.4f} to "
+        f"{found['high']:+.4f})"
+    )
+
+
+def _share_sentence(result: Mapping[str, Any]) -> str:
+    """Say for how many users ten recommendations hold a target; nothing if few were judged."""
+    found = result.get("new_items", result)
+    users, share = result["verdict"]["users"], found["metrics"]["user_hr"]
+    if result["verdict"]["outcome"] == "unknown":
+        return ""
+    target = "the next item"
+    if not result["has_times"]:
+        target = "the held-out item"
+    elif result["next_basket"]:
+        target = "something of the next basket"
+    if found is not result:
+        target += " that is new to the user"
+    return f"Its ten recommendations hold {target} for {share_of(users, share)}."
+
+
+def _epochs_sentence(result: Mapping[str, Any]) -> str:
+    """Say why fewer epochs were trained than were asked; nothing otherwise."""
+    trained, asked = result["epochs"], result["epochs_asked"]
+    if asked is None or trained >= asked:
+        return ""
+    return (
+        f"The training stopped after {trained} of {asked} epochs, since the validation did not "
+        "improve any more."
+    )
+
+
+def share_of(users: int, share: float, name: str = "users") -> str:
+    """Say a share of users, of 100 only if there are as many."""
+    if users < _ENOUGH:
+        return f"{share * users:.3g} of {users} {name}"
+    return f"{100 * share:.0f} of 100 {name}"
+
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +147,7 @@ def train(
 ) -> dict[str, Any]:
     """Fit on all but each user's last events, evaluate on these, publish what ranks them best.
 
-    What is published has been trained on these events too, in the training's final epochs: they
+    The published model has been trained on these events too, in the final epochs: they
     are the newest that there are, and of a short history many. It becomes current only if it is
     better than what is served, by `service.training.gate`.
 
@@ -98,29 +190,11 @@ def train(
     used = preset.as_trained(history, cases)
     if announce is not None:
         announce(used)
-    fitted = fit_model(
-        history,
-        corpus.content,
-        cases,
-        preset,
-        seed,
-        progress,
-        checkpoint,
-        processes,
-        every_event=corpus.log,
-    )
+    plan = preset.plan(history, corpus.content, cases, every_event=corpus.log, seed=seed)
+    fitted = fit_model(plan, progress, checkpoint, processes)
     # Seen items are candidates as in the choice of the epoch.
     exclude_seen = not fitted.model.config.repeat_consumption
-    found = judge(
-        fitted,
-        corpus.content,
-        history,
-        corpus.log,
-        cases,
-        log=corpus.log,
-        exclude_seen=exclude_seen,
-        progress=progress,
-    )
+    found = judge(fitted, exclude_seen=exclude_seen, progress=progress)
     if progress is not None:
         progress("comparing with what is served", 0, 0, None)
     served = CurrentModel.read(registry, encoder, corpus.log.shards)
@@ -199,45 +273,32 @@ def _without_cases(log: Interactions) -> str:
 
 
 def fit_model(
-    log: Interactions,
-    content: NDArray[np.float32],
-    cases: Holdout | None,
-    preset: Preset,
-    seed: int,
-    progress: StageProgressCallback | None,
+    plan: TrainingPlan,
+    progress: StageProgressCallback | None = None,
     checkpoint: Path | None = None,
     processes: int | None = None,
-    *,
-    every_event: Interactions | None = None,
 ) -> TrainingResult:
     """Call `models.training.fit.fit` in each of the processes that share the work or the log.
 
-    The arguments are as in `train` and in `fit`; content is [N, D]. Raises `ProcessGroupError`
-    when a process of the group ended early.
+    The arguments are as in `train`. Raises `ProcessGroupError` when a process of the group ended
+    early.
     """
-    work = (log, content, cases, preset, seed, every_event)
-    if log.shards.count > 1:
-        return _fit(
-            DataParallelGroup(log.shards.index, log.shards.count), *work, progress, checkpoint
-        )
+    shards, config = plan.log.shards, plan.train_config
+    if shards.count > 1:
+        return _fit(DataParallelGroup(shards.index, shards.count), plan, progress, checkpoint)
     size = processes or process_count(
         torch.get_num_threads(),
-        tokens=preset.train_config.batch_tokens,
-        work=len(log) * preset.train_config.epochs,
-        weights=log.n_items * preset.dim,
+        tokens=config.batch_tokens,
+        work=len(plan.log) * config.epochs,
+        weights=plan.log.n_items * plan.model_config.dim,
     )
-    with process_group(size, _fit, *work) as group:
-        return _fit(group, *work, progress, checkpoint)
+    with process_group(size, _fit, plan) as group:
+        return _fit(group, plan, progress, checkpoint)
 
 
 def _fit(
     group: DataParallelGroup,
-    log: Interactions,
-    content: NDArray[np.float32],
-    cases: Holdout | None,
-    preset: Preset,
-    seed: int,
-    every_event: Interactions | None = None,
+    plan: TrainingPlan,
     progress: StageProgressCallback | None = None,
     checkpoint: Path | None = None,
 ) -> TrainingResult:
@@ -255,19 +316,8 @@ def _fit(
             done = (step.epoch - 1) * step.steps + step.step
             progress("training", done, step.epochs * step.steps, step)
 
-    run = partial(
-        fit,
-        log,
-        content,
-        model_config=preset.model_config(log.n_items, content.shape[1]),
-        train_config=preset.train_config,
-        validation=cases,
-        every_event=every_event,
-        seed=seed,
-        progress=on_step,
-        save=None if checkpoint is None else partial(_write_checkpoint, checkpoint),
-        group=group,
-    )
+    save = None if checkpoint is None else partial(_write_checkpoint, checkpoint)
+    run = partial(fit, plan, progress=on_step, save=save, group=group)
     exists = checkpoint is not None and checkpoint.exists()
     data = group.broadcast(lambda: checkpoint.read_bytes() if checkpoint and exists else None)
     if data is not None:

@@ -1,7 +1,11 @@
-"""Training corpus: the log and the texts of its items, read from a store or a data set."""
+"""Training corpus: the log and the texts of its items, read from a store or a data set.
+
+Several processes may read one corpus, each a shard, with common names and texts.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,31 +13,98 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
-from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
-from models.data.import_times import at_import, lacks_order
-from models.data.interactions import DISLIKE, NEGATIVE, Interactions
-from models.data.log_shards import WHOLE_LOG, LogShards
+from models.compute.device import SINGLE_PROCESS, DataParallelGroup
+from models.data.interactions import (
+    DISLIKE,
+    NEGATIVE,
+    WHOLE_LOG,
+    Interactions,
+    LogShards,
+    at_import,
+    lacks_order,
+)
 from models.data.vocabulary import Vocabulary
-from models.encoder.event_types import UNKNOWN
+from models.encoder.event_bias import UNKNOWN
 from models.evaluation.splits import Holdout
+from models.training.fit import TrainingProgress
 from models.training.log_profile import imported_first, without_order
-from models.training.training_run import TrainingProgress
 from service.datasets.base import Dataset
-from service.domain.errors import ModelRejected
+from service.domain.errors import Invalid, ModelRejected
 from service.domain.records import Item
-from service.snapshots.item_entries import to_entry
+from service.snapshots.catalogue_updates import to_entry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
 from service.stores.values import LogColumns, Shard
-from service.training.corpus_shards import (
-    NO_COLUMNS,
-    check_same_store,
-    first_content,
-    with_common_names,
+
+# Events may arrive while the processes read one after another; a copy that was forgotten, or is
+# old, lacks more than that.
+_MAX_DIFFERENCE = 0.01
+
+_NO_CODES = np.zeros(0, np.int32)
+NO_COLUMNS = LogColumns(
+    user_ids=[],
+    item_ids=[],
+    type_names=[],
+    users=_NO_CODES,
+    items=_NO_CODES,
+    types=_NO_CODES,
+    timestamps=np.zeros(0, np.int64),
+    weights=np.zeros(0, np.float32),
 )
+
+
+def check_same_store(store: Store, shards: LogShards) -> None:
+    """Check that the store of each process has about as many events as those of the others.
+
+    Raises `Invalid` otherwise, in all processes: users would be missing.
+    """
+    counts = shards.gather_objects(asyncio.run(store.counts())["events"])
+    if max(counts) - min(counts) > _MAX_DIFFERENCE * max(counts):
+        found = ", ".join(f"{count:,}" for count in counts)
+        raise Invalid(
+            "",
+            f"the stores of the processes have {found} events: all must read the same store, or "
+            "equal copies of it",
+        )
+
+
+def with_common_names(columns: LogColumns, shards: LogShards) -> LogColumns:
+    """Encode items and types of a shard by the names of all shards, in ascending order."""
+    if shards.count == 1:
+        return columns
+    item_ids, items = _encode(columns.item_ids, columns.items, shards)
+    type_names, types = _encode(columns.type_names, columns.types, shards)
+    return replace(columns, item_ids=item_ids, type_names=type_names, items=items, types=types)
+
+
+def _encode(
+    own: Sequence[str], codes: NDArray[np.int32], shards: LogShards
+) -> tuple[list[str], NDArray[np.int32]]:
+    """Return the names of all shards, and the codes of this one's names as rows of them."""
+    known: set[str] = set()
+    for source in range(shards.count):
+        known.update(shards.broadcast(lambda: [each for each in own if each not in known], source))
+    names = sorted(known)
+    rows = {name: row for row, name in enumerate(names)}
+    lookup = np.array([rows[name] for name in own], dtype=np.int32)
+    return names, lookup[codes]
+
+
+def first_content(
+    make: Callable[[], NDArray[np.float32]], shape: tuple[int, int], shards: LogShards
+) -> NDArray[np.float32]:
+    """Return the embeddings [N, D] that the first process makes: all must train on the same."""
+    if shards.count == 1:
+        return make()
+    content: NDArray[Any] = make() if shards.is_first else np.empty(shape, np.float32)
+    content = np.require(content, np.float32, ["C", "W"])
+    shards.broadcast_tensor(torch.from_numpy(content))
+    return content
+
 
 StageProgressCallback = Callable[[str, int, int, TrainingProgress | None], None]
 """Called with a stage, its steps done and in total (0 = unknown), and a training's progress."""
@@ -168,7 +239,16 @@ def _corpus(
         shards,
     )
     counts = tuple(shards.gather_objects(len(log)))
-    return TrainingCorpus(log, item_ids, content, types, counts, user_keys, has_times, count)
+    return TrainingCorpus(
+        log=log,
+        item_ids=item_ids,
+        content=content,
+        types=types,
+        shard_events=counts,
+        user_keys=user_keys,
+        has_times=has_times,
+        without_time=count,
+    )
 
 
 def _digests(ids: Sequence[str]) -> NDArray[np.uint64]:

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from tests.support import tiny
 from tests.support.server import Server
 from tests.support.tiny import AT, DAY, EACH, GENRES, NOON, item_id

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from tests.support.server import Server
 from tests.support.tiny import AT, GENRES, item_id
 

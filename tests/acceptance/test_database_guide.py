@@ -11,9 +11,9 @@ from typing import NamedTuple
 import pytest
 
 from service.domain.records import Event
-from service.maintenance.copying.store_copy import copy_store
+from service.maintenance.copying import copy_store
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
-from service.snapshots.versions.shared_registry import KIND, SharedRegistry
+from service.snapshots.shared_registry import KIND, SharedRegistry
 from service.stores.postgres.store import PostgresStore
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.guided import BACKUPS, GuidedShell, read_blocks

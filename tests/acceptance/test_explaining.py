@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from models.recommender.artifact import TrainedModel
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.registry import Registry
 from tests.support import reference_model

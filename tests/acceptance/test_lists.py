@@ -18,7 +18,7 @@ import pytest
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
 from service.domain.records import Event
-from service.engine.questions.lists.list_progress import ListBatch, ListProgress
+from service.engine.list_progress import ListBatch, ListProgress
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import MemoryProvider
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE

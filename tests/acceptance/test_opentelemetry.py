@@ -73,7 +73,7 @@ def test_a_trace_goes_on_through_the_service(
 def test_nothing_is_imported_unless_it_is_asked_for() -> None:
     """Without OTEL_* variables, a server imports neither the SDK nor the exporter."""
     program = (
-        "import sys; import service.http.serving.server; from service.runtime import tracing;"
+        "import sys; import service.http.server; from service.runtime import tracing;"
         "assert not tracing.start('1');"
         "unwanted = ('opentelemetry.sdk', 'opentelemetry.exporter');"
         "print([name for name in sys.modules if name.startswith(unwanted)])"

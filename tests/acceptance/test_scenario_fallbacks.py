@@ -12,12 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from service.http.routes.questions import SAVED as QUESTIONS
+from service.http.routes.questions import saved_questions
 from tests.support import tiny
 from tests.support.server import Server
 from tests.support.tiny import AT, item_id
 
 ITEMS = {item.item_id: item for item in tiny.items()}
+QUESTIONS = saved_questions()
 LISTS = [name for name, question in QUESTIONS.items() if question.lists_items]
 EARLY = "2025-11-25T00:00:00Z"  # in the middle of what u1 did
 EVEN = {"field": "categories", "eq": "even"}

@@ -11,9 +11,9 @@ import httpx
 import numpy as np
 import pytest
 
-from models.ranking.search_parameters import DEFAULTS
+from models.ranking.matches import DEFAULTS
 from models.text.bm25 import TITLE_WEIGHT
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from tests.support import reference, tiny
 from tests.support.server import Server
 from tests.support.tiny import AT, item_id

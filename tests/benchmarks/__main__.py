@@ -139,7 +139,7 @@ def bench_search(
     """
     set_threads(1)
     from service.cli import progress_bars
-    from service.snapshots.text_encoders import open_encoder
+    from service.snapshots.text_embeddings import open_encoder
     from tests.benchmarks.catalogue import large_search
 
     with open_store(data) as store, out.status("reading the items"):

@@ -24,8 +24,8 @@ import torch
 from rich.console import Console
 from starlette.testclient import TestClient
 
-from models.ranking.candidates import candidates as find_candidates
 from models.ranking.recommend import INDEXED_CANDIDATES, Ranked
+from models.ranking.recommend import candidates as find_candidates
 from models.ranking.scoring import Scores, score
 from service.domain.errors import NotFound, Unavailable
 from service.domain.records import Event, Item

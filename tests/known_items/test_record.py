@@ -5,9 +5,9 @@ Whether a search still finds them is told by test_pyvideo.py, which needs the da
 
 import math
 
-from models.ranking.search_parameters import DEFAULTS
+from models.ranking.matches import DEFAULTS
 from models.text.bm25 import TITLE_WEIGHT
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from tests.known_items.known import known, record
 
 

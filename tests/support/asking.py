@@ -10,30 +10,10 @@ from service.domain.stage_clock import StageClock
 from service.domain.timestamps import from_rfc3339
 from service.engine.engine import Engine
 from service.http.routes.questions import QUESTIONS
-from service.questions.asked import (
-    InlineEventIn,
-    RecommendIn,
-    ScoreIn,
-    SearchIn,
-    SimilarIn,
-)
+from service.questions.asked import InlineEventIn, RecommendIn, ScoreIn, SearchIn, SimilarIn
 from service.questions.attend import AttendIn, AttendQueryIn, MemoryIn
-from service.questions.parts import (
-    AtMostIn,
-    FacetIn,
-    PinIn,
-    RetrievalIn,
-    RuleIn,
-    SortIn,
-    VisibleIn,
-)
-from service.questions.ready import (
-    AffinitiesParams,
-    AudienceParams,
-    PopularIn,
-    RowsIn,
-    TogetherIn,
-)
+from service.questions.parts import AtMostIn, FacetIn, PinIn, RetrievalIn, RuleIn, SortIn, VisibleIn
+from service.questions.ready import AffinitiesParams, AudienceParams, PopularIn, RowsIn, TogetherIn
 
 _ROW = ("event_id", "item_id", "title", "type", "timestamp")
 

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from models.catalogue.item_entry import ItemEntry
 from models.catalogue.item_filter import Condition, ItemFilter
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.sorting import SortKey
 
 _OPERATORS = {

@@ -23,10 +23,10 @@ _FORKS.set_forkserver_preload(
     [
         "service.cli",
         "service.http.app",
-        "service.http.serving.server",
+        "service.http.server",
         # What commands import when they run, which is 40 % of the time of a small one.
-        "service.cli.transfer.row_bars",
-        "service.engine.questions.lists.recommend_all",
+        "service.cli.progress_bars",
+        "service.engine.lists",
         "service.maintenance.backups.backup",
         "service.maintenance.doctor.diagnose",
         __name__,

@@ -20,11 +20,10 @@ from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
 from service.engine.live_scenarios import LiveScenarios
-from service.engine.monitoring.measurements import Measurement
+from service.engine.monitoring import Measurement
 from service.http.app import create_app
 from service.jobs.job import Job
-from service.snapshots.registry import Version
-from service.snapshots.versions.documents import version_document
+from service.snapshots.registry import Version, version_document
 from service.stores.base import Store
 from service.stores.values import AppendResult, PatchResult
 
@@ -125,9 +124,6 @@ class FakeEngine:
     @property
     def model_version(self) -> str:
         return "v1"
-
-    def observe_errors(self, told: Callable[[float, float], None]) -> None:
-        self.told = told
 
     async def _work(self, query: Any) -> None:
         self.asked.append(query)

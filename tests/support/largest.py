@@ -15,7 +15,7 @@ from service.domain.records import Event, Item
 from service.domain.settings import Settings
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
-from service.snapshots.text_encoders import open_encoder
+from service.snapshots.text_embeddings import open_encoder
 from service.stores.sqlite.store import SQLiteStore
 from tests.benchmarks.workload.data import random_model
 

@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
 from models.encoder.history_encoder import EncoderCache
 from models.history.user_history import UserHistory
 from models.history.user_memory import NEWEST_LEFT_OUT, UserMemory, build_memory
 from models.ranking.contributions import contributions
-from models.ranking.effects import closed_form
-from models.ranking.explain import Reason, explain
+from models.ranking.explanation import Reason, closed_form, explain
 from tests.support import reference_model
 from tests.support.reference_model import ReferenceModel
 from tests.support.small import DAY, TOLD, encode, random_model, random_past

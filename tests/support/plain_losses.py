@@ -46,7 +46,7 @@ class PlainLosses:
         self.counted = self.encoder and model.config.transitions_per_item > 0
         self.new = new
         self.shape = shape
-        # decay, depth and power: see models.recommender.transition_counts
+        # decay, depth and power: see models.recommender.co_occurrence
         self.reach = (1.0, 180, 1) if shape.next_basket else (0.3, 8, 2)
         self.trend = (
             []

@@ -18,10 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.snapshots.live_snapshot import LiveSnapshot
+from service.snapshots.served import Served
+from service.snapshots.shared_registry import open_registry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.versions.opening import open_registry
 from service.stores.postgres.store import PostgresStore
 from tests.support.heed_process import PATIENCE, ROOT
 
@@ -35,7 +36,7 @@ async def served(url: str, namespace: str, data: Path) -> AsyncIterator[LiveSnap
     try:
         with ThreadPoolExecutor(1) as pool:
             registry = open_registry(data, store)
-            live = LiveSnapshot(store, registry, EmbeddingCache(StaticEncoder()), pool)
+            live = LiveSnapshot(store, registry, Served(EmbeddingCache(StaticEncoder())), pool)
             await live.open()
             yield live
             live.close()
@@ -92,7 +93,7 @@ async def _follow(url: str, namespace: str, data: Path) -> None:
     said = None
     async with served(url, namespace, data) as live:
         while True:
-            now = {"version": live.snapshot.version, "fault": live.fault}
+            now = {"version": live.snapshot.version, "fault": live.served.fault}
             if now != said:
                 sys.stdout.write(json.dumps(now) + "\n")
                 sys.stdout.flush()

@@ -3,6 +3,6 @@
 The vectors of the text encoder are computed once a process.
 """
 
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 
 StaticEncoder()

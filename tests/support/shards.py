@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.compute.data_parallel import DataParallelGroup
-from models.data.interactions import Interactions
-from models.data.log_shards import LogShards
+from models.compute.device import DataParallelGroup
+from models.data.interactions import Interactions, LogShards
 from service.training.process_group import process_group
 
 T = TypeVar("T")

@@ -11,16 +11,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import ItemEntry
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
-from models.encoder.event_types import UNKNOWN
+from models.encoder.event_bias import UNKNOWN
 from models.history.user_history import UserHistory
 from models.recommender.artifact import TrainedModel
-from models.recommender.config import RecommenderConfig
-from models.recommender.item_similarity import ItemSimilarity
-from models.recommender.recommender import Recommender
-from models.recommender.transition_counts import TransitionCounts
+from models.recommender.co_occurrence import ItemSimilarity, TransitionCounts
+from models.recommender.recommender import Recommender, RecommenderConfig
 
 DIMENSION = 8  # of the text embeddings
 TYPES = ("view", "dislike", "purchase")  # of the models that know several

@@ -65,5 +65,5 @@ def memory_provider(
         cast(Store, store),
         Vocabulary() if vocabulary is None else vocabulary,
         EmbeddingCache(SmallEncoder()),
-        Settings(history_cache_bytes=max_bytes, max_exact_rows=1_000, audit_fraction=0.0),
+        Settings(history_cache_bytes=max_bytes, max_exact_rows=1_000),
     )

@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.domain.settings import Settings
-from service.http.serving.uvicorn_config import configure
+from service.http.server import configure
 
 
 @contextmanager

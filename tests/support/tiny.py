@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from models.text.static_encoder import StaticEncoder
-from models.training.presets import Preset
-from models.training.train_config import TrainConfig
+from models.text.encoders import StaticEncoder
+from models.training.presets import Preset, TrainConfig
 from service.domain.records import Event, Item
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry

@@ -8,14 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.recommender.config import RecommenderConfig
+from models.recommender.co_occurrence import count_transitions
 from models.recommender.recent_popularity import RecentPopularity
-from models.recommender.recommender import Recommender
-from models.recommender.transition_counts import count_transitions
-from models.training.fit import fit
+from models.recommender.recommender import Recommender, RecommenderConfig
+from models.training.fit import TrainingResult, fit
 from models.training.log_profile import has_repeat_consumption
-from models.training.train_config import TrainConfig
-from models.training.training_run import TrainingResult
+from models.training.presets import TrainConfig, TrainingPlan
 from tests.support.small import DAY, DIMENSION, SECOND, encode, random_model
 
 # Everything trains in a second or two: small batches, long steps, a short memory of weights.
@@ -47,7 +45,9 @@ def content(items: int) -> NDArray[np.float32]:
 def train(log: Interactions, config: TrainConfig = QUICK, **more: Any) -> TrainingResult:
     """`fit` on small texts, of the tiny shape unless another is given."""
     shape = more.pop("shape", tiny(log.n_items))
-    return fit(log, content(log.n_items), model_config=shape, train_config=config, **more)
+    named = {"validation", "every_event", "seed"} & more.keys()
+    settings = {name: more.pop(name) for name in named}
+    return fit(TrainingPlan(log, content(log.n_items), shape, config, **settings), **more)
 
 
 def drawn_log(seed: int, lengths: list[int], items: int, *, again: bool = True) -> Interactions:

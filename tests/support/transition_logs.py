@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from models.data.interactions import Interactions
-from models.recommender.transition_counts import TransitionCounts
+from models.recommender.co_occurrence import TransitionCounts
 from tests.support.small import events_of
 
 ITEMS = 7

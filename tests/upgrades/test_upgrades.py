@@ -20,10 +20,10 @@ from service.domain.errors import Incompatible, StoreFull, Unavailable
 from service.domain.records import Event
 from service.domain.settings import Settings
 from service.engine.engine import open_engine
-from service.maintenance.backups.directory_contents import digest_file
+from service.maintenance.backups.backup import digest_file
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
-from service.snapshots.versions.manifest import MANIFEST, seal, unseal
+from service.snapshots.version_files import MANIFEST, seal, unseal
 from service.stores.sqlite import copies as kept_copies
 from service.stores.sqlite import schema
 from service.stores.sqlite.database_file import DatabaseFile, checksum_vfs

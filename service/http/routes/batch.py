@@ -16,8 +16,9 @@ from starlette.responses import Response
 from service.domain.errors import NotFound
 from service.domain.records import check_id
 from service.http import problems
+from service.http.routes import questions
 from service.http.routes.context import Context, JsonRoute, body_errors
-from service.http.routes.questions import QUESTIONS, Question
+from service.http.routes.questions import Question
 from service.http.routes.record_bodies import ItemParams
 from service.http.routes.records import get_item
 from service.http.routes.scenarios import ScenarioQuestion, ask_scenario
@@ -94,8 +95,9 @@ async def _respond(question: BatchedIn, context: Context) -> dict[str, Any]:
 
 async def _handle(question: BatchedIn, context: Context) -> Response:
     """Answer a question. Raises what the question raises, and `NotFound` for another path."""
-    for path, rows in _PATHS.items():
-        if match := path.fullmatch(question.path):
+    paths = _paths()
+    for path, rows in paths.items():
+        if match := re.fullmatch(_ID.sub("([^/]+)", path), question.path):
             about = "".join(check_id(unquote(part)) for part in match.groups())
             row = _row(rows, question.body)
             return await row.respond(row.schema.model_validate(question.body), about, context)
@@ -105,7 +107,9 @@ async def _handle(question: BatchedIn, context: Context) -> Response:
     if item := _ITEM.fullmatch(question.path):
         read = ItemParams.model_validate(question.body)
         return await get_item(check_id(unquote(item[1])), read, context)
-    raise NotFound(f"a batch takes no {question.path!r}; allowed are {', '.join(_ALLOWED)}")
+    allowed = [_ID.sub("ID", path) for path in paths]
+    allowed.insert(sum("ID" not in path for path in allowed), "/v1/items/ID")
+    raise NotFound(f"a batch takes no {question.path!r}; allowed are {', '.join(allowed)}")
 
 
 def _row(rows: Mapping[str, Question], body: Mapping[str, Any]) -> Question:
@@ -119,15 +123,10 @@ def _row(rows: Mapping[str, Question], body: Mapping[str, Any]) -> Question:
     return rows["POST"]
 
 
-def _by_path() -> dict[str, dict[str, Question]]:
+def _paths() -> dict[str, dict[str, Question]]:
+    """Return the questions that a batch takes, by path and method."""
     paths: dict[str, dict[str, Question]] = {}
-    # Questions about one item or user come last, and the most asked of them first.
-    rows = [row for row in QUESTIONS if row.is_batched]
-    for row in sorted(rows, key=lambda row: (row.about is not None, row.tag != "items")):
-        paths.setdefault(row.path, {})[row.method] = row
+    for row in sorted(questions.QUESTIONS, key=lambda row: row.about is not None):
+        if row.is_batched:
+            paths.setdefault(row.path, {})[row.method] = row
     return paths
-
-
-_PATHS = {re.compile(_ID.sub("([^/]+)", path)): rows for path, rows in _by_path().items()}
-_ALLOWED = [_ID.sub("ID", path) for path in _by_path()]
-_ALLOWED.insert(sum("ID" not in path for path in _ALLOWED), "/v1/items/ID")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Set
 from contextlib import AbstractAsyncContextManager
 from json import JSONDecodeError
 from typing import Any, TypeVar
@@ -20,16 +20,14 @@ from service.domain.records import parse_json
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
-from service.http.access.engines import ENGINE
-from service.http.admission import BULK_TURN
-from service.http.clients.disconnects import connection_of
-from service.http.limits import BODY, MERGE_PATCH_TYPE, media_type
-from service.http.telemetry import STAGES
+from service.http.bodies import MERGE_PATCH_TYPE, connection_of, media_type
+from service.http.scope_keys import BODY, BULK_TURN, ENGINE, STAGES
 from service.questions.scalars import Body
 from service.runtime.work_queue import current_turn
 
 T = TypeVar("T")
 
+JSON_TYPES = frozenset({"application/json"})
 _MANY = 200  # rows that are rendered beside the event loop
 _LARGE = 4_096  # bytes of a body that is validated beside the event loop
 _QUESTIONS = frozenset({"ask", "attend", "scenarios"})  # tags whose POST only reads
@@ -86,6 +84,26 @@ class Context(Request):
         with self.stages("parse"):
             return parse_json(self.scope[BODY])
 
+    async def validated(self, schema: Callable[[Any], T]) -> T:
+        """Return the body by its schema. Raises RequestValidationError."""
+        await self.parse(schema)
+        if self._parsed is not None:
+            parsed: T = self._parsed
+            return parsed
+        try:
+            document = await self.json() if self.scope[BODY] else None
+        except JSONDecodeError as error:
+            where = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error"}
+            raise RequestValidationError(
+                [{**where, "input": {}, "ctx": {"error": error.msg}}]
+            ) from None
+        if document is None:
+            raise RequestValidationError([{"type": "missing", "loc": ("body",), "msg": "required"}])
+        try:
+            return schema(document)
+        except ValidationError as error:
+            raise body_errors(error) from None
+
     async def parse(self, schema: Callable[[Any], Any]) -> None:
         """Validate a large body on a thread. Raises RequestValidationError."""
         turn = current_turn.get()
@@ -111,6 +129,12 @@ class Context(Request):
                 return await turn.run(self.engine.executor, lambda: Json(make()))
 
 
+def check_media_type(scope: Scope, types: Set[str]) -> None:
+    """Raise HTTPException (415) unless a body has one of these types."""
+    if media_type(scope) not in types:
+        raise HTTPException(415, "Send Content-Type: application/json, also with an empty body.")
+
+
 def body_errors(error: ValidationError) -> RequestValidationError:
     """Return the errors of a body as FastAPI raises them."""
     return RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()])
@@ -129,7 +153,7 @@ class JsonRoute(APIRoute):
         handler = super().get_route_handler()
         methods = self.methods or set()
         takes_json = not {"POST", "PUT", "PATCH"}.isdisjoint(methods)
-        types = {"application/json"} | ({MERGE_PATCH_TYPE} if "PATCH" in methods else set())
+        types = JSON_TYPES | ({MERGE_PATCH_TYPE} if "PATCH" in methods else set())
         is_question = self._is_question()
         model = None if self.body_field is None else self.body_field.field_info.annotation
         schema = None
@@ -138,9 +162,8 @@ class JsonRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             context = Context(request.scope, request.receive)
-            if takes_json and media_type(request.scope) not in types:
-                detail = "Send Content-Type: application/json, also with an empty body."
-                raise HTTPException(415, detail)
+            if takes_json:
+                check_media_type(request.scope, types)
             if schema is not None:
                 await context.parse(schema)
             if not is_question:

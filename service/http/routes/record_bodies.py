@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
 from service.domain.item_patch import ItemPatch
 from service.domain.records import MAX_LABELS, Event, Item, User, check_id
 from service.domain.timestamps import to_rfc3339
-from service.http.limits import segment
+from service.http.bodies import segment
 from service.questions.scalars import (
     ID_SCHEMA,
     NAME_SCHEMA,

@@ -16,17 +16,15 @@ from starlette.types import Scope
 from service.domain.keys import ApiKey
 from service.domain.names import DEFAULT_NAMESPACE
 from service.engine.namespaces import Namespaces
-from service.http.access.access_control import ANONYMOUS, KEY
-from service.http.access.engines import namespace_of
+from service.http.access import namespace_of
 from service.http.problems import documented, problem
 from service.http.routes.context import Context, Json, JsonRoute
 from service.http.routes.record_bodies import PathName
-from service.http.telemetry import Metrics, merge_workers
-from service.http.telemetry.workers import render_workers
-from service.jobs.job import JobState
-from service.jobs.views import job_document
+from service.http.scope_keys import ANONYMOUS, KEY
+from service.http.telemetry import Metrics, merge_workers, render_workers
+from service.jobs.job import JobState, job_document
 from service.questions.scalars import Body, Options, Params, Timestamp
-from service.runtime.processes.worker_messages import WorkerPeers
+from service.runtime.workers import WorkerPeers
 
 models_router = APIRouter(route_class=JsonRoute, tags=["models"])
 health_router = APIRouter(route_class=JsonRoute, tags=["run"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
-from models.catalogue.item_filter import Condition, Group
+from models.catalogue.item_filter import Condition, Group, ItemFilter
 from service.domain.errors import Invalid, NotFound, StoreUnreachable
 from service.domain.records import check_id
 from service.domain.scenarios import Scenario
@@ -18,12 +18,155 @@ from service.domain.settings import Settings
 from service.domain.timestamps import to_rfc3339
 from service.http.problems import documented
 from service.http.routes.context import Context, Json, JsonRoute
-from service.http.routes.narrowing import NARROWING, narrowed
-from service.http.routes.questions import SAVED, Question
+from service.http.routes.questions import Question, saved_questions
 from service.http.routes.record_bodies import Page, PathName
 from service.questions.answers import FoundEventsOut, RowsOut, ScenarioAnswerOut
-from service.questions.parts import PinIn
+from service.questions.parts import AtMostIn, PinIn, RuleIn, VisibleIn
 from service.questions.scalars import Body, Name, Timestamp
+
+# narrowing of a saved question ----------------------------------------------------------
+
+_Refuse = Callable[[str, str], None]  # takes a pointer within a field, and what is wrong
+
+
+def narrowed(
+    saved: Body, saved_names: Set[str], given: Mapping[str, Any], *, is_fallback: bool = False
+) -> Any:
+    """Return a saved question as a request narrows it.
+
+    Args:
+        saved: the question of the scenario, valid by itself.
+        saved_names: the fields that are saved in it.
+        given: the fields of the request, each valid.
+        is_fallback: the request was made for another question, and is not refused.
+
+    Raises:
+        Invalid: at the first field that would widen the question.
+    """
+    values: dict[str, Any] = {}
+    for name, field in type(saved).model_fields.items():
+        if name not in saved_names and name != "memory":
+            default = field.get_default(call_default_factory=True)
+            values[name] = given.get(name, default)
+        elif name not in given:
+            values[name] = getattr(saved, name)
+        else:
+
+            def refuse(pointer: str, why: str, name: str = name) -> None:
+                if not is_fallback:
+                    raise Invalid(f"/{name}{pointer}", why)
+
+            values[name] = _NARROW.get(name, _fixed)(refuse, getattr(saved, name), given[name])
+    # Saved fields that do nothing for this request are no fault of it.
+    named = () if is_fallback else given.keys()
+    return type(saved).model_construct(_fields_set={*named}, **values)
+
+
+def _fixed(refuse: _Refuse, saved: Any, given: Any) -> Any:
+    if given != saved:
+        refuse("", "is fixed by the scenario: leave it out")
+    return saved
+
+
+def _given(refuse: _Refuse, saved: Any, given: Any) -> Any:
+    _fixed(refuse, saved, given)
+    return given
+
+
+def _replaced(_refuse: _Refuse, _saved: Any, given: Any) -> Any:
+    return given
+
+
+def _least(refuse: _Refuse, saved: int, given: int) -> int:
+    if given > saved:
+        refuse("", f"must be at most {saved}, which the scenario allows")
+    return min(saved, given)
+
+
+def _kept_true(refuse: _Refuse, saved: bool, given: bool) -> bool:
+    if saved and not given:
+        refuse("", "must be true, as the scenario has it")
+    return saved or given
+
+
+def _both(_refuse: _Refuse, saved: ItemFilter, given: ItemFilter) -> ItemFilter:
+    return Group("all", (saved, given), ("/all/0", "/all/1"))
+
+
+def _union(_refuse: _Refuse, saved: list[str], given: list[str]) -> list[str]:
+    return [*dict.fromkeys([*saved, *given])]
+
+
+def _intersection(_refuse: _Refuse, saved: VisibleIn, given: VisibleIn) -> VisibleIn:
+    since = [each for each in (saved.since, given.since) if each is not None]
+    until = [each for each in (saved.until, given.until) if each is not None]
+    return saved.model_copy(
+        update={
+            "since": max(since, default=None),
+            "until": min(until, default=None),
+            "types": _common(saved.types, given.types),
+            "categories": _common(saved.categories, given.categories),
+        }
+    )
+
+
+def _common(saved: list[str] | None, given: list[str] | None) -> list[str] | None:
+    if saved is None or given is None:
+        return given if saved is None else saved
+    return [each for each in given if each in saved]
+
+
+def _rules(refuse: _Refuse, saved: list[RuleIn], given: list[RuleIn]) -> list[RuleIn]:
+    rules, names = [*saved], {rule.name for rule in saved}
+    for place, rule in enumerate(given):
+        name = rule.name
+        if name in names:
+            refuse(f"/{place}/name", "is the name of another rule, maybe of the scenario")
+        while name in names:
+            name += " (of the request)"
+        names.add(name)
+        rules.append(rule.model_copy(update={"name": name}))
+    return rules
+
+
+def _quotas(refuse: _Refuse, saved: list[AtMostIn], given: list[AtMostIn]) -> list[AtMostIn]:
+    counts = {each.field: each.count for each in saved}
+    fields = [each.field for each in given]
+    for place, each in enumerate(given):
+        if each.field in fields[:place]:
+            refuse(f"/{place}/field", f"must not repeat /at_most/{fields.index(each.field)}/field")
+        most = counts.get(each.field, each.count)
+        if each.count > most:
+            refuse(f"/{place}/count", f"must be at most {most}, which the scenario allows")
+        counts[each.field] = min(most, each.count)
+    return [AtMostIn(field=field, count=count) for field, count in counts.items()]
+
+
+def _pins(refuse: _Refuse, saved: list[PinIn], given: list[PinIn]) -> list[PinIn]:
+    _fixed(refuse, saved, given)
+    taken = {pin.item_id for pin in given}, {pin.position for pin in given}
+    free = (pin for pin in saved if pin.item_id not in taken[0] and pin.position not in taken[1])
+    return [*given, *free]
+
+
+_NARROW: Mapping[str, Callable[[_Refuse, Any, Any], Any]] = {
+    "filter": _both,
+    "limit": _least,
+    "explain": _least,
+    "exclude": _union,
+    "exclude_seen": _kept_true,
+    "visible": _intersection,
+    "rules": _rules,
+    "at_most": _quotas,
+    "pin": _pins,
+    "at": _given,
+    "facets": _replaced,
+    "fields": _replaced,
+}
+NARROWING = frozenset(_NARROW)
+
+
+# routes ---------------------------------------------------------------------------------
 
 router = APIRouter(route_class=JsonRoute, tags=["scenarios"])
 
@@ -101,9 +244,9 @@ async def put_scenario(name: PathName, body: ScenarioIn, context: Context) -> Re
     Its fields are checked as in the question itself. Versions before are kept; the same scenario
     once more is no new version.
     """
-    question = SAVED.get(body.question)
+    question = saved_questions().get(body.question)
     if question is None:
-        raise Invalid("/question", f"must be one of {', '.join(SAVED)}")
+        raise Invalid("/question", f"must be one of {', '.join(saved_questions())}")
     fields = body.model_extra or {}
     saved, _ = _parsed(question, fields, question.brought)
     question.check(saved, fields.keys(), context.settings)
@@ -113,10 +256,10 @@ async def put_scenario(name: PathName, body: ScenarioIn, context: Context) -> Re
             kind = "events" if question.lists_items else body.question
             raise Invalid("/fallback", f"must be left out: {kind} are no list to fill up")
         filler = await context.engine.store.scenario(body.fallback)
-        if filler is not None and not SAVED[filler.question].fills_up(filler.fields):
-            kind = "events" if SAVED[filler.question].lists_items else filler.question
+        if filler is not None and not saved_questions()[filler.question].fills_up(filler.fields):
+            kind = "events" if saved_questions()[filler.question].lists_items else filler.question
             raise Invalid("/fallback", f"answers {kind}, which fill no list up")
-        about = None if filler is None else SAVED[filler.question].about
+        about = None if filler is None else saved_questions()[filler.question].about
         if filler is not None and about not in {None, question.about, *filler.fields}:
             raise Invalid("/fallback", f"must save {about!r}, which this question does not know")
         document["fallback"] = body.fallback
@@ -191,7 +334,7 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
     """
     with context.stages("store"):
         scenario, is_stale = await context.engine.scenarios.current(name)
-    question = SAVED[scenario.question]
+    question = saved_questions()[scenario.question]
     body, about, given = _narrowed(question, scenario.fields, fields)
     asked_first, seen = body, frozenset[str]()
     hides_seen = given.get("exclude_seen") is True  # by the request: pins are left out too
@@ -225,7 +368,7 @@ async def _answer(name: str, fields: Mapping[str, Any], context: Context) -> dic
             if last.name in asked:
                 raise NotFound(f"the scenario {last.name!r} falls back to itself")
             asked.add(last.name)
-            question = SAVED[last.question]
+            question = saved_questions()[last.question]
             if not question.fills_up(last.fields):
                 raise NotFound(f"the scenario {last.name!r} answers no list of items")
             body, about = _fitted(question, last.fields, given, about, context.settings)

@@ -11,9 +11,9 @@ import torch
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.windows import window_start
-from models.encoder.event_types import UNKNOWN
-from models.history.encoded_history import EncodedHistory, encode
+from models.encoder.event_bias import UNKNOWN
 from models.history.user_history import UserHistory, attendable_events
+from models.history.user_memory import EncodedHistory, encode
 from models.recommender.artifact import TrainedModel
 from models.training.presets import PRESET_NAMES, choose_preset
 from tests.benchmarks.harness.timing import ProgressCallback, Spread, alternate, no_progress

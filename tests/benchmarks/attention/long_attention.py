@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from models.attention.attention_options import MAX_ERROR, AttentionOptions
+from models.attention.attend import MAX_ERROR, AttentionOptions
 from models.attention.kv_memory import KVTable, gather_rows
 from models.attention.partial_softmax import Attended, KVBlock, PartialSoftmax, attend_blocks
 from models.history.long_history import LISTS_FROM

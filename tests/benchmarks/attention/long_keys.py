@@ -17,8 +17,8 @@ from service.domain.errors import Invalid
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.text_encoders import open_encoder
+from service.snapshots.served import Served
+from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 from service.stores.sqlite.store import SQLiteStore
 from tests.benchmarks.attention.long_attention import Material
 
@@ -47,7 +47,9 @@ def long_users(data: Path, encoder: str) -> Long:
         try:
             embeddings = EmbeddingCache(open_encoder(encoder), data / EMBEDDINGS_FILE)
             with ThreadPoolExecutor(1) as workers:
-                serving = LiveSnapshot(store, Registry(data / MODELS_FOLDER), embeddings, workers)
+                serving = LiveSnapshot(
+                    store, Registry(data / MODELS_FOLDER), Served(embeddings), workers
+                )
                 await serving.open()
             snapshot = serving.snapshot
             if snapshot.trained is None:

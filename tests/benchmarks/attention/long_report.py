@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from models.attention.attention_options import DEFAULT_K, MAX_ERROR
+from models.attention.attend import DEFAULT_K, MAX_ERROR
 from models.history.long_history import LISTS_FROM
 from tests.benchmarks.attention import long_keys
 from tests.benchmarks.attention.long_attention import (

@@ -9,11 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
-from models.ranking.candidates import RERANKED, coarse_query, gathered_count
-from models.ranking.recommend import candidate_count, recommend
+from models.ranking.recommend import (
+    RERANKED,
+    candidate_count,
+    coarse_query,
+    gathered_count,
+    recommend,
+)
 from tests.benchmarks.harness.timing import ProgressCallback
 from tests.benchmarks.workload.questions import LIMIT
 

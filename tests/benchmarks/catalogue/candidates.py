@@ -14,12 +14,11 @@ from torch import Tensor
 
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import ENCODER_TIMES, INDEX_FROM, Snapshot, item_index
-from models.encoder.event_types import UNKNOWN
+from models.encoder.event_bias import UNKNOWN
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from models.index import ann_index
-from models.ranking.candidates import candidates, coarse_query
-from models.ranking.recommend import EXACT_WORK, INDEXED_CANDIDATES
+from models.ranking.recommend import EXACT_WORK, INDEXED_CANDIDATES, candidates, coarse_query
 from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
 from tests.benchmarks.catalogue.enlarged import enlarged, moved

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.cow_array import CowArray
+from models.catalogue.cow import CowArray
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
-from models.recommender.item_similarity import MAX_EASE_ITEMS
+from models.recommender.co_occurrence import MAX_EASE_ITEMS
 from models.recommender.recommender import Recommender
 from models.training.presets import max_transitions_per_item
 

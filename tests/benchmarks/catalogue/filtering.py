@@ -18,9 +18,8 @@ from rich.table import Table
 
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.facets import CountedItems, count_values
-from models.catalogue.fields.geodesy import distances
-from models.catalogue.item_entry import ItemEntry
-from models.catalogue.item_filter import Condition, Group, ItemFilter
+from models.catalogue.item_filter import Condition, Group, ItemFilter, distances
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.sorting import SortKey, sorted_rows
 from tests.benchmarks.harness.tables import ratio, seconds
 from tests.benchmarks.harness.timing import ProgressCallback, Spread, alternate, no_progress

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import ItemEntry
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import UNTRAINED, Snapshot
-from models.ranking.matching.field_matches import COARSE_KEYS
+from models.ranking.matches import COARSE_KEYS
 from models.ranking.search import search
 from models.text.bm25 import BM25Writer
-from models.text.static_encoder import TextEncoder
+from models.text.encoders import TextEncoder
 from service.engine.search import match_text
 from tests.benchmarks.harness.processes import memory_of
 from tests.benchmarks.harness.timing import ProgressCallback, Spread, alternate, no_progress, spread

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 
-from service.loadtest.report import ReportTable
-from service.loadtest.terminal import print_table
-from service.loadtest.terminal import progress as stage
+from service.lab.load_report import ReportTable
+from service.lab.load_test import print_table
+from service.lab.load_test import progress_bar as stage
 from tests.benchmarks.harness.timing import Spread
 
 __all__ = ["median", "ms", "part", "rate", "ratio", "seconds", "stage", "table"]

@@ -27,10 +27,10 @@ import uvloop
 from fastapi import FastAPI, Response
 
 from service.domain.settings import Settings
-from service.http.arrivals import Arrivals
+from service.http.bodies import Arrivals
 from service.http.routes.context import Json
 from service.http.routes.record_bodies import AppendedOut, EventsIn
-from service.http.serving.uvicorn_config import configure
+from service.http.server import configure
 from service.http.telemetry import Metrics
 from service.questions.answers import AnswerOut
 from service.questions.asked import RecommendIn, ScoreIn, SearchIn
@@ -97,7 +97,7 @@ def load_app(path: Path, data: Path | None = None) -> FastAPI:
 
 
 def main(path: Path, data: Path | None = None) -> None:
-    """Serve until told to stop, with the settings of `service.http.serving.server`."""
+    """Serve until told to stop, with the settings of `service.http.server`."""
     app = load_app(path, data)
     gc.collect()
     gc.freeze()  # as Heed does

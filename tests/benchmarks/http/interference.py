@@ -17,11 +17,11 @@ import httpx
 import numpy as np
 import uvloop
 
-from service.datasets.files.rows import to_json_lines
+from service.datasets.rows import to_json_lines
 from service.domain.records import Event
-from service.loadtest.options import Options, parse_mix
-from service.loadtest.results import Recording
-from service.loadtest.workload import Requests, draw_sample, open_http
+from service.lab.load_options import Options, parse_mix
+from service.lab.open_loop import Recording
+from service.lab.workload import Requests, draw_sample, open_http
 from tests.benchmarks.harness.http_client import encode_post
 from tests.benchmarks.harness.processes import Cores, Server, pinned
 from tests.benchmarks.harness.timing import ProgressCallback, Spread, no_progress, ratios

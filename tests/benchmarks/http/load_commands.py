@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from service.cli.console import out, set_threads
-from service.loadtest.options import DEFAULT_MIX
+from service.lab.load_options import DEFAULT_MIX
 
 QUESTIONS = "score=4,recommend=2,search=3"  # the default mix of `heed loadtest` without its writes
 

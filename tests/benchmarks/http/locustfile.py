@@ -20,19 +20,19 @@ from typing import Any
 
 from locust import HttpUser, between, events, task
 
-from service.loadtest.options import DEFAULT_MIX, Options, parse_headers, parse_mix
-from service.loadtest.schedule import PREPARED
-from service.loadtest.workload import Requests, by_hand, delete_all, draw_sample, open_http
+from service.lab.load_options import DEFAULT_MIX, Options, parse_headers, parse_mix
+from service.lab.open_loop import PREPARED
+from service.lab.workload import Requests, by_hand, delete_all, draw_sample, open_http
 
 SHARES = parse_mix(os.environ.get("HEED_LOADTEST_MIX", DEFAULT_MIX))
 logging.getLogger("httpx").setLevel(logging.WARNING)  # Locust shows what others log
-HEADERS = parse_headers(os.environ.get("HEED_LOADTEST_HEADERS", "").splitlines())
+HEADER = os.environ.get("HEED_LOADTEST_HEADERS", "").splitlines()
 
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]  # Locust is not installed
 def prepare(environment: Any, **_: Any) -> None:
     """Sample users and items of the service."""
-    options = Options(environment.host, headers=HEADERS)
+    options = Options(environment.host, header=HEADER)
     with open_http(options) as http:
         sample = draw_sample(http, options.users, options.seed)
     environment.heed = Requests(SHARES, sample, options)
@@ -41,7 +41,7 @@ def prepare(environment: Any, **_: Any) -> None:
 @events.test_stop.add_listener  # type: ignore[untyped-decorator]
 def clean(environment: Any, **_: Any) -> None:
     """Remove the events that were written."""
-    with open_http(Options(environment.host, headers=HEADERS)) as http:
+    with open_http(Options(environment.host, header=HEADER)) as http:
         left = delete_all(http, environment.heed.written_paths())[1]
     for command in by_hand(environment.host, left):
         logging.getLogger("heed").warning("left by the load test: %s", command)
@@ -54,7 +54,9 @@ class Requester(HttpUser):  # type: ignore[misc]
 
     def on_start(self) -> None:
         """Send the given headers with every request."""
-        self.client.headers.update({"Content-Type": "application/json", **dict(HEADERS)})
+        self.client.headers.update(
+            {"Content-Type": "application/json", **dict(parse_headers(HEADER))}
+        )
 
     @task  # type: ignore[untyped-decorator]
     def request(self) -> None:

@@ -11,11 +11,9 @@ import orjson
 import uvloop
 
 from service.domain.errors import Unavailable
-from service.loadtest.open_loop import OpenLoop
-from service.loadtest.options import Options, parse_mix
-from service.loadtest.results import Recording
-from service.loadtest.schedule import PREPARED, draw_schedule
-from service.loadtest.workload import Requests, draw_sample, open_http
+from service.lab.load_options import Options, parse_mix
+from service.lab.open_loop import PREPARED, OpenLoop, Recording, draw_schedule
+from service.lab.workload import Requests, draw_sample, open_http
 from tests.benchmarks.harness.closed_loop import closed_loop, connected
 from tests.benchmarks.harness.http_client import encode_post
 from tests.benchmarks.harness.processes import Cores, Server, pinned

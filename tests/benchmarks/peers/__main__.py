@@ -14,7 +14,7 @@ import torch
 import typer
 from rich.console import Console
 
-from service.datasets.public.movielens import LICENCE as MOVIELENS_LICENCE
+from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
 from service.domain.errors import HeedError
 from tests.benchmarks.harness import conditions, machine
 from tests.benchmarks.harness.processes import Cores, pinned

@@ -20,20 +20,19 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from models.data.interactions import Interactions
-from models.evaluation.protocols import EvaluationTask, leave_one_out_5_core
 from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset, choose_preset
 from service.cli import progress_bars
 from service.cli.console import open_store
-from service.datasets import import_into_store
+from service.datasets import imports
 from service.datasets.base import Dataset
-from service.datasets.public.movielens import fetch as fetch_movielens
+from service.datasets.movielens import fetch as fetch_movielens
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
+from service.lab.protocols import EvaluationTask, leave_one_out_5_core
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.text_encoders import open_encoder
+from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 from service.training import training_corpus
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import TrainingCorpus
@@ -98,7 +97,7 @@ def prepare_data(
     temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
     try:
         with open_store(temporary) as store:
-            asyncio.run(import_into_store.import_dataset(store, _Shown(source, ground)))
+            asyncio.run(imports.import_dataset(store, _Shown(source, ground)))
         content = corpus.content[task.items]
         _train(temporary, ground, corpus, content, encoder.name, console)
         arrays: dict[str, Any] = _arrays(task, content)
@@ -143,7 +142,7 @@ def _train(
     """Publish the model of `heed evaluate`."""
     task, preset = ground.task, ground.preset
     with progress_bars.stage_bars(console) as progress:
-        done = fit_model(task.train, content, task.validation, preset, 0, progress)
+        done = fit_model(preset.plan(task.train, content, task.validation), progress)
     counts = task.train.liked().item_counts()
     types = corpus.types[: done.model.config.n_event_types]
     trained = TrainedModel(done.model, ground.item_ids, counts, encoder, {}, types)

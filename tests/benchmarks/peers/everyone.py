@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from service.domain.settings import Settings
-from service.engine.questions.lists.recommend_all import write_lists
+from service.engine.lists import write_lists
 from tests.benchmarks.harness.http_client import encode_post
 from tests.benchmarks.harness.processes import Cores, pinned
 from tests.benchmarks.harness.timing import ProgressCallback, no_progress

@@ -19,7 +19,7 @@ from implicit.cpu.als import AlternatingLeastSquares
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
-from models.evaluation.metrics import ndcg_gains
+from models.evaluation.full_ranking import ndcg_gains
 from tests.benchmarks.peers.quality import ranks
 from tests.benchmarks.peers.served import Lists, Question, serve
 

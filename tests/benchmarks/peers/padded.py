@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from models.attention.multihead import merge_heads
+from models.attention.kv_memory import merge_heads
 from models.data.windows import window_start
 from models.recommender.recommender import Recommender
 from models.recommender.target_attention import target_attention

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.evaluation.metrics import hits, ndcg_gains, standard_error
+from models.evaluation.full_ranking import hits, ndcg_gains, standard_error
 from service.domain.errors import Unavailable
 from service.domain.timestamps import to_rfc3339
 from tests.benchmarks.harness.http_client import Response, encode_post

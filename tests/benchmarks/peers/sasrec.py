@@ -22,7 +22,7 @@ from rectools import Columns
 from rectools.dataset import Dataset
 from rectools.models import SASRecModel, load_model
 
-from models.evaluation.metrics import ndcg_gains
+from models.evaluation.full_ranking import ndcg_gains
 from tests.benchmarks.peers.quality import ranks
 from tests.benchmarks.peers.served import Lists, Question, serve
 

@@ -22,10 +22,10 @@ from service.domain.errors import NotFound
 from service.domain.records import Item
 from service.domain.settings import Settings
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
+from service.snapshots import served
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.text_encoders import open_encoder
+from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 from service.stores.sqlite.store import SQLiteStore
 from tests.benchmarks.catalogue.large_search import entries, queries_of
 from tests.benchmarks.harness import conditions
@@ -206,7 +206,8 @@ def _served(data: Path) -> Catalogue:
         try:
             with ThreadPoolExecutor(1) as workers:
                 embeddings = EmbeddingCache(encoder, data / EMBEDDINGS_FILE)
-                opened = LiveSnapshot(store, Registry(data / MODELS_FOLDER), embeddings, workers)
+                state = served.Served(embeddings)
+                opened = LiveSnapshot(store, Registry(data / MODELS_FOLDER), state, workers)
                 await opened.open()
                 return opened.snapshot.catalogue
         finally:

@@ -92,7 +92,7 @@ async def load(
         before = server.cpu_seconds()
         for users in _batches(lengths, items, seed):
             started, used = time.perf_counter(), time.process_time()
-            await bulk.put_users(users, (), users[-1].user_id)
+            await bulk.put_users(users, users[-1].user_id)
             wall += time.perf_counter() - started
             client += time.process_time() - used
             stored += sum(len(user.events) for user in users)

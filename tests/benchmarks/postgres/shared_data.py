@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from service.maintenance.copying.store_copy import copy_store
+from service.maintenance.copying import copy_store
 from service.runtime.data_layout import STORE_FILE
-from service.snapshots.versions.opening import open_registry
+from service.snapshots.shared_registry import open_registry
 from service.stores.postgres.store import PostgresStore
 from service.stores.sqlite.store import SQLiteStore
 from tests.benchmarks.postgres.measured_server import MeasuredServer

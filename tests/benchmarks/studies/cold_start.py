@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import ItemEntry
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import DISLIKE, Interactions
 from models.data.vocabulary import Vocabulary
 from models.evaluation.baselines import Popularity
 from models.evaluation.full_ranking import Ranker, evaluate
-from models.evaluation.protocols import EvaluationTask
 from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset
-from service.evaluation.compare_models import Comparison, ModelResults
+from service.lab.comparison import Comparison, ModelResults
+from service.lab.protocols import EvaluationTask
 from service.training.judgement import HEED
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback
@@ -63,7 +63,7 @@ def measure(
     """Hide a tenth of the items from a training of its own, then users' histories but the newest.
 
     Args:
-        task: from `models.evaluation.protocols`.
+        task: from `models.evaluation.splits`.
         content: text embeddings of the task's items [N, D].
         preset: of Heed's training.
         table: from `benchmarking.compare`, whose rankers are asked again.
@@ -96,7 +96,7 @@ def new_items(
     """Judge by targets that were hidden from training and have their text alone.
 
     Args:
-        task: from `models.evaluation.protocols`.
+        task: from `models.evaluation.splits`.
         content: text embeddings of the task's items [N, D].
         preset: of the training.
         trained_on_all: what would be answered had the items been trained; judged as well.
@@ -110,7 +110,7 @@ def new_items(
     if not len(cold.test):
         raise ValueError("no test case has an item as its target that could be hidden")
     log, cases = cold.fitting()
-    done = fit_model(log, content[~cold.hidden], cases, preset, seed, told)
+    done = fit_model(preset.plan(log, content[~cold.hidden], cases, seed=seed), told)
     if told is not None:
         told("items never seen", 0, 0, None)
     ids = tuple(str(row) for row in np.flatnonzero(~cold.hidden).tolist())

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import Ranker
-from models.evaluation.protocols import EvaluationTask
 from models.evaluation.splits import Holdout
+from service.lab.protocols import EvaluationTask
 from tests.support.small import newest_events
 
 _NEWEST = 20  # events whose texts say what a user likes

@@ -7,15 +7,15 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table as RichTable
 
-from models.evaluation.protocols import EvaluationTask
-from service.evaluation.compare_models import Comparison
-from service.evaluation.comparison_report import (
+from service.lab.comparison import Comparison
+from service.lab.comparison_report import (
     differences,
     differences_json,
     format_interval,
     metric_cells,
     results_json,
 )
+from service.lab.protocols import EvaluationTask
 from service.training.judgement import HEED
 from tests.benchmarks.studies.cold_start import ColdStart
 

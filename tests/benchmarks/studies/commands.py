@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from service.cli.benchmark import Name, source, tasks
 from service.cli.console import (
     DATA,
     ENCODER,
@@ -22,6 +21,7 @@ from service.cli.console import (
     use_all_cores,
     write_json,
 )
+from service.cli.lab import Name, source, tasks
 from service.cli.training import Chosen, Epochs
 from service.runtime.data_layout import SEARCH_FILE
 
@@ -48,7 +48,7 @@ def cold_start(
     use_all_cores()
     from models.training.presets import choose_preset
     from service.cli import progress_bars
-    from service.evaluation import compare_models
+    from service.lab import comparison
     from service.training import training_corpus
     from tests.benchmarks.studies import cold_start as study
     from tests.benchmarks.studies import cold_start_report
@@ -62,7 +62,7 @@ def cold_start(
         chosen = choose_preset(len(task.train), task.train.n_items, preset, epochs=epochs)
         content = corpus.content[task.items]
         with progress_bars.stage_bars(out) as told:
-            table = compare_models.compare(task, content, chosen, first_seed=seed, progress=told)
+            table = comparison.compare(task, content, chosen, first_seed=seed, progress=told)
             found = study.measure(task, content, chosen, table, seed=seed, told=told)
         out.print(cold_start_report.shown(task, found))
         reports.append({"task": task.name, **cold_start_report.as_json(found)})
@@ -123,11 +123,11 @@ def personal_search(
     the user's history are removed from both rankings, with the user and without.
     """
     use_all_cores()
-    from models.evaluation.protocols import leave_one_out_5_core
     from models.training.presets import choose_preset
     from service.cli import progress_bars
-    from service.evaluation import compare_models
-    from service.snapshots.search_parameters import load_search_parameters
+    from service.lab import comparison
+    from service.lab.protocols import leave_one_out_5_core
+    from service.snapshots.live_search import load_search_parameters
     from service.training import training_corpus
     from tests.benchmarks.studies import personal_search as study
     from tests.benchmarks.studies import personal_search_report
@@ -135,7 +135,7 @@ def personal_search(
     with open_store(data) as store, progress_bars.stage_bars(out) as told:
         vectors = open_embeddings(encoder, data)
         corpus = training_corpus.read_store(store, vectors, told)
-        (task,) = compare_models.split(corpus.log, leave_one_out_5_core)
+        (task,) = comparison.split(corpus.log, leave_one_out_5_core)
         chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
         measured = study.measure(
             task,
@@ -203,7 +203,7 @@ def finding(
     Ids must come first, compounds and titles find an item that has them, and nonsense nothing.
     """
     set_threads(1)
-    from service.evaluation.search_quality import build_snapshot
+    from service.maintenance.search_calibration import build_snapshot
     from tests.benchmarks.studies import finding as study
 
     with open_store(data) as store:

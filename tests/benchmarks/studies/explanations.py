@@ -18,9 +18,7 @@ from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.contributions import contributions
-from models.ranking.effects import effects_of
-from models.ranking.explain import explain
-from models.ranking.leave_one_out import scores_without
+from models.ranking.explanation import effects_of, explain, scores_without
 from models.ranking.recommend import recommend
 from models.ranking.scoring import score
 from service.domain.settings import Settings

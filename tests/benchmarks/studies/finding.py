@@ -18,13 +18,13 @@ from typing import Any
 from rich.table import Table
 
 from models.catalogue.snapshot import Snapshot
-from models.ranking.matching.meaning_floor import EncodeQuery, meaning_floor
+from models.ranking.matches import EncodeQuery, meaning_floor
 from models.ranking.search import search
-from models.text.index_terms import analyser
-from models.text.spelling import single_edits
+from models.text.query_parser import single_edits
+from models.text.terms import analyser
 from service.domain.records import Item
 from service.engine.search import match_text
-from service.evaluation.search_calibration import plain_text
+from service.maintenance.search_calibration import plain_text
 
 IDS = 200
 COMPOUNDS = 50

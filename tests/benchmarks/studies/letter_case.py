@@ -15,16 +15,12 @@ from typing import Annotated, NamedTuple
 import typer
 from rich.table import Table
 
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.cli.console import out
 from service.datasets.base import Dataset
-from service.datasets.public.collections import open_collection
-from service.evaluation.search_quality import (
-    SEARCH_MODES,
-    SearchMode,
-    build_snapshot,
-    evaluate_search,
-)
+from service.lab.public_data import open_collection
+from service.lab.search_quality import SEARCH_MODES, SearchMode, evaluate_search
+from service.maintenance.search_calibration import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 
 CASES: dict[str, Callable[[str], str]] = {

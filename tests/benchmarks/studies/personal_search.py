@@ -16,19 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.snapshot import Snapshot
-from models.evaluation.metrics import PairedDifference, bootstrap, reciprocal_ranks
-from models.evaluation.protocols import EvaluationTask
+from models.evaluation.full_ranking import PairedDifference, bootstrap, reciprocal_ranks
 from models.evaluation.splits import Holdout
-from models.ranking.matching.field_matches import FieldMatches
+from models.ranking.matches import DEFAULTS, FieldMatches, SearchParameters
 from models.ranking.scoring import score
 from models.ranking.search import nearest, personal_bias, search
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.recommender.artifact import TrainedModel
 from models.training.presets import Preset
 from service.domain.errors import ModelRejected
 from service.domain.records import Item
 from service.engine.search import RERANKED, match_text
-from service.evaluation.search_quality import build_snapshot
+from service.lab.protocols import EvaluationTask
+from service.maintenance.search_calibration import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback, TrainingCorpus
@@ -106,7 +105,7 @@ def measure(
     """Train without what is held out, choose by the validation cases, and judge by the test cases.
 
     Args:
-        task: from `models.evaluation.protocols`, of the corpus, with validation cases.
+        task: from `models.evaluation.splits`, of the corpus, with validation cases.
         corpus: whose log the task is of.
         items: the catalogue.
         embeddings: of texts and queries.
@@ -120,7 +119,8 @@ def measure(
     """
     if task.validation is None:
         raise ModelRejected(f"task {task.name} has no validation cases to choose by")
-    done = fit_model(task.train, corpus.content[task.items], task.validation, preset, seed, told)
+    plan = preset.plan(task.train, corpus.content[task.items], task.validation, seed=seed)
+    done = fit_model(plan, told)
     ids = tuple(corpus.item_ids[row] for row in task.items.tolist())
     counts = task.train.liked().item_counts()
     types = corpus.types[: done.model.config.n_event_types]

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from service.evaluation.comparison_report import format_interval
+from service.lab.comparison_report import format_interval
 from tests.benchmarks.studies.personal_search import DEFAULT, Measured, Ranks, mrr
 
 

@@ -18,18 +18,22 @@ import typer
 from numpy.typing import NDArray
 from rich.table import Table
 
-from models.evaluation.metrics import graded_ndcg
-from models.ranking.search_parameters import DEFAULTS
+from models.evaluation.full_ranking import graded_ndcg
+from models.ranking.matches import DEFAULTS
 from service.cli.console import ENCODER, Encoder, out
 from service.datasets.base import JudgedQuery
-from service.datasets.public.collections import open_collection
-from service.datasets.public.pyvideo import PyVideo
 from service.domain.errors import Invalid
 from service.domain.records import Item
-from service.evaluation.search_calibration import SENTENCE_END, WEIGHTS, calibrate, rank_by_weight
-from service.evaluation.search_quality import build_snapshot, evaluate_search
-from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.text_encoders import open_encoder
+from service.lab.public_data import PyVideo, open_collection
+from service.lab.search_quality import evaluate_search
+from service.maintenance.search_calibration import (
+    SENTENCE_END,
+    WEIGHTS,
+    build_snapshot,
+    calibrate,
+    rank_by_weight,
+)
+from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 from tests.known_items.known import known
 
 _DEPTH = 10  # of nDCG

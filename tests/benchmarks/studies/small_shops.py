@@ -11,13 +11,19 @@ from rich.table import Table
 
 from models.data.interactions import Interactions
 from models.evaluation.baselines import baseline_makers
-from models.evaluation.full_ranking import RankingMetrics, evaluate
-from models.evaluation.metrics import PairedDifference, bootstrap, hits, ndcg_gains
+from models.evaluation.full_ranking import (
+    PairedDifference,
+    RankingMetrics,
+    bootstrap,
+    evaluate,
+    hits,
+    ndcg_gains,
+)
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout
 from models.training.presets import choose_preset
-from service.evaluation.compare_models import split_newest
-from service.evaluation.comparison_report import format_interval
+from service.lab.comparison import split_newest
+from service.lab.comparison_report import format_interval
 from service.training.judgement import judge
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback, TrainingCorpus
@@ -67,13 +73,9 @@ def study(
     preset = choose_preset(len(log), task.train.n_items)
     every = task.every_event
     assert task.validation is not None
-    fitted = fit_model(
-        task.train, content, task.validation, preset, seed, progress, every_event=every
-    )
-    found = judge(
-        fitted, content, task.train, every, task.validation, log=every,
-        exclude_seen=task.exclude_seen, progress=progress,
-    )  # fmt: skip
+    plan = preset.plan(task.train, content, task.validation, every_event=every, seed=seed)
+    fitted = fit_model(plan, progress)
+    found = judge(fitted, exclude_seen=task.exclude_seen, progress=progress)
     questions: list[tuple[str, Holdout, bool]] = [(NEXT, task.test, task.exclude_seen)]
     if not task.exclude_seen:
         questions.append((NEW, task.test.where(~task.test.targets_seen()), True))

@@ -23,15 +23,14 @@ from rich.console import Console
 from rich.table import Table
 
 from models.data.interactions import Interactions
-from models.evaluation.protocols import leave_one_out_5_core
 from models.training.presets import choose_preset
-from service.datasets.public.movielens import LICENCE as MOVIELENS_LICENCE
-from service.datasets.public.movielens import fetch as fetch_movielens
+from service.datasets.movielens import LICENCE as MOVIELENS_LICENCE
+from service.datasets.movielens import fetch as fetch_movielens
 from service.domain.errors import HeedError, Unavailable
 from service.domain.settings import Settings
+from service.lab.protocols import leave_one_out_5_core
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE
-from service.snapshots.text_embeddings import EmbeddingCache
-from service.snapshots.text_encoders import open_encoder
+from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 from service.training.training_corpus import read_dataset
 from tests.benchmarks.harness import machine
 from tests.benchmarks.harness.processes import Cores

@@ -66,13 +66,11 @@ def heed(spec: dict[str, Any]) -> None:
 
     from models.compute.device import product_dtype
     from models.data.interactions import Interactions
-    from models.recommender.config import RecommenderConfig
-    from models.recommender.log_statistics import MAX_REQUEST_GAP
-    from models.recommender.recommender import Recommender
-    from models.recommender.transition_counts import count_transitions
+    from models.recommender.co_occurrence import count_transitions
+    from models.recommender.recommender import MAX_REQUEST_GAP, Recommender, RecommenderConfig
+    from models.training.fit import Stage, StageTrainer
     from models.training.losses import TrainingLosses
-    from models.training.stage import Stage, StageTrainer
-    from models.training.train_config import TrainConfig
+    from models.training.presets import TrainConfig
 
     torch.set_num_threads(1)
     data = np.load(spec["data"])

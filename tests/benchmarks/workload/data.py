@@ -17,16 +17,14 @@ import numpy as np
 import torch
 
 from models.recommender.artifact import TrainedModel
-from models.recommender.config import RecommenderConfig
-from models.recommender.log_statistics import MAX_REQUEST_GAP
-from models.recommender.recommender import Recommender
-from models.recommender.transition_counts import TransitionCounts
+from models.recommender.co_occurrence import TransitionCounts
+from models.recommender.recommender import MAX_REQUEST_GAP, Recommender, RecommenderConfig
 from service.domain.errors import NotFound
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
-from service.snapshots.text_encoders import open_encoder
+from service.snapshots.text_embeddings import open_encoder
 from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.store import SQLiteStore
 

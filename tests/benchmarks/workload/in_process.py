@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from models.attention.attention_options import DEFAULT_OPTIONS
+from models.attention.attend import DEFAULT_OPTIONS
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.recommend import recommend

@@ -13,32 +13,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention import flash_kernel, partial_softmax
-from models.attention.attend import attend
-from models.attention.attention_options import AttentionOptions
-from models.attention.kv_memory import KeyValueMemory, KVTable
-from models.attention.multihead import split_heads
+from models.attention import partial_softmax
+from models.attention.attend import AttentionOptions, attend
+from models.attention.kv_memory import KeyValueMemory, KVTable, split_heads
 from models.attention.partial_softmax import (
     KVBlock,
     attend_blocks,
+    mass_from_sample,
     remove_partial,
 )
-from models.attention.softmax_mass import mass_from_sample
 from models.encoder.causal_attention import FUTURE_BUCKET, causal_attention
-from models.encoder.encoder_block import attend_cached
-from models.encoder.numpy_step import attend_one
-from models.encoder.recency_bias import BUCKETS
+from models.encoder.event_bias import BUCKETS
+from models.encoder.history_encoder import attend_cached, attend_one
 from models.index import memory_attention
 from models.index.key_lists import KeyLists
 from models.index.memory_attention import Memory
-from models.recommender.config import RecommenderConfig
-from models.recommender.recommender import Recommender
+from models.recommender.recommender import Recommender, RecommenderConfig
 from models.recommender.target_attention import (
     ItemTables,
     target_attention,
     target_attention_prefixes,
 )
-from models.training.chunked_cross_entropy import Chunk, chunked_cross_entropy
+from models.training.losses import Chunk, chunked_cross_entropy
 from tests.support import reference
 
 HEADS, TARGETS, D = 2, 3, 4
@@ -165,7 +161,7 @@ def run_blocks(made: Case) -> Tensor:
 
 def run_plain_blocks(made: Case) -> Tensor:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partial_softmax, "attention_with_logsumexp", flash_kernel.plain_attention)
+        patch.setattr(partial_softmax, "attention_with_logsumexp", partial_softmax.plain_attention)
         return run_blocks(made)
 
 
@@ -339,7 +335,7 @@ def test_every_softmax_equals_the_float64_loop(path: str, name: str) -> None:
 
 def test_the_fused_kernel_is_used_where_torch_has_it() -> None:
     """The pinned torch has the private operator with the expected schema, and it is used."""
-    assert flash_kernel.attention_with_logsumexp is not flash_kernel.plain_attention
+    assert partial_softmax.attention_with_logsumexp is not partial_softmax.plain_attention
 
 
 @pytest.mark.parametrize("schema", [None, "", "aten::flash(Tensor query) -> (Tensor output)"])
@@ -349,15 +345,15 @@ def test_a_missing_or_changed_operator_falls_back(schema: str | None) -> None:
     if schema is not None:
         operator = SimpleNamespace(default=SimpleNamespace(_schema=schema))
         operators._scaled_dot_product_flash_attention_for_cpu = operator
-    assert flash_kernel.select_kernel(operators) is flash_kernel.plain_attention
+    assert partial_softmax.select_kernel(operators) is partial_softmax.plain_attention
 
 
 @pytest.mark.parametrize(
-    "kernel", [flash_kernel.plain_attention, flash_kernel.attention_with_logsumexp]
+    "kernel", [partial_softmax.plain_attention, partial_softmax.attention_with_logsumexp]
 )
 @pytest.mark.parametrize("per_target", [False, True])
 def test_both_kernels_give_contexts_and_logsumexp(
-    kernel: flash_kernel.Kernel, per_target: bool
+    kernel: partial_softmax.Kernel, per_target: bool
 ) -> None:
     """In float64 arithmetic: the softmax's mean of values, and the log of its denominator."""
     made = case(37)

@@ -3,7 +3,7 @@
 import torch
 
 from models.attention.attend import attend
-from models.attention.query_jacobian import query_jacobian
+from models.attention.partial_softmax import query_jacobian
 
 
 def test_the_jacobian_is_that_of_the_operator() -> None:

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from models.catalogue import cow_array
+from models.catalogue import cow
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import EMBEDDING, ItemEntry
 from models.catalogue.item_filter import Condition
+from models.catalogue.item_values import EMBEDDING, ItemEntry
 from models.data.vocabulary import Vocabulary
 from tests.support.small import DIMENSION, encode
 
@@ -117,7 +117,7 @@ def agree(catalogue: Catalogue, known: dict[str, ItemEntry]) -> None:
         assert np.flatnonzero(catalogue.in_categories([category])).tolist() == members
 
 
-@pytest.mark.parametrize("small", [0, cow_array.SMALL])
+@pytest.mark.parametrize("small", [0, cow.SMALL])
 @quick
 @given(series=changes)
 def test_any_changes_leave_what_a_dict_would(
@@ -130,7 +130,7 @@ def test_any_changes_leave_what_a_dict_would(
     catalogue, known = Catalogue.empty(DIMENSION), dict[str, ItemEntry]()
     views = [catalogue]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cow_array, "SMALL", small)
+        patched.setattr(cow, "SMALL", small)
         for entries, removed in series:
             old = [frozen(view) for view in views]
             catalogue = catalogue.updated(entries, removed, encode)

@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.catalogue import cow_array, item_filter
-from models.catalogue.catalogue import Catalogue
-from models.catalogue.catalogue_state import catalogue_from_parts, catalogue_to_parts
+from models.catalogue import columns, cow, item_filter
+from models.catalogue.catalogue import Catalogue, catalogue_from_parts, catalogue_to_parts
 from models.catalogue.facets import CountedItems, count_values
-from models.catalogue.fields import keyword_column, value_column
-from models.catalogue.item_entry import ItemEntry
 from models.catalogue.item_filter import Condition, Group, ItemFilter
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.sorting import SortKey, position, sorted_rows
 from tests.support import filter_reference as reference
 from tests.support.small import DIMENSION, encode
@@ -87,13 +85,13 @@ thorough = settings(max_examples=150, deadline=None, derandomize=True)
 @pytest.fixture(params=["sparse", "dense"], autouse=True)
 def _layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns of a few values in the layouts that large catalogues have: mapped, in many blocks."""
-    monkeypatch.setattr(cow_array, "SMALL", 0)
+    monkeypatch.setattr(cow, "SMALL", 0)
     monkeypatch.setattr(item_filter, "_NARROW", 2)
-    monkeypatch.setattr(value_column, "_BLOCK", 3)
-    monkeypatch.setattr(value_column, "_GLANCE", 3)
-    monkeypatch.setattr(keyword_column, "_SHORT", 8)  # in the middle of a series
-    monkeypatch.setattr(value_column, "_DEAD", 1)
-    monkeypatch.setattr(value_column, "_SPARSE", 1 if request.param == "sparse" else 10**6)
+    monkeypatch.setattr(columns, "_BLOCK", 3)
+    monkeypatch.setattr(columns, "_GLANCE", 3)
+    monkeypatch.setattr(columns, "_SHORT", 8)  # in the middle of a series
+    monkeypatch.setattr(columns, "_DEAD", 1)
+    monkeypatch.setattr(columns, "_SPARSE", 1 if request.param == "sparse" else 10**6)
 
 
 def versions(

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import ItemEntry
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import UNTRAINED, Snapshot, popular_first
 from models.data.vocabulary import Vocabulary
 from models.history.user_memory import build_memory
-from models.ranking.matching.field_matches import match_fields
+from models.ranking.matches import match_fields
 from models.ranking.recommend import recommend
 from models.ranking.search import search
 from models.recommender.artifact import TrainedModel

@@ -1,12 +1,15 @@
-"""External id to row: the one id space."""
+"""Row numbers: their ids, and sets of them."""
+
+from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.data.vocabulary import Vocabulary
+from models.data.vocabulary import Vocabulary, expand_ranges, sorted_union
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -71,3 +74,20 @@ def test_threads_agree_on_every_row() -> None:
     assert seen[0] == seen[1] == seen[2] == seen[3]
     assert sorted(seen[0]) == list(range(500))
     assert [vocabulary.id(row) for row in seen[0]] == ids
+
+
+@pytest.mark.parametrize("sizes", [(0,), (0, 0), (1, 0), (5, 7, 3), (200, 300)])
+def test_rows_are_united_as_sets_are(sizes: tuple[int, ...]) -> None:
+    """`sorted_union` returns the distinct rows of all parts in ascending order."""
+    generator = np.random.default_rng(sum(sizes))
+    parts = [generator.integers(0, 50, size) for size in sizes]
+    found = sorted_union(*parts)
+    assert found.tolist() == sorted({row for part in parts for row in part.tolist()})
+    assert found.dtype == np.int64
+
+
+def test_ranges_are_laid_end_to_end() -> None:
+    """`expand_ranges` returns each range's elements in turn, and which range each is from."""
+    index, elements = expand_ranges(np.array([5, 9, 0, 5]), np.array([2, 0, 3, 1]))
+    assert index.tolist() == [0, 0, 2, 2, 2, 3]
+    assert elements.tolist() == [5, 6, 0, 1, 2, 5]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.encoder.causal_attention import FUTURE_BUCKET, causal_attention
-from models.encoder.recency_bias import BUCKETS
+from models.encoder.event_bias import BUCKETS
 from tests.support import reference
 
 HEADS, SIZE, WIDTH = 3, 4, 5  # queries and keys have SIZE dimensions, values WIDTH

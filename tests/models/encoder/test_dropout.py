@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-import models.encoder.dropout
-from models.encoder.dropout import PooledDropout
+import models.encoder.history_encoder
+from models.encoder.history_encoder import PooledDropout
 
 
 def training(rate: float) -> PooledDropout:
@@ -70,7 +70,7 @@ def test_the_seed_decides() -> None:
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 100, 128, 200])
 def test_tensors_larger_than_the_pool(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors larger than the pool repeat it, with the same share dropped."""
-    monkeypatch.setattr(models.encoder.dropout, "_POOL", 64)
+    monkeypatch.setattr(models.encoder.history_encoder, "_POOL", 64)
     torch.manual_seed(size)
     drop, dropped = training(0.25), 0.0
     for _ in range(50):
@@ -89,7 +89,7 @@ def test_tensors_larger_than_the_pool(size: int, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("size", [40, 64, 100])
 def test_masks_begin_anywhere_in_the_pool(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each mask is the pool read cyclically from a random place, and every place occurs."""
-    monkeypatch.setattr(models.encoder.dropout, "_POOL", 64)
+    monkeypatch.setattr(models.encoder.history_encoder, "_POOL", 64)
     torch.manual_seed(5)
     drop, ones = training(0.5), torch.ones(size)
     masks = [drop(ones) for _ in range(800)]

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.encoder.history_encoder import EncoderCache, HistoryEncoder
-from models.encoder.numpy_step import NumpyEncoder
+from models.encoder.history_encoder import EncoderCache, HistoryEncoder, NumpyEncoder
 from tests.support.small import DAY, SECOND
 
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import models.recommender.cooccurrence
+import models.recommender.co_occurrence
 from models.data.interactions import Interactions
 from models.evaluation.baselines import EASE, ItemTransitions, Popularity, Repeats, WeekPopularity
 from models.evaluation.full_ranking import Ranker
-from models.recommender.cooccurrence import transition_matrix
+from models.recommender.co_occurrence import transition_matrix
 from tests.support.ranker_contract import RankerContract
 from tests.support.small import DAY, events_of
 
@@ -153,7 +153,7 @@ def count_in_loops(log: Interactions, window: int, power: float) -> NDArray[np.f
 @pytest.mark.parametrize("chunk", [1, 64, 1 << 22])
 def test_transitions_equal_counting_in_loops(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However the pairs are cut into chunks, the counts are those of plain loops."""
-    monkeypatch.setattr(models.recommender.cooccurrence, "CHUNK", chunk)
+    monkeypatch.setattr(models.recommender.co_occurrence, "CHUNK", chunk)
     log = random_log(1)
     for window, power in ((1, 1.0), (5, 0.5), (50, 2.0)):
         matrix = transition_matrix(log, window=window, power=power)

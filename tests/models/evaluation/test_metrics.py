@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from models.evaluation.metrics import (
+from models.evaluation.full_ranking import (
     bootstrap,
     discounts,
     first_relevant_rank,

@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.data.interactions import Interactions
-from models.data.log_shards import WHOLE_LOG, LogShards
+from models.data.interactions import WHOLE_LOG, Interactions, LogShards
 from models.evaluation.baselines import baseline_makers
-from models.evaluation.full_ranking import RankingMetrics, evaluate
-from models.evaluation.metrics import mean, share_of_users, standard_error
+from models.evaluation.full_ranking import (
+    RankingMetrics,
+    evaluate,
+    mean,
+    share_of_users,
+    standard_error,
+)
 from models.evaluation.splits import Holdout, draw_cases, leave_last_basket_out, leave_one_out
 from tests.support.shards import in_threads, shard_of
 from tests.support.small import DAY

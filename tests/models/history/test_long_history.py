@@ -8,16 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.attention.partial_softmax import PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.history.long_history import CollapsedHistory, collapsible_events, collapsible_prefix
-from models.history.user_attention import expand_top_events
 from models.history.user_history import UserHistory
-from models.history.user_memory import UserMemory, build_memory, target_queries
+from models.history.user_memory import UserMemory, build_memory, expand_top_events, target_queries
 from models.ranking.contributions import contributions
-from models.ranking.explain import explain
-from models.ranking.leave_one_out import scores_without
+from models.ranking.explanation import explain, scores_without
 from models.ranking.scoring import Scores, score
 from tests.support.pasts import (
     EVERY,

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.data.windows import window_start
-from models.history import newest_left_out
-from models.history.newest_left_out import attention_without_newest, leave_out_newest
 from models.history.user_history import UserHistory
 from models.history.user_memory import NEWEST_LEFT_OUT, build_memory
+from models.ranking import contributions
+from models.ranking.contributions import attention_without_newest, leave_out_newest
 from tests.support.pasts import (
     AT,
     ITEMS,
@@ -77,7 +77,7 @@ def test_products_of_factors_are_the_attention_of_every_row(
     options = AttentionOptions(temperature=temperature, exclude_self=exclude_self)
     targets = torch.arange(ITEMS)
     by_factors = attention_without_newest(snapshot, user, targets, options)
-    monkeypatch.setattr(newest_left_out, "_by_factors", lambda *_: None)
+    monkeypatch.setattr(contributions, "_by_factors", lambda *_: None)
     one_by_one = attention_without_newest(snapshot, user, targets, options)
     assert by_factors is not None
     assert one_by_one is not None
@@ -94,10 +94,8 @@ def test_factors_too_small_for_float32_are_not_multiplied() -> None:
     left_out = leave_out_newest(snapshot, user)
     assert left_out is not None
     cold = replace(DEFAULT_OPTIONS, temperature=0.002)
-    assert (
-        newest_left_out._by_factors(snapshot, user, left_out, targets, DEFAULT_OPTIONS) is not None
-    )
-    assert newest_left_out._by_factors(snapshot, user, left_out, targets, cold) is None
+    assert contributions._by_factors(snapshot, user, left_out, targets, DEFAULT_OPTIONS) is not None
+    assert contributions._by_factors(snapshot, user, left_out, targets, cold) is None
 
 
 def test_what_is_left_out_is_kept_with_the_memory() -> None:

@@ -8,14 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.attention.attention_options import DEFAULT_OPTIONS
-from models.catalogue.item_entry import ItemEntry
+from models.attention.attend import DEFAULT_OPTIONS
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history import user_memory
-from models.history.encoded_history import EncodedHistory
-from models.history.encoded_history import encode as encode_events
 from models.history.user_history import UserHistory, attendable_events
-from models.history.user_memory import build_memory
+from models.history.user_memory import EncodedHistory, build_memory
+from models.history.user_memory import encode as encode_events
 from models.ranking.scoring import score
 from tests.support.pasts import (
     AT,

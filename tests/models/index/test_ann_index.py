@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.index import faiss_structures
-from models.index.ann_index import CoarseIndex, IndexKind, Mask, RowArray, build_index
-from models.index.unit_vectors import Floats
+from models.index import ann_index
+from models.index.ann_index import CoarseIndex, Floats, IndexKind, Mask, RowArray, build_index
 from tests.support.reference import recall
 
 import faiss  # isort: skip  # after torch, which models.index.ann_index imports first
@@ -110,7 +109,7 @@ def test_large_index_stores_half_precision(
     keys, queries = gaussian(4_000, 16), gaussian(20, 16, seed=1)
     bias = np.random.default_rng(3).standard_normal(4_000).astype(np.float32)
     plain = build_index("ivf", keys, bias=bias)
-    monkeypatch.setattr(faiss_structures, "MANY", 1_000)
+    monkeypatch.setattr(ann_index, "MANY", 1_000)
     index = build_index("ivf", keys, bias=bias)
     scores = true_scores(queries, keys, bias=bias)
     found = index.search(queries, 50)

@@ -12,20 +12,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import models.ranking.effects
-import models.recommender.item_similarity
-import models.recommender.log_statistics
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+import models.ranking.explanation
+import models.recommender.co_occurrence
+import models.recommender.recommender
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import Snapshot
-from models.history.event_shares import similarity_lost, similarity_shares
 from models.history.long_history import CollapsedHistory, collapsible_events
 from models.history.user_history import UserHistory
 from models.history.user_memory import NEWEST_LEFT_OUT, build_memory
-from models.ranking.contributions import contributions
-from models.ranking.effects import closed_form, effects_of
-from models.ranking.encoder_slopes import encoder_slopes
-from models.ranking.explain import Effects, Reason, explain
-from models.ranking.leave_one_out import scores_without
+from models.ranking.contributions import contributions, similarity_lost, similarity_shares
+from models.ranking.explanation import (
+    Effects,
+    Reason,
+    closed_form,
+    effects_of,
+    encoder_slopes,
+    explain,
+    scores_without,
+)
 from models.ranking.scoring import score
 from tests.support.pasts import AT, ITEMS, Loop, drawn_snapshot, pasts, ways
 from tests.support.small import DAY, TOLD, past, random_model, random_past
@@ -84,7 +88,7 @@ def test_effects_of_the_newest_events_are_never_estimated(
 
     Where the encoder reads at most `EXACT_EVENTS`, all effects are exact.
     """
-    monkeypatch.setattr(models.ranking.effects, "EXACT_EVENTS", least)
+    monkeypatch.setattr(models.ranking.explanation, "EXACT_EVENTS", least)
     served = small_snapshot(ITEMS, random_model(11, window=40))
     made = random_past(5, 20, ITEMS)
     made = past(made.rows, np.arange(20) * 3600, profile_rows=np.array([3], np.int32))
@@ -100,7 +104,7 @@ def test_without_an_event_the_next_one_counts_for_similarity(
     monkeypatch: pytest.MonkeyPatch, shape: dict[str, int]
 ) -> None:
     """Exact effects are differences of scores where histories exceed the depth of similarities."""
-    for module in (models.recommender.item_similarity, models.recommender.log_statistics):
+    for module in (models.recommender.co_occurrence, models.recommender.recommender):
         monkeypatch.setattr(module, "SIMILARITY_DEPTH", 6)
     served = small_snapshot(ITEMS, random_model(11, window=40, similar_items=5, **shape))
     moved = 0
@@ -114,7 +118,7 @@ def test_without_an_event_the_next_one_counts_for_similarity(
                 total - float(score(served, less, np.array([TARGET])).total[0]), abs=1e-4
             )
         served_by = build_memory(served, made, AT)
-        shares = similarity_shares(served, served_by, torch.arange(7), torch.tensor([TARGET]))
+        shares = similarity_shares(served, served_by, torch.tensor([TARGET]))
         lost = similarity_lost(served, served_by, shares, torch.tensor([TARGET]))
         moved += int((lost < 0).sum() + (shares == 0).logical_and(lost != 0).sum())
     assert moved > 0
@@ -162,7 +166,7 @@ def gated_score(
 @pytest.fixture
 def only_newest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimate the effects of few events as those of many."""
-    monkeypatch.setattr(models.ranking.effects, "EXACT_EVENTS", 0)
+    monkeypatch.setattr(models.ranking.explanation, "EXACT_EVENTS", 0)
 
 
 @pytest.mark.usefixtures("only_newest")

@@ -13,15 +13,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.attention.attend import attend
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.attention.multihead import HeadProjections, merge_heads, split_heads
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, attend
+from models.attention.kv_memory import HeadProjections, merge_heads, split_heads
 from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.contributions import gains
 from models.ranking.scoring import score
-from models.recommender.transition_counts import TransitionCounts
+from models.recommender.co_occurrence import TransitionCounts
 from tests.support import reference
 from tests.support.pasts import (
     AT,
@@ -309,7 +308,7 @@ def test_the_closed_form_is_computed_in_blocks(
     """The closed form does not depend on the block size."""
     user = build_memory(snapshot, random_past(5, 9, ITEMS), AT)
     whole = parts_without(snapshot, user, 4)
-    monkeypatch.setattr("models.ranking.effects._BLOCK", 60)
+    monkeypatch.setattr("models.ranking.explanation._BLOCK", 60)
     assert parts_without(snapshot, user, 4) == pytest.approx(whole, abs=1e-5)
 
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.encoder.history_encoder import EncoderCache, HistoryEncoder
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.ranking.leave_one_out import scores_without
+from models.ranking.explanation import scores_without
 from models.ranking.scoring import score
-from models.recommender.content_only import content_only_model
+from models.recommender.recommender import content_only_model
 from tests.support.pasts import (
     AT,
     ITEMS,

@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import models.index.ann_index
-import models.ranking.candidates
 import models.ranking.recommend
-from models.attention.attend import attend
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, attend
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import ItemEntry
 from models.catalogue.item_filter import Condition
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
-from models.ranking.candidates import candidates, coarse_query, gathered_count
 from models.ranking.recommend import (
     EXACT_WORK,
     INDEXED_CANDIDATES,
     candidate_count,
+    candidates,
+    coarse_query,
+    gathered_count,
     recommend,
 )
 from models.ranking.scoring import score
-from models.recommender import coarse_step
+from models.recommender import target_attention
 from models.recommender.recommender import Recommender
 from tests.support.pasts import (
     Loop,
@@ -247,7 +247,7 @@ def large() -> Snapshot:
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """An index finds no more than twice as many items as become candidates, by their codes."""
-    monkeypatch.setattr(models.ranking.candidates, "FIRST_ORDER_ITEMS", 1)
+    monkeypatch.setattr(models.ranking.recommend, "FIRST_ORDER_ITEMS", 1)
     monkeypatch.setattr(models.index.ann_index, "_NARROW_ROWS", 8)
 
 
@@ -353,10 +353,10 @@ def test_candidate_count_by_hand(snapshot: Snapshot, large: Snapshot) -> None:
     Without one, their number grows with the catalogue and shrinks with the memory.
     """
     few, many = somebody(large, events=8), somebody(large, events=800)
-    assert candidate_count(snapshot, few, 20, 3_000) == coarse_step.CANDIDATES
+    assert candidate_count(snapshot, few, 20, 3_000) == target_attention.CANDIDATES
     assert candidate_count(large, few, 20, 1_000_000) == INDEXED_CANDIDATES
     assert candidate_count(large, few, 400, 1_000_000) == 1_600  # some to choose from
-    assert gathered_count(100_000, 300) == coarse_step.FIRST_ORDER_ITEMS
+    assert gathered_count(100_000, 300) == target_attention.FIRST_ORDER_ITEMS
     assert gathered_count(100_000, 1_600) == 3_200
     assert gathered_count(1_000_000, 300) == 5_000
     plain = Snapshot.build("v", None, large.catalogue, large.counts, index_from=100)
@@ -447,7 +447,7 @@ def test_items_newer_than_the_index_are_compared_by_themselves(
         refined = (near + (steps[0] - steps[1]) / 2e-5)[compared]
         best = 400 + compared[torch.topk(refined, 7).indices]
         with monkeypatch.context() as patch:
-            patch.setattr(models.ranking.candidates, "FIRST_ORDER_ITEMS", most)
+            patch.setattr(models.ranking.recommend, "FIRST_ORDER_ITEMS", most)
             found = candidates(snapshot, user, newer, 7, boost=boost)
         assert found.tolist() == sorted(best.tolist())
     assert among > 5
@@ -508,7 +508,7 @@ def test_untrained_services_have_candidates() -> None:
 
 def test_followers_map_to_catalogue_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Followers are mapped from the model's rows to the catalogue's, removed items left out."""
-    monkeypatch.setattr(models.ranking.candidates, "FIRST_ORDER_ITEMS", 1)
+    monkeypatch.setattr(models.ranking.recommend, "FIRST_ORDER_ITEMS", 1)
     model = random_model(22, n_items=30)
     with torch.no_grad():  # only what followed decides
         model.transition_scale.weight.zero_()

@@ -9,19 +9,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import models.ranking.matching.field_matches
+import models.ranking.matches
 import models.ranking.search
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions, Mode
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, Mode
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_entry import ItemEntry
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import INDEX_FROM, Snapshot
 from models.history.user_memory import build_memory
 from models.index import ann_index
-from models.ranking.matching.field_matches import match_fields
-from models.ranking.matching.search_results import SearchResults
+from models.ranking.matches import DEFAULTS, SearchParameters, SearchResults, match_fields
 from models.ranking.scoring import Scores, score
 from models.ranking.search import nearest, personal_bias
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
 from models.text.bm25 import Hits
 from tests.support import reference
 from tests.support.small import DIMENSION, catalogue, encode, entries, past
@@ -449,7 +447,7 @@ COARSE = AttentionOptions(mode="coarse")
 
 def test_coarse_search_is_close_to_exact(large: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few hundred keys from the index give the best items nearly the weights of all keys."""
-    monkeypatch.setattr(models.ranking.matching.field_matches, "COARSE_KEYS", 150)
+    monkeypatch.setattr(models.ranking.matches, "COARSE_KEYS", 150)
     allowed = large.catalogue.visible
     for seed in range(10):
         found = search(large, unit(seed), limit=1000, allowed=allowed, options=COARSE)
@@ -610,13 +608,13 @@ def test_a_query_is_compared_with_the_keys_once(
 ) -> None:
     """Searches from one set of matches compute the cosines of the keys once."""
     compared = []
-    product = models.ranking.matching.field_matches.unit_cosines
+    product = models.ranking.matches.unit_cosines
 
     def counting(query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         compared.append(len(keys))
         return product(query, keys)
 
-    monkeypatch.setattr(models.ranking.matching.field_matches, "unit_cosines", counting)
+    monkeypatch.setattr(models.ranking.matches, "unit_cosines", counting)
     matches = match_fields(snapshot, unit(9), allowed=snapshot.catalogue.visible)
     nearest(matches, 7)
     models.ranking.search.search(matches, limit=9, personal=np.ones(40, np.float32))

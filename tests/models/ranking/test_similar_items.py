@@ -8,14 +8,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from models.attention.attention_options import AttentionOptions
-from models.catalogue.item_entry import ItemEntry
+from models.attention.attend import AttentionOptions
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.index import ann_index
 from models.ranking.similar_items import SPACES, SimilarItems, Space, similar, spaces_of
-from models.ranking.steering.item_steering import ItemSteering, Pin
+from models.ranking.steering import ItemSteering, Pin
+from models.recommender.co_occurrence import TransitionCounts
 from models.recommender.recommender import Recommender
-from models.recommender.transition_counts import TransitionCounts
 from tests.support.reference import cosine, softmax
 from tests.support.small import DIMENSION, catalogue, encode, random_model, trained
 

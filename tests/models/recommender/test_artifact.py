@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from models.recommender.artifact import DESCRIPTION_FILE, ITEMS_FILE, WEIGHTS_FILE, TrainedModel
-from models.recommender.config import RecommenderConfig
+from models.recommender.recommender import RecommenderConfig
 from tests.support.small import TOLD, random_model, trained
 
 Files = dict[str, bytes]

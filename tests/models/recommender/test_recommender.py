@@ -14,12 +14,10 @@ from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
-from models.index.unit_vectors import normalize_rows
-from models.ranking.candidates import coarse_query
+from models.index.ann_index import normalize_rows
+from models.ranking.recommend import coarse_query
 from models.ranking.scoring import score
-from models.recommender.config import RecommenderConfig
-from models.recommender.content_only import content_only_model
-from models.recommender.recommender import Recommender
+from models.recommender.recommender import Recommender, RecommenderConfig, content_only_model
 from models.recommender.target_attention import (
     ItemTables,
     target_attention,

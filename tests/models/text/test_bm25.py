@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rapidfuzz.distance import OSA
 
 from models.text.bm25 import MAX_QUERY_TERMS, TITLE_WEIGHT, BM25Index, BM25Writer, Document, Hits
-from models.text.spelling import single_edits
+from models.text.query_parser import single_edits
 from tests.support.reference import bm25
 
 LETTERS = ["ant", "bee", "cat", "dog", "elk", "fox"]  # each its own stem

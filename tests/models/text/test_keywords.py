@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.text.bm25 import BM25Index, BM25Writer, Document
-from models.text.keywords import WHOLE, KeywordQuery, normalize_keyword
+from models.text.terms import WHOLE, KeywordQuery, normalize_keyword
 
 
 def indexed(*keywords: str, titles: tuple[str, ...] = ()) -> BM25Index:

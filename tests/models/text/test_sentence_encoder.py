@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-import models.text.sentence_encoder
-from models.text.sentence_encoder import SentenceEncoder
-from models.text.static_encoder import TextEncoder
+import models.text.encoders
+from models.text.encoders import SentenceEncoder, TextEncoder
 from tests.support import tiny_bert
 from tests.support.tiny_bert import CUT, WIDTH
 
@@ -101,8 +100,8 @@ def test_neighbours_and_batches_do_not_matter(
     """A text has one vector, whatever is encoded beside it and however it is cut into batches."""
     texts = [*TEXTS, "", *TEXTS[:2]]
     together = encoder.encode(texts)
-    monkeypatch.setattr(models.text.sentence_encoder, "_BATCH", 2)
-    monkeypatch.setattr(models.text.sentence_encoder, "_CHUNK", 3)
+    monkeypatch.setattr(models.text.encoders, "_SENTENCE_BATCH", 2)
+    monkeypatch.setattr(models.text.encoders, "_SENTENCE_CHUNK", 3)
     np.testing.assert_allclose(encoder.encode(texts), together, atol=1e-5)
     alone = np.concatenate([encoder.encode([text]) for text in texts])
     np.testing.assert_allclose(alone, together, atol=1e-5)
@@ -204,7 +203,7 @@ def test_loading_leaves_logging_and_the_network_alone(folder: Path) -> None:
         "def refuse(*_): raise RuntimeError('network')\n"
         "socket.socket.connect = socket.getaddrinfo = refuse\n"
         "from pathlib import Path\n"
-        "from models.text.sentence_encoder import SentenceEncoder\n"
+        "from models.text.encoders import SentenceEncoder\n"
         f"assert SentenceEncoder(Path({str(folder)!r})).encode(['hello']).any()\n"
         "root = logging.getLogger()\n"
         "assert root.handlers == [] and root.level == logging.WARNING, root\n"

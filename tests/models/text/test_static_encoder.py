@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import wordllama
 
-import models.text.static_encoder
-from models.text.static_encoder import StaticEncoder, TextEncoder
+import models.text.encoders
+from models.text.encoders import StaticEncoder, TextEncoder
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_neighbours_and_batches_do_not_matter(
     """A text has one vector, whatever is encoded beside it and however it is cut into batches."""
     texts = ["a cat", "", "a much longer text about many things", "dogs", "a cat"]
     together = encoder.encode(texts)
-    monkeypatch.setattr(models.text.static_encoder, "_BATCH", 2)
+    monkeypatch.setattr(models.text.encoders, "_BATCH", 2)
     np.testing.assert_allclose(encoder.encode(texts), together, atol=1e-7)
     alone = np.concatenate([encoder.encode([text]) for text in texts])
     np.testing.assert_allclose(alone, together, atol=1e-7)
@@ -94,7 +94,7 @@ def test_loading_leaves_logging_and_the_network_alone() -> None:
         "import logging, socket\n"
         "def refuse(*_): raise RuntimeError('network')\n"
         "socket.socket.connect = refuse\n"
-        "from models.text.static_encoder import StaticEncoder\n"
+        "from models.text.encoders import StaticEncoder\n"
         "assert StaticEncoder().encode(['hello']).any()\n"
         "root = logging.getLogger()\n"
         "assert root.handlers == [] and root.level == logging.WARNING, root\n"
@@ -111,7 +111,7 @@ def test_long_texts_are_encoded_a_few_at_a_time(
     """Their tokens are not in memory together, and their vectors are those of each text."""
     texts = ["a", "long " * 30, "b c", "words " * 40, "", "d"]
     alone = np.concatenate([encoder.encode([text]) for text in texts])
-    monkeypatch.setattr(models.text.static_encoder, "_SIZE", 100)
+    monkeypatch.setattr(models.text.encoders, "_SIZE", 100)
     sizes: list[int] = []
 
     class Tokenizer:

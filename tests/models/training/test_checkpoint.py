@@ -17,9 +17,8 @@ from models.data.interactions import Interactions
 from models.evaluation.full_ranking import RankingMetrics
 from models.evaluation.splits import Holdout, leave_one_out
 from models.training.checkpoint import HEADER, Checkpoint, CheckpointError
-from models.training.fit import fit
-from models.training.train_config import TrainConfig
-from models.training.training_run import TrainingProgress, TrainingResult
+from models.training.fit import TrainingProgress, TrainingResult, fit
+from models.training.presets import TrainConfig, TrainingPlan
 from tests.support.small import SECOND, cycle
 from tests.support.training import QUICK, content, tiny
 
@@ -50,16 +49,16 @@ def run(
     given = split.validation if validated and cases is None else cases
     shape = tiny(log.n_items, dropout=0.2, blocks=blocks)
     texts = more.pop("texts", content(log.n_items))
-    fitted = fit(
+    plan = TrainingPlan(
         split.train,
         texts,
-        model_config=shape,
-        train_config=config,
-        validation=given,
+        shape,
+        config,
+        given,
+        every_event=more.pop("every_event", None),
         seed=seed,
-        save=saved.append,
-        **more,
     )
+    fitted = fit(plan, save=saved.append, **more)
     return fitted, saved
 
 
@@ -127,17 +126,11 @@ def test_a_training_may_be_interrupted_again_and_again() -> None:
             kept.append(state)
             raise KeyboardInterrupt
 
+        split = leave_one_out(LOG)
+        shape = tiny(20, dropout=0.2)
+        plan = TrainingPlan(split.train, content(20), shape, CHANCY, split.validation, seed=3)
         with pytest.raises(KeyboardInterrupt):
-            fit(
-                leave_one_out(LOG).train,
-                content(20),
-                model_config=tiny(20, dropout=0.2),
-                train_config=CHANCY,
-                validation=leave_one_out(LOG).validation,
-                seed=3,
-                save=die,
-                resume=data,
-            )
+            fit(plan, save=die, resume=data)
         (data,) = kept
     resumed, rest = run(resume=data)
     assert rest == []
@@ -158,8 +151,8 @@ def test_saving_checkpoints_does_not_change_training() -> None:
     """Training with and without saving checkpoints gives the same result."""
     whole, _ = run()
     split = leave_one_out(LOG)
-    alone = fit(split.train, content(20), model_config=tiny(20, dropout=0.2), train_config=CHANCY,
-                validation=split.validation, seed=3)  # fmt: skip
+    shape = tiny(20, dropout=0.2)
+    alone = fit(TrainingPlan(split.train, content(20), shape, CHANCY, split.validation, seed=3))
     assert_same(whole, alone)
 
 

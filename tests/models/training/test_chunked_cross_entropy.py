@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.training.chunked_cross_entropy import Chunk, chunked_cross_entropy
+from models.training.losses import Chunk, chunked_cross_entropy
 
 WIDTH = 5
 

@@ -11,15 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-import models.training.training_run
+import models.training.fit
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
-from models.encoder.dropout import PooledDropout
+from models.encoder.history_encoder import PooledDropout
 from models.evaluation.baselines import ItemTransitions, Popularity, Repeats
 from models.evaluation.full_ranking import RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
-from models.evaluation.protocols import next_basket
 from models.evaluation.splits import Holdout, Split, leave_one_out
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
@@ -27,13 +26,18 @@ from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
 from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
-from models.training.count_statistics import fit_statistics
-from models.training.fit import fit
+from models.training.fit import (
+    Stage,
+    StageTrainer,
+    TrainingProgress,
+    TrainingResult,
+    fit,
+    fit_statistics,
+)
 from models.training.log_profile import has_repeat_consumption
 from models.training.losses import TrainingLosses
-from models.training.stage import Stage, StageTrainer
-from models.training.train_config import TrainConfig
-from models.training.training_run import TrainingProgress, TrainingResult
+from models.training.presets import TrainConfig, TrainingPlan
+from service.lab.protocols import next_basket
 from tests.support.small import DAY, DIMENSION, SECOND, cycle, encode, entries, events_of
 from tests.support.training import QUICK, content, drawn_log, tiny, train
 
@@ -220,7 +224,7 @@ def test_items_known_by_text_alone_are_ranked() -> None:
     )  # fmt: skip
     names = [f"i{n}" for n in range(items)]
     config = replace(QUICK, epochs=8, id_dropout=0.3)
-    fitted = fit(log, about(names), model_config=tiny(items), train_config=config)
+    fitted = fit(TrainingPlan(log, about(names), tiny(items), config))
     made = TrainedModel(fitted.model, tuple(names), log.item_counts(), "fake", {})
     fields = {f"title {n}": f"i{n}" for n in range(items + 8)}
     whole = Catalogue.empty(DIMENSION).updated(
@@ -497,7 +501,7 @@ def scripted(
     **config: Any,
 ) -> tuple[TrainingResult, Script]:
     script = Script(ndcgs)
-    monkeypatch.setattr(models.training.training_run, "evaluate", script)
+    monkeypatch.setattr(models.training.fit, "evaluate", script)
     split = leave_one_out(cycle(users=8, length=6, items=10))
     config = {"epochs": len(ndcgs), "patience": 2, "attention_epochs": 0} | config
     made = train(split.train, replace(QUICK, **config), validation=split.test, progress=progress)
@@ -602,14 +606,14 @@ def test_content_must_fit_the_log(shape: tuple[int, ...]) -> None:
     """Text embeddings of another shape are refused with the expected shape."""
     log = cycle(users=3, length=3, items=10)
     with pytest.raises(ValueError, match=rf"content must be \[10, {DIMENSION}\]"):
-        fit(log, np.zeros(shape, np.float32), model_config=tiny(10), train_config=QUICK)
+        fit(TrainingPlan(log, np.zeros(shape, np.float32), tiny(10), QUICK))
 
 
 def test_a_shape_of_another_number_of_items_is_refused() -> None:
     """A model configuration for another number of items is refused."""
     log = cycle(users=3, length=3, items=10)
     with pytest.raises(ValueError, match="items"):
-        fit(log, content(10), model_config=tiny(11), train_config=QUICK)
+        fit(TrainingPlan(log, content(10), tiny(11), QUICK))
 
 
 def test_content_must_be_finite() -> None:
@@ -617,7 +621,7 @@ def test_content_must_be_finite() -> None:
     log, wrong = cycle(users=3, length=3, items=10), content(10)
     wrong[3, 2] = np.nan
     with pytest.raises(ValueError, match="content must be finite"):
-        fit(log, wrong, model_config=tiny(10), train_config=QUICK)
+        fit(TrainingPlan(log, wrong, tiny(10), QUICK))
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0])

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.data.import_times import at_import, lacks_order
-from models.data.interactions import Interactions
-from models.evaluation.protocols import next_basket, next_new_item
+from models.data.interactions import Interactions, at_import, lacks_order
 from models.evaluation.splits import Holdout, leave_one_out
 from models.training.log_profile import (
     PredictionTask,
@@ -26,6 +24,7 @@ from models.training.log_profile import (
     tied_share,
     without_order,
 )
+from service.lab.protocols import next_basket, next_new_item
 from tests.support.small import DAY, SECOND, cycle
 
 

@@ -20,9 +20,8 @@ import models.training.window_batch
 from models.data.interactions import Interactions
 from models.recommender.recommender import Recommender
 from models.training.log_profile import has_repeat_consumption, repeat_share
-from models.training.losses import TrainingLosses
-from models.training.negatives import SoftmaxItems, seen_columns
-from models.training.train_config import TrainConfig
+from models.training.losses import SoftmaxItems, TrainingLosses, seen_columns
+from models.training.presets import TrainConfig
 from models.training.window_batch import WindowBatch, draw_stateless_rows
 from tests.support.plain_losses import PlainLosses, cross_entropy, probabilities, worths
 from tests.support.small import DAY, SECOND, TOLD, random_model

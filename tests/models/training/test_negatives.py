@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.training.chunked_cross_entropy import MASKED_LOGIT
-from models.training.negatives import SoftmaxItems, sample_columns, softmax_items
+from models.training.losses import MASKED_LOGIT, SoftmaxItems, sample_columns, softmax_items
 
 
 @pytest.fixture(autouse=True)

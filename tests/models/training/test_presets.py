@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from models.data.interactions import Interactions
+from models.recommender.co_occurrence import SEQUENCE_WINDOW, SMALL_LOG_WINDOW
 from models.recommender.recommender import Recommender
-from models.recommender.transition_counts import SEQUENCE_WINDOW, SMALL_LOG_WINDOW
 from models.training.log_profile import hold_out
-from models.training.presets import PRESET_NAMES, SMALL_LOG, choose_preset
-from models.training.train_config import TrainConfig
+from models.training.presets import PRESET_NAMES, SMALL_LOG, TrainConfig, choose_preset
 
 ITEMS = [500, 3_500, 20_000, 100_000, 500_000]
 EVENTS = [10**power for power in range(2, 9)]

@@ -10,13 +10,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from models.compute.data_parallel import DataParallelGroup
-from models.data.interactions import Interactions
-from models.data.log_shards import WHOLE_LOG, LogShards
+from models.compute.device import DataParallelGroup
+from models.data.interactions import WHOLE_LOG, Interactions, LogShards
 from models.training.checkpoint import Checkpoint, CheckpointError
 from models.training.fit import fit
 from models.training.log_profile import hold_out
-from models.training.train_config import TrainConfig
+from models.training.presets import TrainConfig, TrainingPlan
 from tests.support.shards import in_processes, shard_of
 from tests.support.small import DAY
 from tests.support.training import QUICK, content, tiny
@@ -84,13 +83,9 @@ def trained(
         patch.setattr("models.training.losses.product_dtype", lambda device: torch.float32)
         patch.setattr("models.evaluation.model_ranker.product_dtype", lambda device: torch.float32)
         done = fit(
-            history,
-            content(ITEMS),
-            model_config=tiny(ITEMS),
-            train_config=config,
-            validation=cases,
-            every_event=own,
-            seed=3,
+            TrainingPlan(
+                history, content(ITEMS), tiny(ITEMS), config, cases, every_event=own, seed=3
+            ),
             save=saved.append,
             resume=resume,
             group=DataParallelGroup(shards.index, shards.count),
@@ -208,4 +203,4 @@ def test_a_shard_of_another_process_is_refused() -> None:
     """A process trains on its own shard alone."""
     log = shard_of(LOGS["even"], LogShards(1, 2))
     with pytest.raises(ValueError, match="shard 1 of 2 is not that of"):
-        fit(log, content(ITEMS), model_config=tiny(ITEMS), train_config=SURE)
+        fit(TrainingPlan(log, content(ITEMS), tiny(ITEMS), SURE))

@@ -9,22 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-import models.recommender.cooccurrence
+import models.recommender.co_occurrence
 import models.recommender.recent_popularity
-from models.data.interactions import Interactions
-from models.data.log_shards import WHOLE_LOG, LogShards
-from models.recommender.cooccurrence import transition_matrix
-from models.recommender.item_similarity import ease_similarity, ease_weights
-from models.recommender.recent_popularity import RecentPopularity
-from models.recommender.recommender import Recommender
-from models.recommender.transition_counts import (
+from models.data.interactions import WHOLE_LOG, Interactions, LogShards
+from models.recommender.co_occurrence import (
     BASKET_WINDOW,
     SEQUENCE_WINDOW,
     SMALL_LOG_WINDOW,
     count_transitions,
+    ease_similarity,
+    ease_weights,
+    transition_matrix,
 )
-from models.training.count_statistics import fit_statistics, update_statistics
-from models.training.held_out_transitions import HeldOutTransitions
+from models.recommender.recent_popularity import RecentPopularity
+from models.recommender.recommender import Recommender
+from models.training.fit import fit_statistics, update_statistics
 from models.training.log_profile import (
     first_interactions,
     has_repeat_consumption,
@@ -35,6 +34,7 @@ from models.training.log_profile import (
     target_weights,
     tied_share,
 )
+from models.training.window_batch import HeldOutTransitions
 from tests.support.shards import in_processes, shard_of
 from tests.support.small import DAY
 from tests.support.training import tiny
@@ -119,7 +119,7 @@ def statistics(shards: LogShards) -> dict[str, tuple[Any, Any]]:
 
 def in_many_chunks(shards: LogShards) -> dict[str, tuple[Any, Any]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models.recommender.cooccurrence, "CHUNK", 4_000)
+        patch.setattr(models.recommender.co_occurrence, "CHUNK", 4_000)
         patch.setattr(models.recommender.recent_popularity, "_BLOCK", 200)
         return statistics(shards)
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from service.runtime.data_layout import MODELS_FOLDER
-from service.snapshots.versions.shared_registry import KIND, SharedRegistry
+from service.snapshots.shared_registry import KIND, SharedRegistry
 from service.stores.postgres.check import check_database
 from service.stores.postgres.store import PostgresStore
 from tests.support import full_store

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from models.recommender.artifact import WEIGHTS_FILE
-from service.datasets.files.rows import to_json_lines
+from service.datasets.rows import to_json_lines
 from service.domain.records import Event, Item, User
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
@@ -82,6 +82,13 @@ def test_export_and_import_round_trip(heed: Heed, files: Path) -> None:
         assert (files / f"{what}-2.jsonl").read_bytes() == once
     assert sorted(once.splitlines()) == sorted(b"".join(to_json_lines(events())).splitlines())
     assert counts(files / "copy") == counts(files / "data")
+
+
+def test_a_new_store_is_said_to_be_new(heed: Heed, tmp_path: Path) -> None:
+    """A misspelt path is not read as a shop without items in silence."""
+    export = ("export", "items", tmp_path / "items.jsonl", "--data", tmp_path / "dta")
+    assert f"{tmp_path / 'dta'} has no store yet: a new one is empty" in heed(*export).err
+    assert "no store" not in heed(*export).err
 
 
 def test_full_export_reproduces_the_store(heed: Heed, tmp_path: Path) -> None:

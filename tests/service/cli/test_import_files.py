@@ -138,6 +138,18 @@ def test_bad_rows_are_kept_to_be_mended(heed: Heed, shop: Path) -> None:
     assert counts(shop / "data")["events"] == 9
 
 
+def test_bad_rows_are_in_the_encoding_that_reads_them(heed: Heed, shop: Path) -> None:
+    """The mapping that names it reads them after they are mended."""
+    (shop / "c.csv").write_text("item_id;title;price\na;Löffel;x\nb;Öl;1,5\nc;Ei;2\n", "cp1252")
+    mapping, bad = shop / "m.toml", shop / "bad.csv"
+    items = ("import", "items", "--encoding", "cp1252", "--map", "attributes.price=price")
+    heed(*items, shop / "c.csv", "--skip-bad", "--rejects", bad, "--save-mapping", mapping)
+    bad.write_bytes(bad.read_bytes().replace(b";x", b";3"))
+    assert heed("import", "items", bad, "--mapping", mapping).code == 0
+    titles = [item["title"] for item in stored(heed, "items", shop)]
+    assert titles == ["Löffel", "Öl", "Ei"]
+
+
 def test_a_strict_import_stores_nothing_when_there_is_a_warning(
     heed: Heed,
     shop: Path,
@@ -418,6 +430,19 @@ SHOPIFY_OPTIONS = (
 )  # fmt: skip
 
 
+def test_values_left_out_are_named_or_said_to_be_more(heed: Heed, shop: Path) -> None:
+    """Five values are named; of a sixth the sentence says that there is more."""
+    for count, end in (
+        (5, "'e' title 'E' then 'X'; to keep"),
+        (6, "'e' title 'E' then 'X', …; to"),
+    ):
+        rows = [f"{name},{title}" for name in "abcdef"[:count] for title in (name.upper(), "X")]
+        (shop / "many.csv").write_text("\n".join(["item_id,title", *rows]))
+        said = heed("import", "items", shop / "many.csv", "--dry-run")
+        assert f"has another: {count}: " in said.err
+        assert end in said.err
+
+
 def test_rows_of_one_item_are_put_together(heed: Heed, shop: Path) -> None:
     """Lists unite, the first value stays, others are named; a dry run counts as the import does."""
     (shop / "export.csv").write_text(SHOPIFY)
@@ -498,6 +523,11 @@ def test_an_update_names_what_it_creates_and_can_refuse(heed: Heed, shop: Path) 
     assert (said.code, warning in said.err, counts(shop / "data")["items"]) == (0, True, 2)
     said = heed(*stock[:-1], "--existing-only")
     assert (said.code, "--existing-only needs --update" in said.err) == (1, True)
+    said = heed(*stock[:-1], "--dry-run")
+    assert "items that lose their titles, since a row replaces all of its item: 1: 'i1'" in said.err
+    assert "lose" not in heed(*stock[:-1], "--dry-run", "--constant", "title=T").err
+    (shop / "stock.jsonl").write_text('{"item_id": "i1", "attributes": {"stock": 5}}')
+    assert "all of its item: 1: 'i1'" in heed("import", "items", shop / "stock.jsonl").err
 
 
 def test_an_import_into_a_foreign_catalogue_asks(
@@ -554,18 +584,19 @@ def test_events_can_make_items(heed: Heed, shop: Path) -> None:
 def test_what_ratings_and_missing_times_mean_is_said(heed: Heed, shop: Path) -> None:
     """Zeros that become dislikes, stars that become weights, events that become the newest."""
     (shop / "log.csv").write_text(
-        "user_id,item_id,stars,timestamp\nu,a,0,2024-01-01T00:00:00Z\nu,b,5,\nv,a,3,\n"
+        "user_id,item_id,stars,timestamp\nu,a,0,2024-01-01T00:00:00Z\nu,b,5,\nv,a,3,\nv,b,,\n"
     )
     log = ("import", "events", shop / "log.csv", "--dry-run")
     said = heed(*log)
     assert "not read: stars. --map FIELD=COLUMN reads one; --map rating=stars" in said.err
     assert "attributes.NAME" not in said.err
-    assert "events without a time: 2 of 3; they get the time of the import" in said.err
+    assert "events without a time: 3 of 4; they get the time of the import" in said.err
     said = heed(*log, "--map", "rating=stars", "--dislikes-below", "3")
     assert (
         "ratings of 0: 1, stored as dislikes; if 0 stands for no rating, --absent 0 reads"
         in said.err
     )
+    assert "log.csv: events without a rating: 1, stored like those that are no dislikes" in said.err
     said = heed(*log, "--weight-from", "stars", "--skip-bad")
     assert "log.csv: stars looks like ratings, and is read as weights" in said.err
     assert "line 2, stars (weight): must be above 0 (got 0); leave out an event" in said.err

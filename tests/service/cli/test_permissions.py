@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import service.http.serving.server  # noqa: F401
+import service.http.server  # noqa: F401
 from tests.support.command_line import Heed
 from tests.support.tiny import World
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.ranking.ready import audience as audience_model
+from models.ranking import audiences as audience_model
 from service.domain.errors import NotFound
 from service.domain.records import Event, Item, User
 from service.engine import users as audience

@@ -31,8 +31,8 @@ async def append(engine: Engine, ahead: int) -> None:
     """Have users take two items together, so much ahead of the clock."""
     at = min(time.time_ns() // 1000 + ahead, MAX_TIMESTAMP - DAY)
     events = [
-        Event(user, item, timestamp=at + step)
-        for user in USERS
+        Event(user, item, timestamp=at + 10 * number + step)
+        for number, user in enumerate(USERS)
         for step, item in enumerate([TARGET, OTHER])
     ]
     await engine.store.append(events)

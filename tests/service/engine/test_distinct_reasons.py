@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.attention.attention_options import DEFAULT_OPTIONS
-from models.ranking.explain import Reason, explain
+from models.attention.attend import DEFAULT_OPTIONS
+from models.ranking.explanation import Reason, explain
 from service.domain.records import Event
 from service.domain.settings import Settings
 from service.engine.engine import Engine, open_engine

@@ -11,13 +11,8 @@ from pathlib import Path
 import pytest
 
 from service.domain.errors import Conflict, Invalid, StoreFull
-from service.engine.questions.lists.list_progress import (
-    ListBatch,
-    ListRun,
-    UserList,
-    open_progress,
-)
-from service.engine.questions.lists.list_shard import ListShard
+from service.engine.list_progress import ListBatch, ListRun, UserList, open_progress
+from service.engine.lists import ListShard
 from service.stores.event_identity import user_key
 
 RUN = ListRun({"model": "one", "shard": "1/1"}, at=7, begun=8, catalogue_version=9)

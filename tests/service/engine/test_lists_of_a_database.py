@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from service.domain.settings import Settings
-from service.engine.questions.lists import recommend_all
-from service.engine.questions.lists.list_shard import ListShard
-from service.engine.questions.lists.recommend_all import Listed, write_lists
+from service.engine import lists as recommend_all
+from service.engine.lists import Listed, ListShard, write_lists
 from service.stores.postgres.store import PostgresStore
 from tests.support import asking
 from tests.support.postgres_server import PostgresDatabases

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from models.attention.attention_options import DEFAULT_OPTIONS
+from models.attention.attend import DEFAULT_OPTIONS
 from models.catalogue.item_filter import Condition
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
-from models.text import keywords
-from models.text.static_encoder import StaticEncoder
+from models.text import terms
+from models.text.encoders import StaticEncoder
 from service.domain.records import Item
 from service.engine.highlight import highlights
 from service.engine.search import list_matches, search_answer, search_items
 from service.engine.selection import filter_warnings, select_items
-from service.evaluation.search_quality import build_snapshot
+from service.maintenance.search_calibration import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.support import asking
 from tests.support.small import past
@@ -163,7 +163,7 @@ def test_every_identifier_that_begins_so_is_found() -> None:
 
 def test_a_bound_that_cuts_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """A beginning of too many identifiers is answered with a warning, and without a total."""
-    monkeypatch.setattr(keywords, "MAX_COMPLETED", 10)
+    monkeypatch.setattr(terms, "MAX_COMPLETED", 10)
     items = [Item(f"J28292{n:03}") for n in range(30)]
     served = build_snapshot(items, EMBEDDINGS)
     query = asking.search(asking.who(), "J28292", facets=(asking.facet("tags"),))

@@ -266,6 +266,10 @@ def test_a_window_without_events_says_where_they_are(tmp_path: Path) -> None:
         trending = await ask(engine, by="trending")
         assert [warning.pointer for warning in trending.warnings or ()] == ["/at"]
         assert (await ask(engine)).warnings is None
+        wrong = await ask(engine, types=frozenset({"view", "veiw"}))
+        assert (len(wrong.items), [(w.pointer, w.detail) for w in wrong.warnings or ()]) == (
+            1, [("/type", "no event has the type 'veiw'")],
+        )  # fmt: skip
 
     run(tmp_path, story)
 

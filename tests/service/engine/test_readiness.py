@@ -12,11 +12,14 @@ import pytest
 
 from service.domain.errors import HeedError
 from service.domain.records import Event
-from service.engine.monitoring import readiness
+from service.engine import monitoring as readiness
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.stores.sqlite.store import SQLiteStore
 
-LIVE = cast(LiveSnapshot, SimpleNamespace(snapshot=SimpleNamespace(version="v1"), fault=None))
+LIVE = cast(
+    LiveSnapshot,
+    SimpleNamespace(snapshot=SimpleNamespace(version="v1"), served=SimpleNamespace(fault=None)),
+)
 
 
 def checked(data: Path) -> tuple[bool, Any]:

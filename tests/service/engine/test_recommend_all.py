@@ -18,7 +18,7 @@ from models.catalogue.item_filter import Condition
 from service.domain.records import Event, Item, User
 from service.domain.settings import Settings
 from service.engine.engine import open_engine
-from service.engine.questions.lists.recommend_all import Listed, write_lists
+from service.engine.lists import Listed, write_lists
 from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
 from tests.support import asking
@@ -184,7 +184,7 @@ def test_recall_of_the_candidates_is_reported(
     assert found.sampled == 40
     assert found.recall == pytest.approx(len(best & lists) / len(best))
     assert 0 < found.recall < 1
-    monkeypatch.setattr("service.engine.questions.lists.recommend_all._SAMPLE", 7)
+    monkeypatch.setattr("service.engine.lists._SAMPLE", 7)
     assert make(data, tmp_path / "x.parquet", query).sampled == 7
 
 
@@ -218,8 +218,8 @@ def test_rows_are_written_as_they_come(
     """Rows are written in groups of bounded size, whose size changes no row."""
     data = world.copy(tmp_path / "data")
     make(data, tmp_path / "whole.parquet")
-    monkeypatch.setattr("service.engine.questions.lists.list_table._ROWS", most)
-    monkeypatch.setattr("service.engine.questions.lists.recommend_all._BATCH", 3)
+    monkeypatch.setattr("service.engine.lists._ROWS", most)
+    monkeypatch.setattr("service.engine.lists._BATCH", 3)
     make(data, tmp_path / "x.parquet")
     same(rows(tmp_path / "x.parquet"), rows(tmp_path / "whole.parquet"))
     file = pq.ParquetFile(tmp_path / "x.parquet")
@@ -244,7 +244,7 @@ def test_an_interrupted_run_leaves_what_was_there(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: bytes | None
 ) -> None:
     """An interrupted run leaves the earlier file, or none, and what it has computed beside it."""
-    monkeypatch.setattr("service.engine.questions.lists.recommend_all._BATCH", 3)
+    monkeypatch.setattr("service.engine.lists._BATCH", 3)
     data, out = world.copy(tmp_path / "data"), tmp_path / "lists" / "x.parquet"
     out.parent.mkdir()
     if before is not None:

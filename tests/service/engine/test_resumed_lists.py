@@ -20,9 +20,8 @@ import models.ranking.recommend
 from service.domain.errors import Invalid
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
-from service.engine.questions.lists import recommend_all
-from service.engine.questions.lists.list_shard import ListShard
-from service.engine.questions.lists.recommend_all import Listed, write_lists
+from service.engine import lists as recommend_all
+from service.engine.lists import Listed, ListShard, write_lists
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.stores.sqlite.store import SQLiteStore

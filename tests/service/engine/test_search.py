@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory, build_memory
 from models.ranking.scoring import score
 from service.engine import search

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from models.catalogue.item_filter import Condition
-from models.ranking.ready.together import MIN_SIGNIFICANCE
+from models.ranking.event_counts import MIN_SIGNIFICANCE
 from service.domain.errors import NotFound
 from service.domain.records import Event, Item
 from service.engine.engine import Engine

@@ -9,6 +9,7 @@ from service.domain.errors import Invalid, NotFound
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
 from service.engine.engine import open_engine
+from service.questions.parts import PinIn
 from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
 from tests.support import asking, tiny
@@ -39,8 +40,11 @@ def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
             await engine.live.catalogue.put_items(
                 [Item("space-01", "a rocket"), Item("new", "a comet")]
             )
-            answer = await asking.ask(engine, asking.recommend(asking.who(user_id="u0")))
+            pins = [PinIn(item_id=tiny.item_id(2, 7), position=1)]
+            answer = await asking.ask(engine, asking.recommend(asking.who(user_id="u0"), pin=pins))
             assert {item["item_id"] for item in answer.items} <= {"space-01", "new"}
+            [warning] = answer.warnings
+            assert warning.detail == f"item {tiny.item_id(2, 7)!r} is not in the catalogue"
         finally:
             await engine.close()
 

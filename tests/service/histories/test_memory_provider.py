@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.attention.attention_options import DEFAULT_OPTIONS, AttentionOptions
-from models.catalogue.item_entry import ItemEntry
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory

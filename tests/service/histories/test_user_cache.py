@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from models.catalogue.item_entry import ItemEntry
+from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
 from service.domain.records import User

@@ -20,9 +20,9 @@ import uvloop
 from service.domain.keys import issue_key
 from service.domain.settings import Settings
 from service.engine.engine import Engine
+from service.http import connection_limits
 from service.http.app import create_app
-from service.http.serving import connection_limits
-from service.http.serving.uvicorn_config import configure
+from service.http.server import configure
 from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.http_fake import FakeEngine

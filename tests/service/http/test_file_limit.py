@@ -8,7 +8,7 @@ import resource
 import pytest
 
 from service.domain.settings import Settings
-from service.http.serving import file_limit
+from service.http import server as file_limit
 
 Limits = tuple[int, int]
 

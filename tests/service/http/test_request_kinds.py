@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from service.http.admission import Kind, kind_of
-from service.http.limits import BODY
+from service.http.scope_keys import BODY
 
 
 def rows(count: int) -> list[dict[str, str]]:

@@ -15,8 +15,7 @@ from service.domain.errors import Invalid
 from service.domain.settings import Settings
 from service.engine.engine import Engine
 from service.http.app import create_app
-from service.http.serving.server import _bind_all, _told
-from service.http.serving.uvicorn_config import configure
+from service.http.server import _bind_all, _told, configure
 from tests.support.http_fake import FakeEngine
 
 Protocol = Literal["h11", "httptools"]

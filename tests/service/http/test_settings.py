@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from models.attention.attention_options import EXACT_UP_TO, AttentionOptions
-from models.text.static_encoder import StaticEncoder
+from models.attention.attend import EXACT_UP_TO, AttentionOptions
+from models.text.encoders import StaticEncoder
 from service.domain.errors import Invalid
-from service.domain.settings import (
-    Settings,
-    check_embedding_dim,
-    unknown_variables,
-)
+from service.domain.settings import Settings, check_embedding_dim, unknown_variables
 
 
 def test_every_setting_is_documented() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.domain.errors import StoreFull
-from service.http.routes.streams import split_lines
+from service.http.routes.records import split_lines
 from tests.support.http_fake import Client, serving
 
 NDJSON = {"content-type": "application/x-ndjson"}

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from service.jobs.child_logs import log_child_line
+from service.jobs.runner import log_child_line
 
 CHILD = """
 import logging

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from service.domain.errors import Conflict, NotFound, Unavailable
-from service.jobs import shared_jobs
+from service.jobs import job_records
 from service.jobs.job import Job
 from service.jobs.runner import JobRunner
 from service.runtime.data_layout import MODELS_FOLDER
@@ -56,8 +56,8 @@ def namespace() -> str:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_jobs, "_INTERVAL", 0.1)
-    monkeypatch.setattr(shared_jobs.SharedTrainingLease, "interval", 0.1)
+    monkeypatch.setattr(job_records, "_INTERVAL", 0.1)
+    monkeypatch.setattr(job_records.SharedTrainingLease, "interval", 0.1)
 
 
 @contextmanager
@@ -327,7 +327,7 @@ PUBLISH = """
 import json, sys
 from pathlib import Path
 from service.snapshots.registry import Registry
-from service.snapshots.versions.opening import open_registry
+from service.snapshots.shared_registry import open_registry
 from service.stores.postgres.store import PostgresStore
 
 url, namespace, data, trained, version = {arguments!r}

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.cow_array import CowArray
-from models.catalogue.cow_list import CowList
+from models.catalogue.cow import CowArray, CowList
 from models.data.vocabulary import Vocabulary
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain.records import Item
 from service.runtime.data_layout import STORE_FILE
-from service.snapshots.catalogue.catalogue_cache import CatalogueCache
+from service.snapshots.derived_files import CatalogueCache
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
+from service.snapshots.served import Served
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 
@@ -102,7 +102,7 @@ async def opened(data: Path, *, cached: bool = True, keywords: tuple[str, ...] =
             live = LiveSnapshot(
                 store,
                 Registry(data / "models"),
-                EmbeddingCache(encoder),
+                Served(EmbeddingCache(encoder)),
                 pool,
                 keyword_fields=keywords,
                 catalogue_cache=cache if cached else None,

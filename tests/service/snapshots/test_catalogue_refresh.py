@@ -14,12 +14,12 @@ import pytest
 from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain.records import Item
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
-from service.snapshots.catalogue_refresh import UnacknowledgedWrites
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
+from service.snapshots.served import Served, UnacknowledgedWrites
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.values import CatalogueChanges
@@ -66,7 +66,7 @@ async def live(store: SQLiteStore, encoder: Encoder, tmp_path: Path) -> AsyncIte
     """An empty catalogue, served without any model."""
     with ThreadPoolExecutor(2) as pool:
         registry = Registry(tmp_path / MODELS_FOLDER)
-        opened = LiveSnapshot(store, registry, EmbeddingCache(encoder), pool)
+        opened = LiveSnapshot(store, registry, Served(EmbeddingCache(encoder)), pool)
         await opened.open()
         yield opened
         encoder.free.set()

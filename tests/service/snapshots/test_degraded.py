@@ -15,8 +15,8 @@ from service.domain.settings import Settings
 from service.engine.compose import compose
 from service.engine.engine import Engine, open_engine
 from service.runtime.data_layout import MODELS_FOLDER
-from service.snapshots.live_snapshot import PreloadedSnapshot
 from service.snapshots.registry import Registry
+from service.snapshots.served import Served
 from tests.support import asking
 from tests.support.tiny import World, item_id
 
@@ -109,7 +109,7 @@ def test_a_start_with_a_damaged_model_serves_the_newest_intact_one(
     damage(data, world.second)
     intact = world.first if damage is damaged_weights else world.second
 
-    async def story(preloaded: PreloadedSnapshot | None) -> None:
+    async def story(preloaded: Served | None) -> None:
         engine = await open_engine(Settings(data=data), preloaded=preloaded)
         try:
             found = await answers(engine)
@@ -130,11 +130,11 @@ def test_a_start_with_a_damaged_model_serves_the_newest_intact_one(
     assert f"heed models activate {intact}" in caplog.text
 
 
-async def loaded_alone(data: Path) -> PreloadedSnapshot:
+async def loaded_alone(data: Path) -> Served:
     """Return what a parent hands to the workers that it forks."""
     parts = compose(Settings(data=data), threads=1)
     try:
         await parts.live.open()
     finally:
         await parts.close()
-    return parts.live.preloaded()
+    return parts.live.served

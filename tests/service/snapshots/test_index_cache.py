@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from models.catalogue.snapshot import Snapshot
-from models.index import faiss_structures
+from models.index import ann_index
 from models.index.ann_index import CoarseIndex
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain.records import Event, Item
 from service.runtime.cache_files import CacheFiles
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
+from service.snapshots.served import Served
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.tiny import World
@@ -48,13 +49,13 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> Builds:
     """Count the calls of what builds structures."""
     made = Builds()
     for name in ("pq", "ivf"):
-        build = getattr(faiss_structures, name)
+        build = getattr(ann_index, name)
 
         def counted(*args: object, build: object = build) -> object:
             made.count += 1
             return build(*args)  # type: ignore[operator]
 
-        monkeypatch.setattr(faiss_structures, name, counted)
+        monkeypatch.setattr(ann_index, name, counted)
     return made
 
 
@@ -69,7 +70,7 @@ async def opened(data: Path, cache: CacheFiles | None, *, events: list[Event] | 
             live = LiveSnapshot(
                 store,
                 Registry(data / MODELS_FOLDER),
-                EmbeddingCache(StaticEncoder()),
+                Served(EmbeddingCache(StaticEncoder())),
                 pool,
                 index_from=1,
                 index_cache=cache,

@@ -16,20 +16,21 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from models.attention.attention_options import AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.ranking.matching.field_matches import match_fields
+from models.ranking.matches import match_fields
 from models.ranking.scoring import score
 from models.ranking.search import search
 from models.recommender.artifact import ARTIFACT_FORMAT, DESCRIPTION_FILE, ITEMS_FILE, WEIGHTS_FILE
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain.errors import Corrupt, HeedError, ModelRejected, NotFound, StoreUnreachable
 from service.domain.records import Event, Item
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
+from service.snapshots.served import Served
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.tiny import NOON, World, events, item_id, items
@@ -86,7 +87,7 @@ async def serving(
     store: SQLiteStore, registry: Registry, encoder: Slow
 ) -> AsyncIterator[LiveSnapshot]:
     with ThreadPoolExecutor(2) as pool:
-        opened = LiveSnapshot(store, registry, EmbeddingCache(encoder), pool)
+        opened = LiveSnapshot(store, registry, Served(EmbeddingCache(encoder)), pool)
         await opened.open()
         yield opened
 
@@ -170,10 +171,10 @@ async def test_the_catalogue_is_read_in_parts(
     serving: LiveSnapshot, store: SQLiteStore, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The snapshot does not depend on the size of the batches in which it is read."""
-    monkeypatch.setattr("service.snapshots.catalogue_refresh._READ_BATCH", 7)
-    monkeypatch.setattr("service.snapshots.catalogue_refresh._REFRESH_BATCH", 7)
+    monkeypatch.setattr("service.snapshots.served._READ_BATCH", 7)
+    monkeypatch.setattr("service.snapshots.served._REFRESH_BATCH", 7)
     with ThreadPoolExecutor(2) as pool:
-        again = LiveSnapshot(store, registry, EmbeddingCache(StaticEncoder()), pool)
+        again = LiveSnapshot(store, registry, Served(EmbeddingCache(StaticEncoder())), pool)
         await again.open()
         np.testing.assert_allclose(scores(again.snapshot), scores(serving.snapshot), atol=1e-6)
         for batch in range(3):
@@ -188,9 +189,11 @@ async def indexed(
     store: SQLiteStore, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[LiveSnapshot]:
     """A live snapshot with indexes from five rows on, built without delay."""
-    monkeypatch.setattr("service.snapshots.index_refresh._STEADY", 0)
+    monkeypatch.setattr("service.snapshots.served._STEADY", 0)
     with ThreadPoolExecutor(2) as pool:
-        opened = LiveSnapshot(store, registry, EmbeddingCache(StaticEncoder()), pool, index_from=5)
+        opened = LiveSnapshot(
+            store, registry, Served(EmbeddingCache(StaticEncoder())), pool, index_from=5
+        )
         await opened.open()
         yield opened
         opened.close()
@@ -333,7 +336,7 @@ async def test_removed_items_stay_removed_after_a_restart(
     await store.delete_item(name)
     before = (await serving.current()).catalogue
     with ThreadPoolExecutor(1) as pool:
-        again = LiveSnapshot(store, registry, EmbeddingCache(StaticEncoder()), pool)
+        again = LiveSnapshot(store, registry, Served(EmbeddingCache(StaticEncoder())), pool)
         await again.open()
     after = again.snapshot.catalogue
     for catalogue in (before, after):
@@ -504,7 +507,9 @@ async def test_a_start_without_an_intact_version_is_refused(
         path.chmod(0o644)
         path.write_bytes(path.read_bytes()[:-1])
     with ThreadPoolExecutor(1) as pool:
-        serving = LiveSnapshot(store, Registry(data / MODELS_FOLDER), EmbeddingCache(encoder), pool)
+        serving = LiveSnapshot(
+            store, Registry(data / MODELS_FOLDER), Served(EmbeddingCache(encoder)), pool
+        )
         with pytest.raises(HeedError, match=f"{world.first}/{ITEMS_FILE}"):
             await serving.open()
 
@@ -515,7 +520,7 @@ async def test_without_a_model_content_answers(
     """Without a model the content model serves, until the first version is published."""
     with ThreadPoolExecutor(1) as pool:
         empty = Registry(tmp_path / "empty")
-        serving = LiveSnapshot(store, empty, EmbeddingCache(encoder), pool)
+        serving = LiveSnapshot(store, empty, Served(EmbeddingCache(encoder)), pool)
         await serving.open()
         assert serving.snapshot.version == UNTRAINED
         assert np.ptp(scores(serving.snapshot)) > 0.1

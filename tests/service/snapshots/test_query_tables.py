@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from models.ranking.search_parameters import DEFAULTS, SearchParameters
+from models.ranking.matches import DEFAULTS, SearchParameters
+from models.text.encoders import StaticEncoder
 from models.text.query_table import QueryTable
-from models.text.static_encoder import StaticEncoder
 from service.runtime.data_layout import QUERY_TABLE_FILE, SEARCH_FILE
-from service.snapshots.live_search import LiveSearch, SearchSetup
-from service.snapshots.query_tables import load_query_table, save_query_table
-from service.snapshots.search_parameters import FittedParameters, save_search_parameters
+from service.snapshots.live_search import (
+    FittedParameters,
+    LiveSearch,
+    SearchSetup,
+    load_query_table,
+    save_query_table,
+    save_search_parameters,
+)
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.support.token_encoder import WIDTH, TokenEncoder
 

@@ -25,8 +25,8 @@ from service.domain.errors import (
 )
 from service.domain.names import is_name, timestamped_name
 from service.runtime import durable_files
+from service.snapshots import version_files
 from service.snapshots.registry import Registry
-from service.snapshots.versions import manifest
 
 REPOSITORY = Path(__file__).parents[3]
 FILES = {
@@ -267,7 +267,7 @@ def test_listing_survives_anything(registry: Registry, tmp_path: Path) -> None:
         (versions / "copied" / file.name).write_bytes(file.read_bytes())
     for name, body in {"future": {"format": 2}, "forged": {"format": 1, "files": 7}}.items():
         (versions / name).mkdir()
-        (versions / name / "manifest.json").write_bytes(manifest.seal(body))
+        (versions / name / "manifest.json").write_bytes(version_files.seal(body))
     found = {entry.version: entry.broken for entry in registry.versions()}
     assert len(found) == 11
     assert [name for name, broken in found.items() if not broken] == ["good"]
@@ -294,7 +294,7 @@ def test_pointer_that_names_no_version_is_corrupt(registry: Registry) -> None:
     """A pointer that names no valid version is Corrupt, even if its seal is valid."""
     registry.publish(FILES, METADATA, version="v1")
     for senseless in ({"version": "../v2"}, {"version": 2}, {}):
-        damage(registry._root / "current", manifest.seal(senseless))
+        damage(registry._root / "current", version_files.seal(senseless))
         with pytest.raises(Corrupt, match="current: it names no version"):
             registry.current()
 
@@ -336,7 +336,7 @@ def test_names_cannot_leave_the_registry(
 
 @pytest.mark.parametrize("name", ["", "..", "../canary", "a/b", "/a", ".a", "a\0", "manifest.json"])
 def test_file_names_cannot_leave_the_version(registry: Registry, tmp_path: Path, name: str) -> None:
-    """Invalid file names are refused in publishing and in loading a forged manifest."""
+    """Invalid file names are refused in publishing and in loading a forged version_files."""
     with pytest.raises(Invalid, match="file name"):
         registry.publish({name: b"x"}, {}, version="v1")
     (tmp_path / "models/versions/canary").write_bytes(b"x")
@@ -344,7 +344,7 @@ def test_file_names_cannot_leave_the_version(registry: Registry, tmp_path: Path,
     directory.mkdir()
     file = {"size": 1, "sha256": "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"}
     body = {"format": 1, "version": "v1", "created": 0, "files": {name: file}, "metadata": {}}
-    (directory / "manifest.json").write_bytes(manifest.seal(body))
+    (directory / "manifest.json").write_bytes(version_files.seal(body))
     with pytest.raises(Corrupt, match="is not a manifest"):
         registry.load("v1")
     assert (tmp_path / "models/versions/canary").read_bytes() == b"x"

@@ -18,13 +18,18 @@ import numpy as np
 import psycopg
 import pytest
 
-from models.index import faiss_structures
-from models.text.static_encoder import StaticEncoder
-from service.snapshots import shared_cache
-from service.snapshots.catalogue.catalogue_cache import CatalogueCache
+from models.index import ann_index
+from models.text.encoders import StaticEncoder
+from service.snapshots import derived_files
+from service.snapshots.derived_files import (
+    INDEXES,
+    CatalogueCache,
+    SharedCacheFiles,
+    open_cache_files,
+)
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.snapshots.registry import Registry
-from service.snapshots.shared_cache import INDEXES, SharedCacheFiles, open_cache_files
+from service.snapshots.served import Served
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.postgres.store import PostgresStore
 from tests.support import tiny
@@ -56,7 +61,7 @@ def store(url: str, namespace: str) -> Iterator[PostgresStore]:
 @pytest.fixture
 def machine(store: PostgresStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Opens the files of a machine by its name, with small chunks."""
-    monkeypatch.setattr(shared_cache, "CHUNK_BYTES", 1_000)
+    monkeypatch.setattr(derived_files, "CHUNK_BYTES", 1_000)
 
     def opened(name: str) -> SharedCacheFiles:
         files = open_cache_files(tmp_path / name, 3, store, INDEXES)
@@ -159,7 +164,7 @@ def test_one_machine_builds_and_the_other_waits(
 BUILDER = """
 import sys, time
 from pathlib import Path
-from service.snapshots.shared_cache import INDEXES, open_cache_files
+from service.snapshots.derived_files import INDEXES, open_cache_files
 from service.stores.postgres.store import PostgresStore
 
 store = PostgresStore(sys.argv[1], namespace=sys.argv[2])
@@ -218,7 +223,7 @@ async def started(
             live = LiveSnapshot(
                 store,
                 Registry(data / "models"),
-                EmbeddingCache(encoder),
+                Served(EmbeddingCache(encoder)),
                 pool,
                 index_from=1,
                 index_cache=open_cache_files(data / "indexes", 6, store, INDEXES),
@@ -243,13 +248,13 @@ def test_a_second_machine_starts_from_what_the_first_has_made(
     """With an empty directory it builds no index and encodes no text, and has the same indexes."""
     builds = []
     for name in ("pq", "ivf"):
-        build = getattr(faiss_structures, name)
+        build = getattr(ann_index, name)
 
         def counted(*args: object, build: object = build) -> object:
             builds.append(1)
             return build(*args)  # type: ignore[operator]
 
-        monkeypatch.setattr(faiss_structures, name, counted)
+        monkeypatch.setattr(ann_index, name, counted)
 
     async def put() -> None:
         store = PostgresStore(url, namespace=namespace)

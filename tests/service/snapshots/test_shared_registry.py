@@ -18,10 +18,9 @@ import pytest
 
 from service.domain.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
 from service.runtime.data_layout import MODELS_FOLDER
+from service.snapshots import shared_registry, version_files
 from service.snapshots.registry import Registry
-from service.snapshots.versions import shared_registry, transfer
-from service.snapshots.versions.opening import open_registry
-from service.snapshots.versions.shared_registry import SharedRegistry
+from service.snapshots.shared_registry import SharedRegistry, open_registry
 from service.stores.postgres import pool as patience
 from service.stores.postgres.shared_files import CHUNK_BYTES
 from service.stores.postgres.store import PostgresStore
@@ -55,7 +54,7 @@ def machine(
     url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Machine]:
     """Opens the registry of a machine by its name, with small chunks."""
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(version_files, "CHUNK_BYTES", 1000)
     with Machines(url, namespace, tmp_path) as opened:
         yield opened
 
@@ -284,12 +283,12 @@ def test_one_chunk_at_a_time_is_in_memory(
 FETCHER = """
 import os, signal, sys
 from pathlib import Path
-from service.snapshots.versions import transfer
-from service.snapshots.versions.opening import open_registry
+from service.snapshots import version_files
+from service.snapshots.shared_registry import open_registry
 from service.stores.postgres.store import PostgresStore
 from tests.service.snapshots.test_registry_crash import STEPS
 
-transfer.CHUNK_BYTES = 1000
+version_files.CHUNK_BYTES = 1000
 steps = [0]
 
 def die_before(real):
@@ -458,7 +457,7 @@ def test_a_model_with_a_damaged_chunk_is_not_served(
             for _ in range(2):
                 await live.follow_registry()
                 assert (live.snapshot.version, live.degraded) == (shop.first, True)
-                assert f"{shop.second} in PostgreSQL: chunk 0" in str(live.fault)
+                assert f"{shop.second} in PostgreSQL: chunk 0" in str(live.served.fault)
             restore()
             await live.follow_registry()
             assert (live.snapshot.version, live.degraded) == (shop.second, False)
@@ -475,7 +474,7 @@ def test_a_start_with_a_damaged_chunk_serves_another_model(
     async def story() -> None:
         async with served(url, namespace, tmp_path / "b") as live:
             assert (live.snapshot.version, live.degraded) == (shop.second, True)
-            assert f"{shop.first} in PostgreSQL" in str(live.fault)
+            assert f"{shop.first} in PostgreSQL" in str(live.served.fault)
 
     with Machines(url, namespace, tmp_path) as machine:
         machine("b").load(shop.second)

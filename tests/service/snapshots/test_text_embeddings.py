@@ -1,9 +1,12 @@
-"""The cache of text embeddings: each text is encoded once, despite restarts and damage."""
+"""Text encoders that a setting names, and the cache of their embeddings."""
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,12 +15,216 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
+from service.domain.errors import Invalid
 from service.domain.records import Item
 from service.domain.settings import Settings
 from service.engine.engine import open_engine
-from service.snapshots.text_embeddings import EmbeddingCache, is_of_other_encoder
-from tests.support import asking
+from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER, SEARCH_FILE
+from service.snapshots.registry import Registry
+from service.snapshots.text_embeddings import EmbeddingCache, is_of_other_encoder, open_encoder
+from tests.support import asking, tiny_bert
+from tests.support.command_line import Heed
+from tests.support.judged import beir
+from tests.support.server import Server
+from tests.support.tiny import World, populate
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_bert.make(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that packages are installed in."""
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return tmp_path / "site"
+
+
+# ------------------------------------------------------------------ what a setting names
+
+
+def test_the_static_encoder_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The static encoder works without sentence-transformers."""
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    assert open_encoder("static").name == StaticEncoder.name
+
+
+def test_a_folder_and_a_package_with_the_same_model_are_one_encoder(
+    folder: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model has one name, whether given by absolute path, relative path or package."""
+    tiny_bert.package(site, "tiny-model")
+    monkeypatch.chdir(folder.parent)
+    names = [str(folder), "./tiny", "tiny-model", "tiny_model"]
+    assert {open_encoder(name).name for name in names} == {open_encoder(str(folder)).name}
+    assert "tiny_model" not in sys.modules  # a package is looked into, not run
+
+
+def test_a_name_that_is_nothing_is_refused_with_what_to_do(site: Path) -> None:
+    """An unknown encoder is refused with both remedies: a package or a folder."""
+    with pytest.raises(
+        Invalid,
+        match=r"^HEED_ENCODER is tiny: it is not static, and no package of that name is installed: "
+        r"pip install it, or write a folder with a slash, such as \./tiny$",
+    ):
+        open_encoder("tiny")
+
+
+def test_a_package_without_one_model_is_refused(site: Path) -> None:
+    """A package with no model, or with two, is refused."""
+    with pytest.raises(Invalid, match=r"HEED_ENCODER is pytest: the package carries 0 sentence-tr"):
+        open_encoder("pytest")
+    tiny_bert.package(site, "two-models", models=2)
+    with pytest.raises(Invalid, match=r"carries 2 .* where one is needed: write the folder of one"):
+        open_encoder("two-models")
+
+
+def test_a_folder_that_is_no_model_is_named_with_what_is_missing(tmp_path: Path) -> None:
+    """A folder that is missing, or has no model, is refused with the reason."""
+    with pytest.raises(Invalid, match=f"HEED_ENCODER is {tmp_path}/no: {tmp_path}/no is no folder"):
+        open_encoder(f"{tmp_path}/no")
+    with pytest.raises(Invalid, match=f"{tmp_path} holds no .* model: modules.json is missing"):
+        open_encoder(f"{tmp_path}/")
+
+
+def test_without_the_extra_the_message_says_which(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model without sentence-transformers installed is refused with the pip command."""
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(Invalid, match=r"needs sentence-transformers .*pip install 'heed\[transfo"):
+        open_encoder(str(folder))
+
+
+# ------------------------------------------------------------------ who follows the setting
+
+
+def test_model_is_served_only_with_its_encoder(heed: Heed, tmp_path: Path, folder: Path) -> None:
+    """A model is trained and served with its encoder; another encoder refuses to start."""
+    data = tmp_path / "data"
+    populate(data)
+    said = heed("train", "--encoder", folder, "--epochs", 1)
+    assert said.code == 0, said.err
+    registry = Registry(data / MODELS_FOLDER)
+    name = open_encoder(str(folder)).name
+    first = registry.current()
+    assert first is not None, said.out
+    said = heed("serve", "--port", 0)
+    assert said.code == 1
+    for text in (first, name, StaticEncoder.name, "HEED_ENCODER", "heed train"):
+        assert text in said.err
+    with (
+        Server(data, encoder=folder, embedding_dim=tiny_bert.WIDTH) as server,
+        server.client() as http,
+    ):
+        answer = http.post("/v1/search", json={"query": "moon", "limit": 3}).json()
+        assert answer["model_version"] == first
+        assert answer["items"]
+        item = {"item_id": "brought", "embedding": [1.0] * tiny_bert.WIDTH}
+        assert http.post("/v1/items", json={"items": [item]}).status_code == 200
+        wide = {"item_id": "brought", "embedding": [1.0] * StaticEncoder.dimension}
+        assert http.post("/v1/items", json={"items": [wide]}).status_code == 422
+        job = http.post("/v1/models/train", json={"options": {"epochs": 1}}).json()["job_id"]
+        while (state := http.get(f"/v1/jobs/{job}").json())["state"] in ("queued", "running"):
+            time.sleep(0.2)
+        assert state["state"] == "succeeded", state
+        assert http.post("/v1/search", json={"query": "moon"}).json()["items"]
+    # The same training is no better, and is kept.
+    assert state["result"]["sentence"].startswith(f"No better than the served model {first}: ")
+    assert registry.current() == first
+    files = registry.load(state["result"]["version"])
+    assert json.loads(files["model.json"])["text_encoder"] == name
+
+
+def test_the_dimension_is_that_of_the_encoder_that_is_set(
+    heed: Heed, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HEED_EMBEDDING_DIM must equal the dimension of HEED_ENCODER in serve and import."""
+    (tmp_path / "items.jsonl").write_text('{"item_id": "a", "embedding": [%s1]}\n' % ("0, " * 31))
+    monkeypatch.setenv("HEED_ENCODER", str(folder))
+    for command in (["serve", "--port", 0], ["import", "items", tmp_path / "items.jsonl"]):
+        said = heed(*command)
+        assert (said.code, "HEED_EMBEDDING_DIM is 256, but must be 32" in said.err) == (1, True)
+    monkeypatch.setenv("HEED_EMBEDDING_DIM", "32")
+    said = heed("import", "items", tmp_path / "items.jsonl")
+    assert (said.code, "1 items" in said.out) == (0, True), said.err
+
+
+def test_recommend_all_refuses_a_model_of_another_encoder(
+    heed: Heed, tmp_path: Path, world: World, folder: Path
+) -> None:
+    """`recommend-all` refuses a model of another encoder."""
+    world.copy(tmp_path / "data")
+    said = heed("recommend-all", "--out", tmp_path / "lists.jsonl", "--encoder", folder)
+    assert (said.code, f"reads vectors of {StaticEncoder.name}, not of" in said.err) == (1, True)
+
+
+def test_search_is_judged_by_the_encoder(heed: Heed, tmp_path: Path, folder: Path) -> None:
+    """`evaluate-search --encoder` evaluates with that encoder and reports its name."""
+    documents = {
+        "1": ("violin", "strings of a cat"), "2": ("boat", "below the sea"), "3": ("dog", "a bread")
+    }  # fmt: skip
+    # No word of a query is one of a document: an encoder of random weights cannot know.
+    queries = {"1": "fiddle", "2": "puppy", "3": "ship"}
+    judgments = [("1", "1", 1), ("2", "3", 1), ("3", "2", 1)]
+    collection = beir(tmp_path / "few", documents, queries, judgments)
+    found = {}
+    for setting in ("static", str(folder)):
+        said = heed(
+            "evaluate-search", collection, "--encoder", setting, "--json", tmp_path / "report"
+        )
+        assert said.code == 0, said.err
+        report = json.loads((tmp_path / "report").read_text())
+        assert report["encoder"] in said.out
+        found[report["encoder"]] = report["ways"]
+    assert list(found) == [StaticEncoder.name, open_encoder(str(folder)).name]
+    static, tiny = found.values()
+    assert static["BM25 alone"] == tiny["BM25 alone"]
+    assert static["meaning alone"] != tiny["meaning alone"]
+
+
+def test_judging_another_encoder_leaves_what_is_served_alone(
+    heed: Heed, tmp_path: Path, world: World, folder: Path
+) -> None:
+    """Evaluation with another encoder caches its vectors apart from those of the service."""
+    data = world.copy(tmp_path / "data")
+    before = (data / EMBEDDINGS_FILE).read_bytes()
+    judged = tmp_path / "judged.jsonl"
+    judged.write_text("".join(
+        json.dumps({"query": word, "item_id": f"{genre}-{number:02}"}) + "\n"
+        for genre, word in (("space", "moon"), ("music", "choir")) for number in range(15)
+    ))  # fmt: skip
+    said = heed("evaluate-search", "--judgments", judged, "--encoder", folder)
+    assert said.code == 0, said.err
+    assert (data / EMBEDDINGS_FILE).read_bytes() == before
+    kept = data / CACHE_FOLDER / EMBEDDINGS_FILE
+    first = kept.stat().st_mtime_ns, kept.stat().st_ino
+    assert open_encoder(str(folder)).name.encode() in kept.read_bytes()
+    heed("evaluate-search", "--judgments", judged, "--encoder", folder)
+    assert (kept.stat().st_mtime_ns, kept.stat().st_ino) == first  # nothing was encoded again
+    assert not (data / SEARCH_FILE).exists()
+
+
+def test_training_caches_the_vectors_of_its_encoder(
+    heed: Heed, tmp_path: Path, folder: Path
+) -> None:
+    """Training saves the vectors of its encoder for the service."""
+    data = tmp_path / "data"
+    populate(data)
+    heed("train", "--encoder", folder, "--epochs", 1)
+
+    class Silent:
+        name = open_encoder(str(folder)).name
+        dimension = tiny_bert.WIDTH
+
+        def encode(self, texts: object) -> None:
+            raise AssertionError(texts)
+
+    kept = EmbeddingCache(Silent(), data / EMBEDDINGS_FILE)  # type: ignore[arg-type]
+    assert kept.encode(["space, even"]).any()
+
 
 Vectors = NDArray[np.float32]
 

@@ -12,7 +12,7 @@ import pytest
 
 from service.domain.errors import RateLimited
 from service.domain.keys import Rate, issue_key
-from service.http.access.rate_limits import RateLimits
+from service.http.rate_limits import RateLimits
 from service.stores.postgres.store import PostgresStore
 from service.stores.values import RateWindows
 from tests.support.postgres_server import PostgresDatabases

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from models.data import interactions
-from models.encoder.event_types import MASKED, UNKNOWN
+from models.encoder.event_bias import MASKED, UNKNOWN
 from models.history.user_history import UserHistory
 from models.recommender import artifact
 from models.recommender.artifact import TrainedModel
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain import records
 from service.domain.records import Event
 from service.domain.settings import Settings

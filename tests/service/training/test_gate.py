@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from models.data.interactions import Interactions
-from models.evaluation.full_ranking import RankingMetrics
-from models.evaluation.metrics import ndcg_gains
+from models.evaluation.full_ranking import RankingMetrics, ndcg_gains
 from models.evaluation.splits import leave_one_out
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from models.training.presets import Preset
 from service.domain.records import Event
 from service.runtime.data_layout import EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
@@ -24,8 +23,8 @@ from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from service.training import train_and_publish, training_corpus
 from service.training.gate import CurrentModel, _compare
-from service.training.question_metrics import QuestionMetrics
-from service.training.verdict_sentence import training_sentence
+from service.training.judgement import QuestionMetrics
+from service.training.train_and_publish import training_sentence
 from tests.support.tiny import NOON, QUICK, SECOND, World, events, item_id
 
 # What has learned next to nothing.

@@ -18,7 +18,7 @@ from models.evaluation.full_ranking import evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import leave_one_out
 from models.recommender.artifact import TrainedModel
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from service.domain.records import Event
 from service.domain.settings import Settings
 from service.engine.engine import Engine, open_engine
@@ -184,9 +184,7 @@ def test_a_hard_log_is_learned_from_and_served(
     for user in range(corpus.log.n_users):
         assert (np.diff(events_of(corpus.log, user).timestamps) >= 0).all()
     split = leave_one_out(corpus.log)
-    done = train_and_publish.fit_model(
-        split.test.history, corpus.content, split.test, TINY, 0, None
-    )
+    done = train_and_publish.fit_model(TINY.plan(split.test.history, corpus.content, split.test))
     assert all(math.isfinite(record["loss"]) for record in done.history)
     for name, weight in done.model.state_dict().items():
         assert torch.isfinite(weight).all(), name

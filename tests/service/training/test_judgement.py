@@ -10,12 +10,10 @@ import pytest
 
 from models.data.interactions import Interactions
 from models.evaluation.baselines import POPULARITY
-from models.evaluation.full_ranking import RankingMetrics
-from models.evaluation.metrics import ndcg_gains
+from models.evaluation.full_ranking import RankingMetrics, ndcg_gains
 from models.evaluation.splits import Holdout
 from models.training.log_profile import hold_out
-from service.training.judgement import HEED, best_replacement, judge
-from service.training.question_metrics import QuestionMetrics
+from service.training.judgement import HEED, QuestionMetrics, best_replacement, judge
 from service.training.train_and_publish import fit_model
 from tests.support.tiny import QUICK
 from tests.support.training import content
@@ -100,8 +98,9 @@ def test_repeats_are_asked_for_and_what_is_new(again: bool) -> None:
     """In a log with repeats, the targets that a user did not have are ranked once more."""
     log = shop(again=again)
     history, cases = hold_out(log)
-    fitted = fit_model(history, content(40), cases, WEAK, 0, None, processes=1, every_event=log)
-    judged = judge(fitted, content(40), history, log, cases, log=log, exclude_seen=not again)
+    plan = WEAK.plan(history, content(40), cases, every_event=log)
+    fitted = fit_model(plan, processes=1)
+    judged = judge(fitted, exclude_seen=not again)
     told = judged.as_dict()
     hr, user_hr = popular_hits(cases, new_only=not again)
     assert told["metrics"]["cases"] == 40 * 4

@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.compute.data_parallel import SINGLE_PROCESS, DataParallelGroup
+from models.compute.device import SINGLE_PROCESS, DataParallelGroup
 from models.data.interactions import Interactions
 from models.evaluation.baselines import Popularity
 from models.evaluation.full_ranking import evaluate
 from models.evaluation.splits import leave_one_out
+from models.training.fit import TrainingResult
 from models.training.presets import Preset
-from models.training.training_run import TrainingResult
 from service.runtime.data_layout import MODELS_FOLDER
 from service.snapshots.registry import Registry
 from service.training import train_and_publish
@@ -103,9 +103,10 @@ def in_float32(members: DataParallelGroup, *work: Any) -> TrainingResult:
 def trained(size: int, chosen: Preset, log: Interactions = LOG, **more: Any) -> TrainingResult:
     split = leave_one_out(log)
     every_event = split.test.history
-    work = (split.train, content(log.n_items), split.validation, chosen, 5, every_event)
-    with process_group(size, in_float32, *work) as members:
-        return in_float32(members, *work, *more.values())
+    text = content(log.n_items)
+    plan = chosen.plan(split.train, text, split.validation, every_event=every_event, seed=5)
+    with process_group(size, in_float32, plan) as members:
+        return in_float32(members, plan, *more.values())
 
 
 def weights(fitted: TrainingResult) -> dict[str, NDArray[np.float32]]:

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.compute.data_parallel import DataParallelGroup
-from models.data.log_shards import LogShards
-from models.text.static_encoder import StaticEncoder
+from models.compute.device import DataParallelGroup
+from models.data.interactions import LogShards
+from models.text.encoders import StaticEncoder
 from models.training.log_profile import hold_out
 from service.domain.errors import Invalid, ModelRejected
 from service.domain.records import Event
@@ -170,10 +170,10 @@ def trained_twice(shards: LogShards, data: Path) -> tuple[list[NDArray[Any]], li
     for _ in range(2):
         stages: list[str] = []
         fitted = train_and_publish.fit_model(
-            history, corpus.content, cases, FAST, 1,
+            FAST.plan(history, corpus.content, cases, every_event=corpus.log, seed=1),
             lambda stage, *_, stages=stages: stages.append(stage),
-            checkpoint, every_event=corpus.log,
-        )  # fmt: skip
+            checkpoint,
+        )
         weights.append(np.concatenate([p.detach().ravel() for p in fitted.model.parameters()]))
         steps.append(stages.count("training"))
     return weights, steps, checkpoint.exists()

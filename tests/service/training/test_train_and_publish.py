@@ -17,12 +17,12 @@ from models.data.vocabulary import Vocabulary
 from models.evaluation.model_ranker import ModelRanker
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.ranking.explain import explain
+from models.ranking.explanation import explain
 from models.ranking.scoring import score
 from models.recommender.artifact import WEIGHTS_FILE, TrainedModel
-from models.text.static_encoder import StaticEncoder
+from models.text.encoders import StaticEncoder
 from models.training.checkpoint import Checkpoint
-from models.training.training_run import TrainingProgress
+from models.training.fit import TrainingProgress
 from service.domain.errors import ModelRejected, StoreFull
 from service.domain.records import Event, Item
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE

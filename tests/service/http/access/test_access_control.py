@@ -15,7 +15,7 @@ from starlette.routing import Route
 from service.domain.errors import Unavailable
 from service.domain.keys import SCOPES, Scope, issue_key
 from service.domain.settings import Settings
-from service.http.access.route_scopes import ROUTES, RouteScopes
+from service.http.access import ROUTES, RouteScopes
 from service.http.app import create_app
 from service.http.routes.questions import QUESTIONS as QUESTION_ROWS
 from tests.support.http_fake import Client, serving

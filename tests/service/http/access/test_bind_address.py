@@ -6,7 +6,7 @@ import pytest
 
 from service.domain.errors import Invalid
 from service.domain.settings import Settings
-from service.http.access.bind_address import check_bind_address
+from service.http.keys import check_bind_address
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])

@@ -11,8 +11,7 @@ import pytest
 
 from service.domain.errors import RateLimited
 from service.domain.keys import Rate, issue_key
-from service.http.access.rate_limits import RateLimits
-from service.http.access.shared_windows import SharedWindows
+from service.http.rate_limits import RateLimits, SharedWindows
 from tests.support.http_fake import serving
 
 DAY = Rate(5, 86_400)

@@ -1,4 +1,0 @@
-"""Mathematics of ready questions: popularity, items taken together, audiences, affinities, rows.
-
-Events, scores and contributions go in; ranked items, users and values come out.
-"""

@@ -1,4 +1,0 @@
-"""A file for each question: how its query is answered from one snapshot.
-
-Queries of `service.domain` come in; answers go out.
-"""

@@ -1,0 +1,171 @@
+"""Keys that the service keeps in files, and the address that needs one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from service.domain.errors import HeedError, Invalid
+from service.domain.keys import issue_key, parse_token
+from service.domain.settings import PREFIX, Settings, is_loopback
+from service.runtime.data_layout import FIRST_KEY_FILE
+from service.runtime.durable_files import make_directory, sync_directory, write
+from service.stores.base import Store
+from service.stores.opening import open_store
+
+
+def is_exposed(settings: Settings) -> bool:
+    """Report whether other machines can reach the service, and `insecure` does not allow that.
+
+    A host name other than `localhost` may resolve to anything, so it counts as exposed.
+    """
+    return not settings.insecure and not is_loopback(settings.host)
+
+
+def check_bind_address(settings: Settings, *, has_keys: bool) -> None:
+    """Check that an exposed service requires API keys.
+
+    Raises:
+        Invalid: naming what makes the address safe, and the setting that allows it.
+    """
+    if not is_exposed(settings) or settings.keys == "required":
+        return
+    if has_keys and settings.keys == "auto":
+        return
+    off = f"{PREFIX}KEYS is off" if settings.keys == "off" else "there is no API key"
+    raise Invalid(
+        "",
+        f"refusing to bind {settings.host or 'every address'}: {off}, and other machines could "
+        "read and write everything. Create a key with heed keys create or heed serve --first-key, "
+        f"bind 127.0.0.1, or set {PREFIX}INSECURE=true if the network is protected by other means.",
+    )
+
+
+async def create_first_key(store: Store, data: Path) -> bool:
+    """Create a key with the scope `admin` if there never was any key; report whether it did.
+
+    Its token is written to a file of the data directory that its owner alone can read. Logs are
+    kept and shipped elsewhere; the file is not.
+    """
+    if await store.keys_version():
+        return False
+    key, token = issue_key("first", frozenset({"admin"}), time.time_ns() // 1000)
+    path = data / FIRST_KEY_FILE
+    make_directory(data)
+    path.unlink(missing_ok=True)  # an existing file would keep its mode
+    # The file first: a key whose token nobody has would lock everybody out.
+    write(path, f"{token}\n".encode(), mode=0o600)
+    sync_directory(data)
+    await store.add_key(key)
+    return True
+
+
+_NAME = "metrics-file"
+_MODE = 0o640  # Prometheus runs as another user, and reads it as a member of the group
+
+
+async def keep_metrics_key(store: Store, path: Path) -> None:
+    """Keep the token of a valid key with the scope `metrics` in a file.
+
+    A file that holds one is left as it is. Otherwise a new key is created, and those that were
+    created for such a file before are revoked. While the store has no other key nothing is done:
+    the first key would lock out every client that has none.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if not await store.keys_version() or await _is_valid(store, path):
+        return
+    key, token = issue_key(_NAME, frozenset({"metrics"}), time.time_ns() // 1000)
+    _write_token(path, token)
+    earlier = [each.key_id for each in await store.keys() if each.name == _NAME]
+    await store.add_key(key)
+    for key_id in earlier:
+        await store.revoke_key(key_id)
+
+
+async def _is_valid(store: Store, path: Path) -> bool:
+    """Report whether a file holds the token of a key that is not revoked."""
+    parsed = _read_token(path)
+    key = None if parsed is None else await store.key(parsed[0])
+    return (
+        parsed is not None
+        and key is not None
+        and key.revoked is None
+        and key.matches(parsed[1])
+        and key.permits(frozenset({"metrics"}))
+    )
+
+
+def _read_token(path: Path) -> tuple[str, str] | None:
+    """Return the id and the secret of a file's token; None where there is none."""
+    try:
+        return parse_token(path.read_text("ascii").strip())
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _write_token(path: Path, token: str) -> None:
+    """Replace a file, whose mode may be another, by one that holds the token."""
+    path.unlink(missing_ok=True)
+    write(path, f"{token}\n".encode(), mode=_MODE)
+    path.chmod(_MODE)  # whatever the umask
+    sync_directory(path.parent)
+
+
+_log = logging.getLogger(__name__)
+
+
+def prepare_keys(settings: Settings, console: Console, *, with_first_key: bool) -> None:
+    """Create the keys that the service keeps in files, and check that an exposed one has keys.
+
+    Args:
+        settings: of the service.
+        console: prints where the first key is.
+        with_first_key: give an installation that never had an API key an administrator's.
+
+    Raises:
+        Invalid: the address would be open to other machines.
+    """
+    # On loopback, and wherever the settings alone decide, no store is opened for it.
+    unsure = is_exposed(settings) and settings.keys == "auto"
+    wanted = with_first_key or unsure or bool(settings.metrics_key_file)
+    has_keys = wanted and asyncio.run(_prepare(settings, with_first_key=with_first_key))
+    check_bind_address(settings, has_keys=has_keys)
+    first = settings.data / FIRST_KEY_FILE
+    if with_first_key and first.exists():
+        console.print(
+            f"The first API key, which has all scopes, is in {first}; see it with\n"
+            f"  cat {first}          (of a container: docker compose exec api cat {first})\n"
+            "Create narrower ones with heed keys create, and delete the file once it is noted.",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+async def _prepare(settings: Settings, *, with_first_key: bool) -> bool:
+    """Create the keys, and report whether there are any."""
+    store = open_store(settings.data, settings.store)
+    try:
+        if with_first_key:
+            await create_first_key(store, settings.data)
+        await _keep_metrics_key(store, settings)
+        return await store.keys_version() > 0
+    finally:
+        await store.close()
+
+
+async def _keep_metrics_key(store: Store, settings: Settings) -> None:
+    """Keep the key for Prometheus, without which the service still answers its clients."""
+    path = settings.metrics_key_file
+    if not path:
+        return
+    try:
+        await keep_metrics_key(store, Path(path))
+    except (OSError, HeedError) as error:
+        _log.warning("%sMETRICS_KEY_FILE: no key could be kept in %s: %s", PREFIX, path, error)

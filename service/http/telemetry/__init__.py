@@ -1,7 +1,0 @@
-"""Observation of requests: their ids, stage times, log lines, metrics and traces."""
-
-from service.http.telemetry.metrics import Metrics
-from service.http.telemetry.middleware import REQUEST_ID, STAGES, Telemetry
-from service.http.telemetry.workers import merge_workers
-
-__all__ = ["REQUEST_ID", "STAGES", "Metrics", "Telemetry", "merge_workers"]
