@@ -33,10 +33,9 @@ ROOMS = (
     "service.training",
     "service.jobs",
     "service.engine",
-    "service.evaluation",
     "service.maintenance",
     "service.http",
-    "service.loadtest",
+    "service.lab",
     "service.cli",
 )
 # Words with which no docstring of a module opens.

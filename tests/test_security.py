@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).parents[1]
 SECURITY = (ROOT / "SECURITY.md").read_text("utf-8")
-# What opens connections of its own. `service/loadtest`, `service/datasets` and the commands do.
+# What opens connections of its own. `service/lab`, `service/datasets` and the commands do.
 CLIENTS = {"aiohttp", "ftplib", "http.client", "httpx", "requests", "urllib.request", "urllib3"}
 ANSWERING = ("domain", "engine", "histories", "http", "jobs", "snapshots", "stores")
 

@@ -10,7 +10,7 @@ that sees nothing gets zero weights and a zero context, never NaN and never unif
 Inputs are finite, except that a bias of -inf hides its row.
 
 A new scorer also gets a name in `service.questions.attend.ScorerName` and a case in
-`service.engine.questions.attend`.
+`service.engine.attend`.
 """
 
 from __future__ import annotations

@@ -9,25 +9,16 @@ import os
 
 import typer
 
-from service.cli.benchmark import benchmark
+from service.cli.administration import forgotten, keys, namespaces
+from service.cli.backups import backup, copy, export, restore
+from service.cli.checks import check, doctor, health
 from service.cli.console import describe_error, err, in_namespace
-from service.cli.jobs import jobs
-from service.cli.loadtest import loadtest
-from service.cli.operations.backups import backup, restore
-from service.cli.operations.check import check
-from service.cli.operations.doctor import doctor
-from service.cli.operations.forgotten import forgotten
-from service.cli.operations.health import health
-from service.cli.operations.keys import keys
-from service.cli.operations.namespaces import namespaces
+from service.cli.imports import imports
+from service.cli.lab import benchmark, evaluate, loadtest
 from service.cli.recommending import recommend_all
-from service.cli.search_quality import evaluate_search, tune_search
+from service.cli.search import evaluate_search, tune_search
 from service.cli.serving import demo, serve
-from service.cli.training import evaluate, train
-from service.cli.transfer.copying import copy
-from service.cli.transfer.export import export
-from service.cli.transfer.imports import imports
-from service.cli.versions import versions
+from service.cli.training import jobs, train, versions
 from service.domain.errors import HeedError
 from service.runtime.durable_files import PRIVATE_DIRECTORY
 

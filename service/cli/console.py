@@ -9,9 +9,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from rich.console import Console
@@ -56,31 +57,57 @@ ENCODER = "static"
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write JSON here.")]
 
 
-def in_namespace(command: Callable[..., T]) -> Callable[..., T]:
-    """Give a command that has the option --data the option --namespace too.
-
-    The command is called with the data directory of that namespace. It raises `NotFound` where
-    there is none, and `Invalid` for what is no name.
-    """
-    signature = inspect.signature(command, eval_str=True)
+def with_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Give a command an option for each field of the dataclasses that it takes."""
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    groups: dict[str, Any] = {
+        each.name: each.annotation for each in parameters if is_dataclass(each.annotation)
+    }
 
     @wraps(command)
-    def run(*args: Any, data: Path, namespace: str, **options: Any) -> T:
+    def run(**given: Any) -> T:
+        for name, group in groups.items():
+            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
+        return command(**given)
+
+    options: list[inspect.Parameter] = []
+    for each in parameters:
+        if each.name in groups:
+            hints = get_type_hints(each.annotation, include_extras=True)
+            options += [
+                _option(field.name, hints[field.name], field.default)
+                for field in fields(each.annotation)
+            ]
+        else:
+            options.append(_option(each.name, each.annotation, each.default))
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    return run
+
+
+def in_namespace(command: Callable[..., T]) -> Callable[..., T]:
+    """Give a command that has the option --data the option --namespace too; see `with_options`.
+
+    The command is called with the data directory of that namespace. It raises `NotFound` for a
+    missing namespace, and `Invalid` for text that is no name.
+    """
+    command = with_options(command)
+
+    @wraps(command)
+    def run(*, data: Path, namespace: str, **options: Any) -> T:
         with open_directory(data) as directory:
             folder = directory.find(namespace)
-        return command(*args, data=folder, **options)
+        return command(data=folder, **options)
 
-    parameters = list(signature.parameters.values())
+    parameters = list(inspect.signature(command).parameters.values())
     place = [parameter.name for parameter in parameters].index("data") + 1
-    own = inspect.Parameter(
-        "namespace",
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=DEFAULT_NAMESPACE,
-        annotation=Namespace,
-    )
-    parameters.insert(place, own)
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    parameters.insert(place, _option("namespace", Namespace, DEFAULT_NAMESPACE))
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
+
+
+def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 @contextmanager
@@ -159,3 +186,20 @@ def put_requests_first() -> None:
 def set_threads(count: int) -> None:
     """Set the threads of numerical libraries; effective only before they are imported."""
     os.environ["OMP_NUM_THREADS"] = str(count)
+
+
+@contextmanager
+def open_shared_store(data: Path) -> Iterator[Any]:
+    """Open the store that machines share; None where the store is a file, which stays closed.
+
+    Models and trainings of one machine are files too: a damaged store does not stand in the way of
+    whoever looks after them.
+    """
+    from service.domain.settings import Settings
+    from service.stores.opening import is_shared
+
+    if is_shared(Settings.read().store):
+        with open_store(data) as store:
+            yield store
+    else:
+        yield None

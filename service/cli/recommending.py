@@ -75,7 +75,7 @@ def recommend_all(
     """
     # Users are ranked in parallel, one thread each; set before torch and FAISS are imported.
     set_threads(1)
-    from service.cli.transfer.row_bars import rate_bars
+    from service.cli.progress_bars import rate_bars
     from service.domain.settings import Settings
     from service.engine.lists import write_lists
     from service.questions.asked import RecommendIn

@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 
 from service.cli.console import DATA, Data, describe_error, open_store, out, set_threads
+from service.cli.imports import import_dataset, open_movielens
 from service.cli.training import train
-from service.cli.transfer.imports import import_dataset, open_movielens
 from service.domain.errors import HeedError
 
 if TYPE_CHECKING:

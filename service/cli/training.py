@@ -1,9 +1,10 @@
-"""Commands `heed train` and `heed evaluate`, on the stored events."""
+"""Commands `heed train`, `heed jobs` and `heed models`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,22 +17,20 @@ from service.cli.console import (
     ENCODER,
     Data,
     Encoder,
-    JsonFile,
     err,
+    in_namespace,
     open_embeddings,
+    open_shared_store,
     open_store,
     out,
     use_all_cores,
-    write_json,
 )
-from service.domain.errors import Conflict, HeedError, Invalid
-from service.domain.timestamps import from_rfc3339
-from service.jobs.training_command import MAX_EPOCHS
+from service.domain.errors import Conflict, HeedError
+from service.jobs.job import MAX_EPOCHS
 from service.runtime.data_layout import CHECKPOINT_FILE
 
 _log = logging.getLogger(__name__)
 
-Protocol = Literal["newest", "leave-one-out", "hstu", "global-time"]
 Chosen = Annotated[
     Literal["quick", "best"] | None,
     typer.Option(
@@ -40,7 +39,6 @@ Chosen = Annotated[
         "default quick up to 300,000 events, best beyond.",
     ),
 ]
-Seeds = Annotated[int, typer.Option(min=1, help="Trainings to take the mean of.")]
 Epochs = Annotated[
     int | None,
     typer.Option(
@@ -53,25 +51,6 @@ Epochs = Annotated[
 
 # Peak resident memory of `heed train --preset quick` on MovieLens 100k, torch included.
 SMALL_TRAINING_BYTES = 2_400_000_000
-
-
-def _parse_date(text: str) -> int:
-    """Parse an RFC 3339 time or a date, UTC, into microseconds."""
-    try:
-        return from_rfc3339(text, zone_required=False)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-Date = Annotated[
-    int | None,
-    typer.Option(
-        parser=_parse_date,
-        metavar="DATE",
-        help="Of global-time, such as 2024-05-01, UTC. By default nine tenths of the events come "
-        "before it.",
-    ),
-]
 
 
 def train(
@@ -120,7 +99,7 @@ def train(
     from service.cli import progress_bars
     from service.domain.settings import Settings
     from service.runtime import logs
-    from service.runtime.memory_room import memory_room
+    from service.runtime.memory import memory_room
     from service.snapshots.shared_registry import open_registry
     from service.training import process_group, train_and_publish, training_corpus
 
@@ -210,81 +189,156 @@ def _exclusive(data: Path, options: dict[str, Any], store: Any) -> Iterator[Any]
             raise Conflict(job.stopped_for) from None
 
 
-def evaluate(
+jobs = typer.Typer(
+    help="List trainings, show one, and cancel the one that runs.", no_args_is_help=True
+)
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="As [bold]heed jobs list[/] has it.")]
+_PATIENCE = 30.0  # seconds for a cancelled training to end
+_POLL = 0.2
+
+
+@contextmanager
+def _runner(data: Path) -> Iterator[Any]:
+    from service.jobs.runner import JobRunner
+    from service.runtime.durable_files import make_directory
+
+    make_directory(data)
+    with open_shared_store(data) as store:
+        yield JobRunner(data, lambda _: (), store=store)
+
+
+@jobs.command("list")
+@in_namespace
+def list_jobs(
     data: Data = DATA,
-    encoder: Encoder = ENCODER,
-    protocol: Annotated[
-        Literal["newest", "leave-one-out", "global-time"],
-        typer.Option(
-            help="newest: test on the last event of each user, or on the last basket where users "
-            "buy in baskets, and validate on the one before, as heed train does. leave-one-out: "
-            "the last event of users with five or more, of items with five or more, as in papers. "
-            "global-time: train before a date, and test on one drawn event of each user from then "
-            "on, so that no model learns from later events than it could when it serves."
-        ),
-    ] = "newest",
-    date: Date = None,
-    preset: Chosen = None,
-    epochs: Epochs = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Of the first training, and of the draw of global-time.")
-    ] = 0,
-    seeds: Seeds = 1,
-    json_file: JsonFile = None,
+    limit: Annotated[int, typer.Option(min=1, max=100, help="The most jobs.")] = 20,
 ) -> None:
-    """Compare the model with baselines on the stored events.
+    """List the newest trainings, newest first."""
+    from rich.table import Table
 
-    The baselines are popularity, of all time and of the 7 days before the request, what the user
-    took before, EASE (up to 20,000 items) and transition counts. The whole catalogue is ranked;
-    ties count against a model.
+    from service.cli.progress_bars import said
+    from service.domain.timestamps import to_rfc3339
 
-    All but global-time let models learn from what other users did after a request: compare rankers
-    for the service by global-time.
+    with _runner(data) as runner:
+        found = asyncio.run(runner.latest(limit))
+    if not found:
+        out.print("No training yet. Start one with [bold]heed train[/bold].")
+        return
+    shown = Table()
+    for name in ("job", "state", "created", "started by", "progress or outcome"):
+        shown.add_column(name, overflow="fold", no_wrap=name == "job")
+    for job in found:
+        stage = said(job.progress) if job.progress else ""
+        text = job.error or ((job.result or {}).get("sentence", "") if job.is_final else stage)
+        shown.add_row(job.id, job.state, to_rfc3339(job.created), job.started_by or "", text)
+    out.print(shown)
 
-    A second table has NDCG@10 by gap to the target, length of the history and age of the item, and
-    debiased: cases are weighted by 1 / sqrt(1 + n), n being the target's training events.
-    """
-    require_global_time(date, protocol)
-    use_all_cores()
-    from models.training.presets import choose_preset
-    from service.cli import progress_bars
-    from service.evaluation import compare_models, comparison_report
-    from service.training import training_corpus
 
-    with open_store(data) as store, progress_bars.stage_bars(out) as progress:
-        corpus = training_corpus.read_store(store, open_embeddings(encoder, data), progress)
-        (task,) = split_log(corpus.log, protocol, date, seed)
-        chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
-        table = compare_models.compare(
-            task,
-            corpus.content[task.items],
-            chosen,
-            seeds=seeds,
-            first_seed=seed,
-            progress=progress,
+@jobs.command("show")
+@in_namespace
+def show(job_id: JobId, data: Data = DATA) -> None:
+    """Print a training as JSON, as GET /v1/jobs/JOB answers it, with the end of its output."""
+    import orjson
+
+    from service.jobs.job import job_document
+
+    with _runner(data) as runner:
+        job = asyncio.run(runner.get(job_id))
+    document = {**job_document(job), "log": job.log, "stderr": job.stderr}
+    typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2))
+
+
+@jobs.command("cancel")
+@in_namespace
+def cancel(job_id: JobId, data: Data = DATA) -> None:
+    """Stop a training, and wait until it has ended. One that has ended does not change."""
+    with _runner(data) as runner:
+        job = asyncio.run(runner.cancel(job_id))
+        until = time.monotonic() + _PATIENCE
+        while not job.is_final and time.monotonic() < until:
+            time.sleep(_POLL)
+            job = asyncio.run(runner.get(job_id))
+    if not job.is_final:
+        out.print(f"{job_id} has been requested to stop, and still runs: look again later.")
+        raise typer.Exit(1)
+    out.print(f"{job_id}: {job.state}")
+
+
+versions = typer.Typer(
+    help="List model versions, choose which one serves, and remove old ones.", no_args_is_help=True
+)
+
+
+@versions.command("list")
+@in_namespace
+def list_models(data: Data = DATA) -> None:
+    """List the versions with their validation metrics."""
+    from rich.table import Table
+
+    from service.domain.timestamps import to_rfc3339
+    from service.snapshots.shared_registry import open_registry
+
+    with open_shared_store(data) as store:
+        found = open_registry(data, store).versions()
+    if not found:
+        out.print("No model yet. Train one with [bold]heed train[/bold].")
+        return
+    shown = Table()
+    for name in ("", "version", "created", "NDCG@10", "HR@10", "events", "size"):
+        # Versions stay on one line, for copying.
+        shown.add_column(name, overflow="fold", no_wrap=name == "version")
+    for version in found:
+        metadata = version.metadata or {}
+        metrics = metadata.get("metrics") or {}
+        shown.add_row(
+            "*" if version.current else "",
+            version.version,
+            "" if version.created is None else to_rfc3339(version.created),
+            version.broken or f"{metrics.get('ndcg', float('nan')):.4f}",
+            "" if version.broken else f"{metrics.get('hr', float('nan')):.4f}",
+            f"{metadata.get('events', 0):,}",
+            f"{version.size / 1e6:.1f} MB",
         )
-    if not corpus.has_times:
-        out.print("Most events have no time of their own: the last of a user is one at random.")
-    out.print(comparison_report.render_table(task, table))
-    used = chosen.as_trained(task.train, task.validation)
-    write_json(json_file, comparison_report.to_json(task, table, str(used)))
+    out.print(shown)
 
 
-def require_global_time(date: int | None, protocol: str) -> None:
-    """Raise `Invalid` for a date that the protocol does not use."""
-    if date is not None and protocol != "global-time":
-        raise Invalid("", "--date needs --protocol global-time")
+@versions.command("activate")
+@in_namespace
+def activate_model(
+    version: Annotated[str, typer.Argument(help="A version of `heed models list`.")],
+    data: Data = DATA,
+) -> None:
+    """Serve this version, forward or back; running services follow within a second.
+
+    Of several machines, those that lack the version fetch it first.
+    """
+    from service.snapshots.shared_registry import open_registry
+
+    with open_shared_store(data) as store:
+        open_registry(data, store).activate(version)
+    out.print(f"{version} is current.")
 
 
-def split_log(log: Any, protocol: Protocol, date: int | None = None, seed: int = 0) -> list[Any]:
-    """Split a log of events into an evaluation task; the date and the seed are of global-time."""
-    from models.evaluation import splits
-    from service.evaluation.compare_models import split, split_at, split_newest
+@versions.command("prune")
+@in_namespace
+def prune_models(
+    keep: Annotated[
+        int,
+        typer.Option(min=0, help="Number of newest versions kept; 0 keeps only the current one."),
+    ],
+    data: Data = DATA,
+) -> None:
+    """Remove old versions: all but the newest and the current one, of several machines from all.
 
-    if protocol == "newest":
-        return split_newest(log)
-    if protocol == "global-time":
-        return split_at(log, date, seed)
-    if protocol == "hstu":
-        return split(log, splits.leave_one_out_hstu)
-    return split(log, splits.leave_one_out_5_core)
+    The current version is always kept; so are versions that cannot be loaded, for inspection. A
+    removed version cannot be activated again.
+    """
+    from service.snapshots.shared_registry import open_registry
+
+    with open_shared_store(data) as store:
+        removed = open_registry(data, store).prune(keep)
+    for version in removed:
+        out.print(f"{version} removed")
+    if not removed:
+        out.print("There was nothing to remove.")

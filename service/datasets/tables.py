@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 import orjson
 
 from service.datasets.base import compressed
-from service.datasets.files.cells import escaped
-from service.datasets.files.formats import pyarrow_parquet
-from service.datasets.files.record_files import check_format
+from service.datasets.cells import escaped
+from service.datasets.formats import pyarrow_parquet
+from service.datasets.record_files import check_format
 from service.domain.errors import Invalid
 from service.runtime.durable_files import open_replacement
 

@@ -22,9 +22,8 @@ from service.engine.compose import Parts, compose
 from service.engine.live_scenarios import LiveScenarios
 from service.engine.monitoring import Measurement, measure
 from service.engine.pipeline import Request
-from service.jobs.job import Job
+from service.jobs.job import Job, training_command
 from service.jobs.runner import JobRunner
-from service.jobs.training_command import training_command
 from service.questions.scalars import Checked
 from service.runtime.logs import REPEATED
 from service.snapshots.registry import version_document

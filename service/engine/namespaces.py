@@ -16,10 +16,10 @@ from service.domain.names import DEFAULT_NAMESPACE, is_name
 from service.domain.settings import Settings
 from service.engine.compose import Parts, compose
 from service.engine.engine import Engine
+from service.runtime.data_layout import StoreToken
 from service.runtime.file_paths import without_folders
 from service.runtime.logs import REPEATED, log_failure
-from service.runtime.namespace_folders import StoreToken
-from service.runtime.shared_executor import ExecutorShare
+from service.runtime.threads import ExecutorShare
 from service.runtime.work_queue import place_left
 from service.stores.namespace_directory import NamespaceDirectory, open_directory
 

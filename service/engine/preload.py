@@ -14,8 +14,8 @@ from models.catalogue import cow
 from service.domain.errors import Unavailable
 from service.domain.settings import Settings
 from service.engine.compose import compose
-from service.runtime.malloc_trim import trim
-from service.runtime.processes.shared_arrays import SharedArrays
+from service.runtime.memory import trim
+from service.runtime.workers import SharedArrays
 from service.snapshots.served import Served
 
 _THREAD_EXIT_TIMEOUT = 10.0  # seconds for threads to end that were told to

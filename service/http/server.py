@@ -37,13 +37,15 @@ from service.http.rate_limits import RateLimits
 from service.http.routes import running
 from service.http.telemetry import export_measurements
 from service.runtime import logs, tracing
-from service.runtime.data_layout import STORE_FILE, namespace_folder
-from service.runtime.namespace_folders import namespace_names
-from service.runtime.processes.heartbeats import Heartbeats
-from service.runtime.processes.prefork import PreforkServer
-from service.runtime.processes.shutdown_limit import ShutdownLimit
-from service.runtime.processes.worker_messages import WorkerPeers, worker_sockets
-from service.runtime.processes.worker_table import WorkerTable
+from service.runtime.data_layout import STORE_FILE, namespace_folder, namespace_names
+from service.runtime.workers import (
+    Heartbeats,
+    PreforkServer,
+    ShutdownLimit,
+    WorkerPeers,
+    WorkerTable,
+    worker_sockets,
+)
 from service.snapshots.served import Served
 from service.stores.opening import is_shared
 from service.stores.sqlite.copies import remove_kept_copies

@@ -35,7 +35,7 @@ from service.http.access import RouteScopes
 from service.http.scope_keys import CLOSED_REQUEST, DISCONNECTED, REQUEST_ID, SERVED, STAGES
 from service.runtime import logs, tracing
 from service.runtime.logs import log_failure
-from service.runtime.processes.worker_table import WorkerRow, WorkerTable
+from service.runtime.workers import WorkerRow, WorkerTable
 from service.stores.sqlite.schema import SCHEMA_VERSION
 
 # metrics --------------------------------------------------------------------------------

@@ -23,82 +23,21 @@ import threading
 import time
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from service.domain.errors import Busy, Conflict, HeedError, NotFound
 from service.domain.names import is_name, next_time, timestamped_name
 from service.domain.timestamps import to_rfc3339
 from service.jobs.job import Job
 from service.runtime import durable_files
+from service.runtime.child_process import kill_holders
 from service.runtime.data_layout import JOBS_FOLDER, RUNNER_LOCK
 from service.runtime.logs import log_failure
-from service.runtime.processes.child_process import kill_holders
 from service.stores.base import Store
 from service.stores.postgres.shared_parts import LeaseState, SharedJobs, SharedLease
 
 
-class JobStore(Protocol):
-    """Reads and writes jobs, and keeps the newest. Methods block.
-
-    All may raise `Unavailable` where the jobs are in a database.
-    """
-
-    def create(self, options: Mapping[str, Any], created: int, started_by: str) -> Job:
-        """Store a queued job with a new id, and delete the oldest jobs beyond those kept.
-
-        Raises:
-            StoreFull: the disk is full.
-        """
-        ...
-
-    def write(self, job: Job) -> None:
-        """Replace a job. One writer at a time. Raises OSError."""
-        ...
-
-    def read(self, job_id: str) -> Job:
-        """Read a job; a damaged record gives a failed job whose `error` says so.
-
-        Raises NotFound, without opening anything when `job_id` is not a valid name.
-        """
-        ...
-
-    def latest(self, limit: int) -> list[Job]:
-        """Return the newest jobs, newest first."""
-        ...
-
-    def unfinished(self) -> list[Job]:
-        """Return the jobs that have not ended, oldest first."""
-        ...
-
-    def request_cancellation(self, job_id: str) -> None:
-        """Ask the process that runs the job, whichever it is, to stop it."""
-        ...
-
-
-class TrainingLease(Protocol):
-    """The right to run a training, until it is released or its holder has died."""
-
-    @property
-    def interval(self) -> float:
-        """Return the seconds after which `check` is to be called again."""
-        ...
-
-    def check(self, job_id: str) -> LeaseState:
-        """Keep the lease; report whether it was lost, or the job is to be stopped. Blocks.
-
-        Raises `Unavailable` where that is not known now; the training goes on.
-        """
-        ...
-
-    def release(self) -> None:
-        """Give the lease up."""
-        ...
-
-
-_INTERVAL = 0.1  # seconds between two looks for a marker
-
-
-class FileJobStore(JobStore):
+class FileJobStore:
     """Reads and writes the jobs in `directory`, and keeps the newest `keep`."""
 
     def __init__(self, directory: Path, keep: int) -> None:
@@ -107,7 +46,6 @@ class FileJobStore(JobStore):
         durable_files.make_directory(directory)
 
     def create(self, options: Mapping[str, Any], created: int, started_by: str) -> Job:
-        """`JobStore.create`."""
         names = self._ids()
         for name in names[: max(0, len(names) + 1 - self._keep)]:
             self._path(name).unlink(missing_ok=True)
@@ -119,11 +57,10 @@ class FileJobStore(JobStore):
         return job
 
     def write(self, job: Job) -> None:
-        """`JobStore.write`, atomically and durably."""
+        """Replace a job atomically and durably."""
         durable_files.replace(self._path(job.id), job.to_json())
 
     def read(self, job_id: str) -> Job:
-        """`JobStore.read`."""
         check_id(job_id)
         try:
             return parse_job(job_id, self._path(job_id).read_bytes())
@@ -131,15 +68,12 @@ class FileJobStore(JobStore):
             raise NotFound(f"there is no job {job_id}") from None
 
     def latest(self, limit: int) -> list[Job]:
-        """`JobStore.latest`."""
         return [self.read(job_id) for job_id in reversed(self._ids()[-limit:])]
 
     def unfinished(self) -> list[Job]:
-        """`JobStore.unfinished`."""
         return [job for job in map(self.read, self._ids()) if not job.is_final]
 
     def request_cancellation(self, job_id: str) -> None:
-        """`JobStore.request_cancellation`."""
         _cancel_path(self._directory, job_id).touch()
 
     def _ids(self) -> list[str]:
@@ -150,21 +84,19 @@ class FileJobStore(JobStore):
         return self._directory / f"{job_id}.json"
 
 
-class FileTrainingLease(TrainingLease):
+class FileTrainingLease:
     """The lock of one data directory: a descriptor of the file that is locked."""
 
-    interval = _INTERVAL
+    interval = 0.1  # seconds between two looks for a marker
 
     def __init__(self, directory: Path, descriptor: int) -> None:
         self._directory = directory
         self._descriptor = descriptor
 
     def check(self, job_id: str) -> LeaseState:
-        """`TrainingLease.check`."""
         return "cancelled" if _cancel_path(self._directory, job_id).exists() else "held"
 
     def release(self) -> None:
-        """`TrainingLease.release`."""
         os.close(self._descriptor)
 
 
@@ -193,7 +125,7 @@ _TRIES = 5  # to give a job an id that no other machine has just given
 _RENEWAL = 2.0  # seconds between two renewals of a lease
 
 
-class SharedJobStore(JobStore):
+class SharedJobStore:
     """Reads and writes the jobs of a store, and keeps the newest `keep`."""
 
     def __init__(self, shared: SharedJobs, keep: int) -> None:
@@ -201,7 +133,6 @@ class SharedJobStore(JobStore):
         self._keep = keep
 
     def create(self, options: Mapping[str, Any], created: int, started_by: str) -> Job:
-        """`JobStore.create`."""
         for _ in range(_TRIES):
             names = [row.job_id for row in self._shared.latest(1)]
             name = timestamped_name(next_time(created, names))
@@ -211,11 +142,10 @@ class SharedJobStore(JobStore):
         raise Busy("other machines keep taking the ids of jobs, or the namespace is removed")
 
     def write(self, job: Job) -> None:
-        """`JobStore.write`. A job that has ended, or was found interrupted, stays as it is."""
+        """Replace a job. One that has ended, or was found interrupted, stays as it is."""
         self._shared.write(job.id, job.to_json(), has_ended=job.is_final)
 
     def read(self, job_id: str) -> Job:
-        """`JobStore.read`."""
         check_id(job_id)
         row = self._shared.read(job_id)
         if row is None:
@@ -223,19 +153,16 @@ class SharedJobStore(JobStore):
         return parse_job(*row)
 
     def latest(self, limit: int) -> list[Job]:
-        """`JobStore.latest`."""
         return [parse_job(*row) for row in self._shared.latest(limit)]
 
     def unfinished(self) -> list[Job]:
-        """`JobStore.unfinished`."""
         return [parse_job(*row) for row in self._shared.unfinished()]
 
     def request_cancellation(self, job_id: str) -> None:
-        """`JobStore.request_cancellation`."""
         self._shared.request_cancellation(job_id)
 
 
-class SharedTrainingLease(TrainingLease):
+class SharedTrainingLease:
     """A lease in the database, which runs out where its holder does not renew it."""
 
     interval = _RENEWAL
@@ -244,11 +171,9 @@ class SharedTrainingLease(TrainingLease):
         self._lease = lease
 
     def check(self, job_id: str) -> LeaseState:
-        """`TrainingLease.check`."""
         return self._lease.renew(job_id)
 
     def release(self) -> None:
-        """`TrainingLease.release`."""
         self._lease.release()
 
 
@@ -256,6 +181,12 @@ KEPT = 100  # jobs
 CHILD_LOCK = "child.lock"
 
 _log = logging.getLogger(__name__)
+
+
+JobStore = FileJobStore | SharedJobStore
+# The right to run a training, until it is released or its holder has died. `check` blocks; it keeps
+# the lease, and reports whether it was lost or the job is to be stopped.
+TrainingLease = FileTrainingLease | SharedTrainingLease
 
 
 class JobRecords:

@@ -19,8 +19,8 @@ from service.domain.errors import Busy, Conflict, HeedError, Unavailable
 from service.jobs.job import Job, JobState
 from service.jobs.job_records import CHILD_LOCK, KEPT, JobRecords, LeaseWatch, TrainingLease
 from service.runtime import durable_files, tracing
+from service.runtime.child_process import ChildProcess
 from service.runtime.logs import log_failure
-from service.runtime.processes.child_process import ChildProcess
 from service.stores.base import Store
 
 _training_log = logging.getLogger("heed.training")

@@ -1,9 +1,26 @@
-"""Names of the files and folders in the data directory, and the data directories of namespaces."""
+"""Files and folders of the data directory, and the folders of its namespaces.
 
+    <data>/                    the namespace `default`
+    <data>/namespaces/<name>/  any other, laid out like the data directory
+    <data>/namespaces/.lock    held while one is created, opened or removed
+
+A folder is filled under a hidden name and renamed into place; it is renamed back to a hidden name
+before its files are deleted. A process that is killed in between leaves a hidden folder, which the
+next creation or removal deletes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from service.domain.errors import Corrupt
-from service.domain.names import DEFAULT_NAMESPACE, is_name
+from service.domain.errors import Conflict, Corrupt, Invalid, NotFound, Unavailable
+from service.domain.names import DEFAULT_NAMESPACE, NAME_RULE, is_name
+from service.runtime import durable_files
 
 STORE_FILE = "heed.db"
 MODELS_FOLDER = "models"
@@ -55,3 +72,161 @@ def check_restored(data: Path) -> None:
             f"{data} holds part of a backup: its restore was interrupted. Empty the directory and "
             "run heed restore again"
         )
+
+
+# Identity of a store among all that ever had its namespace's name: device and inode of its file, or
+# number and creation time of the namespace in a database; and the namespace's id.
+StoreToken = tuple[int, int, str]
+ID_BYTES = 16  # random bytes of a namespace's id, written as hexadecimal digits
+
+_NEW, _REMOVED = ".new-", ".removed-"  # no names, since these begin with a letter or a digit
+_TIMEOUT = 10.0  # seconds to wait for another process that creates, opens or removes a namespace
+
+
+def namespace_names(data: Path) -> list[str]:
+    """Return the names of all namespaces but `default`, sorted, damaged ones among them."""
+    try:
+        entries = sorted((data / NAMESPACES_FOLDER).iterdir())
+    except FileNotFoundError:
+        return []
+    return [each.name for each in entries if is_name(each.name) and each.is_dir()]
+
+
+def find_namespace(data: Path, name: str) -> Path:
+    """Return the folder of a namespace that exists. `default` always does.
+
+    Raises:
+        NotFound: there is none of this name.
+    """
+    folder = _folder(data, name)
+    if name != DEFAULT_NAMESPACE and not folder.is_dir():
+        raise NotFound(f"there is no namespace {name!r}: heed namespaces create {name} creates it")
+    return folder
+
+
+def store_token(folder: Path) -> StoreToken | None:
+    """Return the identity of a namespace's store, None where its file is missing.
+
+    No other store has the same identity for as long as a process holds this one open.
+    """
+    try:
+        found = (folder / STORE_FILE).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino, namespace_id(folder)
+
+
+def namespace_id(folder: Path) -> str:
+    """Return the id of the namespace in a folder, empty if an earlier version made it."""
+    try:  # each request calls this: `Path.read_text` takes four times as long
+        descriptor = os.open(f"{folder}/{NAMESPACE_ID_FILE}", os.O_RDONLY)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    try:
+        return os.read(descriptor, 2 * ID_BYTES).decode("ascii", "replace")
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def namespaces_locked(data: Path) -> Iterator[None]:
+    """Keep namespaces from being created and removed until the block ends.
+
+    Raises:
+        Unavailable: another process has kept them locked for too long.
+    """
+    root = data / NAMESPACES_FOLDER
+    durable_files.make_directory(root)
+    try:
+        with durable_files.locked(root / NAMESPACES_LOCK, _TIMEOUT):
+            yield
+    except TimeoutError as error:
+        raise Unavailable(str(error)) from None
+
+
+def create_namespace(
+    data: Path, name: str, fill: Callable[[Path], None], own_id: str | None = None
+) -> Path:
+    """Create a namespace whose folder `fill` makes the content of; return the folder.
+
+    Args:
+        data: the data directory.
+        name: of the namespace.
+        fill: called with the folder.
+        own_id: id of the namespace that it copies; a new one by default.
+
+    Raises:
+        Invalid: the name is not allowed.
+        Conflict: there is a namespace of this name.
+    """
+    folder = _folder(data, name)
+    with namespaces_locked(data):
+        _clean(data)
+        if name == DEFAULT_NAMESPACE or folder.exists():
+            raise Conflict(f"there is a namespace {name!r} already")
+        new = folder.with_name(_NEW + name)
+        new.mkdir()
+        fill(new)
+        own_id = secrets.token_hex(ID_BYTES) if own_id is None else own_id
+        durable_files.replace(new / NAMESPACE_ID_FILE, own_id.encode())
+        durable_files.sync_directory(new)
+        new.rename(folder)
+        durable_files.sync_directory(folder.parent)
+    return folder
+
+
+def remove_namespace(data: Path, name: str, before: Callable[[], None] = lambda: None) -> None:
+    """Remove a namespace with all that it has stored. A service that has it open notices.
+
+    Args:
+        data: the data directory.
+        name: of the namespace.
+        before: called once the removal is certain, while no namespace is created or opened.
+
+    Raises:
+        Invalid: the name is not allowed, or it is `default`.
+        NotFound: there is none of this name.
+        Conflict: a training runs in it.
+    """
+    if name == DEFAULT_NAMESPACE:
+        raise Invalid("", f"{name} is the data directory itself, and cannot be removed")
+    with namespaces_locked(data), ExitStack() as held:
+        _clean(data)
+        folder = find_namespace(data, name)
+        if (folder / JOBS_FOLDER).is_dir():
+            lock = durable_files.try_lock(folder / JOBS_FOLDER / RUNNER_LOCK)
+            if lock is None:
+                raise Conflict(f"a training runs in the namespace {name!r}: cancel it first")
+            held.callback(os.close, lock)
+        before()
+        gone = folder.with_name(f"{_REMOVED}{name}-{secrets.token_hex(4)}")
+        folder.rename(gone)
+        durable_files.sync_directory(gone.parent)
+    # Without the lock, since openings wait for it; `_clean` may delete the same files meanwhile.
+    shutil.rmtree(gone, ignore_errors=True)
+    if gone.exists():
+        shutil.rmtree(gone)  # raises what stands in the way
+    durable_files.sync_directory(gone.parent)
+
+
+def folder_size(folder: Path) -> int:
+    """Return the bytes of all files in a folder; what vanishes meanwhile counts nothing."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(parent, name).lstat().st_size
+    return total
+
+
+def _folder(data: Path, name: str) -> Path:
+    if not is_name(name):
+        raise Invalid("", f"{name[:80]!r} is no name of a namespace: {NAME_RULE}")
+    return namespace_folder(data, name)
+
+
+def _clean(data: Path) -> None:
+    """Delete what killed processes left. The caller must hold the lock."""
+    for each in (data / NAMESPACES_FOLDER).iterdir():
+        if each.name.startswith((_NEW, _REMOVED)):
+            shutil.rmtree(each, ignore_errors=each.name.startswith(_REMOVED))

@@ -17,7 +17,7 @@ from models.data.vocabulary import Vocabulary
 from service.domain.errors import StoreUnreachable
 from service.domain.records import NEGATIVE
 from service.runtime.logs import log_failure
-from service.runtime.processes.shared_arrays import SharedArrays
+from service.runtime.workers import SharedArrays
 from service.stores.base import Store
 from service.stores.values import LogChanges
 

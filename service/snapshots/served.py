@@ -27,10 +27,10 @@ from service.domain.errors import StoreUnreachable
 from service.domain.item_patch import ItemPatch
 from service.domain.records import Item
 from service.runtime import durable_files
-from service.runtime.daemon_thread import run_in_daemon_thread
 from service.runtime.logs import REPEATED, log_failure
-from service.runtime.processes.shared_arrays import SharedArrays
+from service.runtime.threads import run_in_daemon_thread
 from service.runtime.work_queue import place_left
+from service.runtime.workers import SharedArrays
 from service.snapshots.catalogue_updates import CatalogueUpdates
 from service.snapshots.derived_files import CatalogueCache
 from service.snapshots.registry import PointerToken

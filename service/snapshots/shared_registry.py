@@ -18,8 +18,8 @@ from typing import Any
 
 from service.domain.errors import Busy, Conflict, Corrupt, HeedError, NotFound, Unavailable
 from service.runtime import durable_files
-from service.runtime.daemon_thread import run_in_daemon_thread
 from service.runtime.data_layout import MODELS_FOLDER
+from service.runtime.threads import run_in_daemon_thread
 from service.snapshots.registry import PointerToken, Registry, Version
 from service.snapshots.version_files import (
     MANIFEST,

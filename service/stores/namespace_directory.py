@@ -19,9 +19,14 @@ import orjson
 
 from service.domain.errors import Conflict, Corrupt, Invalid, NotFound
 from service.domain.names import DEFAULT_NAMESPACE, NAME_RULE, is_name
-from service.runtime import durable_files, namespace_folders
-from service.runtime.data_layout import STORE_FILE, namespace_folder
-from service.runtime.namespace_folders import StoreToken, namespaces_locked, store_token
+from service.runtime import data_layout, durable_files
+from service.runtime.data_layout import (
+    STORE_FILE,
+    StoreToken,
+    namespace_folder,
+    namespaces_locked,
+    store_token,
+)
 from service.stores.opening import is_shared
 from service.stores.postgres import namespaces
 from service.stores.postgres.notices import open_database
@@ -110,11 +115,11 @@ class FolderNamespaces(NamespaceDirectory):
 
     def namespace_id(self, name: str) -> str | None:
         folder = namespace_folder(self._data, name)
-        own_id = namespace_folders.namespace_id(folder)
+        own_id = data_layout.namespace_id(folder)
         return own_id if own_id or folder.is_dir() else None
 
     def names(self) -> list[str]:
-        return namespace_folders.namespace_names(self._data)
+        return data_layout.namespace_names(self._data)
 
     @contextmanager
     def held(self, name: str, token: StoreToken | None) -> Iterator[Path]:
@@ -131,15 +136,15 @@ class FolderNamespaces(NamespaceDirectory):
         def fill(folder: Path) -> None:
             asyncio.run(SQLiteStore(folder / STORE_FILE).close())
 
-        return namespace_folders.create_namespace(self._data, name, fill)
+        return data_layout.create_namespace(self._data, name, fill)
 
     def find(self, name: str) -> Path:
-        return namespace_folders.find_namespace(self._data, name)
+        return data_layout.find_namespace(self._data, name)
 
     def remove(self, name: str) -> None:
         store = self._data / STORE_FILE
         revoke = partial(_revoke_keys, store, name) if store.exists() else lambda: None
-        _once_free(partial(namespace_folders.remove_namespace, self._data, name, revoke))
+        _once_free(partial(data_layout.remove_namespace, self._data, name, revoke))
 
     def forget(self, name: str) -> None:  # noqa: ARG002 - its folder was the namespace
         return

@@ -20,7 +20,7 @@ from models.training.log_profile import hold_out
 from models.training.presets import Preset, TrainingPlan
 from service.domain.errors import ModelRejected
 from service.runtime import durable_files
-from service.runtime.malloc_trim import trim
+from service.runtime.memory import trim
 from service.snapshots.registry import Registry
 from service.training.gate import JUDGED_FILE, CurrentModel, decide, judged_file
 from service.training.judgement import judge

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from service.domain.records import Event
-from service.maintenance.copying.store_copy import copy_store
+from service.maintenance.copying import copy_store
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.shared_registry import KIND, SharedRegistry
 from service.stores.postgres.store import PostgresStore

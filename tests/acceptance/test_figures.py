@@ -22,8 +22,8 @@ from models.data.interactions import Interactions
 from models.data.vocabulary import Vocabulary
 from models.evaluation.baselines import EASE, ItemTransitions, Popularity
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
-from models.evaluation.splits import EvaluationTask, leave_one_out_5_core
-from service.datasets.public.movielens import fetch as fetch_movielens
+from service.datasets.movielens import fetch as fetch_movielens
+from service.lab.protocols import EvaluationTask, leave_one_out_5_core
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 NAMES = ("popularity", "EASE", "transition counts")  # the columns of the README's table

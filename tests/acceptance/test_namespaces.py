@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from service.runtime.data_layout import MODELS_FOLDER
-from service.runtime.namespace_folders import remove_namespace
+from service.runtime.data_layout import MODELS_FOLDER, remove_namespace
 from service.snapshots.registry import Registry
 from tests.support.namespaced import copy_namespace, empty_namespace
 from tests.support.server import Server

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from service.datasets.base import JudgedQuery
-from service.datasets.public.collections import read_judgments
+from service.lab.public_data import read_judgments
 
 LIST = Path(__file__).with_name("pyvideo.csv")
 RECORD = Path(__file__).with_name("pyvideo.json")

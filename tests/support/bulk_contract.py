@@ -131,7 +131,7 @@ class BulkContract(_Contract):
     ) -> None:
         """Events keep ids, times, order and gaps; counts and popularity are right."""
         users = await stored_users(source)
-        await bulk.put_users(users[::-1], [], users[-1].user_id)
+        await bulk.put_users(users[::-1], users[-1].user_id)
         assert await stored_users(store) == users
         ours, theirs = await read_all(source), await read_all(another())
         for part in ("users", "histories", "events", "profiles"):
@@ -150,45 +150,45 @@ class BulkContract(_Contract):
     async def test_put_users_replace_what_is_stored_of_them(
         self, store: Store, bulk: BulkAccess
     ) -> None:
-        """A replaced user has new versions, an absent one is gone, and nobody is in the ledger."""
+        """A replaced user has new versions, and nobody is in the ledger."""
         follower = LogFollower(store, None)
-        await bulk.put_users([user("a", "1", "2"), user("b", "3"), user("c", "4")], [], "c")
+        await bulk.put_users([user("a", "1", "2"), user("b", "3"), user("c", "4")], "c")
         await follower.follow()
         version = await store.version("a")
         generation = (await store.history("a")).generation
         changed = replace(
             user("a", "2", "5", item="j", first=2), profile=b'{"attributes":{},"interests":[]}'
         )
-        await bulk.put_users([changed], ["c", "unknown"], "c")
-        assert await stored_users(store) == [changed, user("b", "3")]
+        await bulk.put_users([changed], "c")
+        assert await stored_users(store) == [changed, user("b", "3"), user("c", "4")]
         assert await store.version("a") > version
         assert (await store.history("a")).generation != generation
-        assert await store.counts() == {"users": 2, "items": 0, "events": 3}
+        assert await store.counts() == {"users": 3, "items": 0, "events": 4}
         ids, votes = await store.popularity()
-        assert dict(zip(ids, votes.tolist(), strict=True)) == {"i": 1, "j": 2}
+        assert dict(zip(ids, votes.tolist(), strict=True)) == {"i": 2, "j": 2}
         assert (await store.page_forgotten())[0] == []
-        assert await store.get_user("c") is None
         assert await store.get_user("a") == User("a")
         await follower.follow()
         assert await follower.log() == [
             ("a", "j", "view", NOON, 1.0),
             ("a", "j", "view", NOON, 1.0),
             ("b", "i", "view", NOON, 1.0),
+            ("c", "i", "view", NOON, 1.0),
         ]
 
     async def test_events_of_dropped_users_leave_no_names(
         self, store: Store, bulk: BulkAccess
     ) -> None:
-        """Names that a dropped or replaced user alone has used are deleted by the next clean-up."""
-        await bulk.put_users([user("a", "1", item="own"), user("b", "2", item="old")], [], "b")
-        await bulk.put_users([user("b", "2", item="new")], ["a"], "b")
+        """Names that only a replaced user has used are deleted by the next clean-up."""
+        await bulk.put_users([user("b", "2", item="old")], "b")
+        await bulk.put_users([user("b", "2", item="new")], "b")
         await store.clean_up()
         assert [name for _, name in await bulk.item_names(0, 9)] == ["new"]
 
     async def test_events_may_move_between_users(self, store: Store, bulk: BulkAccess) -> None:
         """Whoever has an event that now is another user's is dropped, for the next pass."""
-        await bulk.put_users([user("a", "1", "2"), user("b", "3"), user("c", "4")], [], "c")
-        await bulk.put_users([user("b", "3", "2"), user("d", "5")], [], "d")
+        await bulk.put_users([user("a", "1", "2"), user("b", "3"), user("c", "4")], "c")
+        await bulk.put_users([user("b", "3", "2"), user("d", "5")], "d")
         assert await stored_users(store) == [user("b", "3", "2"), user("c", "4"), user("d", "5")]
         assert await store.counts() == {"users": 3, "items": 0, "events": 4}
 
@@ -196,8 +196,8 @@ class BulkContract(_Contract):
         self, store: Store, bulk: BulkAccess
     ) -> None:
         """They were merged between two reads; the earlier one is left to the next pass."""
-        await bulk.put_users([user("b", "old")], [], "b")
-        await bulk.put_users([user("a", "1", "2"), user("b", "3"), user("c", "2", "4")], [], "c")
+        await bulk.put_users([user("b", "old")], "b")
+        await bulk.put_users([user("a", "1", "2"), user("b", "3"), user("c", "2", "4")], "c")
         assert await stored_users(store) == [user("b", "3"), user("c", "2", "4")]
         assert await store.counts() == {"users": 2, "items": 0, "events": 3}
         ids, votes = await store.popularity()
@@ -212,7 +212,7 @@ class BulkContract(_Contract):
         await bulk.add_item_names(names)
         items = sorted(await stored_items(source), key=lambda item: item.place)
         await bulk.put_items([item for item in items if item.was_put])
-        await bulk.put_users(await stored_users(source), [], "z")
+        await bulk.put_users(await stored_users(source), "z")
         assert await stored_items(store) == await stored_items(source)
         assert [name for _, name in await bulk.item_names(0, 1_000)] == names
         ours, theirs = await read_all(source), await read_all(another())
@@ -264,7 +264,7 @@ class BulkContract(_Contract):
     ) -> None:
         """The next clean-up deletes them."""
         await bulk.add_item_names(["used", "unused", "kept"])
-        await bulk.put_users([user("a", "1", item="used")], [], "a")
+        await bulk.put_users([user("a", "1", item="used")], "a")
         await bulk.discard_item_names(["used", "unused"])
         assert sorted(await bulk.noted_item_names()) == ["unused", "used"]
         assert await store.clean_up()
@@ -304,7 +304,7 @@ class BulkContract(_Contract):
         await bulk.put_registers(Registers(await source.imports(), [], [], []))
         await bulk.add_item_names([name for _, name in await source.bulk().item_names(0, 1_000)])
         await bulk.put_items(await stored_items(source))
-        await bulk.put_users(await stored_users(source), [], "z")
+        await bulk.put_users(await stored_users(source), "z")
         for number in (1, 2):
             expected = await source.undo_import(number)
             assert expected.shared or number == 2
@@ -321,7 +321,7 @@ class BulkContract(_Contract):
         other = another()
         assert await other.bulk().copy_record() == CopyRecord("there", "", True, False)
         for position in ("b", IDS[-1]):
-            await bulk.put_users([user("a", "1")], [], position)
+            await bulk.put_users([user("a", "1")], position)
             assert await other.bulk().copy_record() == CopyRecord("there", position, True, False)
         await bulk.put_registers(NONE)
         await bulk.add_item_names(["i"])
@@ -337,7 +337,7 @@ class BulkContract(_Contract):
         bulk = store.bulk()
         assert await bulk.copy_record() is None
         for write in (
-            bulk.put_users([user("a", "1")], [], "a"),
+            bulk.put_users([user("a", "1")], "a"),
             bulk.put_registers(NONE),
             bulk.add_item_names(["i"]),
             bulk.discard_item_names(["i"]),
@@ -354,7 +354,7 @@ class BulkContract(_Contract):
         self, store: Store, bulk: BulkAccess, another: Connect, change: str
     ) -> None:
         """The record says so, and no write of the copy changes anything any more."""
-        await bulk.put_users([user("a", "1"), user("b", "2")], [], "b")
+        await bulk.put_users([user("a", "1"), user("b", "2")], "b")
         other = another()
         key, _ = issue_key("k", frozenset({"read"}), NOON)
         changes: dict[str, Callable[[], Awaitable[object]]] = {
@@ -372,7 +372,7 @@ class BulkContract(_Contract):
             assert not record.is_untouched
         before = await read_all(store)
         for write in (
-            bulk.put_users([user("d", "4")], ["a"], "d"),
+            bulk.put_users([user("d", "4")], "d"),
             bulk.add_item_names(["j"]),
             bulk.finish_copy(),
             bulk.mark_copy(is_whole=True),
@@ -387,8 +387,8 @@ class BulkContract(_Contract):
         """Of two processes that copy to one store, the one whose record is older is refused."""
         other = another().bulk()
         assert await other.copy_record() == CopyRecord("there", "", True, False)
-        await other.put_users([user("a", "1")], [], "a")
+        await other.put_users([user("a", "1")], "a")
         with pytest.raises(Conflict, match="changed by something else"):
-            await bulk.put_users([user("b", "2")], [], "b")
-        await other.put_users([user("c", "3")], [], "c")
+            await bulk.put_users([user("b", "2")], "b")
+        await other.put_users([user("c", "3")], "c")
         assert [each.user_id for each in await stored_users(store)] == ["a", "c"]

@@ -11,10 +11,10 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
-from service.maintenance.copying import item_copy, user_copy
-from service.maintenance.copying.store_copy import copy_store
-from service.maintenance.copying.store_places import parse_place
-from service.stores.records import copying
+from service.maintenance import copying
+from service.maintenance.copying import copy_store
+from service.maintenance.store_places import parse_place
+from service.stores.records import copying as records
 from service.stores.records.copying import BulkAccess
 
 SMALL = 40  # events, items or names in one transaction
@@ -32,12 +32,8 @@ class _Doom:
 
 def take_small_steps(patch: Any = setattr) -> None:
     """Have copies of this process take many transactions for little."""
-    for module, name in (
-        (user_copy, "EVENTS"),
-        (item_copy, "_NAMES"),
-        (item_copy, "MAX_ITEMS"),
-    ):
-        patch(module, name, SMALL)
+    for name in ("EVENTS", "NAMES", "MAX_ITEMS"):
+        patch(copying, name, SMALL)
 
 
 def main(source: Sequence[str], target: Sequence[str], step: int, moment: str) -> None:
@@ -52,14 +48,14 @@ def main(source: Sequence[str], target: Sequence[str], step: int, moment: str) -
     take_small_steps()
     doom = _Doom(step)
     if moment == "inside":
-        recorded = copying._recorded
+        recorded = records._recorded
 
         def dying_record(*args: Any) -> Any:
             written = yield from recorded(*args)
             doom.come()
             return written
 
-        setattr(copying, "_recorded", dying_record)  # noqa: B010  # a module that mypy guards
+        setattr(records, "_recorded", dying_record)  # noqa: B010  # a module that mypy guards
     else:
         _die_after(BulkAccess, doom)
     asyncio.run(_copy(source, target))

@@ -15,8 +15,7 @@ from service.domain.settings import Settings
 from service.engine.namespaces import Namespaces
 from service.http import app
 from service.http.access import NAMESPACE_HEADER
-from service.runtime.data_layout import STORE_FILE
-from service.runtime.namespace_folders import create_namespace
+from service.runtime.data_layout import STORE_FILE, create_namespace
 from service.stores.sqlite.store import SQLiteStore
 
 

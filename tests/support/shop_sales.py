@@ -14,7 +14,7 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from service.datasets.base import ReadProgress, open_compressed
-from service.datasets.public.online_retail import FILE, OnlineRetail
+from service.lab.public_data import RETAIL_FILE, OnlineRetail
 
 LONDON = ZoneInfo("Europe/London")
 DEPARTMENTS = ("Garden", "Kitchen", "Christmas", "Stationery", "Café", "Jewellery")
@@ -119,7 +119,7 @@ def online_retail(folder: Path, customers: int | None = None, seed: int = 0) -> 
     titles = {item.item_id: item.title for item in OnlineRetail(folder).items() if not item.hidden}
     prices: defaultdict[str, Counter[float]] = defaultdict(Counter)
     orders = []
-    with open_compressed(folder / FILE, ReadProgress()) as file:
+    with open_compressed(folder / RETAIL_FILE, ReadProgress()) as file:
         for row in csv.DictReader(io.TextIOWrapper(file, "utf-8", newline="")):
             prices[row["item_id"]][float(row["unit_price"])] += 1
             at = datetime.fromisoformat(row["timestamp"]).replace(tzinfo=LONDON)

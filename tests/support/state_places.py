@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from service.maintenance.copying.store_copy import copy_store
+from service.maintenance.copying import copy_store
 from service.runtime.data_layout import STORE_FILE
 from service.stores.postgres.store import PostgresStore
 from service.stores.sqlite.store import SQLiteStore

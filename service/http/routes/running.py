@@ -24,7 +24,7 @@ from service.http.scope_keys import ANONYMOUS, KEY
 from service.http.telemetry import Metrics, merge_workers, render_workers
 from service.jobs.job import JobState, job_document
 from service.questions.scalars import Body, Options, Params, Timestamp
-from service.runtime.processes.worker_messages import WorkerPeers
+from service.runtime.workers import WorkerPeers
 
 models_router = APIRouter(route_class=JsonRoute, tags=["models"])
 health_router = APIRouter(route_class=JsonRoute, tags=["run"])

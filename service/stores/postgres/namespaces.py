@@ -14,7 +14,7 @@ from psycopg import Connection
 
 from service.domain.errors import Conflict, NotFound
 from service.domain.names import DEFAULT_NAMESPACE
-from service.runtime.namespace_folders import ID_BYTES
+from service.runtime.data_layout import ID_BYTES
 from service.stores.jobs import KEYS, NAMES
 from service.stores.postgres.notices import NOTIFY
 from service.stores.postgres.schema import REMOVED

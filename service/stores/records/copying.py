@@ -188,10 +188,8 @@ class BulkAccess:
         """Leave names to `clean_up`, which deletes those that no event uses."""
         await self._change(lambda tx: _discard_item_names(tx, item_ids), len(item_ids))
 
-    async def put_users(
-        self, users: Sequence[StoredUser], absent: Sequence[str], position: str
-    ) -> None:
-        """Replace users by these, drop the `absent` ones, and record the position.
+    async def put_users(self, users: Sequence[StoredUser], position: str) -> None:
+        """Replace users by these, and record the position.
 
         Ids of events are unique: where another user, or an earlier one of these, has an event of a
         user to be stored, since they were merged at the source meanwhile, that one is dropped too.
@@ -199,8 +197,8 @@ class BulkAccess:
         """
         events = [event for user in users for event in user.events]
         await self._change(
-            lambda tx: _put_users(tx, users, absent),
-            len(events) + len(absent),
+            lambda tx: _put_users(tx, users),
+            len(events),
             items={event.item_id for event in events},
             types={event.type for event in events},
             position=position,
@@ -463,7 +461,7 @@ def _discard_item_names(tx: Transaction, item_ids: Sequence[str]) -> Job[None]:
     )
 
 
-def _put_users(tx: Transaction, users: Sequence[StoredUser], absent: Sequence[str]) -> Job[None]:
+def _put_users(tx: Transaction, users: Sequence[StoredUser]) -> Job[None]:
     """Drop users, and those who have events of these users, and store these."""
     users = latest_holders(users)
     names = {user.user_id for user in users}
@@ -476,10 +474,8 @@ def _put_users(tx: Transaction, users: Sequence[StoredUser], absent: Sequence[st
         keys=[UUID(bytes=event_key(event_id)) for event_id in ids] if tx.by_key else [],
     )
     holders = [user_id for (user_id,) in rows]
-    locked = yield from tx.lock_users({*names, *absent, *holders})
+    locked = yield from tx.lock_users({*names, *holders})
     yield from delete_users(tx, list(locked.values()))
-    if not users:
-        return
     user_nos = yield from tx.new_user_numbers(len(users))
     keyed = [
         (user_key(user.user_id) if tx.by_key else user_no, user_no, user)

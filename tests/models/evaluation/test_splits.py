@@ -6,13 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.data.interactions import Interactions
-from models.evaluation.splits import (
-    k_core,
-    leave_last_basket_out,
-    leave_one_out,
-    time_quantile,
-    time_split,
-)
+from models.evaluation.splits import leave_last_basket_out, leave_one_out
+from service.lab.protocols import k_core, time_quantile, time_split
 from tests.support.small import events_of, five_users, newest_events, sequences
 
 

@@ -19,7 +19,7 @@ from models.encoder.history_encoder import PooledDropout
 from models.evaluation.baselines import ItemTransitions, Popularity, Repeats
 from models.evaluation.full_ranking import RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
-from models.evaluation.splits import Holdout, Split, leave_one_out, next_basket
+from models.evaluation.splits import Holdout, Split, leave_one_out
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.scoring import score
@@ -37,6 +37,7 @@ from models.training.fit import (
 from models.training.log_profile import has_repeat_consumption
 from models.training.losses import TrainingLosses
 from models.training.presets import TrainConfig, TrainingPlan
+from service.lab.protocols import next_basket
 from tests.support.small import DAY, DIMENSION, SECOND, cycle, encode, entries, events_of
 from tests.support.training import QUICK, content, drawn_log, tiny, train
 

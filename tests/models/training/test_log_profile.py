@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions, at_import, lacks_order
-from models.evaluation.splits import Holdout, leave_one_out, next_basket, next_new_item
+from models.evaluation.splits import Holdout, leave_one_out
 from models.training.log_profile import (
     PredictionTask,
     first_interactions,
@@ -24,6 +24,7 @@ from models.training.log_profile import (
     tied_share,
     without_order,
 )
+from service.lab.protocols import next_basket, next_new_item
 from tests.support.small import DAY, SECOND, cycle
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from models.recommender.artifact import WEIGHTS_FILE
-from service.datasets.files.rows import to_json_lines
+from service.datasets.rows import to_json_lines
 from service.domain.records import Event, Item, User
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry

@@ -15,7 +15,7 @@ from rich.console import Console
 from models.evaluation.full_ranking import RankingMetrics
 from models.training.fit import TrainingProgress
 from service.cli import progress_bars
-from service.cli.transfer.row_bars import rate_bars
+from service.cli.progress_bars import rate_bars
 from service.jobs.job import Job
 
 FOUND = RankingMetrics(10, 0.25, 0.125, 0.1, 1.0, 4, np.zeros(4, np.int64))

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from service.datasets.files.record_files import EventsFile
+from service.datasets.record_files import EventsFile
 from service.datasets.tables import open_table
 from service.domain.errors import Invalid, StoreFull, Unavailable
 

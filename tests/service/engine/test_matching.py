@@ -16,7 +16,7 @@ from service.domain.records import Item
 from service.engine.highlight import highlights
 from service.engine.search import list_matches, search_answer, search_items
 from service.engine.selection import filter_warnings, select_items
-from service.evaluation.search_quality import build_snapshot
+from service.maintenance.search_calibration import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.support import asking
 from tests.support.small import past

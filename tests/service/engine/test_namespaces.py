@@ -15,8 +15,7 @@ import pytest
 
 from service.domain.records import Event
 from service.engine import namespaces as namespace_opening
-from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
-from service.runtime.namespace_folders import namespace_names, remove_namespace
+from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE, namespace_names, remove_namespace
 from tests.support import tiny
 from tests.support.namespaced import NamespacedService, copy_namespace, empty_namespace
 from tests.support.server import PATIENCE

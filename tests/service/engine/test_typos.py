@@ -9,7 +9,7 @@ from models.ranking.search import search
 from models.text.encoders import StaticEncoder
 from service.domain.records import Item
 from service.engine.search import match_text
-from service.evaluation.search_quality import build_snapshot
+from service.maintenance.search_calibration import build_snapshot
 from service.snapshots.text_embeddings import EmbeddingCache
 
 # Words of five letters and more, some of them a mistake apart: castle and cattle.

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.http.telemetry import merge_workers, render_workers
-from service.runtime.processes.worker_table import WorkerTable
+from service.runtime.workers import WorkerTable
 
 Sample = tuple[str, frozenset[tuple[str, str]], float]
 

@@ -20,9 +20,8 @@ from service.jobs import runner as jobs_module
 from service.jobs.job import LOG_LINES, LOG_WIDTH, Job
 from service.jobs.job_records import FileJobStore
 from service.jobs.runner import JobRunner
-from service.runtime import durable_files
+from service.runtime import child_process, durable_files
 from service.runtime.data_layout import STORE_FILE
-from service.runtime.processes import child_process
 from service.stores.sqlite.store import SQLiteStore
 
 T = TypeVar("T")

@@ -176,7 +176,7 @@ SERVICE = """
 import asyncio, sys
 from pathlib import Path
 from service.jobs.runner import JobRunner
-from service.stores.postgres.shared import jobs
+from service.stores.postgres import shared_parts as jobs
 from service.stores.postgres.store import PostgresStore
 
 jobs.LEASE_SECONDS = 3.0

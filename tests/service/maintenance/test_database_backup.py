@@ -17,12 +17,9 @@ from service.domain.errors import Conflict, Corrupt, Incompatible, NotFound
 from service.domain.records import Event, User
 from service.domain.settings import Settings
 from service.jobs.job import Job
-from service.maintenance.backups.backup import back_up
-from service.maintenance.backups.database_restore import restore_to_database
-from service.maintenance.backups.directory_contents import digest_file
-from service.maintenance.backups.drill import drill
+from service.maintenance.backups.backup import back_up, digest_file
 from service.maintenance.backups.manifest import BackupManifest
-from service.maintenance.backups.restore import restore
+from service.maintenance.backups.restore import drill, restore, restore_to_database
 from service.runtime.data_layout import (
     MODELS_FOLDER,
     NAMESPACES_FOLDER,

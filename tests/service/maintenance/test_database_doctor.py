@@ -18,14 +18,11 @@ import pytest
 from service.domain.records import Event
 from service.jobs.job import Job
 from service.maintenance.backups.backup import back_up
-from service.maintenance.copying.store_copy import copy_store
-from service.maintenance.doctor import diagnose as diagnosis
-from service.maintenance.doctor.database_log import summarise_database
-from service.maintenance.doctor.diagnose import diagnose
-from service.maintenance.doctor.findings import Finding
-from service.maintenance.doctor.installation import Disk
-from service.maintenance.doctor.load_checks import LOAD_CHECKS
-from service.maintenance.doctor.log_summary import summarise
+from service.maintenance.copying import copy_store
+from service.maintenance.doctor import diagnosis
+from service.maintenance.doctor.diagnosis import diagnose
+from service.maintenance.doctor.findings import Finding, run_checks
+from service.maintenance.doctor.installation import Disk, summarise, summarise_database
 from service.maintenance.doctor.server_checks import SERVER_CHECKS
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.shared_registry import KIND, SharedRegistry
@@ -124,9 +121,7 @@ def codes(data: Path, **options: Any) -> set[str]:
 def found(state: ServerState, **changes: Any) -> set[str]:
     """The codes of what the checks of a server find in a state."""
     changed = state._replace(**changes)
-    findings = [each for check in SERVER_CHECKS for each in check(changed)]
-    findings += [each for check in LOAD_CHECKS for each in check(changed, 1)]
-    return {each.code for each in findings}
+    return {each.code for each in run_checks(SERVER_CHECKS, changed, 1)}
 
 
 def state_of(url: str) -> ServerState:

@@ -18,11 +18,12 @@ from service.domain.keys import issue_key
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
 from service.maintenance.backups.backup import back_up
-from service.maintenance.doctor import diagnose as diagnosis
-from service.maintenance.doctor.diagnose import diagnose
+from service.maintenance.doctor import diagnosis, findings
+from service.maintenance.doctor.checks import HOST_CHECKS, LOG_CHECKS, NAMESPACE_CHECKS
+from service.maintenance.doctor.diagnosis import diagnose
 from service.maintenance.doctor.findings import Finding
-from service.maintenance.doctor.installation import DAY, Disk
-from service.maintenance.doctor.running_service import KeyRefused, read_metrics
+from service.maintenance.doctor.installation import DAY, Disk, KeyRefused, read_metrics
+from service.maintenance.doctor.server_checks import SERVER_CHECKS
 from service.runtime.data_layout import (
     CHECKPOINT_FILE,
     EMBEDDINGS_FILE,
@@ -318,3 +319,14 @@ def _execute(path: Path, statement: str) -> None:
     connection = apsw.Connection(str(path), vfs=checksum_vfs())
     connection.execute(statement)
     connection.close()
+
+
+def test_each_condition_has_sentences_and_each_sentence_a_condition() -> None:
+    """The table of findings has a row for each name in the code, and no other."""
+    folder = Path(findings.__file__).parent
+    source = "".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    tables = (HOST_CHECKS, NAMESPACE_CHECKS, LOG_CHECKS, SERVER_CHECKS)
+    assert {name for table in tables for name in table} <= set(findings.FINDINGS)
+    used = {"newer-schema/file", "older-schema/file"}  # named in two parts
+    missing = [name for name in findings.FINDINGS if f'"{name}"' not in source]
+    assert set(missing) <= used

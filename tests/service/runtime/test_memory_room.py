@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.runtime.memory_room import memory_room
+from service.runtime.memory import memory_room
 
 MIB = 1 << 20
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from service.domain.errors import Conflict, Invalid, NotFound
-from service.runtime.durable_files import try_lock
-from service.runtime.namespace_folders import (
+from service.runtime.data_layout import (
     create_namespace,
     find_namespace,
     folder_size,
@@ -18,6 +17,7 @@ from service.runtime.namespace_folders import (
     remove_namespace,
     store_token,
 )
+from service.runtime.durable_files import try_lock
 
 
 def fill(folder: Path) -> None:

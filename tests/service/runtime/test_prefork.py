@@ -12,14 +12,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from service.runtime.processes.heartbeats import Heartbeats, SilenceWatch
-from service.runtime.processes.worker_messages import WorkerPeers, worker_sockets
-from service.runtime.processes.worker_table import WorkerTable
+from service.runtime.workers import (
+    Heartbeats,
+    SilenceWatch,
+    WorkerPeers,
+    WorkerTable,
+    worker_sockets,
+)
 
 SHORT_LIVED = """
 import logging, os, sys
-from service.runtime.processes.heartbeats import Heartbeats
-from service.runtime.processes.prefork import PreforkServer
+from service.runtime.workers import Heartbeats
+from service.runtime.workers import PreforkServer
 logging.basicConfig(format="%(message)s", stream=sys.stdout, level="ERROR")
 def work(number, first):
     os.write(1, f"alive {number} {first}\\n".encode())  # in one piece, whoever else writes
@@ -60,9 +64,7 @@ def test_a_hung_worker_is_silent_and_a_new_one_is_not(monkeypatch: pytest.Monkey
         table.start(number)
     table.start(2)  # again
     later = time.monotonic() + 3_600
-    monkeypatch.setattr(
-        "service.runtime.processes.worker_messages.time", SimpleNamespace(monotonic=lambda: later)
-    )
+    monkeypatch.setattr("service.runtime.workers.time", SimpleNamespace(monotonic=lambda: later))
     table.end(2)
 
     async def talk() -> tuple[list[int], list[int]]:
@@ -136,7 +138,7 @@ def test_a_pause_of_all_processes_is_not_held_against_workers(
 STUCK = """
 import threading, time
 from concurrent.futures import ThreadPoolExecutor
-from service.runtime.processes.shutdown_limit import ShutdownLimit
+from service.runtime.workers import ShutdownLimit
 ThreadPoolExecutor(1).submit(threading.Event().wait)  # which an ordinary exit would wait for
 ShutdownLimit(0.2, abandon=lambda: print("abandoned")).start()
 """

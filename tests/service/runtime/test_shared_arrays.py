@@ -9,13 +9,13 @@ import sys
 import numpy as np
 import pytest
 
-from service.runtime.processes.shared_arrays import SharedArrays
+from service.runtime.workers import SharedArrays
 
 # The first child claims the arrays and is killed before it has published them.
 KILLED = """
 import os, signal, time
 import numpy as np
-from service.runtime.processes.shared_arrays import SharedArrays
+from service.runtime.workers import SharedArrays
 shared, (read, write) = SharedArrays(), os.pipe()
 first = os.fork()
 if not first:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from service.runtime.shared_executor import ExecutorShare
+from service.runtime.threads import ExecutorShare
 
 
 def test_a_share_waits_for_its_own_calls_alone() -> None:

@@ -12,7 +12,7 @@ import pytest
 from models.data.event_log import EventLog
 from models.data.vocabulary import Vocabulary
 from service.domain.records import Event
-from service.runtime.processes.shared_arrays import SharedArrays
+from service.runtime.workers import SharedArrays
 from service.snapshots.live_event_log import LiveEventLog
 from service.stores.sqlite.store import SQLiteStore
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from service.datasets.files.record_files import EventsFile
-from service.datasets.import_into_store import import_dataset
+from service.datasets.imports import import_dataset
+from service.datasets.record_files import EventsFile
 from service.domain.records import Event
 from service.stores import base
 from service.stores.sqlite.store import SQLiteStore

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from service.datasets.files.record_files import EventsFile
-from service.datasets.files.rows import to_json_lines
-from service.datasets.import_into_store import import_dataset
+from service.datasets.imports import import_dataset
+from service.datasets.record_files import EventsFile
+from service.datasets.rows import to_json_lines
 from service.domain.errors import Invalid
 from service.domain.records import Event, Item, User
 from service.stores.base import Store

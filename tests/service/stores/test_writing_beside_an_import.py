@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.datasets.base import Dataset
-from service.datasets.import_into_store import import_dataset
+from service.datasets.imports import import_dataset
 from service.domain.records import Event
 from service.stores.sqlite.store import SQLiteStore
 

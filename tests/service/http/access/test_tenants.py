@@ -20,11 +20,9 @@ from service.domain.keys import ApiKey, Scope, issue_key
 from service.domain.settings import Settings
 from service.engine.namespaces import Namespaces
 from service.http.app import create_app
-from service.maintenance.backups.backup import back_up
-from service.maintenance.backups.database_restore import restore_to_database
-from service.maintenance.backups.directory_contents import _Directory
-from service.maintenance.backups.restore import restore
-from service.maintenance.copying.store_places import parse_place
+from service.maintenance.backups.backup import DirectoryParts, back_up
+from service.maintenance.backups.restore import restore, restore_to_database
+from service.maintenance.store_places import parse_place
 from service.runtime.data_layout import NAMESPACE_ID_FILE, SEARCH_FILE
 from service.stores.namespace_directory import open_directory
 from service.stores.opening import open_store
@@ -368,17 +366,16 @@ def test_a_backup_does_not_mix_namespaces_of_one_name(
     directory = open_directory(data, "")
     for name in ("acme", "globex"):
         directory.create(name)
-    add_files = _Directory._add_files
+    files = DirectoryParts.files
 
-    def remove_meanwhile(self: _Directory, folder: Path, place: Path) -> None:
-        add_files(self, folder, place)
-        if (folder / "models").is_dir():
-            name = folder.name
+    def remove_meanwhile(self: DirectoryParts, name: str) -> Iterator[tuple[str, Path | bytes]]:
+        yield from files(self, name)
+        if (data / "namespaces" / name / "models").is_dir():
             directory.remove(name)
             if name == "acme":
                 directory.create(name)
 
-    monkeypatch.setattr(_Directory, "_add_files", remove_meanwhile)
+    monkeypatch.setattr(DirectoryParts, "files", remove_meanwhile)
     for name in ("acme", "globex"):  # of the former tenants
         (data / "namespaces" / name / "models").mkdir(exist_ok=True)
         (data / "namespaces" / name / SEARCH_FILE).write_text("{}")

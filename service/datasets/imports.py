@@ -1,0 +1,356 @@
+"""Import of a data set or of profiles into a store, with warnings and a file of rejected rows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO, TypeVar
+
+from service.datasets.base import Dataset, batches
+from service.datasets.cells import shortened
+from service.datasets.formats import Row, row_text
+from service.datasets.record_files import ItemsFile, UsersFile
+from service.domain.records import Event, Item
+from service.domain.timestamps import to_rfc3339
+from service.stores.base import Store
+from service.stores.values import AppendResult
+
+T = TypeVar("T")
+Through = Callable[[Iterable[T]], Iterator[T]]
+
+_BATCH = 4_000  # events of one transaction, ~0.1 s: other processes that write wait for it
+_GAP = 0.004  # seconds between two transactions, in which a process that waits can begin its own
+_PATCHES = 1_000  # items of one transaction
+_USERS = 1_000  # profiles stored concurrently
+
+
+@dataclass(frozen=True, slots=True)
+class ImportResult:
+    """Outcome of an import."""
+
+    items: int
+    events: int
+    duplicates: int
+    seconds: float
+
+    def __str__(self) -> str:
+        """Return the counts of what the source has."""
+        parts = []
+        if self.events or self.duplicates:
+            parts = [f"{self.events:,} events stored", f"{self.duplicates:,} were there already"]
+        if self.items:
+            parts.insert(0, f"{self.items:,} items" if parts else f"{self.items:,} items stored")
+        return f"{', '.join(parts) or 'nothing to store'}, in {self.seconds:.1f} s"
+
+
+async def import_dataset(
+    store: Store,
+    source: Dataset,
+    progress: Callable[[str, int], None] = lambda *_: None,
+    *,
+    import_id: int | None = None,
+    items_through: Through[Item] = iter,
+    events_through: Through[Event] = iter,
+) -> ImportResult:
+    """Store all items, then all events; rows that are already stored change nothing.
+
+    Args:
+        store: the store.
+        source: the data set.
+        progress: called after each batch with "items" or "events" and the number of rows handled.
+        import_id: of `Store.begin_import`.
+        items_through: through which the items pass.
+        events_through: through which the events pass.
+    """
+    started = time.monotonic()
+    items = stored = duplicates = 0
+    for batch in batches(items_through(source.items()), 1_000, source.progress):
+        items += await store.put_items(batch, import_id=import_id)
+        progress("items", items)
+        await asyncio.sleep(_GAP)
+    # While the writer's thread stores one batch, the next is read.
+    storing: asyncio.Task[AppendResult] | None = None
+    for events in chain(batches(events_through(source.events()), _BATCH, source.progress), [None]):
+        if storing is not None:
+            appended = await storing
+            stored, duplicates = stored + appended.stored, duplicates + appended.duplicates
+            progress("events", stored + duplicates)
+            await asyncio.sleep(_GAP)
+        if events is not None:
+            storing = asyncio.create_task(store.append(events, import_id=import_id))
+            await asyncio.sleep(0)
+    return ImportResult(items, stored, duplicates, time.monotonic() - started)
+
+
+async def import_patches(store: Store, source: ItemsFile, *, import_id: int | None = None) -> int:
+    """Apply the rows of a file as changes of items, and return the number of rows."""
+    count = 0
+    for batch in batches(source.patches(), _PATCHES, source.progress):
+        await store.patch_items(batch, import_id=import_id)
+        count += len(batch)
+        await asyncio.sleep(_GAP)
+    return count
+
+
+async def import_users(store: Store, source: UsersFile, *, import_id: int | None = None) -> int:
+    """Store all profiles and return their number. Of one user the last one wins."""
+    count = 0
+    for batch in batches(source.records(), _USERS, source.progress):
+        # Concurrently, since writes that wait together share a commit; the writer keeps the order.
+        await asyncio.gather(*(store.put_user(user, import_id=import_id) for user in batch))
+        count += len(batch)
+        await asyncio.sleep(_GAP)
+    return count
+
+
+MAX_WEIGHT = 1_000.0
+_MARKS = re.compile(r"[;|,\n\t\[{]")
+_WORDS = ";|\n\t"
+_GROUPS = re.compile(r"\d{1,3}(,\d{3})+")  # 1,234 is a number
+_EXAMPLES = 5
+_CHUNK = 10_000  # ids that are looked up at once
+_BETWEEN = re.compile(r"[\s,/+&]+")  # ids in one cell, if the catalogue has them
+_COMPARED = 1_000  # unknown ids at most of which other spellings are looked up
+_DIGITS = 14  # of the longest common number of a product, GTIN-14
+
+
+class ImportWarnings:
+    """Collects what is odd about the items and events of an import, as they pass through."""
+
+    def __init__(self) -> None:
+        self.types: Counter[str] = Counter()  # of events
+        self._now = time.time_ns() // 1_000
+        self._seen: dict[str, int] = {}  # events of each item
+        self._listed: set[str] = set()  # items of this import
+        self._future: list[int] = []
+        self._heavy: list[float] = []
+        self._nameless: list[str] = []
+        self._again: list[str] = []
+        self._lists: list[str] = []
+        self._counts: Counter[str] = Counter()
+        self._categories: dict[str, dict[str, None]] = {}
+
+    def events(self, stream: Iterable[Event]) -> Iterator[Event]:
+        """Yield the events unchanged."""
+        for event in stream:
+            self.types[event.type] += 1
+            if event.item_id not in self._seen and _is_list(event.item_id):
+                self._note("lists", self._lists, event.item_id)
+            self._seen[event.item_id] = self._seen.get(event.item_id, 0) + 1
+            if event.timestamp is None:
+                self._counts["timeless"] += 1
+            elif event.timestamp > self._now:
+                self._note("future", self._future, event.timestamp)
+            if event.weight > MAX_WEIGHT:
+                self._note("heavy", self._heavy, event.weight)
+            yield event
+
+    def items(self, stream: Iterable[Item]) -> Iterator[Item]:
+        """Yield the items unchanged."""
+        for item in stream:
+            if item.item_id in self._listed:
+                self._note("again", self._again, item.item_id)
+            self._listed.add(item.item_id)
+            if _is_list(item.item_id):
+                self._note("lists", self._lists, item.item_id)
+            if not item.title.strip():
+                self._note("nameless", self._nameless, item.item_id)
+            for name in item.categories:
+                self._categories.setdefault(name.casefold(), {})[name] = None
+            yield item
+
+    async def messages(self, store: Store) -> list[str]:
+        """Return a message for each kind of oddity; the store says which items are known."""
+        found = []
+        unknown = await self._unknown(store)
+        for item_id in await self._joined(store, unknown):
+            self._note("lists", self._lists, item_id)
+        if self._lists:
+            ids = listed(map(shortened, self._lists), self._counts["lists"])
+            found.append(
+                f"item ids that look like lists: {self._counts['lists']:,}: {ids}; an id is one "
+                "item: write a row for each"
+            )
+        if unknown:
+            events = sum(self._seen[item_id] for item_id in unknown)
+            names = listed(map(repr, unknown), len(unknown))
+            found.append(
+                f"items of events that are not in the catalogue: {len(unknown):,}, of {events:,} "
+                f"events: {names}; they are stored, and recommended once the catalogue has them; "
+                "--create-items makes items of them"
+            )
+            if warning := await spelling_warning(store, unknown, self._listed):
+                found.append(warning)
+        timeless = self._counts["timeless"]
+        if 0 < timeless < self.types.total():
+            found.append(
+                f"events without a time: {timeless:,} of {self.types.total():,}; they get the time "
+                "of the import, and so are the newest of their users in answers; a training takes "
+                "such events, from a tenth of the log, for older than all others"
+            )
+        if self._future:
+            times = listed(map(to_rfc3339, self._future), self._counts["future"])
+            found.append(f"events in the future: {self._counts['future']:,}: {times}")
+        if self._heavy:
+            weights = listed((f"{w:,.6g}" for w in self._heavy), self._counts["heavy"])
+            found.append(
+                f"events of a weight above {MAX_WEIGHT:,.0f}: {self._counts['heavy']:,}: {weights}"
+                "; --weight-from COLUMN:log takes logarithms"
+            )
+        if self._nameless:
+            names = listed(map(repr, self._nameless), self._counts["nameless"])
+            found.append(f"items without a title: {self._counts['nameless']:,}: {names}")
+        if self._again:
+            names = listed(map(repr, self._again), self._counts["again"])
+            found.append(
+                f"items of an earlier file of this import: {self._counts['again']:,}: {names}; "
+                "the later file replaces them"
+            )
+        alike = [" and ".join(map(repr, n)) for n in self._categories.values() if len(n) > 1]
+        if alike:
+            found.append(
+                f"categories differ only in case: {listed(alike, len(alike))}; filters, facets "
+                "and at_most tell them apart until the file spells them alike"
+            )
+        return found
+
+    def note(self) -> str | None:
+        """Return a sentence on events that all lack a time, which no export can mend."""
+        if not self.types or self._counts["timeless"] < self.types.total():
+            return None
+        return (
+            f"no event has a time: all {self.types.total():,} get the time of the import, newer "
+            "than what is stored, in no order of a user's own; a training takes them for older "
+            "than events with times"
+        )
+
+    def _note(self, kind: str, examples: list[T], value: T) -> None:
+        self._counts[kind] += 1
+        if len(examples) < _EXAMPLES:
+            examples.append(value)
+
+    async def _unknown(self, store: Store) -> list[str]:
+        """Return the items of events that are neither stored nor in this import."""
+        return await unknown_items(store, (i for i in self._seen if i not in self._listed))
+
+    async def _joined(self, store: Store, unknown: list[str]) -> list[str]:
+        """Return the first of some unknown ids that hold two ids of the catalogue or more."""
+        parts = {i: set(_BETWEEN.split(i)) - {""} for i in unknown[:_CHUNK] if not _is_list(i)}
+        parts = {item_id: words for item_id, words in parts.items() if len(words) > 1}
+        known = await _known(store, set().union(*parts.values()), self._listed)
+        return [item_id for item_id, words in parts.items() if len(words & known) > 1]
+
+
+async def unknown_items(store: Store, item_ids: Iterable[str]) -> list[str]:
+    """Return the ids that the catalogue does not have, in their order."""
+    unknown: list[str] = []
+    ids = iter(item_ids)
+    while chunk := list(islice(ids, _CHUNK)):
+        items = await store.get_items(chunk)
+        unknown += [i for i, item in zip(chunk, items, strict=True) if item is None]
+    return unknown
+
+
+async def titled_items(store: Store, item_ids: Iterable[str]) -> list[str]:
+    """Return the ids whose items the catalogue has with a title, in their order."""
+    titled: list[str] = []
+    ids = iter(item_ids)
+    while chunk := list(islice(ids, _CHUNK)):
+        titled += [item.item_id for item in await store.get_items(chunk) if item and item.title]
+    return titled
+
+
+async def spelling_warning(
+    store: Store, unknown: list[str], imported: Collection[str] = ()
+) -> str | None:
+    """Return a warning of ids that the catalogue has in another case, or with zeros in front."""
+    spelt = {item_id: _spellings(item_id) for item_id in unknown[:_COMPARED]}
+    known = await _known(store, set().union(*spelt.values()), imported)
+    pairs = {i: next((s for s in others if s in known), None) for i, others in spelt.items()}
+    pairs = {item_id: other for item_id, other in pairs.items() if other is not None}
+    if not pairs:
+        return None
+    named = listed((f"{i!r} for {other!r}" for i, other in pairs.items()), len(pairs))
+    return (
+        "ids that differ from those of the catalogue only in letter case or zeros in front: "
+        f"{len(pairs):,}: {named}; they are other items until the file spells them alike"
+    )
+
+
+def _spellings(item_id: str) -> list[str]:
+    """Return what programs make of an id: letters of one case, a number without its zeros."""
+    found = [item_id.upper(), item_id.lower()]
+    if item_id.isdecimal():
+        bare = item_id.lstrip("0")
+        found += [bare.zfill(size) for size in range(max(len(bare), 1), _DIGITS + 1)]
+    return [other for other in found if other != item_id]
+
+
+async def _known(store: Store, item_ids: set[str], imported: Collection[str]) -> set[str]:
+    """Return those of some ids that are in the catalogue, or among the imported ones."""
+    asked = [item_id for item_id in item_ids if item_id not in imported]
+    return item_ids - set(await unknown_items(store, asked))
+
+
+def _is_list(text: str) -> bool:
+    """Report whether an id looks like several: a JSON list, or words between ; | or commas."""
+    if not _MARKS.search(text) or _GROUPS.fullmatch(text) or "://" in text:
+        return False
+    if text[0] + text[-1] in ("[]", "{}"):
+        return any(mark in text for mark in ",:\"'")
+    words = _WORDS if " " in text else ";|,\n\t"  # a comma and a space are common in titles
+    return any(all(part.strip() for part in text.split(mark)) for mark in words if mark in text)
+
+
+def listed(texts: Iterable[str], count: int) -> str:
+    """Join the first examples of `count`."""
+    shown = [text for text, _ in zip(texts, range(_EXAMPLES), strict=False)]
+    return ", ".join(shown) + (", …" if count > len(shown) else "")
+
+
+class RejectedRows:
+    """Writes rejected rows as they stood, under their file's header, and the reasons beside them.
+
+    The rows go to `path`, in UTF-8 unless a file's encoding was given, and the reasons to the same
+    path with `.reasons` behind it, a line for each row. Both are emptied at first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reasons = path.with_name(path.name + ".reasons")
+        self.count = 0
+        self._rows = path.open("w", encoding="utf-8", errors="surrogateescape", newline="")
+        self._reasons: TextIO = self.reasons.open("w", encoding="utf-8", errors="backslashreplace")
+        self._header: str | None = None
+
+    def add(self, header: str, row: Row, message: str, *, encoding: str | None = None) -> None:
+        """Write a row and its reason; a header that differs from the last one comes before it.
+
+        `encoding` is the one with which the caller reads the file, and will read this one.
+        """
+        if header != self._header:
+            self._rows.reconfigure(encoding=encoding or "utf-8")
+            self._rows.write(header)
+            self._header = header
+        self._rows.write(row_text(row))
+        self._reasons.write(message + "\n")
+        self.count += 1
+
+    def __enter__(self) -> RejectedRows:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._rows.close()
+        self._reasons.close()

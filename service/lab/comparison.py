@@ -1,0 +1,267 @@
+"""Comparison of Heed with the baselines of an evaluation task, and ablation of its parts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.data.interactions import Interactions
+from models.evaluation.baselines import WeekPopularity, baseline_makers
+from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
+from models.evaluation.model_ranker import ModelRanker
+from models.evaluation.splits import Holdout
+from models.training.fit import TrainingResult
+from models.training.log_profile import has_repeat_consumption, hold_out_rule
+from models.training.presets import Preset
+from service.domain.errors import ModelRejected
+from service.lab.protocols import EvaluationTask, global_time, newest, of_new_items
+from service.training.judgement import HEED, judge
+from service.training.train_and_publish import fit_model
+from service.training.training_corpus import StageProgressCallback
+
+
+@dataclass(slots=True, eq=False)
+class ModelResults:
+    """Metrics of one model, a list entry for each seed."""
+
+    test: list[RankingMetrics] = field(default_factory=list)  # without the target's time
+    # Given the target's time; empty for models that do not use it.
+    test_with_time: list[RankingMetrics] = field(default_factory=list)
+    validation: list[RankingMetrics] = field(default_factory=list)  # of trained models alone
+    seconds: list[float] = field(default_factory=list)  # of fitting
+    # What a training would serve: Heed, or a baseline that is better; of trained models alone.
+    served: list[str] = field(default_factory=list)
+    ranker: Ranker | None = None  # of the first seed
+    # The same models' metrics for the task `of_new_items`, if there is one.
+    new_items: ModelResults | None = None
+
+
+Comparison = dict[str, ModelResults]
+
+
+def new_items_table(table: Comparison) -> Comparison:
+    """Return the metrics of the same models for the task `of_new_items`; empty if there is none."""
+    return {name: row.new_items for name, row in table.items() if row.new_items is not None}
+
+
+def split(
+    log: Interactions, *protocols: Callable[[Interactions], EvaluationTask]
+) -> list[EvaluationTask]:
+    """Split a log by each protocol. Raises `ModelRejected` where it has no cases."""
+    try:
+        return [protocol(log) for protocol in protocols]
+    except ValueError as error:
+        raise ModelRejected(str(error)) from error
+
+
+def split_newest(log: Interactions) -> list[EvaluationTask]:
+    """Split a log as a training does: by each user's last event, or last basket.
+
+    Seen items are candidates where they come back.
+
+    Raises:
+        ModelRejected: there is nothing to train, to validate or to test on.
+    """
+    new_only = not has_repeat_consumption(log)
+    return split(log, partial(newest, hold_out=hold_out_rule(log), exclude_seen=new_only))
+
+
+def split_at(log: Interactions, date: int | None = None, seed: int = 0) -> list[EvaluationTask]:
+    """Split a log by `protocols.global_time`; seen items are candidates where they come back.
+
+    Args:
+        log: the events.
+        date: from which nothing is trained on, microseconds UTC; by default, nine tenths of the
+            events come before it.
+        seed: of the draw of targets.
+
+    Raises:
+        ModelRejected: there is nothing to train or to test on.
+    """
+    new_only = not has_repeat_consumption(log)
+    return split(log, partial(global_time, at=date, seed=seed, exclude_seen=new_only))
+
+
+def compare(
+    task: EvaluationTask,
+    content: NDArray[np.float32],
+    preset: Preset,
+    *,
+    seeds: int = 1,
+    first_seed: int = 0,
+    ablate: bool = False,
+    progress: StageProgressCallback | None = None,
+) -> Comparison:
+    """Fit and evaluate the baselines, Heed for each seed, and with `ablate` Heed without each part.
+
+    All models are at last trained on all events but the test cases, the validation cases included.
+    Published figures of the leave-one-out protocol are of models without the latter, and so is
+    Heed without its final epochs.
+
+    Args:
+        task: from `service.lab.protocols`.
+        content: text embeddings of the task's items [N, D].
+        preset: of Heed's training.
+        seeds: number of trainings.
+        first_seed: seed of the first.
+        ablate: also train without transitions, times, requests of either kind, text and encoder,
+            with the first seed.
+        progress: called as the trainings proceed.
+    """
+    table: Comparison = {}
+    baselines = baseline_makers(task.log, exclude_seen=task.exclude_seen)
+    for at, (name, make) in enumerate(baselines.items()):
+        if progress is not None:
+            progress(f"baseline: {name}", at, len(baselines), None)
+        started = time.monotonic()
+        ranker = make(task.every_event)
+        timed = isinstance(ranker, WeekPopularity)
+        _judge(table, name, task, ranker, time.monotonic() - started, times=timed)
+    for seed in range(first_seed, first_seed + seeds):
+        done = _fit(task, content, preset, seed, progress)
+        _judge_heed(table, task, content, done)
+        if done.validated is not done.model:
+            ranker = ModelRanker(done.validated, content)
+            _judge(table, f"{HEED} without final epochs", task, ranker, done.seconds)
+        if seed == first_seed and ablate:
+            # The target's part of the queries is trained last: without it, the rest is unchanged.
+            alone = ModelRanker(done.model, content, target_in_query=False)
+            _judge(table, f"{HEED} without the target in the query", task, alone, done.seconds)
+    if ablate:
+        for name, changed, text, other in _ablations(task, content, preset):
+            done = _fit(other, text, changed, first_seed, progress)
+            _judge_ablation(table, f"{HEED} without {name}", other, text, done)
+    return table
+
+
+def _fit(
+    task: EvaluationTask,
+    content: NDArray[np.float32],
+    preset: Preset,
+    seed: int,
+    progress: StageProgressCallback | None,
+) -> TrainingResult:
+    every_event = None if task.validation is None else task.every_event
+    plan = preset.plan(task.train, content, task.validation, every_event=every_event, seed=seed)
+    return fit_model(plan, progress)
+
+
+def _ablations(
+    task: EvaluationTask, content: NDArray[np.float32], preset: Preset
+) -> Iterator[tuple[str, Preset, NDArray[np.float32], EvaluationTask]]:
+    """Iterate over ablations of parts that are trained jointly: name, preset, content, task."""
+    yield "transitions", replace(preset, transitions_per_item=0), content, task
+    yield "times", preset, content, _timeless(task)
+    # One model serves requests with and without a time; these are trained for one of both.
+    for name, share in (("times of requests", 0.0), ("requests at no time", 1.0)):
+        yield (
+            name,
+            replace(preset, train_config=replace(preset.train_config, request_time_share=share)),
+            content,
+            task,
+        )
+    yield "text", preset, np.zeros_like(content), task
+    yield "the encoder", replace(preset, blocks=0), content, task
+
+
+def _timeless(task: EvaluationTask) -> EvaluationTask:
+    """Return the task with all timestamps equal; the order of events is kept."""
+
+    def log(timed: Interactions) -> Interactions:
+        return replace(timed, timestamps=np.zeros_like(timed.timestamps))
+
+    def cases(timed: Holdout) -> Holdout:
+        return replace(
+            timed, timestamps=np.zeros_like(timed.timestamps), history=log(timed.history)
+        )
+
+    return task._replace(
+        train=log(task.train),
+        validation=None if task.validation is None else cases(task.validation),
+        every_event=log(task.every_event),
+        test=cases(task.test),
+    )
+
+
+def _judge_heed(
+    table: Comparison,
+    task: EvaluationTask,
+    content: NDArray[np.float32],
+    done: TrainingResult,
+) -> None:
+    """Add the metrics of what a training would serve, as `heed train` chooses it."""
+    if task.validation is None or not len(task.validation):
+        _judge(table, HEED, task, ModelRanker(done.model, content), done.seconds)
+        return
+    found = judge(done, exclude_seen=task.exclude_seen)
+    _judge(table, HEED, task, ModelRanker(found.model, content), done.seconds)
+    for (row, _), chosen in zip(
+        _questions(table[HEED], task), (found.next, found.new), strict=False
+    ):
+        row.served.append(found.served)
+        if chosen is not None:
+            row.validation.append(chosen.heed)
+
+
+def _judge_ablation(
+    table: Comparison,
+    name: str,
+    task: EvaluationTask,
+    content: NDArray[np.float32],
+    done: TrainingResult,
+) -> None:
+    """Add the metrics of a trained model; those of validation are without its final epochs."""
+    _judge(table, name, task, ModelRanker(done.model, content), done.seconds)
+    ranker = ModelRanker(done.validated, content)
+    for row, asked in _questions(table[name], task):
+        if asked.validation is not None:
+            chosen = evaluate(ranker, asked.validation, exclude_seen=asked.exclude_seen)
+            row.validation.append(chosen)
+
+
+def _judge(
+    table: Comparison,
+    name: str,
+    task: EvaluationTask,
+    ranker: Ranker,
+    seconds: float,
+    *,
+    times: bool = True,
+) -> None:
+    """Add the metrics of a model to its row, with and without the target's `times`."""
+    row = table.setdefault(name, ModelResults(ranker=ranker))
+    for each, asked in _questions(row, task):
+        _measure(each, asked, ranker, seconds, times=times)
+
+
+def _questions(
+    row: ModelResults, task: EvaluationTask
+) -> Iterator[tuple[ModelResults, EvaluationTask]]:
+    """Iterate over a task and, if there is one, that of new items, with a model's row of each."""
+    yield row, task
+    if (other := of_new_items(task)) is not None:
+        row.new_items = row.new_items or ModelResults()
+        yield row.new_items, other
+
+
+def _measure(
+    row: ModelResults, task: EvaluationTask, ranker: Ranker, seconds: float, *, times: bool
+) -> None:
+    def judged(cases: Holdout, *, use_target_time: bool = False) -> RankingMetrics:
+        return evaluate(
+            ranker,
+            cases,
+            exclude_seen=task.exclude_seen,
+            max_seen=task.max_seen,
+            use_target_time=use_target_time,
+        )
+
+    row.test.append(judged(task.test))
+    if times:
+        row.test_with_time.append(judged(task.test, use_target_time=True))
+    row.seconds.append(seconds)
