@@ -56,7 +56,6 @@ def namespace() -> str:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_records, "_INTERVAL", 0.1)
     monkeypatch.setattr(job_records.SharedTrainingLease, "interval", 0.1)
 
 
