@@ -15,11 +15,10 @@ INSTALLED := $(VENV)/.installed
 STAMP := $(VENV)/.setup
 RECTOOLS := $(VENV)-rectools
 AUDIT := $(VENV)-audit
-PEERS := $(VENV)-peers
 CLIENTS := $(VENV)-clients
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup demo test fuzz known walk faults distributed reference browser prometheus postgres clients cluster-drill lint audit bench bench-training bench-page bench-peers lock clean
+.PHONY: help install setup demo test fuzz known walk faults distributed reference browser prometheus postgres clients cluster-drill weight lint audit bench bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -71,10 +70,9 @@ cluster-drill: $(STAMP) ## kill each container of the cluster of docker-compose.
 	$(PY) -m tests.deploy.cluster_drill $(ARGS)
 
 OF_STORES := tests/acceptance/test_state_machine.py $(addprefix tests/service/,stores/test_postgres.py stores/test_bulk_access.py stores/shared maintenance/test_copying.py)
-distributed: $(STAMP) ## test stores on a Citus cluster, then kill and freeze its workers (HEED_TEST_CITUS=postgresql://…)
-	@$(PY) -m tests.distributed --check $(ARGS)
-	OMP_NUM_THREADS=1 $(PY) -m pytest tests/distributed $(OF_STORES)
-	OMP_NUM_THREADS=1 $(PY) -m tests.distributed $(ARGS)
+distributed: $(STAMP) ## test stores on a Citus cluster of this machine, whose workers are killed (HEED_TEST_CITUS=postgresql://…)
+	@[ -n "$$HEED_TEST_CITUS" ] || { $(PY) -c 'from tests.support.citus_databases import MISSING; print(MISSING)'; exit 1; }
+	OMP_NUM_THREADS=1 $(PY) -m pytest tests/distributed $(OF_STORES) $(ARGS)
 
 # The headless shell takes half the time of Chromium for a page, but not every distribution has it.
 browser: $(STAMP) ## Chromium's headless shell, which the tests of the page drive, unless there is one or a Chromium
@@ -114,6 +112,9 @@ postgres: $(STAMP) prometheus ## PostgreSQL's server, which the tests of stores 
 
 clients: $(CLIENTS)/.setup ## generators of typed clients, which the tests run (needs node and npm)
 
+weight: $(STAMP) ## lines of each room and its budget
+	$(PY) -m pytest tests/test_weight.py -q -s -k has_a_budget
+
 lint: $(STAMP) ## ruff and mypy
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
@@ -127,15 +128,11 @@ audit: $(STAMP) ## compare the locked dependencies with a database of advisories
 bench: $(STAMP) ## measure beside references, see tests/benchmarks/README.md (of a running service: heed loadtest)
 	$(PY) -m tests.benchmarks $(ARGS)
 
-bench-training: $(STAMP) $(RECTOOLS)/.setup ## time training beside RecTools' SASRec (ARGS="ml-100k")
-	$(PY) -m tests.benchmarks.training --rectools $(RECTOOLS)/bin/python $(ARGS)
-
 bench-page: $(STAMP) browser ## time the page of a data directory, from the last key to the first results (ARGS="DIR")
-	$(PY) -m tests.benchmarks.http.first_results $(or $(ARGS),$(HEED_DATA))
+	$(PY) -m tests.benchmarks.page $(or $(ARGS),$(HEED_DATA))
 
-bench-peers: $(STAMP) $(PEERS)/.setup $(RECTOOLS)/.peers ## measure beside what one would pick instead (ARGS="recommend", ARGS="search DIR")
-	$(PY) -m tests.benchmarks.peers $(or $(ARGS),--help) \
-	  $(if $(ARGS),--peers $(PEERS)/bin/python --rectools $(RECTOOLS)/bin/python)
+bench-peers: $(STAMP) $(RECTOOLS)/.setup ## measure beside RecTools' SASRec and implicit's ALS (ARGS="recommend", ARGS="training ml-100k")
+	$(PY) -m tests.benchmarks.peers $(or $(ARGS),--help) $(if $(ARGS),--python $(RECTOOLS)/bin/python)
 
 lock: ## resolve pyproject.toml anew into requirements/
 	$(find_python); "$$python" -m venv $(VENV)-lock
@@ -145,7 +142,7 @@ lock: ## resolve pyproject.toml anew into requirements/
 	rm -rf $(VENV)-lock
 
 clean: ## remove .venv, caches and builds; data stays
-	rm -rf $(VENV) $(RECTOOLS) $(PEERS) $(AUDIT) $(CLIENTS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RECTOOLS) $(AUDIT) $(CLIENTS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # runtime.txt is whole but for torch, which some of it asks for and which comes next: so no dependencies.
@@ -171,15 +168,10 @@ $(STAMP): $(INSTALLED) requirements/dev.txt
 # RecTools wants other versions than Heed's, so it has an environment of its own.
 $(RECTOOLS)/.setup: requirements/rectools.txt requirements/torch.txt
 	@$(find_python); "$$python" -m venv --clear $(RECTOOLS)
-	@echo "bench-training: installing RecTools into $(RECTOOLS)"
+	@echo "bench-peers: installing RecTools and implicit into $(RECTOOLS)"
 	@set -e; pip="$(RECTOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"; \
 	$$pip $$($(PY) requirements/torch_index.py '$(TORCH_INDEX)') -r requirements/torch.txt; \
 	$$pip -r requirements/rectools.txt -c requirements/torch.txt
-	@touch $@
-
-$(RECTOOLS)/.peers: $(RECTOOLS)/.setup tests/benchmarks/peers/rectools-requirements.txt
-	@$(RECTOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
-	  -r tests/benchmarks/peers/rectools-requirements.txt
 	@touch $@
 
 # openapi-python-client wants another typer than Heed's.
@@ -190,17 +182,6 @@ $(CLIENTS)/.setup: Makefile | $(STAMP)
 	@$(subst -m pip,-m pip --python $(CLIENTS)/bin/python,$(PIP)) 'openapi-python-client==0.29.1'
 	@npm install --loglevel error --no-fund --no-audit --no-save --ignore-scripts --prefix $(CLIENTS) \
 	  openapi-typescript@7.13.0 openapi-fetch@0.17.0 typescript@5.9.3
-	@touch $@
-
-# LitServe serves Heed's own model, so Heed's libraries are there too, in the versions of its lock.
-$(PEERS)/.setup: tests/benchmarks/peers/requirements.txt requirements/runtime.txt requirements/torch.txt
-	@$(find_python); "$$python" -m venv --clear $(PEERS)
-	@echo "bench-peers: installing LitServe, implicit, Chroma and qdrant-edge into $(PEERS)"
-	@set -e; pip="$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"; \
-	$$pip $$($(PY) requirements/torch_index.py '$(TORCH_INDEX)') -r requirements/torch.txt; \
-	$$pip --no-deps --require-hashes -r requirements/runtime.txt; \
-	sed -n 's/ *\\$$//; /^[a-z]/p' requirements/runtime.txt > $(PEERS)/heed.txt; \
-	$$pip -r tests/benchmarks/peers/requirements.txt -c $(PEERS)/heed.txt -c requirements/torch.txt
 	@touch $@
 
 # Sets $python to $(PYTHON), or to the first Python found that will do.

@@ -12,6 +12,8 @@ from typing import NamedTuple, Self
 
 import httpx
 
+from tests.support.server import stored_events
+
 USERS = 20
 ITEMS = 50
 _PAUSE = 0.1  # seconds between two requests of a client
@@ -107,16 +109,8 @@ class ClusterLoad:
 
     def stored(self, user: str) -> list[str]:
         """Return the ids of all stored events of a user."""
-        ids: list[str] = []
-        cursor = None
         with self.client() as http:
-            while True:
-                page = {"limit": 100} | ({"cursor": cursor} if cursor else {})
-                answer = http.get(f"/v1/users/{user}/history", params=page).raise_for_status()
-                ids += [event["event_id"] for event in answer.json()["events"]]
-                cursor = answer.json()["cursor"]
-                if cursor is None:
-                    return ids
+            return [event["event_id"] for event in stored_events(http, user)]
 
     def _write(self, number: int) -> None:
         chance = random.Random(number)

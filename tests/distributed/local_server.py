@@ -27,7 +27,6 @@ class LocalServer:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._started: subprocess.Popen[bytes] | None = None  # by this process
         with psycopg.connect(url) as connection:
             row = connection.execute(
                 "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)::int,"
@@ -57,8 +56,6 @@ class LocalServer:
         processes = self._processes()
         for pid in processes:
             os.kill(pid, signal.SIGKILL)
-        if self._started is not None:
-            self._started.wait()
         until = time.monotonic() + PATIENCE
         while any(_runs(pid) for pid in processes):
             assert time.monotonic() < until, "it does not end"
@@ -83,19 +80,17 @@ class LocalServer:
             lock.unlink(missing_ok=True)
         owner = self._folder.stat()
         is_root = os.geteuid() == 0
-        with Path(os.devnull).open("r+b") as nothing:
-            self._started = subprocess.Popen(
-                self._command,
-                stdin=nothing,
-                stdout=nothing,
-                stderr=nothing,
-                cwd=self._folder,
-                user=owner.st_uid if is_root else None,
-                group=owner.st_gid if is_root else None,
-                extra_groups=[] if is_root else None,
-                start_new_session=True,  # it goes on when this process ends
-            )
-        self._pid = self._started.pid
+        subprocess.run(
+            ["setsid", "--fork", *self._command],  # it goes on when this process ends
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=self._folder,
+            user=owner.st_uid if is_root else None,
+            group=owner.st_gid if is_root else None,
+            extra_groups=[] if is_root else None,
+            check=True,
+        )
         until = time.monotonic() + PATIENCE
         while True:
             try:
@@ -105,6 +100,7 @@ class LocalServer:
                     raise
                 time.sleep(0.1)
             else:
+                self._pid = int(self._locks[0].read_text().split()[0])
                 return
 
     def _processes(self) -> list[int]:

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tests.faults import damage, durability, failover, outages, replicas, serving, skew, suites
+from tests.faults import damage, durability, failover, outages, replicas, serving, skew
 from tests.faults.matrix import Fault, Setup, Verdict
 from tests.support import stepped_clock, tiny
 
@@ -28,11 +28,8 @@ FAULTS = (
     Fault("sync", "EIO of fsync", "no acknowledgement after it", durability.sync_fails),
     Fault("full", "disk full", "507 or 503, reads answered, recovers", durability.full_disk, True),
     Fault("damage", "damaged files", "found, or without effect", damage.damaged),
-    Fault("models", "torn or wrong model", "the old version serves", suites.models),
     Fault("leave", "clients that leave", "no other user's data", serving.disconnected),
     Fault("hostile", "large and slow requests", "refused, others answered", serving.hostile),
-    Fault("inputs", "bad numbers, ids, bodies", "422 or exact, no 5xx", suites.inputs),
-    Fault("names", "names that lead elsewhere", "nothing is opened", suites.names),
     Fault("order", "duplicates, order, 64 writers", "as one clean pass", serving.order),
     Fault("skew", "a clock that is set", "as one clean pass, no timer notices", skew.skew),
     Fault("churn", "search amid changes", "every answer of one version", serving.churn),

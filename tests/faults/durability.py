@@ -18,7 +18,7 @@ import httpx
 
 from tests.faults import writing
 from tests.faults.matrix import Setup, Verdict
-from tests.support.server import ROOT, Server
+from tests.support.server import ROOT, Server, stored_events
 
 KILLS = 200
 SYNC_KILLS = 20
@@ -243,7 +243,7 @@ def _fill(http: httpx.Client, data: Path) -> Verdict:
     while again != 200 and time.monotonic() < until:
         again = http.post("/v1/events", json={"events": _events(100_000)}).status_code
         time.sleep(0.2)
-    stored = sum(len(_history(http, f"full{user}")) for user in range(10))
+    stored = sum(len(stored_events(http, f"full{user}")) for user in range(10))
     good = reads.count(200)
     return Verdict(
         refused <= {503, 507}
@@ -261,14 +261,3 @@ def _events(number: int) -> list[dict[str, Any]]:
         {"user_id": f"full{number % 10}", "item_id": f"i{n}", "event_id": f"f{number}-{n}"}
         for n in range(100)
     ]
-
-
-def _history(http: httpx.Client, user: str) -> list[str]:
-    found: list[str] = []
-    cursor: dict[str, str] = {}
-    while True:
-        page = http.get(f"/v1/users/{user}/history", params={"limit": "1000", **cursor}).json()
-        found += [event["event_id"] for event in page["events"]]
-        if page["cursor"] is None:
-            return found
-        cursor = {"cursor": page["cursor"]}

@@ -6,9 +6,10 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import httpx
 import numpy as np
@@ -142,25 +143,15 @@ def mixed(setup: Setup) -> Verdict:
     )
 
 
-class _Serving:
+@contextmanager
+def _served(setup: Setup, name: str, users: int) -> Iterator[_Site]:
     """Two replicas behind one proxy, with users of known events."""
-
-    def __init__(self, setup: Setup, name: str, users: int) -> None:
-        self._server = PostgresServer()
-        try:
-            url = self._server.create_database()
-            self._proxy = DelayingProxy(self._server.port)
-            self._replicas = Replicas(
-                setup.fresh(name), [self._proxy.through(url)] * 2, deadline=DEADLINE
-            )
-        except BaseException:
-            self._server.close()
-            raise
-        self._replicas.put_items()
-        self._site = _Site(self._server, self._proxy, self._replicas, setup.rng(name))
-        self._users = users
-
-    def __enter__(self) -> _Site:
+    with PostgresServer() as server, ExitStack() as stack:
+        proxy = DelayingProxy(server.port)
+        stack.callback(proxy.close)
+        url = proxy.through(server.create_database())
+        replicas = stack.enter_context(Replicas(setup.fresh(name), [url] * 2, deadline=DEADLINE))
+        replicas.put_items()
         events = [
             {
                 "user_id": f"u{user}",
@@ -168,29 +159,18 @@ class _Serving:
                 "event_id": f"e{user}-{n}",
                 "timestamp": f"2026-01-01T00:00:0{n}Z",
             }
-            for user in range(self._users)
+            for user in range(users)
             for n in range(EVENTS)
         ]
         with httpx.Client(timeout=60) as http:
             for at in range(0, len(events), _BATCH):
                 body = {"events": events[at : at + _BATCH]}
                 while True:
-                    answer = http.post(f"{self._replicas.url(0)}/v1/events", json=body)
+                    answer = http.post(f"{replicas.url(0)}/v1/events", json=body)
                     if answer.status_code == 200:
                         break
                     assert answer.status_code in (429, 503), answer.text
-        return self._site
-
-    def __exit__(self, *failure: Any) -> None:
-        try:
-            self._replicas.__exit__(*failure)
-        finally:
-            self._proxy.close()
-            self._server.close()
-
-
-def _served(setup: Setup, name: str, users: int) -> _Serving:
-    return _Serving(setup, name, users)
+        yield _Site(server, proxy, replicas, setup.rng(name))
 
 
 async def _load(site: _Site, seconds: float, users: int, begin: Callable[[], None] | None) -> Tally:

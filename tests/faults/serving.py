@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from tests.faults.matrix import Setup, Verdict
-from tests.support.server import PATIENCE, Server
+from tests.support.server import PATIENCE, Server, stored_events
 from tests.support.tiny import GENRES, item_id
 from tests.support.workers import children, eventually, memory
 
@@ -283,9 +283,9 @@ def _content(setup: Setup, name: str, batches: list[list[dict[str, Any]]]) -> li
                 assert answer.status_code == 200, answer.text
         found: list[Any] = []
         for user in range(7):
-            page = http.get(f"/v1/users/p{user}/history", params={"limit": 1000}).json()
             found += [
-                (e["user_id"], e["timestamp"], e["event_id"], e["item_id"]) for e in page["events"]
+                (e["user_id"], e["timestamp"], e["event_id"], e["item_id"])
+                for e in stored_events(http, f"p{user}")
             ]
     return sorted(found)
 
@@ -308,16 +308,9 @@ def _sixty_four(setup: Setup) -> tuple[int, int]:
             thread.start()
         for thread in threads:
             thread.join()
-        found: list[str] = []
-        cursor: dict[str, str] = {}
         with server.client() as http:
-            while True:
-                params = {"limit": "1000", **cursor}
-                page = http.get("/v1/users/u/history", params=params).json()
-                found += [event["event_id"] for event in page["events"]]
-                if page["cursor"] is None:
-                    return len(found), len(set(found))
-                cursor = {"cursor": page["cursor"]}
+            found = [event["event_id"] for event in stored_events(http, "u")]
+    return len(found), len(set(found))
 
 
 # ---------------------------------------------------------------------------- change under load

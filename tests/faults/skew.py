@@ -20,7 +20,7 @@ from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
 from tests.faults.matrix import Setup, Verdict
 from tests.faults.serving import Load, is_replaced
-from tests.support.server import PATIENCE, Server
+from tests.support.server import PATIENCE, Server, stored_events
 from tests.support.stepped_clock import SteppedClock
 from tests.support.tiny import GENRES, item_id
 from tests.support.workers import children, eventually
@@ -95,18 +95,11 @@ def _dated(rng: Random) -> list[Event]:
     ]
 
 
-def _history(http: httpx.Client, user: str) -> list[Event]:
-    answer = http.get(f"/v1/users/{user}/history", params={"limit": 1000})
-    assert answer.status_code == 200, answer.text
-    events: list[Event] = answer.json()["events"]
-    return events
-
-
 def _state(http: httpx.Client) -> list[Any]:
     """Histories in their order, and what the model makes of them at one time."""
     state: list[Any] = []
     for user in range(_USERS):
-        events = _history(http, f"p{user}")
+        events = stored_events(http, f"p{user}")
         state += [(e["timestamp"], e["item_id"]) for e in events]
         state.append(sorted((e["timestamp"], e["item_id"], e["event_id"]) for e in events))
         question = {"user_id": f"p{user}", "limit": 10, "at": _AT}
@@ -135,7 +128,7 @@ def _round(setup: Setup, number: int, dated: list[Event], found: Found) -> list[
                 _append_undated(http, clock, rng, sent, found)
             if run == RUNS - 1:
                 final = _state(http)
-                ids = [event["event_id"] for event in _history(http, "now")]
+                ids = [event["event_id"] for event in stored_events(http, "now")]
                 found.expect(sorted(ids) == sorted(sent), f"{len(ids)} of {len(sent)}")
         clock.set(clock.ahead - 3 * DAY)
         found.steps += 1
@@ -159,7 +152,7 @@ def _append_undated(
     again = http.post("/v1/events", json={"events": batch}).json()
     found.expect(again["duplicates"] == 5, again)
     # The next answer has what was acknowledged, also where that is in the future by now.
-    history = {event["event_id"]: event for event in _history(http, "now")}
+    history = {event["event_id"]: event for event in stored_events(http, "now")}
     for name in names:
         found.expect(name in history, f"{name} is not in the next answer")
         stamp = from_rfc3339(history[name]["timestamp"]) if name in history else before
@@ -181,7 +174,7 @@ def _undated_control(setup: Setup) -> tuple[int, int]:
             clock.set(clock.ahead - 3_600)
             for _ in range(2):
                 http.post("/v1/events", json={"events": [{"user_id": "c", "item_id": item}]})
-        stored = [event["item_id"] for event in _history(http, "c")]
+        stored = [event["item_id"] for event in stored_events(http, "c")]
     distinct = [*dict.fromkeys(stored)]
     newest_first = [*reversed(items)]
     misplaced = sum(a != b for a, b in zip(distinct, newest_first, strict=True))

@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from tests.faults import __main__ as matrix
 from tests.faults import serving, writing
-from tests.faults.matrix import Setup, Verdict
-from tests.support import stepped_clock
+from tests.faults.matrix import Setup
 from tests.support.tiny import World
 
 
@@ -37,23 +34,6 @@ def test_an_early_acknowledgement_is_a_loss(tmp_path: Path) -> None:
     with journal.open("a") as file:
         file.write("try never 3\nack never 3\n")
     assert writing.lost(path, journal) == 1
-
-
-def test_a_row_whose_weaker_mode_holds_proves_nothing() -> None:
-    """A verdict is proven only where the promise held and the weaker mode broke it."""
-    assert Verdict(True, "", "", True).proven
-    assert not Verdict(True, "", "", False).proven
-    assert not Verdict(False, "", "", True).proven
-
-
-def test_a_missing_tool_is_named_before_anything_is_injected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A row whose tool is not installed says what to install."""
-    monkeypatch.setattr(stepped_clock, "library", lambda: None)
-    refused = CliRunner().invoke(matrix.app, ["skew"])
-    assert refused.exit_code == 2
-    assert "install faketime first" in " ".join(refused.output.replace("│", "").split())
 
 
 def test_acknowledgements_after_a_failed_commit_are_counted(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ _FORKS.set_forkserver_preload(
         "service.http.app",
         "service.http.server",
         # What commands import when they run, which is 40 % of the time of a small one.
-        "service.cli.transfer.row_bars",
+        "service.cli.progress_bars",
         "service.engine.lists",
         "service.maintenance.backups.backup",
-        "service.maintenance.doctor.diagnose",
+        "service.maintenance.doctor.diagnosis",
         __name__,
         PRELOADED,
     ]

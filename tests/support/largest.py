@@ -8,16 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from models.recommender.artifact import TrainedModel
 from service.domain.records import Event, Item
-from service.domain.settings import Settings
-from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
-from service.snapshots.registry import Registry
-from service.snapshots.text_embeddings import open_encoder
+from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
-from tests.benchmarks.workload.data import random_model
+from tests.support.untrained import publish_untrained
 
 ITEMS = 20_000
 LENGTHS = {"long": 30_000, "heavy": 3_000, "light": 60}  # events of users in questions
@@ -75,12 +69,7 @@ def make_data(target: Path, *, items: int = ITEMS, seed: int = 0) -> Path:
 
     target.mkdir(parents=True, exist_ok=True)
     asyncio.run(fill())
-    encoder = open_encoder(Settings.read({}).encoder)
-    model = random_model(items, content=encoder.dimension, seed=seed)
-    ids = tuple(item.item_id for item in catalogue)
-    counts = np.ones(items, np.int64)
-    trained = TrainedModel(model, ids, counts, encoder.name, {})
-    Registry(target / MODELS_FOLDER).publish(trained.to_files(), {"metrics": {}})
+    publish_untrained(target, [item.item_id for item in catalogue], seed=seed)
     return target
 
 

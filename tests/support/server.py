@@ -15,7 +15,7 @@ import httpx
 
 from tests.support.heed_process import PATIENCE, ROOT, HeedProcess
 
-__all__ = ["PATIENCE", "ROOT", "Server"]
+__all__ = ["PATIENCE", "ROOT", "Server", "stored_events"]
 
 _SERVES = re.compile(r"serves on (http://127\.0\.0\.1:\d+)")
 # It trusts nobody. Servers speak plain HTTP, and to read the certificates of all authorities takes
@@ -118,3 +118,16 @@ class Server:
             time.sleep(0.01)
         self.process.send(signal.SIGKILL)
         raise AssertionError(f"it did not serve, and ended with {self.wait()}: {self.log()}")
+
+
+def stored_events(http: httpx.Client, user: str) -> list[dict[str, Any]]:
+    """Return all stored events of a user, the newest first, page by page."""
+    events: list[dict[str, Any]] = []
+    cursor: dict[str, str] = {}
+    while True:
+        answer = http.get(f"/v1/users/{user}/history", params={"limit": "1000", **cursor})
+        page = answer.raise_for_status().json()
+        events += page["events"]
+        if page["cursor"] is None:
+            return events
+        cursor = {"cursor": page["cursor"]}

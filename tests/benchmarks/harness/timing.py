@@ -6,11 +6,11 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-ProgressCallback = Callable[[int, int], None]  # how much is done, and of how much
+T = TypeVar("T")
 _SHORTEST = 2e-3  # seconds that one sample lasts at least: a shorter call is repeated within it
 
 
@@ -20,10 +20,6 @@ class Spread(NamedTuple):
     median: float
     low: float
     high: float
-
-    def as_dict(self) -> dict[str, float]:
-        """Plain values for JSON."""
-        return {"median": self.median, "q25": self.low, "q75": self.high}
 
 
 def spread(samples: Sequence[float]) -> Spread:
@@ -37,8 +33,10 @@ def ratios(candidate: Sequence[float], reference: Sequence[float]) -> Spread:
     return spread([a / b for a, b in zip(candidate, reference, strict=True)])
 
 
-def no_progress(_done: int, _total: int) -> None:
-    """A `Told` that nobody hears."""
+def rotated(subjects: Sequence[T], turn: int) -> list[T]:
+    """Return the subjects in the order of a turn: another one is the first each time."""
+    first = turn % len(subjects)
+    return [*subjects[first:], *subjects[:first]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,6 @@ def alternate(
     works: Mapping[str, Callable[[], object]],
     rounds: int,
     *,
-    shortest: float = _SHORTEST,
     clock: Callable[[], float] = time.process_time,
 ) -> Timed:
     """Call each of `works` in every round, in an order that turns round by round.
@@ -68,7 +65,6 @@ def alternate(
     Args:
         works: by name; each is called twice beforehand, to warm up and to be sized.
         rounds: at least 1.
-        shortest: seconds of a sample; quicker works are repeated within one.
         clock: by default the processor time of this process: what else runs on the machine then
             costs a kernel its caches, but not its turn.
     """
@@ -77,12 +73,10 @@ def alternate(
         work()
         started = clock()
         work()
-        repeats[name] = max(1, math.ceil(shortest / max(clock() - started, 1e-7)))
+        repeats[name] = max(1, math.ceil(_SHORTEST / max(clock() - started, 1e-7)))
     samples: dict[str, list[float]] = {name: [] for name in works}
-    names = list(works)
-    for number in range(rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
+    for turn in range(rounds):
+        for name in rotated(list(works), turn):
             work, times = works[name], repeats[name]
             started = clock()
             for _ in range(times):

@@ -1,7 +1,6 @@
-"""RecTools' SASRec, in an environment that has it: fitted once and kept, then behind FastAPI.
+"""RecTools' SASRec behind FastAPI, in the peers' environment: fitted once and kept.
 
-python -m tests.benchmarks.peers.sasrec fit SPEC     # {"arrays", "model", "options", "epochs"}
-python -m tests.benchmarks.peers.sasrec serve SPEC
+python -m tests.benchmarks.peers.sasrec '{"arrays": …, "model": …, "options": …, "epochs": 100}'
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from rectools import Columns
 from rectools.dataset import Dataset
 from rectools.models import SASRecModel, load_model
 
-from models.evaluation.full_ranking import ndcg_gains
-from tests.benchmarks.peers.quality import ranks
-from tests.benchmarks.peers.served import Lists, Question, serve
+from tests.benchmarks.peers.served_app import TOP, Answer, Question, mean_ndcg, serve
 
 _PATIENCE = 3  # judgments without a better one, after which training ends
 
@@ -40,11 +37,8 @@ def fit(spec: dict[str, Any]) -> None:
     best, chosen, weights = -1.0, 0, {}
     for epoch in range(every, spec["epochs"] + 1, every):
         model.fit_partial(train, min_epochs=every, max_epochs=every)
-        lists = model.recommend(users, train, k=10, filter_viewed=True)
-        ndcg = float(ndcg_gains(ranks(_lists(lists, users), targets)).mean())
-        # A line on stderr is all the progress there can be: whoever waits for it shows it.
-        sys.stderr.write(f"epoch {epoch}/{spec['epochs']}: validation NDCG@10 {ndcg:.4f}\n")
-        sys.stderr.flush()
+        lists = model.recommend(users, train, k=TOP, filter_viewed=True)
+        ndcg = mean_ndcg(_lists(lists, users), targets)
         if ndcg > best:
             best, chosen = ndcg, epoch
             state = model.torch_model.state_dict()
@@ -55,7 +49,6 @@ def fit(spec: dict[str, Any]) -> None:
     path = Path(spec["model"])
     part = path.with_suffix(".part")
     model.save(part)
-    path.with_suffix(".json").write_text(json.dumps({"epoch": chosen, "ndcg": best}))
     os.replace(part, path)
 
 
@@ -64,14 +57,12 @@ def run(spec: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     arrays = np.load(spec["arrays"])
     model = load_model(spec["model"])
-    training = json.loads(Path(spec["model"]).with_suffix(".json").read_text())
     seen = _frame(arrays, "history")
-    every = Dataset.construct(seen)
     # Of a data set of all users RecTools filters every event in each request; what one user needs
     # of it is their own events, which are kept by user.
     own = {user: Dataset.construct(events) for user, events in seen.groupby(Columns.User)}
 
-    def answer(asked: Question) -> tuple[Sequence[int], Sequence[float]]:
+    def answer(asked: Question) -> Answer:
         targets = asked.targets
         found = model.recommend(
             [asked.user],
@@ -83,14 +74,7 @@ def run(spec: dict[str, Any]) -> None:
         )
         return found[Columns.Item].tolist(), found[Columns.Score].tolist()
 
-    def everyone(limit: int) -> int:
-        users = np.fromiter(own, dtype=np.int64)
-        model.recommend(users, every, k=limit, filter_viewed=True)
-        return len(users)
-
-    settings = ", ".join(f"{name} {value}" for name, value in spec["options"].items())
-    chosen = f"epoch {training['epoch']} by validation (NDCG@10 {training['ndcg']:.3f})"
-    serve(Lists(answer, everyone, f"SASRec, {settings}; {chosen}; else its defaults"))
+    serve(answer)
 
 
 def _frame(arrays: Any, name: str) -> pd.DataFrame:
@@ -112,4 +96,7 @@ def _lists(recommended: pd.DataFrame, users: Sequence[int]) -> list[list[int]]:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
-    {"fit": fit, "serve": run}[sys.argv[1]](json.loads(sys.argv[2]))
+    given = json.loads(sys.argv[1])
+    if not Path(given["model"]).exists():
+        fit(given)
+    run(given)

@@ -175,10 +175,10 @@ SERVICE = """
 import asyncio, sys
 from pathlib import Path
 from service.jobs.runner import JobRunner
-from service.cli.training import jobs
+from service.stores.postgres import shared_parts
 from service.stores.postgres.store import PostgresStore
 
-jobs.LEASE_SECONDS = 3.0
+shared_parts.LEASE_SECONDS = 3.0
 
 async def main():
     store = PostgresStore(sys.argv[1], namespace=sys.argv[2])
