@@ -18,7 +18,7 @@ AUDIT := $(VENV)-audit
 CLIENTS := $(VENV)-clients
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup demo test fuzz known walk faults distributed reference browser prometheus postgres clients cluster-drill lint audit bench bench-page bench-peers lock clean
+.PHONY: help install setup demo test fuzz known walk faults distributed reference browser prometheus postgres clients cluster-drill weight lint audit bench bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -111,6 +111,9 @@ postgres: $(STAMP) prometheus ## PostgreSQL's server, which the tests of stores 
 	sed -i '/# make postgres$$/d' $(CLUSTERS); exit $$status
 
 clients: $(CLIENTS)/.setup ## generators of typed clients, which the tests run (needs node and npm)
+
+weight: $(STAMP) ## lines of each room and its budget
+	$(PY) -m pytest tests/test_weight.py -q -s -k has_a_budget
 
 lint: $(STAMP) ## ruff and mypy
 	$(PY) -m ruff check

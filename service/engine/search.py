@@ -159,6 +159,7 @@ async def _list(request: Request[SearchIn]) -> AnswerOut:
             selection=selection,
             options=options,
             parameters=setup.parameters,
+            shown=request.shown,
         )
     )
     await _add_texts(request, answer["items"])
@@ -394,10 +395,12 @@ def list_matches(
     selection: ItemSelection,
     options: AttentionOptions,
     parameters: SearchParameters = DEFAULTS,
+    shown: Sequence[str] = (),
 ) -> AnswerOut:
     """List the items that match a text, or all without one, in the order of their fields.
 
-    The arguments are those of `search_items`; nobody's memory is attended. Raises `Invalid` for a
+    The arguments are those of `search_items`, and `shown` the items of another answer before this
+    one, which count for quotas; nobody's memory is attended. Raises `Invalid` for a
     cursor of another order.
     """
     mask, parsed, matches = selection.allowed, None, None
@@ -408,7 +411,11 @@ def list_matches(
         )
         mask, warnings = matched_items(snapshot, parsed, matches, mask)
     steered = steer_items(
-        snapshot, allowed=selection.allowed, limit=question.limit, at_most=question.at_most
+        snapshot,
+        allowed=selection.allowed,
+        limit=question.limit,
+        at_most=question.at_most,
+        shown=shown,
     )
     answer = list_items(question, snapshot, mask, steered.steering.quotas)
     if matches is not None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -198,6 +197,7 @@ def _refusal(status: int, detail: str) -> HTTPException:
 
 NAMESPACE_HEADER = "Heed-Namespace"  # of a request without a key; a key has its own namespace
 
+_NAMESPACE = NAMESPACE_HEADER.lower().encode()
 _PREFIX = "/v1/"
 _SHOWN = 80  # characters of a wrong name
 _REALM = 'Bearer realm="heed"'
@@ -314,8 +314,10 @@ def is_about_data(scope: Scope) -> bool:
 
 def _named_namespace(scope: Scope) -> str | None:
     """Return the namespace that the header of a request names, if it has one."""
-    name = Headers(scope=scope).get(NAMESPACE_HEADER)
-    return None if name is None else name[:_SHOWN]
+    for name, value in scope["headers"]:
+        if name == _NAMESPACE:
+            return str(value, "latin-1")[:_SHOWN]
+    return None
 
 
 def _choose_namespace(scope: Scope) -> None:

@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -484,7 +483,8 @@ def _unread(detail: str) -> HTTPException:
 
 def _is_compressed(scope: Scope) -> bool:
     """True for a gzip body. Raises HTTPException (415) for any other encoding."""
-    encoding = ",".join(Headers(scope=scope).getlist("content-encoding")).strip().lower()
+    given = [value for name, value in scope["headers"] if name == b"content-encoding"]
+    encoding = str(b",".join(given), "latin-1").strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise _unread(f"Content-Encoding may be gzip, not {encoding[:50]}.")
     return encoding.endswith("gzip")
@@ -498,4 +498,8 @@ def is_stream(scope: Scope) -> bool:
 
 def media_type(scope: Scope) -> str:
     """The media type of a request's body, in lower case; empty without one."""
-    return Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
+    # Starlette's `Headers` would take longer to be made than the look at all of them.
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            return str(value, "latin-1").partition(";")[0].strip().lower()
+    return ""

@@ -28,7 +28,7 @@ _FORKS.set_forkserver_preload(
         "service.cli.progress_bars",
         "service.engine.lists",
         "service.maintenance.backups.backup",
-        "service.maintenance.doctor.diagnose",
+        "service.maintenance.doctor.diagnosis",
         __name__,
         PRELOADED,
     ]

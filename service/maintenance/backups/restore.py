@@ -15,8 +15,6 @@ from service.domain.errors import Conflict, Corrupt, Incompatible, Invalid, NotF
 from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.settings import PREFIX, Settings
 from service.domain.timestamps import to_rfc3339
-from service.engine.engine import open_engine
-from service.engine.recommend import recommend_items
 from service.jobs.job_records import KEPT, parse_job
 from service.maintenance.backups.backup import digest_file
 from service.maintenance.backups.manifest import (
@@ -444,6 +442,10 @@ def drill(
 
 async def _recommend(settings: Settings) -> tuple[int, str]:
     """Recommend for one user of the store, or for nobody; return the number of items, the model."""
+    # A restore needs neither models nor torch.
+    from service.engine.engine import open_engine
+    from service.engine.recommend import recommend_items
+
     engine = await open_engine(settings)
     try:
         question = RecommendIn(user_id=await engine.typical_user(), limit=10)

@@ -56,7 +56,6 @@ def namespace() -> str:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_records, "_INTERVAL", 0.1)
     monkeypatch.setattr(job_records.SharedTrainingLease, "interval", 0.1)
 
 
@@ -176,10 +175,10 @@ SERVICE = """
 import asyncio, sys
 from pathlib import Path
 from service.jobs.runner import JobRunner
-from service.cli.training import jobs
+from service.stores.postgres import shared_parts
 from service.stores.postgres.store import PostgresStore
 
-jobs.LEASE_SECONDS = 3.0
+shared_parts.LEASE_SECONDS = 3.0
 
 async def main():
     store = PostgresStore(sys.argv[1], namespace=sys.argv[2])
