@@ -264,7 +264,7 @@ def test_members_of_an_object_come_from_columns(tmp_path: Path) -> None:
     assert found == [{"place": {"city": "x", "lat": 1.5}}]
     with pytest.raises(Invalid, match=r"attributes.place is mapped, and so is its member"):
         attributes(path, {**columns, "attributes.place": "latitude"})
-    with pytest.raises(Invalid, match=r"attributes.a..b: is unknown"):
+    with pytest.raises(Invalid, match=r"attributes.a..b is unknown"):
         attributes(path, {"attributes.a..b": "latitude"})
 
 
