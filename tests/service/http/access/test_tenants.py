@@ -63,7 +63,9 @@ class Site:
         """Create a namespace beside the service, which knows it when this returns; its id."""
         with self._directory() as directory:
             directory.create(name)
-            own_id: str = directory.namespace_id(name)
+        # The directory shares the service's notices, which may not have the namespace yet.
+        own_id = parse_place(self.store or str(self.data)).namespace_id(name)
+        assert own_id is not None
         self.until(lambda: not self.namespaces.is_gone(name, own_id))
         return own_id
 
