@@ -8,10 +8,15 @@ from urllib.parse import urlsplit
 import psycopg
 
 from service.domain.errors import Invalid, NotFound
-from service.domain.names import DEFAULT_NAMESPACE, NAME_RULE, is_name
+from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.timestamps import to_rfc3339
 from service.runtime import data_layout
-from service.runtime.data_layout import STORE_FILE, check_restored, namespace_folder
+from service.runtime.data_layout import (
+    STORE_FILE,
+    check_namespace,
+    check_restored,
+    namespace_folder,
+)
 from service.runtime.durable_files import make_directory
 from service.stores.base import Store
 from service.stores.postgres.connections import Connections
@@ -73,7 +78,7 @@ class SQLitePlace:
             if namespace != DEFAULT_NAMESPACE:
                 raise Invalid("", f"{self.name} is the file of one store; name its data directory")
             return self._data
-        return namespace_folder(self._data, _checked(namespace)) / STORE_FILE
+        return namespace_folder(self._data, check_namespace(namespace)) / STORE_FILE
 
 
 class PostgresPlace:
@@ -100,7 +105,7 @@ class PostgresPlace:
         Raises:
             NotFound: there is no such store.
         """
-        created = self._read().get(_checked(namespace))
+        created = self._read().get(check_namespace(namespace))
         if created is None:
             raise NotFound(f"there is no namespace {namespace!r} in {self.name}")
         # To the microsecond, which a database that is moved takes with it.
@@ -108,7 +113,7 @@ class PostgresPlace:
 
     def namespace_id(self, namespace: str) -> str | None:
         """Return the id of a namespace, which its keys have too; None without the namespace."""
-        if _checked(namespace) not in self._read():
+        if check_namespace(namespace) not in self._read():
             return None
         with self._connections.plain() as connection:
             open_installation(connection)  # an earlier version has no ids
@@ -123,8 +128,8 @@ class PostgresPlace:
         if own_id is not None:
             with self._connections.plain() as connection:
                 open_installation(connection)
-                find_or_create_namespace(connection, _checked(namespace), own_id)
-        return PostgresStore(self._url, namespace=_checked(namespace), is_target=is_target)
+                find_or_create_namespace(connection, check_namespace(namespace), own_id)
+        return PostgresStore(self._url, namespace=check_namespace(namespace), is_target=is_target)
 
     def _read(self) -> dict[str, int]:
         try:
@@ -160,12 +165,6 @@ def parse_place(text: str) -> StorePlace:
 
 def _make_store(path: Path) -> None:
     DatabaseFile(path)  # which creates it
-
-
-def _checked(namespace: str) -> str:
-    if not is_name(namespace):
-        raise Invalid("", f"{namespace[:80]!r} is no name of a namespace: {NAME_RULE}")
-    return namespace
 
 
 def _without_password(text: str) -> str:

@@ -219,10 +219,15 @@ def folder_size(folder: Path) -> int:
     return total
 
 
-def _folder(data: Path, name: str) -> Path:
+def check_namespace(name: str) -> str:
+    """Return the name of a namespace; raise `Invalid` unless it is one."""
     if not is_name(name):
         raise Invalid("", f"{name[:80]!r} is no name of a namespace: {NAME_RULE}")
-    return namespace_folder(data, name)
+    return name
+
+
+def _folder(data: Path, name: str) -> Path:
+    return namespace_folder(data, check_namespace(name))
 
 
 def _clean(data: Path) -> None:

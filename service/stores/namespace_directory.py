@@ -18,11 +18,12 @@ from typing import Protocol
 import orjson
 
 from service.domain.errors import Conflict, Corrupt, Invalid, NotFound
-from service.domain.names import DEFAULT_NAMESPACE, NAME_RULE, is_name
+from service.domain.names import DEFAULT_NAMESPACE, is_name
 from service.runtime import data_layout, durable_files
 from service.runtime.data_layout import (
     STORE_FILE,
     StoreToken,
+    check_namespace,
     namespace_folder,
     namespaces_locked,
     store_token,
@@ -187,7 +188,7 @@ class DatabaseNamespaces(NamespaceDirectory):
             yield self._own_folder(name, found)
 
     def create(self, name: str) -> Path:
-        _check(name)
+        check_namespace(name)
         with self._database.connections.plain() as connection:
             namespaces.create_namespace(connection, name)
         return self.find(name)
@@ -206,7 +207,7 @@ class DatabaseNamespaces(NamespaceDirectory):
     def remove(self, name: str) -> None:
         if name == DEFAULT_NAMESPACE:
             raise Invalid("", f"{name} is the whole installation's, and cannot be removed")
-        _check(name)
+        check_namespace(name)
         with self._database.connections.plain() as connection:
             _once_free(partial(namespaces.remove_namespace, connection, name))
         self.forget(name)
@@ -262,8 +263,3 @@ def _revoke_keys(path: Path, name: str) -> None:
             await store.close()
 
     asyncio.run(revoke())
-
-
-def _check(name: str) -> None:
-    if not is_name(name):
-        raise Invalid("", f"{name[:80]!r} is no name of a namespace: {NAME_RULE}")
