@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import psycopg
-
 from service.domain.errors import Invalid, NotFound
 from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.timestamps import to_rfc3339
@@ -20,10 +18,10 @@ from service.runtime.data_layout import (
 from service.runtime.durable_files import make_directory
 from service.stores.base import Store
 from service.stores.postgres.connections import Connections
-from service.stores.postgres.faults import explain
 from service.stores.postgres.namespaces import (
     find_or_create_namespace,
     namespace_ids,
+    namespace_names,
     read_namespaces,
 )
 from service.stores.postgres.schema import open_installation
@@ -96,8 +94,8 @@ class PostgresPlace:
 
     def namespaces(self) -> list[str]:
         """Return the names of the existing namespaces, `default` first."""
-        found = self._read()
-        return sorted(found, key=lambda name: (name != DEFAULT_NAMESPACE, name))
+        with self._connections.plain() as connection:
+            return namespace_names(connection)
 
     def identity(self, namespace: str) -> str:
         """Return what a copy records of the store of a namespace, to identify it later.
@@ -132,11 +130,8 @@ class PostgresPlace:
         return PostgresStore(self._url, namespace=check_namespace(namespace), is_target=is_target)
 
     def _read(self) -> dict[str, int]:
-        try:
-            with self._connections.connect() as connection:
-                return read_namespaces(connection)
-        except psycopg.Error as error:
-            raise explain(error) from error
+        with self._connections.plain() as connection:
+            return read_namespaces(connection)
 
 
 StorePlace = SQLitePlace | PostgresPlace
