@@ -175,9 +175,9 @@ class SharedFiles:
         of = {**self._of, "name": name}
         with self._connections.session() as connection:
             self._sweep(connection)
-            if _rows(connection, _IS_TAKEN, of):
+            if run_query(connection, _IS_TAKEN, of):
                 raise self._taken(name)
-            begun = _rows(connection, _BEGIN, {**of, "description": description})
+            begun = run_query(connection, _BEGIN, {**of, "description": description})
             if not begun:
                 raise NotFound("the namespace was removed")
             set_of = {**of, "set": begun[0][0]}
@@ -198,13 +198,13 @@ class SharedFiles:
     def find(self, name: str) -> FileSet | None:
         """Return the set of a name; None where there is none, or it was removed."""
         with self._connections.session() as connection:
-            found = _rows(connection, _FIND, {**self._of, "name": name})
+            found = run_query(connection, _FIND, {**self._of, "name": name})
         return FileSet(*found[0]) if found else None
 
     def sets(self) -> list[FileSet]:
         """Return all sets, in the order in which they were completed."""
         with self._connections.session() as connection:
-            return [FileSet(*row) for row in _rows(connection, _LIST, self._of)]
+            return [FileSet(*row) for row in run_query(connection, _LIST, self._of)]
 
     def read(self, name: str) -> Generator[FileChunk, None, None]:
         """Yield the chunks of a set as they were put, each verified.
@@ -216,16 +216,16 @@ class SharedFiles:
             Corrupt: naming the chunk that is missing, or not what was put.
         """
         with self._connections.session() as connection:
-            opened = _rows(connection, _OPEN, {**self._of, "name": name})
+            opened = run_query(connection, _OPEN, {**self._of, "name": name})
             if not opened:
                 raise self._missing(name)
             ((number, chunks),) = opened
             set_of = {**self._of, "set": number}
             for chunk in range(chunks):
-                found = _rows(connection, _CHUNK, {**set_of, "chunk": chunk})
+                found = run_query(connection, _CHUNK, {**set_of, "chunk": chunk})
                 file, digest, data = found[0] if found else ("", b"", b"")
                 if not found or hashlib.sha256(data).digest() != digest:
-                    if not _rows(connection, _IS_COMPLETE, set_of):
+                    if not run_query(connection, _IS_COMPLETE, set_of):
                         raise self._missing(name)  # removed meanwhile
                     what = f"chunk {chunk} of {chunks}"
                     fault = f"{what} ({file}) is damaged" if found else f"{what} is missing"
@@ -237,14 +237,14 @@ class SharedFiles:
         of = {**self._of, "name": name}
         with self._connections.session() as connection, connection.transaction():
             self._lock(connection)
-            if not _rows(connection, _FIND, of):
+            if not run_query(connection, _FIND, of):
                 raise self._missing(name)
-            return Activation(*_rows(connection, _ACTIVATE, of)[0])
+            return Activation(*run_query(connection, _ACTIVATE, of)[0])
 
     def last_activation(self) -> Activation:
         """Return the last activation, with number 0 where there was none."""
         with self._connections.session() as connection:
-            found = _rows(connection, _ACTIVE, self._of)
+            found = run_query(connection, _ACTIVE, self._of)
         return Activation(*found[0]) if found else Activation(0, None, 0)
 
     async def active(self) -> Activation:
@@ -271,7 +271,7 @@ class SharedFiles:
     def removed(self) -> set[str]:
         """Return the names of all sets that were removed."""
         with self._connections.session() as connection:
-            return {row[0] for row in _rows(connection, _REMOVED, self._of)}
+            return {row[0] for row in run_query(connection, _REMOVED, self._of)}
 
     def drop(self, name: str) -> None:
         """Delete a set. Other than after `remove`, its name may be used again."""
@@ -299,7 +299,7 @@ class SharedFiles:
             try:
                 connection = stack.enter_context(self._connections.session())
                 # The lock is the session's, and so ends with the process that holds it.
-                while not _rows(connection, _TRY_MAKING, {"key": key})[0][0]:
+                while not run_query(connection, _TRY_MAKING, {"key": key})[0][0]:
                     if time.monotonic() > until:
                         break
                     time.sleep(_PAUSE)
@@ -315,7 +315,7 @@ class SharedFiles:
     def _sweep(self, connection: Connection) -> None:
         """Delete the chunks of sets that are none, or no longer, in short transactions."""
         connection.execute(_ABANDON_OLD.encode(), {**self._of, "after": _ABANDONED_AFTER})
-        for (number,) in _rows(connection, _FIND_DELETED, self._of):
+        for (number,) in run_query(connection, _FIND_DELETED, self._of):
             of = {**self._of, "set": number, "most": _DELETED_CHUNKS}
             while connection.execute(_DELETE_CHUNKS.encode(), of).rowcount:
                 pass
@@ -341,5 +341,6 @@ class SharedFiles:
         return NotFound(f"there is no {self._of['kind']} {name} in PostgreSQL")
 
 
-def _rows(connection: Connection, query: str, values: Mapping[str, Any]) -> Rows:
+def run_query(connection: Connection, query: str, values: Mapping[str, Any]) -> Rows:
+    """Run a statement, and return its rows in binary format."""
     return connection.execute(query.encode(), values, binary=True).fetchall()

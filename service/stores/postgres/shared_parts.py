@@ -10,10 +10,9 @@ from typing import Any, Literal, NamedTuple
 from psycopg import Connection
 
 from service.domain.errors import HeedError
-from service.stores.jobs import Rows
 from service.stores.postgres.connections import Connections
 from service.stores.postgres.schema import IS_THERE
-from service.stores.postgres.shared_files import SharedFiles
+from service.stores.postgres.shared_files import SharedFiles, run_query
 
 LEASE_SECONDS = 20.0  # without a renewal, after which a lease may be taken over
 
@@ -71,7 +70,7 @@ SELECT FROM heed.job_leases WHERE namespace_no = %(no)s AND expires > clock_time
 
 def is_leased(connection: Connection, namespace_no: int) -> bool:
     """Report whether a job of a namespace runs on any machine."""
-    return bool(_rows(connection, _IS_LEASED, {"no": namespace_no}))
+    return bool(run_query(connection, _IS_LEASED, {"no": namespace_no}))
 
 
 class SharedJobs:
@@ -124,7 +123,9 @@ class SharedJobs:
 
     def _found(self, query: str, values: Mapping[str, Any]) -> list[JobRow]:
         with self._connections.session() as connection:
-            return [JobRow(*row) for row in _rows(connection, query, {"no": self._no, **values})]
+            return [
+                JobRow(*row) for row in run_query(connection, query, {"no": self._no, **values})
+            ]
 
 
 class SharedLease:
@@ -137,7 +138,7 @@ class SharedLease:
     def take(self) -> bool:
         """Take the lease; False while another one has it."""
         with self._connections.session() as connection:
-            return bool(_rows(connection, _TAKE, self._values))
+            return bool(run_query(connection, _TAKE, self._values))
 
     def renew(self, job_id: str) -> LeaseState:
         """Keep the lease for another LEASE_SECONDS.
@@ -150,7 +151,7 @@ class SharedLease:
         long as nobody has taken it over.
         """
         with self._connections.session() as connection:
-            found = _rows(connection, _RENEW, {**self._values, "job": job_id})
+            found = run_query(connection, _RENEW, {**self._values, "job": job_id})
         if not found:
             return "lost"
         return "cancelled" if found[0][0] else "held"
@@ -162,10 +163,6 @@ class SharedLease:
                 connection.execute(_RELEASE.encode(), self._values)
         except HeedError as error:
             _log.warning("the lease of a training was not given up, and runs out: %s", error)
-
-
-def _rows(connection: Connection, query: str, values: Mapping[str, Any]) -> Rows:
-    return connection.execute(query.encode(), values, binary=True).fetchall()
 
 
 class SharedParts:
