@@ -36,7 +36,7 @@ from service.stores.records import imports, keys, scenarios
 from service.stores.records.catalogue import replace_items
 from service.stores.records.events import find_names
 from service.stores.records.forgetting import add_entries
-from service.stores.records.users import EVENT_BYTES, USER_BYTES, delete_users
+from service.stores.records.users import EVENT_BYTES, USER_BYTES, delete_users, note_items
 from service.stores.values import (
     CopyRecord,
     Registers,
@@ -186,7 +186,7 @@ class BulkAccess:
 
     async def discard_item_names(self, item_ids: Sequence[str]) -> None:
         """Leave names to `clean_up`, which deletes those that no event uses."""
-        await self._change(lambda tx: _discard_item_names(tx, item_ids), len(item_ids))
+        await self._change(lambda tx: note_items(tx, "item_id", list(item_ids)), len(item_ids))
 
     async def put_users(self, users: Sequence[StoredUser], position: str) -> None:
         """Replace users by these, and record the position.
@@ -447,17 +447,6 @@ def _put_items(tx: Transaction, items: Sequence[StoredItem]) -> Job[None]:
         "sqlite:kind $[row_no|item_no] import_no written document embedding",
         [("item", numbers[item.item_id], *row) for item in items for row in item.replaced],
         key="import_no",
-    )
-
-
-def _discard_item_names(tx: Transaction, item_ids: Sequence[str]) -> Job[None]:
-    yield Do(
-        "INSERT INTO heed.unused_names ($[|namespace_no, ]kind, number, noted)"
-        " SELECT $[|namespace_no, ]'items', item_no, CAST(:tick AS bigint) FROM heed.items"
-        " WHERE $here AND item_id $in(ids) AND change IS NULL"
-        " ON CONFLICT ($[|namespace_no, ]kind, number) DO UPDATE SET noted = excluded.noted",
-        tick=tx.tick(),
-        ids=list(item_ids),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
 from service.domain.records import NEGATIVE, User
@@ -320,20 +320,25 @@ def drop_if_empty(tx: Transaction, users: Iterable[str]) -> Job[None]:
 
 def note_names(tx: Transaction, items: Collection[int], types: Collection[int]) -> Job[None]:
     """Note the numbers of names that deleted events used, for `Store.clean_up`."""
-    yield Do(
-        "INSERT INTO heed.unused_names ($[|namespace_no, ]kind, number, noted)"
-        " SELECT $[|namespace_no, ]'items', item_no, CAST(:tick AS bigint) FROM heed.items"
-        " WHERE $here AND item_no $in(items) AND change IS NULL"
-        " ON CONFLICT ($[|namespace_no, ]kind, number) DO UPDATE SET noted = excluded.noted",
-        tick=tx.tick(),
-        items=sorted(items),
-    )
+    yield from note_items(tx, "item_no", sorted(items))
     yield Insert(
         "unused_names",
         "kind number noted",
         [("types", number, tx.tick()) for number in sorted(types)],
         key="kind number",
         update="noted = excluded.noted",
+    )
+
+
+def note_items(tx: Transaction, column: str, items: list[Any]) -> Job[None]:
+    """Note items that only events have named, for `Store.clean_up`: by `item_no` or `item_id`."""
+    yield Do(
+        "INSERT INTO heed.unused_names ($[|namespace_no, ]kind, number, noted)"
+        " SELECT $[|namespace_no, ]'items', item_no, CAST(:tick AS bigint) FROM heed.items"
+        f" WHERE $here AND {column} $in(items) AND change IS NULL"
+        " ON CONFLICT ($[|namespace_no, ]kind, number) DO UPDATE SET noted = excluded.noted",
+        tick=tx.tick(),
+        items=items,
     )
 
 
