@@ -27,6 +27,11 @@ def vector_bytes(vector: Vector) -> bytes:
     return vector.astype("<f4", copy=False).tobytes()
 
 
+def blob_from(vector: Vector | None) -> bytes | None:
+    """Encode a vector as `vector_bytes` does; None stays None."""
+    return None if vector is None else vector_bytes(vector)
+
+
 def vector_from(data: bytes | None) -> Vector | None:
     """Decode the read-only vector that `vector_bytes` encoded; None stays None."""
     return None if data is None else np.frombuffer(data, dtype="<f4").astype(np.float32, copy=False)

@@ -108,6 +108,11 @@ class LogChanges(NamedTuple):
     seqs: NDArray[np.int64]  # [n] of these events
 
 
+def known_seq(known: NDArray[np.int64], user_no: int) -> int:
+    """Return the last seq that a caller of `Store.log_changes` has of a user."""
+    return int(known[user_no]) if user_no < len(known) else 0
+
+
 # ------------------------------------------------------------------------------ the catalogue
 
 

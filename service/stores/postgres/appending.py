@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from psycopg import AsyncCursor
 
 from service.domain.errors import Conflict
 from service.domain.records import NEGATIVE, Event
-from service.stores.encoding import EventIds, vector_bytes
+from service.stores.encoding import EventIds, blob_from
 from service.stores.event_identity import (
     FreshEvent,
     event_key,
@@ -219,17 +218,13 @@ class _EventRows:
         if not self.with_vectors:
             return ids
         vectors = [
-            (users[event.user_id][0], seq, _blob(event.key), _blob(event.value))
+            (users[event.user_id][0], seq, blob_from(event.key), blob_from(event.value))
             for event, seq in zip(self._events, seqs.tolist(), strict=True)
             if _has_vectors(event)
         ]
         await transaction.execute(_ADD_VECTORS, *map(list, zip(*vectors, strict=True)))
         self.tally.bytes += sum(len(blob or b"") for row in vectors for blob in row[2:])
         return ids
-
-
-def _blob(vector: Any) -> bytes | None:
-    return None if vector is None else vector_bytes(vector)
 
 
 def _has_vectors(event: Event) -> bool:

@@ -18,7 +18,7 @@ from psycopg import AsyncConnection, Connection
 
 from service.stores.jobs import Rows, translate
 from service.stores.postgres.ticks import LAST_VERSION, changed_between, horizon_query, read_horizon
-from service.stores.values import LogChanges, LogColumns, Shard
+from service.stores.values import LogChanges, LogColumns, Shard, known_seq
 
 _FIND: dict[Literal["users", "items", "types"], str] = {
     "users": "SELECT user_key, user_id FROM heed.users WHERE namespace_no = %s"
@@ -33,7 +33,7 @@ _FIND: dict[Literal["users", "items", "types"], str] = {
 class ColumnCodes:
     """Codes of numbers: indexes into `names`, which grows with new numbers.
 
-    InternedNames are read in the transaction of the connection.
+    Names are read in the transaction of the connection.
     """
 
     def __init__(
@@ -124,11 +124,11 @@ def log_changes(
     rewritten = {user_no for (user_no,) in gone}
     rewritten |= {user_no for _, user_no, _, generation, _ in changed if generation > after}
     wanted = [
-        (key, user_no, 0 if user_no in rewritten else _known(known, user_no))
+        (key, user_no, 0 if user_no in rewritten else known_seq(known, user_no))
         for key, user_no, _, _, _ in changed
     ]
     events, seqs = _log_columns(connection, namespace_no, wanted)
-    void = [number for number in sorted(rewritten) if _known(known, number)]
+    void = [number for number in sorted(rewritten) if known_seq(known, number)]
     return LogChanges(version, np.array(void, np.int64), events, seqs)
 
 
@@ -143,12 +143,8 @@ def _first(
     for place, (_, user_no, version, generation, next_seq) in enumerate(rows):
         if limit is not None and events >= limit and place and version > rows[place - 1][2]:
             return rows[:place], rows[place - 1][2]
-        events += next_seq - 1 - (0 if generation > after else _known(known, user_no))
+        events += next_seq - 1 - (0 if generation > after else known_seq(known, user_no))
     return rows, horizon
-
-
-def _known(known: NDArray[np.int64], user_no: int) -> int:
-    return int(known[user_no]) if user_no < len(known) else 0
 
 
 def _log_columns(

@@ -27,7 +27,7 @@ _DELETED = b"SELECT names FROM heed.namespaces WHERE namespace_no = %s"
 
 
 class InternedNames:
-    """InternedNames of one table of one namespace, cached."""
+    """Names of one table of one namespace, cached."""
 
     def __init__(self, connections: Connections, namespace_no: int, table: Interned) -> None:
         number, name = INTERNED[table]

@@ -13,12 +13,12 @@ from service.domain.item_patch import ItemPatch
 from service.domain.records import Item
 from service.stores.encoding import (
     Document,
+    blob_from,
     cursor_of,
     document_digest,
     item_document,
     item_from,
     position_of,
-    vector_bytes,
 )
 from service.stores.jobs import Insert, Job, Run, Transaction, Update
 from service.stores.values import CatalogueChanges, CatalogueDigest, OnCatalogueChange, PatchResult
@@ -48,7 +48,7 @@ def put_items(
     import_no: int | None,
 ) -> Job[int]:
     """`Store.put_items`."""
-    new = {item.item_id: (item_document(item), _embedding(item)) for item in items}
+    new = {item.item_id: (item_document(item), blob_from(item.embedding)) for item in items}
     numbers = tx.item_numbers(new)
     rows = yield Run(f"{_COLUMNS} AND item_id $in(ids)", ids=list(new))
     old = {item_id: (document, embedding) for item_id, document, embedding in rows}
@@ -233,7 +233,3 @@ def _size(document: Document) -> int:
     if document[0] is None:
         return 0
     return ITEM_BYTES + len(document[0]) + len(document[1] or b"")
-
-
-def _embedding(item: Item) -> bytes | None:
-    return None if item.embedding is None else vector_bytes(item.embedding)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from service.domain.records import NEGATIVE, Event
 from service.stores.encoding import (
     EventIds,
+    blob_from,
     user_from,
-    vector_bytes,
     vectors_from,
 )
 from service.stores.event_identity import FreshEvent, find_fresh, user_key
@@ -29,7 +29,7 @@ from service.stores.quota import StoreUsage
 from service.stores.records import imports
 from service.stores.sqlite.names import NameCodes, Spelling
 from service.stores.sqlite.transaction import SQLiteTransaction
-from service.stores.values import AppendResult, History, LogChanges, LogColumns, Shard
+from service.stores.values import AppendResult, History, LogChanges, LogColumns, Shard, known_seq
 
 Owners: TypeAlias = list[tuple[int, int, int, int | None]]
 """Stored events: user_no, timestamp, seq, and the import that each goes with."""
@@ -70,7 +70,7 @@ class Appending:
             columns = (user_no, timestamp, seq, item_no, type_no, event.weight, event_id, digest)
             rows.append((*columns, import_no))
             if event.key is not None or event.value is not None:
-                vectors.append((user_no, seq, _blob(event.key), _blob(event.value)))
+                vectors.append((user_no, seq, blob_from(event.key), blob_from(event.value)))
         added = (
             (row[3], event.type in NEGATIVE) for row, (event, _, _) in zip(rows, fresh, strict=True)
         )
@@ -130,10 +130,6 @@ def _users(transaction: SQLiteTransaction, user_ids: set[str]) -> dict[str, list
         )
         connection.execute("UPDATE state SET users = users + ?", (len(created),))
     return users
-
-
-def _blob(vector: Any) -> bytes | None:
-    return None if vector is None else vector_bytes(vector)
 
 
 class read_transaction:  # noqa: N801  # used like a keyword
@@ -278,7 +274,7 @@ def log_changes(
         whole = []
         rows: Rows = []
         for user_no, _, _, next_seq in changed:
-            seq = 0 if user_no in rewritten else _known(known, user_no)
+            seq = 0 if user_no in rewritten else known_seq(known, user_no)
             if seq == 0:
                 whole.append(user_no)
             elif next_seq - 1 > seq:
@@ -286,7 +282,7 @@ def log_changes(
         numbers = np.array(whole, np.int64)
         rows += connection.execute(_WHOLE, (apsw.carray(numbers),)) if whole else []
         events, seqs = _log_columns(connection, rows)
-    void = [number for number in sorted(rewritten) if _known(known, number)]
+    void = [number for number in sorted(rewritten) if known_seq(known, number)]
     return LogChanges(version, np.array(void, np.int64), events, seqs)
 
 
@@ -301,12 +297,8 @@ def _changed_users(
         if events >= limit and version > changed[-1][1]:  # a version is read whole or not at all
             return changed[-1][1], changed
         changed.append(row)
-        events += next_seq - 1 - (0 if generation > after else _known(known, user_no))
+        events += next_seq - 1 - (0 if generation > after else known_seq(known, user_no))
     return connection.execute("SELECT clock FROM state").get, changed
-
-
-def _known(known: NDArray[np.int64], user_no: int) -> int:
-    return int(known[user_no]) if user_no < len(known) else 0
 
 
 def _log_columns(
