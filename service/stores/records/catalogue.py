@@ -26,11 +26,8 @@ from service.stores.values import CatalogueChanges, CatalogueDigest, OnCatalogue
 Replacement: TypeAlias = tuple[int, Document, Document]
 """The number of an item, what is there, and what replaces it."""
 
-ALL_ITEMS = """\
-SELECT item_id, document, embedding FROM heed.items
- WHERE $here AND document IS NOT NULL ORDER BY item_id"""
-
 _COLUMNS = "SELECT item_id, document, embedding FROM heed.items WHERE $here"
+ALL_ITEMS = f"{_COLUMNS} AND document IS NOT NULL ORDER BY item_id"
 _VERSION = "SELECT catalogue FROM $[state|heed.namespaces WHERE $here]"
 _HIDDEN = "$[json_extract(CAST(document AS TEXT), '$.hidden')|hidden]"
 ITEM_BYTES = 300  # beside the document and the embedding

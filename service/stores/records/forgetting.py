@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 
 from service.stores.encoding import cursor_of, position_of
 from service.stores.jobs import Do, Insert, Job, Rows, Run, Transaction
+from service.stores.postgres.ticks import changed_between
 from service.stores.records.users import delete_users
 from service.stores.values import ForgottenUser, user_digest
 
@@ -25,8 +26,7 @@ _SALT_BYTES = 16
 _ENTRIES = "SELECT digest, salt, forgotten, events FROM heed.forgotten WHERE $here"
 _HEX = "$[lower(hex(digest))|encode(digest, 'hex')]"
 _TABLES: Mapping[Literal["items", "types"], str] = {"items": "item_no", "types": "type_no"}
-# The index of PostgreSQL has ranges of versions.
-_CHANGED = "$[|version_range >= :since >> 17 AND ]version > :since"
+_CHANGED = f"$[version > :since|{changed_between(':since')}]"
 
 
 # ------------------------------------------------------------------------------ changes
