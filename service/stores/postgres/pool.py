@@ -1,16 +1,15 @@
 """Connections lent to calls: a pool of each event loop, a deadline, a circuit breaker.
 
 Timeouts of the server do not help where it hangs itself, and those of TCP do not where its machine
-still confirms packets: whoever waits would do so for as long as the server hangs.
+still confirms packets: a caller would wait for as long as the server hangs. So a connection with
+which a block takes too long is cut, and the block fails: a statement cannot be cancelled on a
+server that hangs.
 
-While the circuit is open, calls fail at once instead of waiting for their timeouts. Now and then
-one call is let through; the circuit closes when one succeeds.
+While no server answers, the circuit is open, and calls fail at once instead of waiting for their
+timeouts. Now and then one call is let through; the circuit closes when one succeeds.
 
 `psycopg_pool` connects in background tasks. These outlive a cancelled call, so that `asyncio.run`
 waits for them for ever, and a caller learns of a refused connection only when its wait times out.
-
-A connection with which a block takes too long is cut, so that the block fails: a statement cannot
-be cancelled on a server that hangs. A breaker makes calls fail at once while no server answers.
 """
 
 from __future__ import annotations
@@ -84,11 +83,6 @@ class Breaker:
         self._clock = clock
         self._open_until: float | None = None  # None: closed
         self.reason = ""
-
-    @property
-    def is_open(self) -> bool:
-        """Report whether calls fail."""
-        return self._open_until is not None
 
     def permits(self) -> bool:
         """Report whether a call may be tried now; the next one may be, after a pause."""
