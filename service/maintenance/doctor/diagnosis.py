@@ -98,11 +98,11 @@ def diagnose(
     installation = Installation(
         settings,
         environment,
-        time.time_ns() // 1000 if now is None else now,
-        disk or Disk(usage.total, usage.free),
-        metrics,
-        encoder,
-        backup_days,
+        now=time.time_ns() // 1000 if now is None else now,
+        disk=disk or Disk(usage.total, usage.free),
+        metrics=metrics,
+        encoder=encoder,
+        backup_days=backup_days,
     )
     namespaces: list[NamespaceData] = []
     try:

@@ -208,9 +208,16 @@ class PostgresStore(Store):
         return None
 
     def measures(self) -> StoreMeasures:
-        writes, failures = self._transactions, self._connections.failures
+        writes = self._transactions
         return StoreMeasures(
-            self._database_bytes, 0, 0, writes.running, writes.commits, 0, failures, self._is_closed
+            database_bytes=self._database_bytes,
+            log_bytes=0,
+            log_pages=0,
+            queued_rows=writes.running,
+            commits=writes.commits,
+            checkpoints=0,
+            failures=self._connections.failures,
+            failed=self._is_closed,
         )
 
     @property

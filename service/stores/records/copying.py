@@ -345,13 +345,13 @@ def _users(after: str, events: int) -> Job[list[StoredUser]]:
     vectors_of, claims_of, replaced_of = map(_grouped, (vectors, claims, replaced))
     return [
         StoredUser(
-            user_id,
-            next_seq,
-            profile_of.get(user),
-            events_of.get(user, []),
-            [StoredVectors(*row) for row in vectors_of.get(user, ())],
-            [StoredClaim(*row) for row in claims_of.get(user, ())],
-            [StoredReplacement(*row) for row in replaced_of.get(user, ())],
+            user_id=user_id,
+            next_seq=next_seq,
+            profile=profile_of.get(user),
+            events=events_of.get(user, []),
+            vectors=[StoredVectors(*row) for row in vectors_of.get(user, ())],
+            claims=[StoredClaim(*row) for row in claims_of.get(user, ())],
+            replaced=[StoredReplacement(*row) for row in replaced_of.get(user, ())],
         )
         for user, user_id, next_seq in page
     ]
@@ -392,12 +392,12 @@ def _stored_items(rows: Rows) -> Job[list[StoredItem]]:
     replaced_of = _grouped(replaced)
     return [
         StoredItem(
-            item_id,
-            change is not None,
-            document,
-            embedding,
-            [StoredReplacement(*row) for row in replaced_of.get(item_no, ())],
-            (change or 0, item_no),
+            item_id=item_id,
+            was_put=change is not None,
+            document=document,
+            embedding=embedding,
+            replaced=[StoredReplacement(*row) for row in replaced_of.get(item_no, ())],
+            place=(change or 0, item_no),
         )
         for item_id, item_no, change, document, embedding in rows
     ]

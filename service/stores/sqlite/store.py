@@ -192,17 +192,26 @@ class SQLiteStore(Store):
     def measures(self) -> StoreMeasures:
         database, log = file_sizes(self._path)
         if self._frozen is not None:
-            return StoreMeasures(database, log, 0, 0, 0, 0, 0, failed=True)
+            return StoreMeasures(
+                database_bytes=database,
+                log_bytes=log,
+                log_pages=0,
+                queued_rows=0,
+                commits=0,
+                checkpoints=0,
+                failures=0,
+                failed=True,
+            )
         writer = self._writer
         return StoreMeasures(
-            database,
-            log,
-            writer.log_pages,
-            writer.waiting,
-            writer.commits,
-            writer.checkpoints,
-            self._file.failures,
-            writer.failure is not None or self._damaged,
+            database_bytes=database,
+            log_bytes=log,
+            log_pages=writer.log_pages,
+            queued_rows=writer.waiting,
+            commits=writer.commits,
+            checkpoints=writer.checkpoints,
+            failures=self._file.failures,
+            failed=writer.failure is not None or self._damaged,
         )
 
     @property
