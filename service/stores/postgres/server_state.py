@@ -124,11 +124,7 @@ class ServerState(NamedTuple):
 def read_server(connections: Connections) -> ServerState:
     """Read the state of a database's server. Raises `Unavailable` where it does not answer."""
     with connections.plain() as connection:
-        settings: dict[str, str] = dict(
-            _rows(
-                connection, "SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", _SETTINGS
-            )
-        )
+        settings: dict[str, str] = dict(_rows(connection, _READ_SETTINGS, _SETTINGS))
         ((user, is_superuser, sees),) = _rows(connection, _ROLE)
         ((age, failures, archived, tls),) = _rows(connection, _ONE_ROW)
         ((count, machines),) = _rows(connection, _CONNECTIONS)
