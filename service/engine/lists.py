@@ -331,17 +331,7 @@ async def _compute(
     total = lists.users + len(user_ids)
     selection = select_items(snapshot, question.filter)
     allowed = selection.allowed
-    steered = steer_items(
-        snapshot,
-        allowed=allowed,
-        limit=question.limit,
-        rules=question.rules,
-        pins=question.pin,
-        at_most=question.at_most,
-        explore=question.explore,
-        seed=question.seed,
-        exclude=question.exclude,
-    )
+    steered = steer_items(question, snapshot, allowed=allowed)
     unknown = await unknown_types(parts, question.visible.types, "/visible/types")
     for warning in selection.warnings + steered.warnings + unknown:
         announce(f"warning: {warning['pointer']}: {warning['detail']}")

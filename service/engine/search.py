@@ -111,13 +111,7 @@ async def answer_search(request: Request[SearchIn]) -> AnswerOut | FoundEventsOu
     await request.open_for(question)
     snapshot, setup = request.snapshot, request.parts.search.setup
     selection = await request.select(question.filter, question.facets)
-    selection, steered = await request.steer(
-        selection,
-        limit=question.limit + offset,
-        rules=question.rules,
-        pins=question.pin,
-        at_most=question.at_most,
-    )
+    selection, steered = await request.steer(question, selection, limit=question.limit + offset)
 
     def attend(user: UserMemory) -> SearchOutcome:
         return search_items(
@@ -410,13 +404,7 @@ def list_matches(
             question.query, snapshot, encode, allowed=mask, options=options, parameters=parameters
         )
         mask, warnings = matched_items(snapshot, parsed, matches, mask)
-    steered = steer_items(
-        snapshot,
-        allowed=selection.allowed,
-        limit=question.limit,
-        at_most=question.at_most,
-        shown=shown,
-    )
+    steered = steer_items(question, snapshot, allowed=selection.allowed, shown=shown)
     answer = list_items(question, snapshot, mask, steered.steering.quotas)
     if matches is not None:
         answer |= {"retrieval": matches.mode, "keys_attended": matches.attended}
