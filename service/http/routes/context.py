@@ -90,15 +90,15 @@ class Context(Request):
         if self._parsed is not None:
             parsed: T = self._parsed
             return parsed
+        if not self.scope[BODY]:
+            raise RequestValidationError([{"type": "missing", "loc": ("body",), "msg": "required"}])
         try:
-            document = await self.json() if self.scope[BODY] else None
+            document = await self.json()
         except JSONDecodeError as error:
             where = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error"}
             raise RequestValidationError(
                 [{**where, "input": {}, "ctx": {"error": error.msg}}]
             ) from None
-        if document is None:
-            raise RequestValidationError([{"type": "missing", "loc": ("body",), "msg": "required"}])
         try:
             return schema(document)
         except ValidationError as error:
