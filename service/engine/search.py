@@ -537,7 +537,7 @@ def search_answer(
             )
         )
     ]
-    for place in np.flatnonzero(~np.isfinite(found.scores)).tolist():
+    for place in np.flatnonzero(np.isneginf(found.scores)).tolist():
         del items[place]["score"], items[place]["parts"]  # a pin that was not compared
     for item, place in zip(items, outcome.places, strict=True):
         if place >= 0:
