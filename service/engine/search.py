@@ -140,7 +140,7 @@ async def answer_search(request: Request[SearchIn]) -> AnswerOut | FoundEventsOu
 
 
 async def _list(request: Request[SearchIn]) -> AnswerOut:
-    """List items in the order of their fields; whoever asks, the list is the same."""
+    """List items in the order of their fields, the same list for every user."""
     question = request.question
     await request.open_snapshot()
     selection = await request.select(question.filter, question.facets, question.sort)
@@ -467,7 +467,7 @@ def _is_nonsense(
 ) -> bool:
     """Report whether a query has no known word, nor comes nearer to any key than nonsense does.
 
-    A few common words among unknown ones are none. Where words do not count, nothing is nonsense.
+    A few common words among unknown ones are none. Nothing is nonsense if words do not count.
     """
     if parsed.keywords or parsed.coverage >= KNOWN_WORDS or not matches.parameters.lexical:
         return False

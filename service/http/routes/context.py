@@ -141,7 +141,7 @@ def body_errors(error: ValidationError) -> RequestValidationError:
 
 
 class JsonRoute(APIRoute):
-    """A route whose handler may take the `Context`, and whose POST, PUT and PATCH take JSON alone.
+    """A route whose handler may take the `Context`, and whose POST, PUT and PATCH take only JSON.
 
     PATCH takes it also as a merge patch. Any other type is a 415, also of an empty body: a page of
     another site can make a browser post to 127.0.0.1, but not with this type unless the service
