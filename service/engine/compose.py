@@ -57,7 +57,7 @@ class Parts:
         self.event_log.close()
         self.memories.close()
         self.embeddings.save()
-        # Whoever waited for what has not begun yet has been answered or has left.
+        # Queued requests have been answered or cancelled.
         await asyncio.to_thread(self.executor.shutdown, cancel_futures=True)
         await self.store.close()
 

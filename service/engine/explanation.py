@@ -355,7 +355,7 @@ def _explained(
 ) -> list[list[Reason]]:
     """Return `wanted` reasons, or more until they are of `top` items and types.
 
-    Of a long history, `_MOST_OF_LONG` are looked at.
+    At most `_MOST_OF_LONG` of a long history are looked at.
     """
     found = explain(snapshot, user, rows, wanted, options, partial=partial, effects=effects)
     named = [len({_key(events, one.source) for one in each}) for each in found]
@@ -381,7 +381,7 @@ def _key(events: EventColumns, source: int) -> _Key:
 def _foremost(reasons: Sequence[Reason], events: EventColumns, top: int) -> list[Reason]:
     """Keep the reasons of the `top` items and types that raise a score most, in their order.
 
-    Where fewer raise it, those that lower it most follow, as in `explain`.
+    If fewer raise it, those that lower it most follow, as in `explain`.
     """
     sums = _sums(reasons, events)
     if len(sums) <= top:

@@ -153,7 +153,7 @@ def open_progress(path: Path, run: ListRun, *, restart: bool = False) -> Iterato
     Args:
         path: of the file; created when missing.
         run: as it is now; continued is a run of the same identity.
-        restart: begin anew in any case.
+        restart: begin again in any case.
 
     Raises:
         Conflict: another process has the file open.

@@ -197,7 +197,7 @@ async def write_lists(
 
     All lists come from one model and one state of the catalogue, those of the beginning; the events
     of a user are read when the user's turn comes. The file appears at the end, whole and durable.
-    Where not every item is scored, a random sample of users is answered once more by scoring all,
+    If not every item is scored, a random sample of users is answered once more by scoring all,
     which gives the recall.
 
     Lists go to a file beside the output first, of the suffix `PROGRESS_SUFFIX`. A run that is
@@ -210,7 +210,7 @@ async def write_lists(
         question: what to recommend to each user in turn. All requests have its time, or that of
             the beginning.
         progress: called with how many users are done, of how many.
-        writing: called likewise while the file is written, when all users are done.
+        writing: called in the same way while the file is written, when all users are done.
         announce: called with a sentence where an earlier run is continued or discarded, and for
             each warning about the filter and the rules.
         shard: of the users.
@@ -331,17 +331,7 @@ async def _compute(
     total = lists.users + len(user_ids)
     selection = select_items(snapshot, question.filter)
     allowed = selection.allowed
-    steered = steer_items(
-        snapshot,
-        allowed=allowed,
-        limit=question.limit,
-        rules=question.rules,
-        pins=question.pin,
-        at_most=question.at_most,
-        explore=question.explore,
-        seed=question.seed,
-        exclude=question.exclude,
-    )
+    steered = steer_items(question, snapshot, allowed=allowed)
     unknown = await unknown_types(parts, question.visible.types, "/visible/types")
     for warning in selection.warnings + steered.warnings + unknown:
         announce(f"warning: {warning['pointer']}: {warning['detail']}")

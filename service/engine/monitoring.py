@@ -84,7 +84,7 @@ async def measure(
 ) -> list[Measurement]:
     """Measure the parts of an engine, and its readiness.
 
-    What is counted in the store is left out while the store does not pass its check.
+    Counts of the store are left out while it does not pass its check.
     """
     is_ready, checks = ready
     stored = await _stored(parts.store) if checks.get("store", True) else None

@@ -41,7 +41,7 @@ async def open_namespace(
         shared: parts of `default`, which lend their text encoder and executor.
 
     Raises:
-        NotFound: the namespace was removed, or created anew.
+        NotFound: the namespace was removed, or created again.
         Corrupt: naming the file that is missing or fails its checks.
         ModelRejected: the current model does not fit this service.
         Unavailable: the namespaces stay locked by another process.
@@ -114,7 +114,7 @@ class Namespaces:
 
     The engine of `default` is open all the time; it lends its text encoder and the threads of its
     executor to the others. Of these, at most `max_open_namespaces` are open, and what cannot be
-    opened fails its own requests alone.
+    opened fails only its own requests.
 
     Args:
         settings: of the service.
@@ -349,7 +349,7 @@ class Namespaces:
         return engine
 
     def _settle(self, entry: _Entry, _: asyncio.Task[Engine]) -> None:
-        """Divide the caches anew once a namespace is open; forget one that could not be opened."""
+        """Divide the caches again once a namespace is open; forget one that could not be opened."""
         if _opened(entry) is not None:
             self._divide_caches()
         elif self._entries.get(entry.name) is entry:

@@ -34,7 +34,9 @@ from service.engine.selection import (
     AppliedRules,
     ItemSelection,
     SteeredItems,
+    SteeredQuestion,
     apply_rules,
+    pins_of,
     select_items,
     steer_items,
     warn,
@@ -187,20 +189,22 @@ class Request(Generic[Q]):
         return await self.filter(work, 0 if wanted is EVERYTHING else comparisons(wanted))
 
     async def steer(
-        self, selection: ItemSelection, *, limit: int, rules: Sequence[RuleIn], **others: Any
+        self, question: SteeredQuestion, selection: ItemSelection, *, limit: int | None = None
     ) -> tuple[ItemSelection, SteeredItems]:
-        """Apply rules, pins and quotas, the `others`; their warnings are the selection's too."""
+        """Apply rules, pins and quotas; their warnings are the selection's too.
+
+        `limit` as for `steer_items`.
+        """
         work = partial(
             steer_items,
+            question,
             self.snapshot,
             allowed=selection.allowed,
             limit=limit,
-            rules=rules,
             shown=self.shown,
-            **others,
         )
-        compared = sum(comparisons(rule.when) for rule in rules)
-        is_steered = rules or any(others[name] for name in ("pins", "at_most") if name in others)
+        compared = sum(comparisons(rule.when) for rule in question.rules)
+        is_steered = question.rules or pins_of(question) or question.at_most
         steered = await self.filter(work, compared + bool(is_steered))
         return selection.with_warnings(steered.warnings), steered
 

@@ -36,14 +36,7 @@ async def answer_popular(request: Request[PopularIn]) -> AnswerOut:
             request.events = await request.load(question.user_id)
     await request.open_log()
     selection = await request.select(question.filter, question.facets)
-    selection, steered = await request.steer(
-        selection,
-        limit=question.limit,
-        rules=question.rules,
-        pins=question.pin,
-        at_most=question.at_most,
-        exclude=question.exclude,
-    )
+    selection, steered = await request.steer(question, selection)
     types, unknown = request.counted_types(types_of(question.type))
 
     def rank() -> AnswerOut:

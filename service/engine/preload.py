@@ -32,7 +32,7 @@ def preload(settings: Settings) -> Served:
     """
     # Tokenizers would start threads of their own, which never end.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Not uvloop, whose library keeps its threads for good.
+    # Not uvloop, whose library never ends its threads.
     loaded = asyncio.run(_load(settings))
     # What earlier states of the catalogue held is let go of, so that files hold the latest.
     gc.collect()

@@ -65,16 +65,7 @@ async def recommend_items(request: Request[RecommendIn]) -> AnswerOut:
     await request.open_for(question)
     snapshot = request.snapshot
     selection = await request.select(question.filter, question.facets)
-    selection, steered = await request.steer(
-        selection,
-        limit=question.limit,
-        rules=question.rules,
-        pins=question.pin,
-        at_most=question.at_most,
-        explore=question.explore,
-        seed=question.seed,
-        exclude=question.exclude,
-    )
+    selection, steered = await request.steer(question, selection)
     outcome: list[Ranked] = []
 
     def excluded() -> NDArray[np.int64]:

@@ -110,12 +110,9 @@ def _similar(request: Request[SimilarIn], selection: ItemSelection) -> AnswerOut
     if question.facets or question.pin:
         others = comparable(snapshot, row, selection.allowed, spaces)
     steered = steer_items(
+        question,
         snapshot,
         allowed=selection.allowed,
-        limit=question.limit,
-        rules=question.rules,
-        pins=question.pin,
-        at_most=question.at_most,
         shown=request.shown,
         comparable=others,
     )
@@ -217,12 +214,9 @@ def _together(request: Request[TogetherIn], selection: ItemSelection) -> AnswerO
     spaces: tuple[Space, ...] = ("content",) if catalogue.has_content[row] else ()
     is_similar = comparable(snapshot, row, allowed & ~is_taken, spaces)
     steered = steer_items(
+        question,
         snapshot,
         allowed=selection.allowed,
-        limit=question.limit,
-        rules=question.rules,
-        pins=question.pin,
-        at_most=question.at_most,
         shown=request.shown,
         comparable=is_taken | is_similar,
     )

@@ -73,9 +73,7 @@ async def answer_rows(request: Request[RowsIn]) -> RowsOut:
     )
     snapshot, events = request.snapshot, request.events
     selection = await request.select(question.filter, question.facets)
-    selection, steered = await request.steer(
-        selection, limit=question.limit, rules=question.rules, at_most=question.at_most
-    )
+    selection, steered = await request.steer(question, selection)
     excluded = request.excluded_rows(question.exclude, seen=False)
     if (buried := steered.steering.buried) is not None:
         selection = replace(selection, allowed=selection.allowed & ~buried)

@@ -111,13 +111,7 @@ async def answer_search(request: Request[SearchIn]) -> AnswerOut | FoundEventsOu
     await request.open_for(question)
     snapshot, setup = request.snapshot, request.parts.search.setup
     selection = await request.select(question.filter, question.facets)
-    selection, steered = await request.steer(
-        selection,
-        limit=question.limit + offset,
-        rules=question.rules,
-        pins=question.pin,
-        at_most=question.at_most,
-    )
+    selection, steered = await request.steer(question, selection, limit=question.limit + offset)
 
     def attend(user: UserMemory) -> SearchOutcome:
         return search_items(
@@ -146,7 +140,7 @@ async def answer_search(request: Request[SearchIn]) -> AnswerOut | FoundEventsOu
 
 
 async def _list(request: Request[SearchIn]) -> AnswerOut:
-    """List items in the order of their fields; whoever asks, the list is the same."""
+    """List items in the order of their fields, the same list for every user."""
     question = request.question
     await request.open_snapshot()
     selection = await request.select(question.filter, question.facets, question.sort)
@@ -410,13 +404,7 @@ def list_matches(
             question.query, snapshot, encode, allowed=mask, options=options, parameters=parameters
         )
         mask, warnings = matched_items(snapshot, parsed, matches, mask)
-    steered = steer_items(
-        snapshot,
-        allowed=selection.allowed,
-        limit=question.limit,
-        at_most=question.at_most,
-        shown=shown,
-    )
+    steered = steer_items(question, snapshot, allowed=selection.allowed, shown=shown)
     answer = list_items(question, snapshot, mask, steered.steering.quotas)
     if matches is not None:
         answer |= {"retrieval": matches.mode, "keys_attended": matches.attended}
@@ -479,7 +467,7 @@ def _is_nonsense(
 ) -> bool:
     """Report whether a query has no known word, nor comes nearer to any key than nonsense does.
 
-    A few common words among unknown ones are none. Where words do not count, nothing is nonsense.
+    A few common words among unknown ones are none. Nothing is nonsense if words do not count.
     """
     if parsed.keywords or parsed.coverage >= KNOWN_WORDS or not matches.parameters.lexical:
         return False
@@ -549,7 +537,7 @@ def search_answer(
             )
         )
     ]
-    for place in np.flatnonzero(~np.isfinite(found.scores)).tolist():
+    for place in np.flatnonzero(np.isneginf(found.scores)).tolist():
         del items[place]["score"], items[place]["parts"]  # a pin that was not compared
     for item, place in zip(items, outcome.places, strict=True):
         if place >= 0:

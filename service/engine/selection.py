@@ -29,7 +29,11 @@ from service.questions.answers import (
     FacetOut,
     WarningOut,
 )
-from service.questions.parts import AtMostIn, FacetIn, PinIn, RuleIn, SortIn
+from service.questions.asked import RecommendIn, SearchIn, SimilarIn
+from service.questions.parts import FacetIn, PinIn, RuleIn, SortIn
+from service.questions.ready import PopularIn, RowsIn, TogetherIn
+
+SteeredQuestion = RecommendIn | SearchIn | SimilarIn | PopularIn | TogetherIn | RowsIn
 
 MAX_WARNINGS = 10
 _COMPARED = 5_000  # values at most that a misspelt one is compared with
@@ -192,38 +196,39 @@ def apply_rules(snapshot: Snapshot, rules: Sequence[RuleIn]) -> AppliedRules:
     return AppliedRules(tuple(applied), boost, buried, warnings)
 
 
+def pins_of(question: SteeredQuestion) -> Sequence[PinIn]:
+    """Return the pins of a question; rows of a home page take none."""
+    return () if isinstance(question, RowsIn) else question.pin
+
+
 def steer_items(
+    question: SteeredQuestion,
     snapshot: Snapshot,
     *,
     allowed: NDArray[np.bool_],
-    limit: int,
-    rules: Sequence[RuleIn] = (),
-    pins: Sequence[PinIn] = (),
-    at_most: Sequence[AtMostIn] = (),
-    explore: float = 0.0,
-    seed: int | None = None,
+    limit: int | None = None,
     shown: Sequence[str] = (),
-    exclude: Collection[str] = (),
     comparable: NDArray[np.bool_] | None = None,
 ) -> SteeredItems:
-    """Apply the steering of a question to the catalogue.
+    """Apply the rules, pins, quotas and exploration of a question to the catalogue.
 
     Args:
+        question: says how items are steered; pins among the items that it excludes are left out.
         snapshot: the catalogue.
         allowed: bool [N], the items that pass the question's filter.
-        limit: the most items of the answer.
-        rules: boosts, and items that are buried.
-        pins: items at fixed places.
-        at_most: quotas.
-        explore: share of the places for items of few events.
-        seed: of its draws; None = drawn for each answer.
+        limit: the most items that are ranked; None = those of the answer.
         shown: items before this answer, which count for quotas.
-        exclude: items that are left out by name; pins among them are too.
         comparable: bool [N], of a question about an item, the items that can be compared with it;
             None = all.
     """
+    rules, pins, at_most = question.rules, pins_of(question), question.at_most
+    explore, seed = 0.0, None
+    if isinstance(question, RecommendIn):
+        explore, seed = question.explore, question.seed
     if not (rules or pins or at_most or explore):
         return UNSTEERED
+    exclude: Collection[str] = getattr(question, "exclude", ())
+    limit = question.limit if limit is None else limit
     applied = apply_rules(snapshot, rules)
     placed, refused = [], []
     for place, pin in enumerate(pins):
@@ -405,7 +410,7 @@ def _suggestion(columns: FieldColumns, value: str | bool | None) -> str:
 
 def _closest(name: str, others: Iterable[str]) -> str:
     """Return the end of a sentence that suggests the most similar of some names, if one is."""
-    # Those whose length alone makes them too different need not be compared.
+    # Names whose lengths differ by more are too different to be compared.
     alike = [other for other in islice(others, _COMPARED) if abs(len(other) - len(name)) <= 3]
     folded = {other.casefold(): other for other in alike}
     close = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=_ALIKE)

@@ -32,10 +32,10 @@ PUBLIC: Scopes = frozenset()  # no key is needed
 _READ: Scopes = frozenset({"read"})
 _WRITE: Scopes = frozenset({"write"})
 _TRAIN: Scopes = frozenset({"train"})
-_WATCH: Scopes = frozenset({"read", "train"})  # whoever starts a training follows it
+_WATCH: Scopes = frozenset({"read", "train"})  # the key that starts a training follows it
 _METRICS: Scopes = frozenset({"metrics"})
 
-# Of all routes but those of questions. One of the scopes suffices, and `admin` implies all.
+# Scopes of all routes but those of questions. One of the scopes suffices, and `admin` implies all.
 ROUTES: Mapping[tuple[str, str], Scopes] = {
     ("POST", "/v1/batch"): _READ,
     ("GET", "/v1/items"): _READ,
@@ -137,7 +137,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 class OriginChecks:
     """Pure ASGI middleware: 421 for a host that is not allowed, 403 for a cross-site write.
 
-    Where the service listens on every address, any IP address is an allowed host: DNS rebinding
+    If the service listens on every address, any IP address is an allowed host: DNS rebinding
     needs a name.
     """
 
@@ -185,7 +185,7 @@ def _is_cross_site(headers: dict[bytes, bytes], host: str) -> bool:
     site = headers.get(b"sec-fetch-site")
     if site is not None:
         return site not in (b"same-origin", b"none")
-    origin = headers.get(b"origin")  # sent by browsers alone
+    origin = headers.get(b"origin")  # only browsers send it
     return origin is not None and origin.decode("latin-1").lower().partition("://")[2] != host
 
 

@@ -36,7 +36,7 @@ from service.http.telemetry import AccessLog, Metrics, Telemetry
 
 _log = logging.getLogger(__name__)
 
-# What is asked most comes first: routes are tried one after the other.
+# The most frequent come first: routes are tried one after the other.
 ROUTERS = (
     questions.ask_router,
     records.events_router,

@@ -98,7 +98,7 @@ def connection_of(scope: Scope) -> ClientConnection:
     return scope.get(CLIENT) or ClientConnection()
 
 
-_MAX_BYTES = 64 * 1024 * 1024  # read and discarded; whoever sends more is reset
+_MAX_BYTES = 64 * 1024 * 1024  # read and discarded; a connection that sends more is reset
 _MAX_SECONDS = 5.0
 
 
@@ -304,7 +304,7 @@ class Paths:
     """The outermost middleware: keeps a slash inside an id apart from the slashes between segments.
 
     Servers hand the path over decoded, where `/v1/items/a%2Fb` and `/v1/items/a/b` are one. This
-    decodes `raw_path` anew but leaves `%2F` and `%25` standing in it, so that routing sees one
+    decodes `raw_path` again but leaves `%2F` and `%25` standing in it, so that routing sees one
     segment; `segment` undoes those two. Bytes that are no UTF-8 become surrogates, which no id may
     hold.
     """

@@ -1,6 +1,6 @@
 """uvicorn's HTTP/1.1 protocol with bounds on headers, on waiting and on the number of connections.
 
-The parser copies an unfinished header anew for every read, and neither it nor uvicorn limits the
+The parser copies an unfinished header again for every read, and neither it nor uvicorn limits the
 size of headers, the time they take, or how long a connection may stay open before its first byte.
 Bodies are bounded by `limits.Bodies`.
 """

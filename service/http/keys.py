@@ -48,7 +48,7 @@ def check_bind_address(settings: Settings, *, has_keys: bool) -> None:
 async def create_first_key(store: Store, data: Path) -> bool:
     """Create a key with the scope `admin` if there never was any key; report whether it did.
 
-    Its token is written to a file of the data directory that its owner alone can read. Logs are
+    Its token is written to a file of the data directory that only its owner can read. Logs are
     kept and shipped elsewhere; the file is not.
     """
     if await store.keys_version():

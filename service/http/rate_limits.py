@@ -34,9 +34,9 @@ _PROBES = 8  # slots in which one key may be
 class SharedWindows(Storage, SlidingWindowCounterSupport):
     """A fixed table of counters, which processes share that are forked after its creation.
 
-    Among more keys than it has room for, those whose windows are oldest start anew. A process that
-    is killed while it counts blocks no other: the kernel drops its lock. Threads of one process
-    must not use it at the same time.
+    Among more keys than it has room for, those whose windows are oldest start again from zero. A
+    process that is killed while it counts blocks no other: the kernel drops its lock. Threads of
+    one process must not use it at the same time.
     """
 
     STORAGE_SCHEME = None
@@ -111,6 +111,7 @@ class SharedWindows(Storage, SlidingWindowCounterSupport):
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     # ------------------------------------------------------------------ the rest of a storage
+    # The library's limiter takes only a whole `Storage`, and calls none of what follows.
 
     @property
     def base_exceptions(self) -> type[Exception]:
@@ -128,19 +129,15 @@ class SharedWindows(Storage, SlidingWindowCounterSupport):
         return None
 
     def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        """Not of sliding windows. Raises NotImplementedError."""
         raise NotImplementedError("only sliding windows")
 
     def get(self, key: str) -> int:
-        """Not of sliding windows. Raises NotImplementedError."""
         raise NotImplementedError("only sliding windows")
 
     def get_expiry(self, key: str) -> float:
-        """Not of sliding windows. Raises NotImplementedError."""
         raise NotImplementedError("only sliding windows")
 
     def clear(self, key: str) -> None:
-        """Not of sliding windows. Raises NotImplementedError."""
         raise NotImplementedError("only sliding windows")
 
 
@@ -169,7 +166,7 @@ class RateLimits:
     Without a store that counts for several machines, workers share the counters if they are forked
     from the process that made this object. Within any window of a rate, a key has at most its
     amount of requests, as estimated by weighting the window before with the part of it that is
-    still inside. While such a store does not answer, each machine counts by itself.
+    still inside. While such a store does not answer, each machine keeps its own count.
     """
 
     def __init__(self) -> None:
@@ -215,7 +212,7 @@ class RateLimits:
             return None
 
     def _hit(self, key: ApiKey, rate: Rate) -> float | None:
-        """Count a request on this machine alone; return how long to wait where it may not be."""
+        """Count a request on this machine only; return how long to wait if it is not allowed."""
         item = _item(rate)
         if self._limiter.hit(item, key.key_id):
             return None

@@ -236,7 +236,7 @@ async def _serve(
     engine = await open_engine(settings, preloaded=loaded)
     app = create_app(settings, engine=engine, rates=rates)
     app.state.peers = peers
-    # What is loaded by now stays: the collector need not walk it again at every generation,
+    # All that is loaded by now stays: the collector need not walk it again at every generation,
     # which is a fifth of the time of ingestion otherwise.
     gc.collect()
     gc.freeze()

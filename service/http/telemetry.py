@@ -49,7 +49,7 @@ BUILD = {
 # Limits that refuse requests: of requests, streams, bytes and connections, and the deadline.
 REFUSALS = ("requests", "streams", "bodies", "connections", "deadline")
 
-# They double the text, and Prometheus knows by itself when a counter was reset.
+# They double the text, and Prometheus itself notices when a counter was reset.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -184,7 +184,7 @@ class Metrics:
 
         Args:
             engines: the current measurements of each engine, by the name of its namespace.
-            only: a namespace, of which alone there are series then.
+            only: a namespace, to which the series are limited.
         """
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for namespace, measurements in engines.items():

@@ -90,15 +90,15 @@ class Context(Request):
         if self._parsed is not None:
             parsed: T = self._parsed
             return parsed
+        if not self.scope[BODY]:
+            raise RequestValidationError([{"type": "missing", "loc": ("body",), "msg": "required"}])
         try:
-            document = await self.json() if self.scope[BODY] else None
+            document = await self.json()
         except JSONDecodeError as error:
             where = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "JSON decode error"}
             raise RequestValidationError(
                 [{**where, "input": {}, "ctx": {"error": error.msg}}]
             ) from None
-        if document is None:
-            raise RequestValidationError([{"type": "missing", "loc": ("body",), "msg": "required"}])
         try:
             return schema(document)
         except ValidationError as error:
@@ -141,7 +141,7 @@ def body_errors(error: ValidationError) -> RequestValidationError:
 
 
 class JsonRoute(APIRoute):
-    """A route whose handler may take the `Context`, and whose POST, PUT and PATCH take JSON alone.
+    """A route whose handler may take the `Context`, and whose POST, PUT and PATCH take only JSON.
 
     PATCH takes it also as a merge patch. Any other type is a 415, also of an empty body: a page of
     another site can make a browser post to 127.0.0.1, but not with this type unless the service

@@ -34,7 +34,7 @@ _ELSEWHERE = " https: http:"  # where pictures of a catalogue are
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # asked for anew each time, and answered with 304 while the same
+    "Cache-Control": "no-cache",  # asked for again each time, and answered with 304 while the same
 }
 
 

@@ -100,7 +100,7 @@ _SEARCH = """Search the catalogue by words and by meaning, best first, with the 
 A quoted part is a phrase that every result has; a word that ends with a star is a prefix. A
 word that no item has stands for one of a title, which `corrections` reports; other spellings
 are offered in `did_you_mean`. Item ids and the attributes in HEED_KEYWORD_FIELDS match as
-wholes and by their beginnings, before anything else. Where nothing matches, `warnings` says so.
+wholes and by their beginnings, before anything else. If nothing matches, `warnings` says so.
 With a user, results are re-ranked by their scores; `explain` names the events behind these.
 
 Without a query, or with a `sort`, items are listed in the order of their fields instead, page
@@ -122,8 +122,8 @@ none; `support` and `lift` are counted in the log. Items of similar content fill
 with the reason `content`."""
 _AUDIENCE = """Rank users for an item, best first, each with the events behind it.
 
-All users are scored where they are few. Of more, the hundred with most events on the item's
-neighbours are, and `retrieval` is `coarse`."""
+If users are few, all are scored. Otherwise the hundred with most events on the item's neighbours
+are, and `retrieval` is `coarse`."""
 _LIKE = """Rank items by their similarity to one, in their texts and in the trained space.
 
 Each item has a key in both spaces, and one softmax weighs all keys: `spaces` says how near each

@@ -319,7 +319,7 @@ async def ask_scenario(name: PathName, body: ScenarioQuestion, context: Context)
 
     A request never widens: its filter holds beside the saved one, its limit is at most the saved
     one, rules of the scenario stay. The answer is that of the question, with `scenario` and
-    `scenario_version`. Where it has fewer items than `limit`, those of the fallback follow.
+    `scenario_version`. If it has fewer items than `limit`, those of the fallback follow.
     """
     given = {name: own for name, own in (body.model_extra or {}).items() if own is not None}
     answer = await _answer(name, given, context)
