@@ -358,7 +358,7 @@ def _stages(stages: Mapping[str, Any]) -> ReportTable:
         for name in (*names, *last)
     ]
     note = (
-        "Percentiles of each stage alone do not add up to those of the latency. "
+        "Percentiles of single stages do not add up to those of the latency. "
         f"“{REST}” is its total less its stages, “{OUTSIDE}” the time of the response beyond "
         f"that total, “{WAITED}” the time between due and sent."
     )
