@@ -233,10 +233,16 @@ def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[
         except Invalid as error:
             raise Invalid("", f"{path}: {error.detail}") from None
     texts: Mapping[Format, Texts] = {"csv": "all", "parquet": "typed"}
-    reader = mapping.reader(schema, cells, texts.get(form, "mapped"))
-    header = sample[0].text if form == "csv" and sample else ""
-    found = replace(dialect, decimal=decimal)
-    return Survey(form, found, mapping, reader, times, header, tuple(mixed), frozenset(empty))
+    return Survey(
+        form=form,
+        dialect=replace(dialect, decimal=decimal),
+        mapping=mapping,
+        read_row=mapping.reader(schema, cells, texts.get(form, "mapped")),
+        times=times,
+        header=sample[0].text if form == "csv" and sample else "",
+        mixed=tuple(mixed),
+        empty=frozenset(empty),
+    )
 
 
 def sniff_format(path: Path) -> Format:

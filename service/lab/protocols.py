@@ -67,13 +67,13 @@ def leave_one_out_5_core(log: Interactions) -> EvaluationTask:
     items, small = _renumbered(log.where(keep))
     split = leave_one_out(small)
     return EvaluationTask(
-        "leave-one-out",
-        items,
-        small,
-        split.train,
-        split.validation,
-        split.test.history,
-        split.test,
+        name="leave-one-out",
+        items=items,
+        log=small,
+        train=split.train,
+        validation=split.validation,
+        every_event=split.test.history,
+        test=split.test,
         exclude_seen=True,
     )
 
@@ -87,13 +87,13 @@ def leave_one_out_hstu(log: Interactions) -> EvaluationTask:
     split = leave_one_out(small)
     history = split.test.history
     return EvaluationTask(
-        "hstu",
-        items,
-        small,
-        history,
-        None,
-        history,
-        split.test,
+        name="hstu",
+        items=items,
+        log=small,
+        train=history,
+        validation=None,
+        every_event=history,
+        test=split.test,
         exclude_seen=True,
         max_seen=HSTU_MAX_SEEN,
     )
