@@ -2,7 +2,7 @@
 
 VENV        ?= .venv
 HEED_DATA   ?= ./data-demo
-# Where torch's CPU build is looked for first; `make install TORCH_INDEX=` takes pip's own (CUDA on Linux).
+# Index that is asked for torch's CPU build first; `make install TORCH_INDEX=` takes pip's own (CUDA on Linux).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 export HEED_DATA
 
@@ -34,7 +34,7 @@ demo: $(INSTALLED) ## fetch a public data set, serve it, and train beside
 # run beside the others, and report when all of them are done.
 ALONE = tests/service/http/test_openapi.py tests/service/http/test_openapi_engine.py
 
-# Many tests start interpreters, each of which would compile anew what it imports if none kept the bytecode.
+# Many tests start interpreters, each of which would compile its imports again if none kept the bytecode.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP) browser prometheus postgres clients tests/__pycache__ ## run the tests, in several processes (ARGS="-k name")
 	@log=$$(mktemp); \
@@ -43,7 +43,7 @@ test: $(STAMP) browser prometheus postgres clients tests/__pycache__ ## run the 
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore %) $(ARGS) || status=1; \
 	wait $$! || status=1; exit $${status:-0}
 
-# Of processes that start together each would compile all tests, so the first time one does it before them.
+# Processes that start together would each compile all tests, so the first time one does it before them.
 tests/__pycache__: | $(STAMP)
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest --collect-only -qq >/dev/null || true
 
@@ -134,7 +134,7 @@ bench-page: $(STAMP) browser ## time the page of a data directory, from the last
 bench-peers: $(STAMP) $(RECTOOLS)/.setup ## measure beside RecTools' SASRec and implicit's ALS (ARGS="recommend", ARGS="training ml-100k")
 	$(PY) -m tests.benchmarks.peers $(or $(ARGS),--help) $(if $(ARGS),--python $(RECTOOLS)/bin/python)
 
-lock: ## resolve pyproject.toml anew into requirements/
+lock: ## resolve pyproject.toml again into requirements/
 	$(find_python); "$$python" -m venv $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip install --quiet 'pip-tools>=7.4'
 	$(compile) -o requirements/runtime.txt pyproject.toml

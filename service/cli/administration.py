@@ -54,8 +54,6 @@ def list_namespaces(data: Data = DATA) -> None:
 
     With HEED_STORE the records are in the database, and only copies and caches on this disk.
     """
-    from rich.table import Table
-
     table = Table()
     table.add_column("namespace", no_wrap=True)  # for copying
     for name in ("items", "users", "events", "size"):
@@ -267,8 +265,6 @@ forgotten = typer.Typer(
 @in_namespace
 def list_forgotten(data: Data = DATA, json_file: JsonFile = None) -> None:
     """List the ledger: when users were forgotten, with how many events, and their digests."""
-    from rich.table import Table
-
     from service.domain.timestamps import to_rfc3339
 
     with open_store(data) as store:

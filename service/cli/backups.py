@@ -111,7 +111,7 @@ def restore(
 
     Every file is verified before the first is written, and the restored content is compared with
     the backup's digests. --data must be missing or empty: data are never overwritten. So must the
-    database be; what belongs to one machine alone comes to --data then. A restore into a database
+    database be; files of one machine only come to --data then. A restore into a database
     that was interrupted goes on when the command is run again.
 
     To go back to a backup, stop the service, move the data directory away (or create another

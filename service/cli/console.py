@@ -192,8 +192,8 @@ def set_threads(count: int) -> None:
 def open_shared_store(data: Path) -> Iterator[Any]:
     """Open the store that machines share; None where the store is a file, which stays closed.
 
-    Models and trainings of one machine are files too: a damaged store does not stand in the way of
-    whoever looks after them.
+    Models and trainings of one machine are files too: a damaged store does not keep commands from
+    them.
     """
     from service.domain.settings import Settings
     from service.stores.opening import is_shared

@@ -42,7 +42,7 @@ def import_items(files: Files, data: Data = DATA, *, options: ItemOptions) -> No
 def import_events(files: Files, data: Data = DATA, *, options: EventOptions) -> None:
     """Your event log: user_id, item_id, type, weight, timestamp, event_id, …
 
-    user_id and item_id are required. Where a file does not say it, type is view, weight is 1, and
+    user_id and item_id are required. If a file does not say it, type is view, weight is 1, and
     timestamp is the time of the import.
 
     Files that overlap store each event once: without event_id, an event is known by its content.
@@ -66,7 +66,7 @@ def import_users(files: Files, data: Data = DATA, *, options: ImportOptions) -> 
 
 imports = typer.Typer(
     help="Import your own files or a public data set. Importing twice changes nothing, and each "
-    "import can be undone. Where items have descriptions, search is calibrated to them: see "
+    "import can be undone. If items have descriptions, search is calibrated to them: see "
     "[bold]heed tune-search --help[/].",
     no_args_is_help=True,
     invoke_without_command=True,

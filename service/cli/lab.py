@@ -33,6 +33,9 @@ from service.lab.load_options import Options, parse_url
 Name = Literal["ml-100k", "ml-1m", "online-retail", "amazon-beauty"]
 Protocol = Literal["newest", "leave-one-out", "hstu", "global-time"]
 Seeds = Annotated[int, typer.Option(min=1, help="Trainings to take the mean of.")]
+_GLOBAL_TIME = (
+    "global-time: train before a date, and test on one drawn event of each user from then on"
+)
 
 
 def _parse_date(text: str) -> int:
@@ -63,8 +66,8 @@ def evaluate(
             help="newest: test on the last event of each user, or on the last basket where users "
             "buy in baskets, and validate on the one before, as heed train does. leave-one-out: "
             "the last event of users with five or more, of items with five or more, as in papers. "
-            "global-time: train before a date, and test on one drawn event of each user from then "
-            "on, so that no model learns from later events than it could when it serves."
+            f"{_GLOBAL_TIME}, so that no model learns from later events than it could when it "
+            "serves."
         ),
     ] = "newest",
     date: Date = None,
@@ -150,8 +153,7 @@ def benchmark(
             help="Of all but online-retail; global-time, of all with times. leave-one-out: users "
             "and items with five events or more; test on the last event, validate on the one "
             "before. hstu: train on all but the last event, with a fixed number of epochs. "
-            "global-time: train before a date, and test on one drawn event of each user from then "
-            "on."
+            f"{_GLOBAL_TIME}."
         ),
     ] = "leave-one-out",
     date: Date = None,
@@ -245,7 +247,7 @@ def loadtest(
     """Load a running service over HTTP, and say how long its answers took and what failed.
 
     An open loop: requests leave on schedule whether or not earlier ones came back, and latency
-    counts from when each was due, so that whoever would have met a stall of the server sees it.
+    counts from when each was due, so that a stall of the server shows in every request it delays.
 
     Users, items and words of titles come from the service itself. Events are written for users
     named loadtest-…, who are forgotten at the end; with --write-to-users, for users who are there,

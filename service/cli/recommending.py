@@ -46,7 +46,7 @@ def recommend_all(
     ] = "1/1",
     restart: Annotated[
         bool,
-        typer.Option("--restart", help="Begin anew, even where a stopped run could be continued."),
+        typer.Option("--restart", help="Begin again, even if a stopped run could be continued."),
     ] = False,
 ) -> None:
     """Write the answers of [bold]/v1/recommend[/] for every user, for example for a mailing.

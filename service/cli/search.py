@@ -19,7 +19,7 @@ Queries = Annotated[
         help="By what queries are encoded under a sentence-transformers model: encoder, the model, "
         "in milliseconds; table, the sum of one vector per token, in microseconds, fitted to the "
         "model's vectors of the items' own titles and sentences; auto, the table where it keeps at "
-        "least half of what the model's queries add to words alone."
+        "least half of what the model's queries add to words."
     ),
 ]
 
@@ -142,7 +142,7 @@ def _print_choice(found: Any, is_used: bool) -> None:
         said = "queries are encoded by the table"
     else:
         said = (
-            "queries are encoded by the model: the table adds less to words alone than half of "
+            "queries are encoded by the model: the table adds less to words than half of "
             "what the model does, or no more than noise"
         )
     out.print(said, soft_wrap=True)
@@ -289,7 +289,7 @@ def tune_search(
     [bold]heed import[/] does the same for the static encoder, unless judgments were fitted to.
 
     Under a sentence-transformers model this also fits a table of one vector per token to the
-    model's vectors of up to 30,000 titles, sentences and pieces of them, in minutes. Where it finds
+    model's vectors of up to 30,000 titles, sentences and pieces of them, in minutes. If it finds
     the held-out texts' items well enough ([bold]--queries[/]), it encodes queries in place of the
     model, in microseconds instead of milliseconds; items are still embedded by the model.
 

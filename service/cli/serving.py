@@ -154,8 +154,8 @@ def _serve(
     """Serve with these settings; None = as the environment says."""
     # Requests run in parallel, one thread each; set before torch and FAISS are imported.
     set_threads(1)
-    # What is imported and loaded stays: the collector would walk it again and again, in vain. The
-    # server enables it once it serves.
+    # Imported modules and loaded data stay: the collector would walk them again and again, in vain.
+    # The server enables it once it serves.
     gc.disable()
     from service.domain.settings import Settings
     from service.http import server

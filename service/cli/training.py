@@ -317,7 +317,7 @@ def activate_model(
 ) -> None:
     """Serve this version, forward or back; running services follow within a second.
 
-    Of several machines, those that lack the version fetch it first.
+    If there are several machines, those that lack the version fetch it first.
     """
     from service.snapshots.shared_registry import open_registry
 

@@ -13,7 +13,7 @@ import orjson
 
 from service.domain.records import parse_json
 
-# What exports write in place of a number, a time or a flag that is missing.
+# Exports write these in place of a number, a time or a flag that is missing.
 ABSENT = frozenset({"", "-", "null", "none", "na", "n/a", "nan", r"\n"})
 _TRUE = frozenset({"true", "yes", "y", "1", "t"})
 _FALSE = frozenset({"false", "no", "n", "0", "f"})
@@ -185,7 +185,7 @@ def is_flag(value: Any) -> bool:
 def attribute_type(values: Iterable[Any], form: CellFormat) -> AttributeType:
     """Return "flag" if all are true or false, "number" if most are numbers and none is a code.
 
-    Else "text". Absent values do not count. Where values have types, half of them are enough. A
+    Else "text". Absent values do not count. If values have types, half of them are enough. A
     code begins with a zero, such as 007, is guarded, such as ="7", has an exponent without a sign,
     such as 12E4, or has too many digits for an integer of 64 bits.
     """

@@ -99,8 +99,8 @@ def csv_records(
     """Read records by RFC 4180: the number of their first line, from 1, their text, their cells.
 
     The first record is the header, and every other one must have as many cells. Lines without a
-    value are skipped, and a first line such as `sep=;`. Where a record of several lines is broken,
-    its first line alone is bad: a quote that is not closed would take the records after it along.
+    value are skipped, and a first line such as `sep=;`. If a record of several lines is broken,
+    only its first line is bad: a quote that is not closed would take the records after it along.
     Without `quotes` every line is a record, and quotation marks are letters.
 
     Raises:
@@ -230,9 +230,9 @@ def check_encoding(name: str) -> str:
 def detect_delimiter(path: Path, encoding: str, preferred: str) -> str:
     """Return the delimiter that gives the first rows the most cells, all the same number.
 
-    A first line such as `sep=;` decides. Where none gives more than one cell, the `preferred` is
-    returned. A row that is broken, such as
-    by a quote that is not closed, speaks against a delimiter as one row.
+    A first line such as `sep=;` decides. If none gives more than one cell, the `preferred` is
+    returned. A row that is broken, such as by a quote that is not closed, speaks against a
+    delimiter as one row.
     """
     with open_compressed(path, ReadProgress()) as file:
         text = _sample(file, encoding)

@@ -314,8 +314,15 @@ class BoundMapping:
                 raise Invalid("", f"--constant {target}={text}: {error}") from None
         parsers = {target: self._parser(target, schema, texts) for target in self.columns}
         numeric = frozenset(target for target, kind in self.types.items() if kind == "text")
-        negative = self.mapping.negative
-        return RowReader(self.columns, self.weight, negative, form, parsers, constants, numeric)
+        return RowReader(
+            columns=self.columns,
+            weight=self.weight,
+            negative=self.mapping.negative,
+            form=form,
+            parsers=parsers,
+            constants=constants,
+            texts=numeric,
+        )
 
     def _parser(self, target: str, schema: Any, texts: Texts) -> CellParser | None:
         """Return the parser of the text of a field; None where text stays as it is."""

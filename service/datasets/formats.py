@@ -263,7 +263,7 @@ def _decoded(column: Any) -> Any:
     if arrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if arrow.types.is_timestamp(column.type):
-        # Python has no nanoseconds, and names of zones need a database: keep the instant alone.
+        # Python has no nanoseconds, and names of zones need a database: keep only the instant.
         zone = "UTC" if column.type.tz else None
         column = column.cast(arrow.timestamp("us", zone), safe=False)
     return column

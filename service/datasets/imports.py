@@ -100,7 +100,7 @@ async def import_patches(store: Store, source: ItemsFile, *, import_id: int | No
 
 
 async def import_users(store: Store, source: UsersFile, *, import_id: int | None = None) -> int:
-    """Store all profiles and return their number. Of one user the last one wins."""
+    """Store all profiles and return their number. The last one of a user wins."""
     count = 0
     for batch in batches(source.records(), _USERS, source.progress):
         # Concurrently, since writes that wait together share a commit; the writer keeps the order.

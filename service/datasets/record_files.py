@@ -104,7 +104,7 @@ JSON: tuple[Format, ...] = ("jsonl", "json")  # lines, or one array
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    r"""How files are read. What is None is found out by looking at each file.
+    r"""How files are read. An option of None is found out by looking at each file.
 
     Args:
         mapping: columns and constants of the record's fields.
@@ -139,7 +139,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What is known of a file before its records are read."""
+    """Facts about a file that are known before its records are read."""
 
     form: Format
     dialect: Dialect
@@ -233,10 +233,16 @@ def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[
         except Invalid as error:
             raise Invalid("", f"{path}: {error.detail}") from None
     texts: Mapping[Format, Texts] = {"csv": "all", "parquet": "typed"}
-    reader = mapping.reader(schema, cells, texts.get(form, "mapped"))
-    header = sample[0].text if form == "csv" and sample else ""
-    found = replace(dialect, decimal=decimal)
-    return Survey(form, found, mapping, reader, times, header, tuple(mixed), frozenset(empty))
+    return Survey(
+        form=form,
+        dialect=replace(dialect, decimal=decimal),
+        mapping=mapping,
+        read_row=mapping.reader(schema, cells, texts.get(form, "mapped")),
+        times=times,
+        header=sample[0].text if form == "csv" and sample else "",
+        mixed=tuple(mixed),
+        empty=frozenset(empty),
+    )
 
 
 def sniff_format(path: Path) -> Format:
@@ -458,7 +464,7 @@ class RecordFile(Dataset, Generic[R]):
 
     @cached_property
     def survey(self) -> Survey:
-        """What is known of the file before its records are read. Raises `Invalid`."""
+        """Facts that are known before the records are read. Raises `Invalid`."""
         return survey(self._path, self._format, self._options, self.schema)
 
     @cached_property
@@ -480,7 +486,7 @@ class RecordFile(Dataset, Generic[R]):
         return ids
 
     def records(self) -> Iterator[R]:
-        """Iterate over the records in file order. Each call starts anew, with a new `skipped`.
+        """Iterate over the records in file order. Each call starts again, with a new `skipped`.
 
         Rows of one item or one user are one record, which comes at the last of them.
 

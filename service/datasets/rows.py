@@ -248,7 +248,7 @@ _EXAMPLES = 5
 class RepeatedRows:
     """Unites the fields of several rows of one record, and collects what cannot be united.
 
-    Lists unite in the order of the rows, and objects member by member. Of another field, the first
+    Lists unite in the order of the rows, and objects member by member. For other fields the first
     value that is not blank stays, and later ones that differ from it are counted.
     """
 

@@ -29,7 +29,7 @@ MAX_TIME = 100  # characters; caches hold many of them
 _CHUNK = 10_000  # values that are looked at before the format is decided, if it can be
 _CACHED = 1 << 16
 
-# What may follow a date, after "T" or a space. Seconds, their fraction and the zone may be missing.
+# The time behind a date, after "T" or a space. Seconds, their fraction and the zone may be missing.
 _CLOCK = re.compile(
     r"(?P<hour>\d{1,2}):(?P<minute>\d\d)(?::(?P<second>\d\d)(?:[.,](?P<fraction>\d+))?)?"
     r"(?:\s?(?P<half>[AaPp])\.?[Mm]\.?)?"
@@ -87,8 +87,8 @@ class TimeFormat:
     def micros(self, value: Any) -> int:
         """Convert a value to microseconds since the epoch, UTC.
 
-        Digits beyond microseconds are truncated. Of a local time that occurs twice as a clock is
-        put back, the first is taken. One that a clock is put forward over is that much later. Both
+        Digits beyond microseconds are truncated. A local time that occurs twice, as a clock is put
+        back, is the first of both. One that a clock is put forward over is that much later. Both
         are counted.
 
         Raises:
@@ -268,7 +268,7 @@ def _since_epoch(value: Any, unit: str) -> int:
 
 @lru_cache(_CACHED)
 def _micros(text: str, pattern: str, zone: ZoneInfo | None) -> tuple[int, int]:
-    """Return a time in microseconds and how often it occurs in its zone, a date alone once."""
+    """Return a time in microseconds and how often it occurs in its zone; a bare date, once."""
     if pattern in UNITS:
         return _since_epoch(text, pattern), 1
     if pattern not in DATES:

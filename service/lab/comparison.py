@@ -32,9 +32,9 @@ class ModelResults:
     test: list[RankingMetrics] = field(default_factory=list)  # without the target's time
     # Given the target's time; empty for models that do not use it.
     test_with_time: list[RankingMetrics] = field(default_factory=list)
-    validation: list[RankingMetrics] = field(default_factory=list)  # of trained models alone
+    validation: list[RankingMetrics] = field(default_factory=list)  # of trained models only
     seconds: list[float] = field(default_factory=list)  # of fitting
-    # What a training would serve: Heed, or a baseline that is better; of trained models alone.
+    # A training would serve these: Heed, or a baseline that is better; of trained models only.
     served: list[str] = field(default_factory=list)
     ranker: Ranker | None = None  # of the first seed
     # The same models' metrics for the task `of_new_items`, if there is one.

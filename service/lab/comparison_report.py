@@ -67,7 +67,7 @@ def sentence(heed: float, baselines: Mapping[str, float], *, users: int, is_bask
         heed: share of the users with a target among the ten that Heed recommends.
         baselines: the same share of each baseline, by name.
         users: number of the users.
-        is_basket: the targets are the items of the next basket, not the next item alone.
+        is_basket: the targets are the items of the next basket, not only the next item.
     """
     right = "basket holds one of" if is_basket else "item is one of"
     return (
@@ -101,7 +101,7 @@ def _beside(baselines: Mapping[str, float], users: int) -> str:
 def render_table(task: EvaluationTask, table: Comparison, data: str = "") -> RenderableType:
     """Render the models side by side, then their differences to Heed and metrics by slice.
 
-    Where users take items again, a second table has the same models' metrics for new items. Errors
+    If users take items again, a second table has the same models' metrics for new items. Errors
     are standard errors over cases.
     """
     said = [summarise(task, table)]

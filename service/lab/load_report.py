@@ -120,13 +120,13 @@ def _chart(
         points = " ".join(f"{left},{top}" for left, top in dots)
         drawn.append(Line(name, points, dots if len(dots) <= _FEW_POINTS else ()))
     return Chart(
-        title,
-        x,
-        y,
-        [Mark(across(value), text) for value, text in _marks(x_low, x_high, x_step)],
-        [Mark(up(value), text) for value, text in _marks(0.0, y_high, y_step)],
-        drawn,
-        None if limit is None else up(limit),
+        title=title,
+        x=x,
+        y=y,
+        x_marks=[Mark(across(value), text) for value, text in _marks(x_low, x_high, x_step)],
+        y_marks=[Mark(up(value), text) for value, text in _marks(0.0, y_high, y_step)],
+        lines=drawn,
+        limit=None if limit is None else up(limit),
     )
 
 
@@ -358,7 +358,7 @@ def _stages(stages: Mapping[str, Any]) -> ReportTable:
         for name in (*names, *last)
     ]
     note = (
-        "Percentiles of each stage alone do not add up to those of the latency. "
+        "Percentiles of single stages do not add up to those of the latency. "
         f"“{REST}” is its total less its stages, “{OUTSIDE}” the time of the response beyond "
         f"that total, “{WAITED}” the time between due and sent."
     )

@@ -407,7 +407,7 @@ async def find_highest_rate(
 ) -> tuple[float | None, float | None]:
     """Raise the rate by half until it fails, then bisect on a logarithmic scale.
 
-    Where `start` fails already, the rate is halved until it passes.
+    If `start` fails already, the rate is halved until it passes.
 
     Args:
         start: first rate, requests a second.

@@ -16,7 +16,7 @@ from models.evaluation.splits import Holdout, leave_one_out
 
 HSTU_MAX_SEEN = 200  # newest events whose items are excluded as seen by HSTU's protocol
 _SPLIT_QUANTILE = 0.9  # of the timestamps, the default date of a time split
-_VALIDATION_FRACTION = 4  # one in so many users of a time split is held out for validation
+_VALIDATION_FRACTION = 4  # one user in this many of a time split is held out for validation
 
 
 _SECOND = 1_000_000  # microseconds
@@ -67,13 +67,13 @@ def leave_one_out_5_core(log: Interactions) -> EvaluationTask:
     items, small = _renumbered(log.where(keep))
     split = leave_one_out(small)
     return EvaluationTask(
-        "leave-one-out",
-        items,
-        small,
-        split.train,
-        split.validation,
-        split.test.history,
-        split.test,
+        name="leave-one-out",
+        items=items,
+        log=small,
+        train=split.train,
+        validation=split.validation,
+        every_event=split.test.history,
+        test=split.test,
         exclude_seen=True,
     )
 
@@ -87,13 +87,13 @@ def leave_one_out_hstu(log: Interactions) -> EvaluationTask:
     split = leave_one_out(small)
     history = split.test.history
     return EvaluationTask(
-        "hstu",
-        items,
-        small,
-        history,
-        None,
-        history,
-        split.test,
+        name="hstu",
+        items=items,
+        log=small,
+        train=history,
+        validation=None,
+        every_event=history,
+        test=split.test,
         exclude_seen=True,
         max_seen=HSTU_MAX_SEEN,
     )
@@ -293,9 +293,9 @@ def _renumbered(log: Interactions) -> tuple[NDArray[np.int64], Interactions]:
 def time_split(log: Interactions, at: int) -> tuple[Interactions, Holdout]:
     """Train on the events before `at` (microseconds) and hold out those from then on.
 
-    Every event from `at` on is a case if its user has one before, and sees the history before `at`
-    alone. Dislikes are no cases. For a validation part too, split the returned log again at an
-    earlier time.
+    Every event from `at` on is a case if its user has one before, and sees only the history
+    before `at`. Dislikes are no cases. For a validation part too, split the returned log again at
+    an earlier time.
     """
     past = log.timestamps < at
     train = log.where(past)

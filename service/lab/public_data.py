@@ -152,7 +152,7 @@ class PyVideo(Dataset):
     A summary that the description does not contain is prepended to it. Categories are the title of
     the conference and the language. Attributes are `event` (its slug), `speakers`, `language`,
     `url`, `youtube_id` and `duration` (seconds), where known. `published_at` is the time of the
-    recording: midnight of a date alone, UTC without a zone.
+    recording: midnight of a bare date, UTC without a zone.
     """
 
     def __init__(self, path: Path) -> None:

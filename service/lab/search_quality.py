@@ -159,7 +159,7 @@ def tune_parameters(
     for step in range(_ROUNDS * axes):
         tried = max(list(_axes(best, names))[step % axes], key=lambda one: float(ndcg(one).mean()))
         gain = ndcg(tried) - ndcg(best)
-        # With so many trials, a gain within one standard error is likely to be chance.
+        # After that many trials, a gain within one standard error is likely to be chance.
         if gain.mean() > standard_error(gain):
             best = tried
         if progress is not None:
@@ -185,7 +185,7 @@ def _axes(now: SearchParameters, names: Sequence[str]) -> Iterator[list[SearchPa
 
 
 def differences(found: Mapping[SearchMode, SearchQuality]) -> dict[SearchMode, PairedDifference]:
-    """Return the paired differences in nDCG between both retrievers and each alone."""
+    """Return the paired differences in nDCG between both retrievers and each of them."""
     both = found["both"].ndcg
     return {
         mode: bootstrap(both - quality.ndcg) for mode, quality in found.items() if mode != "both"

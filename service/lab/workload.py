@@ -232,8 +232,7 @@ Readings = list[tuple[float, float]]  # seconds since the first one, bytes
 def read_metrics(http: httpx.Client) -> dict[str, float]:
     """Read memory and `heed_worker_up`, summed over the workers, and counts, the same in each.
 
-    Of several namespaces, the counts are those of `default`. Empty where `/metrics` does not
-    answer.
+    The counts are those of the namespace `default`. Empty if `/metrics` does not answer.
     """
     found: dict[str, float] = {}
     try:
@@ -270,7 +269,7 @@ async def sample_memory(http: httpx.Client, interval: float, readings: Readings)
 def summarize_memory(readings: Readings) -> dict[str, Any] | None:
     """Return bytes at the start, after a third of the time, at the end and at most.
 
-    In the first third caches fill; growth after it does not end by itself. None without any
+    In the first third caches fill; growth after it does not end. None without any
     reading.
     """
     if not readings:

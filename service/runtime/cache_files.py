@@ -1,6 +1,6 @@
 """Files of derived data, found by what they were made of: a damaged one is as good as none.
 
-Whoever reads one can make its content again, and losing it costs time only. A file is named by a
+Readers can make the content again, and losing it costs time only. A file is named by a
 digest of everything that its content depends on, so that a stale one is never found, and begins
 with a checksum of its content.
 """
@@ -59,7 +59,7 @@ class CacheFiles:
     def write(self, key: str, data: NDArray[np.uint8]) -> None:
         """Keep bytes under a key, and remove the files that were used longest ago.
 
-        Where that is not possible, the log says so, and the bytes are made again another time.
+        If that is not possible, the log says so, and the bytes are made again another time.
         """
         try:
             self.put(key, [hashlib.sha256(data.data).digest(), data.data])

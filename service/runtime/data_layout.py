@@ -41,8 +41,8 @@ NAMESPACES_LOCK = ".lock"  # in the folder of namespaces; held while one is crea
 LAST_BACKUP_FILE = "last_backup.json"  # when, and where to; for heed doctor
 UNFINISHED_RESTORE = "restore.unfinished"  # present while a restore fills the directory
 
-# Files that a backup contains, besides the store, the models and the records of trainings. What is
-# derived and cheap to derive again, temporary, or a lock is left out.
+# Files that a backup contains, besides the store, the models and the records of trainings. It
+# leaves out locks, temporary files and files that are cheap to derive again.
 BACKED_UP_FILES = (SEARCH_FILE, QUERY_TABLE_FILE, EMBEDDINGS_FILE)
 
 

@@ -1,6 +1,6 @@
 """Files that survive kill -9 and power loss, and locks that are released with their holder.
 
-The order is always the same: write, fsync the file, rename, fsync the directory. A rename alone is
+The order is always the same: write, fsync the file, rename, fsync the directory. A mere rename is
 atomic to readers but not durable, and without the first fsync it may survive a power loss while
 the bytes it points to do not.
 """
@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from service.domain.errors import StoreFull
 
-# Histories are personal data: files and directories are their owner's alone, whatever the umask.
+# Histories are personal data: only their owner may open files and directories, whatever the umask.
 PRIVATE_FILE = 0o600
 PRIVATE_DIRECTORY = 0o700
 
@@ -25,7 +25,7 @@ PRIVATE_DIRECTORY = 0o700
 def make_directory(path: Path) -> None:
     """Create `path` and its missing parents durably: they survive a power loss.
 
-    What is created can be entered by its owner alone; what exists keeps its mode.
+    Only their owner can enter new directories; existing ones keep their mode.
     """
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     for directory in reversed(missing):

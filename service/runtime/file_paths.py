@@ -8,8 +8,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-# An absolute path of two parts or more, or one of them relative to the working directory. What
-# stands before must not be part of a word, of a URL or of a path already matched.
+# An absolute path of two parts or more, or one of them relative to the working directory. It must
+# not begin within a word, a URL or a path already matched.
 _FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.{1,2})?/(?:[^\s/:;,'\"()]+/)*(?=[^\s/:;,'\"()]+)")
 
 

@@ -1,6 +1,6 @@
 """Health check of a container: `python -m service.runtime.health_check`, and `heed health`.
 
-It imports the standard library alone, since containers run it every few seconds.
+It imports only the standard library, since containers run it every few seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TIMEOUT = 2.0  # seconds
 def serves(command: Path = Path("/proc/1/cmdline")) -> bool:
     """True unless process 1, which the container runs, is a command of heed that never listens.
 
-    Where that cannot be read the answer is True, as for any other program: a service is expected.
+    If that cannot be read the answer is True, as for any other program: a service is expected.
     """
     try:
         words = command.read_bytes().split(b"\0")

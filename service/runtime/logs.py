@@ -95,7 +95,7 @@ def is_json() -> bool:
 def write(logger: logging.Logger, level: int, event: str, fields: Mapping[str, Any]) -> None:
     """Log an event as `logger.log(level, event, extra=fields)` does.
 
-    Where this process writes JSON lines, no record is made, which takes a third of the time: for
+    If this process writes JSON lines, no record is made, which takes a third of the time: for
     what is logged for each request.
     """
     if not logger.isEnabledFor(level):

@@ -85,7 +85,7 @@ class SilenceWatch:
             self._silence[number] = (latest, silent + passed if latest == last else 0.0)
 
     def restart(self, number: int) -> None:
-        """Begin anew with a worker, which is being started."""
+        """Begin again with a worker, which is being started."""
         self._heartbeats.clear(number)
         self._silence[number] = (0.0, 0.0)
 

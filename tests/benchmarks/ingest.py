@@ -1,4 +1,4 @@
-"""Durable events a second over HTTP, beside SQLite alone with the same rows.
+"""Durable events a second over HTTP, beside bare SQLite with the same rows.
 
 The reference is a table of plain columns with a unique index on the event id, written by rows that
 are made beforehand, as durable, with the same cache, and checkpointed as seldom.

@@ -1,7 +1,8 @@
 """The PostgreSQL store: sizes, reads and appends by the number of events; and beside SQLite.
 
-What grows with the number of events is asked of the store in this process, without HTTP, so that it
-is not hidden behind what does not grow. Scores, appends and two replicas are measured over HTTP.
+Costs that grow with the number of events are measured in this process, without HTTP, so that they
+are not hidden behind those that do not grow. Scores, appends and two replicas are measured over
+HTTP.
 """
 
 from __future__ import annotations

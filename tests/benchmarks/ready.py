@@ -106,7 +106,16 @@ def _start(data: Path, events: int, start: str, workers: int) -> Start:
     stated = _STAGES.search(log.read_text("utf-8", "replace"))
     stages = {name: float(value) for name, value in _STAGE.findall(stated[1] if stated else "")}
     stages = {"process": seconds - sum(stages.values()), **stages}
-    return Start(events, start, seconds, used, stages, resident, log_seconds, log_resident)
+    return Start(
+        events=events,
+        start=start,
+        seconds=seconds,
+        cpu_seconds=used,
+        stages=stages,
+        resident=resident,
+        log_seconds=log_seconds,
+        log_resident=log_resident,
+    )
 
 
 def _print(found: list[Start]) -> None:

@@ -1,4 +1,4 @@
-"""What HTTP adds to the job: score, recommend and search, one and 16 at once.
+"""The cost of HTTP over the job: score, recommend and search, one and 16 at once.
 
 Beside a bare FastAPI app that answers the same bytes, and the same jobs without a service. With c
 connections that never rest, a request takes its latency / c of the server's time (Little's law,

@@ -23,7 +23,7 @@ def test_nothing_acknowledged_is_lost_with_a_worker(
 ) -> None:
     """Each worker is lost in turn: questions are answered in time, and afterwards all works.
 
-    What is acknowledged meanwhile is stored, and what is sent again is stored once.
+    Writes acknowledged meanwhile are stored, and those that are sent again are stored once.
     """
     url = citus.create_database()
     workers = [LocalServer(citus.worker_url(url, group)) for group in citus.workers]

@@ -137,7 +137,15 @@ def _drill(
                     replicas.restart(victim)
                     writers.wait_for_ack(victim, time.monotonic())
         books = compare(journal, url)
-    return Seen(books, back, reader.degraded(), quiet, reader.errors, writers.problems, kills)
+    return Seen(
+        books=books,
+        back=back,
+        degraded=reader.degraded(),
+        quiet=quiet,
+        failed=reader.errors,
+        problems=writers.problems,
+        kills=kills,
+    )
 
 
 def _verdict(seen: Seen, rounds: int, lost: int | None) -> Verdict:

@@ -61,7 +61,7 @@ class Verdict:
 
     @property
     def proven(self) -> bool:
-        """Whether the promise held, and the weaker mode broke it."""
+        """True if the promise held, and the weaker mode broke it."""
         return self.passed and self.weaker_failed
 
 

@@ -27,7 +27,6 @@ MARGIN = 0.05  # seconds that an answer may come after it
 DELAY = 0.2  # seconds of each chunk
 CLIENTS = 1  # of each replica
 LEAVERS = 0.4  # share of requests whose client leaves
-HISTORIES = 0.3  # share of requests that ask for stored events
 _BATCH = 999
 
 

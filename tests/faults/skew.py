@@ -63,7 +63,7 @@ def skew(setup: Setup) -> Verdict:
 
 
 class Found:
-    """What rounds have counted: steps, events without a time, and what was wrong with them."""
+    """Counts of the rounds: steps, events without a time, and what was wrong with them."""
 
     def __init__(self) -> None:
         self.steps = self.undated = 0

@@ -37,7 +37,7 @@ def test_an_early_acknowledgement_is_a_loss(tmp_path: Path) -> None:
 
 
 def test_acknowledgements_after_a_failed_commit_are_counted(tmp_path: Path) -> None:
-    """Those of earlier commits may come after a refusal, and none after a failed commit."""
+    """A refusal may precede acknowledgements of earlier commits, a failed commit may not."""
     path = tmp_path / "journal"
     earlier = "try a 1\ntry b 1\nrefused Unavailable\nack a 1\n"
     path.write_text(earlier + "err Unavailable\n")

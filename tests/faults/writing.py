@@ -17,7 +17,7 @@ FORKS.set_forkserver_preload([doomed_writer.__name__])
 
 
 class Journal:
-    """What a writer attempted and what was acknowledged."""
+    """Batches that a writer attempted, and those that were acknowledged."""
 
     def __init__(self, path: Path) -> None:
         self.lines = [line.split() for line in path.read_text().splitlines()]

@@ -186,7 +186,7 @@ class BulkContract(_Contract):
         assert [name for _, name in await bulk.item_names(0, 9)] == ["new"]
 
     async def test_events_may_move_between_users(self, store: Store, bulk: BulkAccess) -> None:
-        """Whoever has an event that now is another user's is dropped, for the next pass."""
+        """A user with an event that now is another user's is dropped, for the next pass."""
         await bulk.put_users([user("a", "1", "2"), user("b", "3"), user("c", "4")], "c")
         await bulk.put_users([user("b", "3", "2"), user("d", "5")], "d")
         assert await stored_users(store) == [user("b", "3", "2"), user("c", "4"), user("d", "5")]
@@ -291,7 +291,7 @@ class BulkContract(_Contract):
         assert await store.keys_version() > before
         assert (await store.imports())[0].is_undone
         assert await store.begin_import("next") == len(ours["imports"]) + 1
-        # Whoever is forgotten now is so by the salt of the copied entries.
+        # Users who are forgotten now are so by the salt of the copied entries.
         await store.append([Event("late", "i")])
         await store.forget("late")
         (entry,) = await store.find_forgotten("late")
@@ -300,7 +300,7 @@ class BulkContract(_Contract):
     async def test_an_import_is_undone_as_at_the_source(
         self, store: Store, bulk: BulkAccess, source: Store
     ) -> None:
-        """What imports share, and what they have replaced, is known at the target too."""
+        """The target knows events that imports share, and those that they have replaced."""
         await bulk.put_registers(Registers(await source.imports(), [], [], []))
         await bulk.add_item_names([name for _, name in await source.bulk().item_names(0, 1_000)])
         await bulk.put_items(await stored_items(source))
@@ -384,7 +384,7 @@ class BulkContract(_Contract):
     async def test_two_copies_do_not_meet(
         self, store: Store, bulk: BulkAccess, another: Connect
     ) -> None:
-        """Of two processes that copy to one store, the one whose record is older is refused."""
+        """If two processes copy to one store, the one with the older record is refused."""
         other = another().bulk()
         assert await other.copy_record() == CopyRecord("there", "", True, False)
         await other.put_users([user("a", "1")], "a")

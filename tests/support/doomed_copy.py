@@ -41,7 +41,7 @@ def main(source: Sequence[str], target: Sequence[str], step: int, moment: str) -
 
     Args:
         source: the place, as a command names it, and the namespace.
-        target: likewise.
+        target: the same.
         step: number of the transaction at which to die, from 1.
         moment: `inside`, with everything written and before the commit, or `after` it.
     """

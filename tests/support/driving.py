@@ -1,4 +1,4 @@
-"""What a person does with the page, by what is written on it."""
+"""Actions of a person on the page, by what is written on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.server import Server
 
 
 def stored(server: Server) -> list[Any]:
-    """What the server stores: its events by number, the rest as lists."""
+    """Content of the server's store: its events by number, the rest as lists."""
     paths = ("users", "items", "models", "jobs", "scenarios", "users/u4/history")
     with server.client() as http:
         lists = [http.get(f"/v1/{path}").text for path in paths]
@@ -35,12 +35,12 @@ def settled(page: Page) -> None:
 
 
 def results(page: Page) -> Locator:
-    """What the search found."""
+    """Results of the search."""
     return page.locator("#results > li")
 
 
 def recommended(page: Page) -> Locator:
-    """What is recommended to the user, in rows or in one list."""
+    """Recommendations to the user, in rows or in one list."""
     return page.locator("#rows li[data-item], #recommended > li")
 
 
@@ -50,7 +50,7 @@ def stored_events(page: Page) -> Locator:
 
 
 def trials(page: Page) -> Locator:
-    """What was tried for the user and is not stored."""
+    """Events that were tried for the user and are not stored."""
     return page.locator("#history > li.trial")
 
 
@@ -96,7 +96,7 @@ def ask_why(page: Page) -> None:
 
 
 def amounts(page: Page) -> list[float]:
-    """What each row of the table adds."""
+    """Contributions of the rows of the table."""
     cells = page.locator("#contributions td[data-adds]")
     return [float(text) for text in cells.evaluate_all("all => all.map(one => one.dataset.adds)")]
 
@@ -108,7 +108,7 @@ def score(page: Page) -> float:
 
 
 def audit(page: Page) -> list[Any]:
-    """What axe-core finds wrong; the page's context must bypass its Content-Security-Policy."""
+    """Faults that axe-core finds; the page's context must bypass its Content-Security-Policy."""
     settled(page)  # half of a list that is being replaced is neither the old nor the new
     page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text())
     # Every rule runs. Of the elements that pass it lists one a rule; to list each takes two thirds

@@ -57,7 +57,7 @@ def kind(value: Any) -> str:
 
 
 def holds(value: Any, operator: str, wanted: Any) -> bool:
-    """Whether one value meets one comparison."""
+    """Report whether one value meets one comparison."""
     if operator == "eq":
         return same(value, wanted)
     if operator == "in":
@@ -82,7 +82,7 @@ def _is_near(place: dict[str, Any], lat: float, lon: float, km: float) -> bool:
 
 
 def passes(entry: ItemEntry, wanted: ItemFilter) -> bool:
-    """Whether an item passes a filter."""
+    """Report whether an item passes a filter."""
     if isinstance(wanted, Condition):
         own, comparisons = values(entry, wanted.field), dict(wanted.comparisons)
         exists = comparisons.pop("exists", None)

@@ -24,7 +24,7 @@ _FORKS.set_forkserver_preload(
         "service.cli",
         "service.http.app",
         "service.http.server",
-        # What commands import when they run, which is 40 % of the time of a small one.
+        # Commands import these when they run, which is 40 % of the time of a small one.
         "service.cli.progress_bars",
         "service.engine.lists",
         "service.maintenance.backups.backup",
@@ -74,7 +74,7 @@ class HeedProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """True while it runs."""
         return bool(self._process.is_alive())
 
     def send(self, number: signal.Signals) -> None:
@@ -89,11 +89,11 @@ class HeedProcess:
         return int(self._process.exitcode)
 
     def out(self) -> str:
-        """What it has printed on stdout."""
+        """Its output on stdout."""
         return self._out.read_text()
 
     def log(self) -> str:
-        """What it and earlier processes of this log have printed on stderr."""
+        """Output on stderr of it and of earlier processes of this log."""
         return self._log.read_text()
 
 
@@ -109,7 +109,7 @@ def _run(
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.dup2(file, number)
         os.close(file)
-    # Where the tests run in the background of a shell, SIGINT is ignored.
+    # If the tests run in the background of a shell, SIGINT is ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     os.environ.clear()

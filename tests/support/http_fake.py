@@ -1,4 +1,4 @@
-"""What the HTTP tests share: a small engine in memory, and a client that drives the real app."""
+"""Shared by the HTTP tests: a small engine in memory, and a client that drives the real app."""
 
 from __future__ import annotations
 

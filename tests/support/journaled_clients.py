@@ -279,7 +279,7 @@ class Books(NamedTuple):
 
     @property
     def balanced(self) -> bool:
-        """Whether acknowledged ⊆ stored ⊆ attempted, each once."""
+        """True if acknowledged ⊆ stored ⊆ attempted, each once."""
         return not (self.lost or self.doubled or self.foreign)
 
 

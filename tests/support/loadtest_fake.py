@@ -25,7 +25,7 @@ def well(fake: Fake, kind: str, number: int) -> int:
 
 
 class Fake:
-    """What it was asked, and how it answers.
+    """Requests that it was sent, and how it answers.
 
     Args:
         behaviour: of a POST: the status, or None to hang up. It is told the kind and how many of

@@ -1,4 +1,4 @@
-"""A PostgreSQL cluster that chooses its primary by itself: nodes run by Patroni, over one etcd."""
+"""A PostgreSQL cluster that chooses its own primary: nodes run by Patroni, over one etcd."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class PatroniNode:
 
     @property
     def is_alive(self) -> bool:
-        """Whether a process of the node runs, be it frozen."""
+        """True if a process of the node runs, be it frozen."""
         return self._tree is not None and self._tree.is_alive
 
     @property
     def answers(self) -> bool:
-        """Whether the node runs and is not frozen."""
+        """True if the node runs and is not frozen."""
         return self.is_alive and not self._frozen
 
     def start(self) -> None:
@@ -97,7 +97,7 @@ class PatroniNode:
         return members
 
     def is_leader(self) -> bool:
-        """Whether the node says that it is the primary and holds the leader's lock."""
+        """True if the node says that it is the primary and holds the leader's lock."""
         answer = self._ask("/primary")
         return answer is not None and answer.status_code == 200
 

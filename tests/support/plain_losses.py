@@ -1,4 +1,4 @@
-"""What the losses are, in float64 and plain loops over histories, prefixes and items."""
+"""The losses in float64 and plain loops over histories, prefixes and items."""
 
 from __future__ import annotations
 

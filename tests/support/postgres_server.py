@@ -152,12 +152,12 @@ class PostgresServer(PostgresDatabases):
 
     @property
     def is_alive(self) -> bool:
-        """Whether a process of the server runs, be it frozen."""
+        """True if a process of the server runs, be it frozen."""
         return self._tree is not None and self._tree.is_alive
 
     @property
     def answers(self) -> bool:
-        """Whether the server runs and is not frozen."""
+        """True if the server runs and is not frozen."""
         return self.is_alive and not self._frozen
 
     def start(self) -> None:

@@ -62,7 +62,7 @@ class ProcessTree:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the program or a process that it started runs."""
+        """True if the program or a process that it started runs."""
         return self._guardian.poll() is None
 
     def send(self, number: signal.Signals) -> None:

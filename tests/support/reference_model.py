@@ -46,7 +46,7 @@ def sigmoid(x: Array) -> Array:
 
 
 class ReferenceModel:
-    """What a `Recommender` computes, read off its weights."""
+    """The results of a `Recommender`, read off its weights."""
 
     def __init__(
         self,

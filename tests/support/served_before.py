@@ -1,4 +1,4 @@
-"""What a forkserver imports, so that the processes which it forks need not compute it again.
+"""Imports of a forkserver, so that the processes which it forks need not compute it again.
 
 The vectors of the text encoder are computed once a process.
 """

@@ -24,7 +24,7 @@ _PATIENCE = 60.0  # seconds that a thread waits for the others
 
 
 def in_processes(count: int, work: Callable[..., T], *args: Any) -> list[T]:
-    """What `work(shards, *args)` returns in each of so many processes; all must be picklable."""
+    """Return the results of `work(shards, *args)` in `count` processes; all must be picklable."""
     with (
         tempfile.TemporaryDirectory() as folder,
         process_group(count, _member, folder, work, args) as group,
@@ -43,7 +43,7 @@ def _member(
 
 
 def in_threads(count: int, work: Callable[[LogShards], T]) -> list[T]:
-    """What `work(shards)` returns in each of so many threads; it draws no random tensor."""
+    """Return the results of `work(shards)` in `count` threads; it draws no random tensor."""
     meeting = _Meeting(count)
 
     def run(index: int) -> T:

@@ -286,6 +286,6 @@ def run_machine(place: StatePlace, folder: Path) -> None:
 
 
 def _serves(http: httpx.Client, version: str) -> bool:
-    """Whether a server answers by a version."""
+    """Report whether a server answers by a version."""
     answer = http.post("/v1/recommend", json={"limit": 1}).json()
     return bool(answer["model_version"] == version)

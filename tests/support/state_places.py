@@ -1,4 +1,4 @@
-"""Where the servers of the state machine run: over files, or over a database that they share."""
+"""Places of the state machine's servers: files, or a database that they share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StatePlace(Protocol):
     world: World
 
     def begin(self, folder: Path) -> Starts:
-        """Lay the world out anew; return what starts each server, again after it has ended."""
+        """Lay the world out again; return what starts each server, again after it has ended."""
 
 
 class FilesPlace:

@@ -38,7 +38,7 @@ def within_quotas(
 
 
 def unit(scores: Iterable[float]) -> float:
-    """What a boost of 1 adds: the standard deviation of the 100 largest scores; 1 without any."""
+    """Gain by a boost of 1: the standard deviation of the 100 largest scores; 1 without any."""
     best = sorted(scores)[-100:]
     return statistics.pstdev(best) or 1.0 if best else 1.0
 

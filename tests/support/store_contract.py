@@ -210,7 +210,7 @@ class AppendContract(_Contract):
     """Appending events: round trips, validation, duplicates, conflicts and concurrency."""
 
     async def test_an_event_comes_back_with_every_field(self, store: Store) -> None:
-        """What was sent is what the history and the page say, vectors bit for bit."""
+        """The history and the page say what was sent, vectors bit for bit."""
         key, value = vector(1.5, -2.25, 1e-38), vector(0.1)
         event = Event("u", "i", "e", "buy", 2.5, NOON, key, value)
         assert await store.append([event]) == (1, 0)
@@ -416,7 +416,7 @@ class AppendContract(_Contract):
             assert history.timestamps.tolist() == [event.timestamp for event in log]
 
     async def test_ties_stay_in_the_order_of_arrival(self, store: Store) -> None:
-        """Of equal timestamps the first to arrive is the older."""
+        """If timestamps are equal, the first to arrive is the older."""
         await store.append([Event("u", f"i{n}", timestamp=NOON) for n in range(5)])
         await store.append([Event("u", "late", timestamp=NOON), Event("u", "0", timestamp=0)])
         history = await store.history("u")
@@ -924,7 +924,7 @@ class CatalogueContract(_Contract):
     """Items: round trips, replacement, paging and the feed of changes."""
 
     async def test_an_item_comes_back_with_every_field(self, store: Store) -> None:
-        """What was put is what is got, the bare item and the full one."""
+        """Items are got as they were put, the bare one and the full one."""
         full = Item(
             "full",
             "Title",
@@ -1153,7 +1153,7 @@ class CatalogueContract(_Contract):
         assert found == names
 
     async def test_hidden_items_are_listed_alone(self, store: Store) -> None:
-        """Pages of hidden items hold these alone; an attribute of that name hides nothing."""
+        """Pages of hidden items hold only these; an attribute of that name hides nothing."""
         hidden = [Item(f"hidden-{n}", 'a "hidden":true', hidden=True) for n in range(5)]
         shown = [Item(f"i{n}", '{"hidden":true}', attributes={"hidden": True}) for n in range(9)]
         await store.put_items([*shown, *hidden])
@@ -1414,7 +1414,7 @@ class WholeContract(_Contract):
                 )
 
     async def test_a_followed_user_is_read_from_the_last_seq_on(self, store: Store) -> None:
-        """After appends, the new events alone are read; an unknown number has no user."""
+        """After appends, only the new events are read; an unknown number has no user."""
         await store.append([Event("u", "i"), Event("v", "i")])
         follower = LogFollower(store, limit=None)
         await follower.follow()
@@ -1459,7 +1459,7 @@ class WholeContract(_Contract):
         assert await another().append(list(store.scan_events())) == (0, 30)
 
     async def test_a_scan_sees_one_state(self, store: Store) -> None:
-        """What is written while a scan goes on is not in it."""
+        """A scan has nothing that is written while it goes on."""
         await store.append([Event(f"u{n}", "i", f"e{n}") for n in range(100)])
         scan, records = store.scan(10), store.scan_events()
         first = next(scan)
@@ -1499,7 +1499,7 @@ class WholeContract(_Contract):
         assert not await store.clean_up()
 
     async def test_clients_see_each_other_at_once(self, store: Store, another: Connect) -> None:
-        """What one client was told is done, another one reads, with whatever both remember."""
+        """A client reads what another was told is done, whatever both remember."""
         clients = [store, another(), another()]
         for n in range(30):
             writer, reader = clients[n % 3], clients[(n + 1) % 3]
@@ -1572,7 +1572,7 @@ class KeyContract(_Contract):
         assert await reader.keys() == [first, second]
 
     async def test_a_revoked_key_keeps_its_record(self, store: Store, another: Connect) -> None:
-        """Revoking sets a time once, and for this key alone."""
+        """Revoking sets a time once, and only for this key."""
         kept, _ = issue_key("kept", frozenset({"read"}), NOON)
         gone, _ = issue_key("gone", frozenset({"read"}), NOON)
         for key in (kept, gone):
@@ -1591,7 +1591,7 @@ class KeyContract(_Contract):
     async def test_each_change_of_keys_raises_their_version(
         self, store: Store, another: Connect
     ) -> None:
-        """The version is 0 before the first key, and rises with changes of keys alone."""
+        """The version is 0 before the first key, and rises only with changes of keys."""
         reader = another()
         assert await reader.keys_version() == 0
         await store.append([Event("u", "i")])
@@ -1616,7 +1616,7 @@ class QuotaContract(_Contract):
     async def test_a_write_beyond_the_quota_stores_nothing(
         self, store: Store, limited: Limited
     ) -> None:
-        """Of concurrent batches exactly as many are stored as fit, each whole; deletions free."""
+        """As many concurrent batches are stored as fit, each whole; deletions free."""
         bounded = limited(StoreQuota(events=10))
         batches = [[Event("u", f"i{n}", f"{n}-{m}") for m in range(3)] for n in range(8)]
         answers = await asyncio.gather(

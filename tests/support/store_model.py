@@ -7,7 +7,7 @@ from service.domain.records import Event, Item, User
 
 
 class Notebook:
-    """What a store should say, kept in memory. Events must come with ids and timestamps."""
+    """Answers that a store owes, kept in memory. Events must come with ids and timestamps."""
 
     def __init__(self) -> None:
         self.events: dict[str, list[Event]] = {}  # by user, in the order of arrival

@@ -92,7 +92,7 @@ def items(seed: int = 0) -> list[Item]:
 
 
 def events(seed: int = 0, users: int = 40, each: int = 12) -> list[Event]:
-    """What each user did: mostly the next item of their genre, a minute to a day later."""
+    """Events of each user: mostly the next item of their genre, a minute to a day later."""
     random = np.random.default_rng(seed)
     made = []
     for user in range(users):

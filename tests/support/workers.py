@@ -17,7 +17,7 @@ _ATTEMPTS = 200  # connections until one is a given worker's: of two, each gets 
 
 
 class Answered(NamedTuple):
-    """What one process answered."""
+    """Answers of one process."""
 
     status: int
     body: Any
@@ -32,7 +32,7 @@ class Worker:
         self._port = int(server.url.rpartition(":")[2])
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answered:
-        """What this process answers, and no other."""
+        """Answers of this process, and of no other."""
         with self.connected() as ask:
             return ask(method, path, body, **headers)
 
@@ -73,7 +73,7 @@ class Worker:
         raise AssertionError(f"no connection was answered by process {self.pid}")
 
     def _holds(self, connection: http.client.HTTPConnection) -> bool:
-        """Whether this process, of all workers, has accepted a connection."""
+        """True if this process, of all workers, has accepted a connection."""
         port = connection.sock.getsockname()[1]
         found: set[int] = set()
 
@@ -129,7 +129,7 @@ def _inode(port: int, peer: int) -> str | None:
 
 
 def _has(pid: int, inode: str) -> bool:
-    """Whether a process has a socket open."""
+    """True if a process has a socket open."""
     try:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             try:

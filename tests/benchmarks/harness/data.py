@@ -95,7 +95,6 @@ def prepare_data(
 
 def describe(target: Path) -> BenchmarkData:
     """Describe a data directory. Raises NotFound when there is nothing in its store."""
-
     store = SQLiteStore(target / STORE_FILE)
     try:
         listed = {i.item_id: i.title for i in store.scan_items() if not i.hidden}
@@ -107,13 +106,13 @@ def describe(target: Path) -> BenchmarkData:
     nearest = [min(counts, key=lambda user: abs(counts[user] - wanted)) for wanted in LENGTHS]
     titles = [title for title in listed.values() if title]
     return BenchmarkData(
-        target,
-        counts.total(),
-        tuple(listed),
-        tuple(random.Random(0).sample(titles, min(_TITLES, len(titles)))),
-        tuple((user, counts[user]) for user in dict.fromkeys(nearest)),
-        tuple(random.Random(0).sample(sorted(counts), min(_OTHERS, len(counts)))),
-        tuple(user for user, _ in counts.most_common(_LONGEST)),
+        data=target,
+        events=counts.total(),
+        item_ids=tuple(listed),
+        titles=tuple(random.Random(0).sample(titles, min(_TITLES, len(titles)))),
+        askers=tuple((user, counts[user]) for user in dict.fromkeys(nearest)),
+        others=tuple(random.Random(0).sample(sorted(counts), min(_OTHERS, len(counts)))),
+        longest=tuple(user for user, _ in counts.most_common(_LONGEST)),
     )
 
 

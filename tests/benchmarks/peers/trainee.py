@@ -19,7 +19,7 @@ class Turns:
     """Says when to train, and tells what was done in each turn."""
 
     def __init__(self) -> None:
-        # What libraries print goes to stderr: stdout is for answers.
+        # Libraries print to stderr: stdout is for answers.
         self._answers = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
         self._left = 0.0

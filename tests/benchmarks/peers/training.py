@@ -120,7 +120,7 @@ def measure(
         seconds: of processor time in a turn, to the end of the step in which they are over.
 
     Raises:
-        Unavailable: when one ends by itself, with its last words.
+        Unavailable: when one ends too early, with its last words.
     """
     found: dict[str, Trained] = {}
     with tempfile.TemporaryDirectory(prefix="heed-bench-") as folder, ExitStack() as stack:
@@ -187,7 +187,7 @@ class _Running:
         line = self._hears.readline()
         if not line:
             said = self._words.read_text(errors="replace").strip()[-500:]
-            raise Unavailable(f"the training of {self._name} ended by itself: {said}")
+            raise Unavailable(f"the training of {self._name} ended too early: {said}")
         return json.loads(line)
 
     def turn(self, seconds: float) -> Any:

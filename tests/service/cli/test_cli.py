@@ -254,7 +254,7 @@ def test_versions_are_listed_and_chosen(heed: Heed, world: World, tmp_path: Path
 
 
 def test_versions_have_the_figures_that_decided(heed: Heed, tmp_path: Path) -> None:
-    """Where items new to their user decided, `models list` has the figures of these."""
+    """If items new to their user decided, `models list` has the figures of these."""
     registry = Registry(tmp_path / "data" / MODELS_FOLDER)
     every, new = {"ndcg": 0.3626, "hr": 0.51}, {"ndcg": 0.4301, "hr": 0.62}
     for version, is_new in (("a", True), ("b", False)):

@@ -70,7 +70,7 @@ def test_a_store_is_copied_and_compared(
 def test_a_difference_is_named(
     heed: Heed, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was written during the copy makes tables differ: exit code 1, and no store to use."""
+    """A write during the copy makes tables differ: exit code 1, and no store to use."""
     compared = copying.compare_stores
 
     async def beside_a_writer(*args: Any) -> Any:

@@ -53,7 +53,7 @@ def stored(heed: Heed, what: str, folder: Path) -> list[dict[str, object]]:
 
 
 def test_a_catalogue_is_read_as_it_was_exported(heed: Heed, shop: Path) -> None:
-    """What was found out is said, and what is odd is warned of."""
+    """An import says what it found out, and warns of what is odd."""
     said = heed(
         "import", "items", shop / "products.csv", "--map", "item_id=Stock Code",
         "--map", "title=description", "--map", "attributes.price=Unit Price",
@@ -339,7 +339,7 @@ def test_several_files_and_a_pipe_are_one_import(shop: Path) -> None:
 def test_errors_of_a_pipe_name_the_pipe(
     heed: Heed, monkeypatch: pytest.MonkeyPatch, text: str, options: tuple[str, ...], problem: str
 ) -> None:
-    """What is wrong with standard input is said of -, and of no file."""
+    """Messages about standard input name -, and no file."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     said = heed("import", "events", "-", *options)
     assert said.code == 1

@@ -12,7 +12,7 @@ TOKEN = re.compile(r"heed_([0-9a-f]{12})_[\w-]{43}\n")
 
 
 def test_a_created_key_is_printed_once_and_stored_nowhere(heed: Heed, tmp_path: Path) -> None:
-    """Stdout is the token alone; no file has its secret, and the list tells all but that."""
+    """Stdout is only the token; no file has its secret, and the list tells all but that."""
     assert heed("namespaces", "create", "acme").code == 0
     said = heed(
         *("keys", "create", "--name", "shop", "--scope", "write", "--scope", "read"),
@@ -33,7 +33,7 @@ def test_a_created_key_is_printed_once_and_stored_nowhere(heed: Heed, tmp_path: 
 
 
 def test_a_key_is_revoked_by_id_or_by_a_name_that_is_its_own(heed: Heed, tmp_path: Path) -> None:
-    """Of keys that share a name one is revoked by its id, the last by the name; none twice."""
+    """A key that shares its name is revoked by its id, the last by the name; none twice."""
     ids = []
     for _ in range(2):
         found = TOKEN.fullmatch(heed("keys", "create", "--name", "shop", "--scope", "read").out)

@@ -53,7 +53,7 @@ def test_every_command_of_a_store_takes_a_namespace() -> None:
 def test_commands_work_on_one_namespace(
     heed: Heed, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An import into a namespace changes that one alone, by the option or by the variable."""
+    """An import into a namespace changes only that one, by the option or by the variable."""
     data = tmp_path / "data"
     for name in ("b", "c"):
         assert heed("namespaces", "create", name).code == 0

@@ -50,7 +50,7 @@ def new_in_last() -> int:
 
 
 def test_both_questions_are_reported_by_both_commands(heed: Heed, data: Path) -> None:
-    """What comes next and what is new are printed, published and in the JSON, by their cases."""
+    """Metrics of the next and of the new item are printed, published and in the JSON, by cases."""
     said = heed("train", "--data", data, "--epochs", 2)
     assert said.code == 0, said.err
     printed = " ".join(said.out.split())

@@ -95,7 +95,7 @@ def test_delimiters_are_those_of_the_cells(tmp_path: Path, text: str, delimiter:
 def test_decimal_marks_are_those_of_the_numbers(
     cells: list[str], delimiter: str, mark: str
 ) -> None:
-    """What can be only one of a decimal and a group decides, then the delimiter."""
+    """A mark that can be only of decimals or of groups decides, then the delimiter."""
     assert detect_decimal(cells, delimiter) == mark
 
 

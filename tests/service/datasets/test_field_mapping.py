@@ -182,7 +182,7 @@ def test_other_values_among_flags_are_named(tmp_path: Path) -> None:
 
 
 def test_a_text_among_numbers_is_a_bad_row(tmp_path: Path) -> None:
-    """What was taken for a number must be one; absent ones may be written out."""
+    """A value that was taken for a number must be one; absent ones may be written out."""
     path = tmp_path / "items.csv"
     path.write_text("item_id,price\n" + "".join(f"i{n},{n}.5\n" for n in range(20)) + "j,dear\n")
     columns = {"attributes.price": "price"}

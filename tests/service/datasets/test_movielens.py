@@ -84,7 +84,7 @@ def tiny(tmp_path: Path, wheel: Wheel) -> MovieLens:
 
 
 def left_in(cache: Path) -> list[str]:
-    """What lies in a cache, but for the lock that fetches share."""
+    """Files of a cache, but for the lock that fetches share."""
     return sorted(str(path.relative_to(cache)) for path in cache.rglob("*") if path.name != ".lock")
 
 

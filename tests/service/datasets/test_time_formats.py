@@ -137,7 +137,7 @@ def test_times_that_may_be_either_are_refused() -> None:
 
 
 def test_clocks_that_are_put_back_and_forward() -> None:
-    """Of a local time that occurs twice the first is taken; summer time is known."""
+    """The first of a local time that occurs twice is taken; summer time is known."""
     read = TimeFormat("%d/%m/%Y", LONDON).micros
     assert read("30/10/2011 01:30") == from_datetime(datetime(2011, 10, 30, 0, 30, tzinfo=UTC))
     assert read("01/07/2011 12:00") == from_datetime(datetime(2011, 7, 1, 11, tzinfo=UTC))

@@ -27,7 +27,7 @@ BASE = Options("", rate=100.0, duration=1.0, warmup=0.0, arrivals="constant", us
 
 
 def ran(fake: Fake, **options: Any) -> tuple[dict[str, Any], str]:
-    """What a load test of a fake returns and what it prints."""
+    """The report of a load test of a fake, and its output."""
     shown = io.StringIO()
     found = run(Console(file=shown, width=200), replace(BASE, url=fake.url, **options))
     return json.loads(json.dumps(found, allow_nan=False)), shown.getvalue()
@@ -57,7 +57,7 @@ def test_stall_delays_every_request_due_during_it() -> None:
     early = (planned.due >= began) & (planned.due < ended - 0.4)
     assert early.sum() >= 5
     assert (took[early] >= 0.4).all()
-    # Whoever was due later in the stall waited until its end at least.
+    # Requests that were due later in the stall waited until its end at least.
     inside = (planned.due >= began) & (planned.due < ended)
     assert inside.sum() >= 45
     assert (took[inside] >= ended - planned.due[inside]).all()

@@ -109,7 +109,7 @@ def test_recording_times_are_read_in_all_their_forms(tmp_path: Path) -> None:
 
 
 def test_talks_without_details_leave_no_empty_attributes(tmp_path: Path) -> None:
-    """What is not known of a talk is absent from its attributes and categories."""
+    """Unknown fields of a talk are absent from its attributes and categories."""
     bare: dict[str, object] = {
         "youtube_id": None,
         "duration": None,
