@@ -112,7 +112,7 @@ async def copy_store(
     is killed. Until source and target are the same, only a copy opens the target.
 
     Args:
-        source: is only read. What is written to it meanwhile makes the stores differ.
+        source: is only read. Writes to it meanwhile make the stores differ.
         target: as of `begin_copy`, as is `origin`.
         origin: identity of the source.
         progress: called as it proceeds.

@@ -86,12 +86,12 @@ class Store(ABC):
 
     @abstractmethod
     def _ask(self, job: Callable[[*Ts], Job[T]], *args: *Ts, rows: int = 1) -> Awaitable[T]:
-        """Read about so many `rows` that a request waits for."""
+        """Read about `rows` rows that a request waits for."""
         ...
 
     @abstractmethod
     def _read(self, job: Callable[[*Ts], Job[T]], *args: *Ts, rows: int = 1) -> Awaitable[T]:
-        """Read about so many `rows`, which may take long."""
+        """Read about `rows` rows, which may take long."""
         ...
 
     @abstractmethod
@@ -121,7 +121,7 @@ class Store(ABC):
         Args:
             job: runs again with the same arguments where another transaction was faster.
             args: of the job, after its transaction.
-            rows: about so many are changed.
+            rows: number of rows that are changed, about.
             alone: locks that no other transaction may hold meanwhile, in ascending order.
             items: ids whose numbers the job needs.
             types: of events, whose numbers the job needs.
@@ -190,7 +190,7 @@ class Store(ABC):
         Args:
             user_id: the user.
             version: that the reader knows; 0 for nothing.
-            generation: of the reader's events. Where it is still the user's, the events after
+            generation: of the reader's events. If it is still the user's, the events after
                 `seq` are returned; else all of them.
             seq: the highest that the reader has.
         """
@@ -246,7 +246,7 @@ class Store(ABC):
         await self._write(users.put_user, user.user_id, user_document(user), import_id, adds=True)
 
     async def get_user(self, user_id: str) -> User | None:
-        """Return the profile; an empty one for a user with events alone; None if unknown."""
+        """Return the profile; an empty one for a user who only has events; None if unknown."""
         return await self._ask(users.get_user, check_id(user_id, "/user_id"))
 
     async def page_users(
@@ -254,7 +254,7 @@ class Store(ABC):
     ) -> tuple[list[User], str | None]:
         """Return up to `limit` users by user_id (as bytes), and the next page's cursor or None.
 
-        Those that have events, and those that have only a profile, whose id begins with `prefix`.
+        They have events or only a profile, and their ids begin with `prefix`.
         """
         rows = 10 * check_limit(limit)
         return await self._read(users.page_users, cursor, limit, prefix, rows=rows)
@@ -286,7 +286,7 @@ class Store(ABC):
             after: a version up to which the caller knows the log.
             known: [n] the last `seq` that the caller has of each user, by the user's number; 0 or
                 left out = none.
-            limit: about so many events; what is left is after the version that comes with them.
+            limit: number of events, about; the others are after the version that comes with them.
         """
         ...
 
@@ -304,7 +304,7 @@ class Store(ABC):
 
         Args:
             rows: events at once.
-            shard: read the events of its users alone, without reading those of others; None = all.
+            shard: read only the events of its users, without reading those of others; None = all.
         """
         ...
 
@@ -323,7 +323,7 @@ class Store(ABC):
     ) -> int:
         """Insert or replace `items`, all or none; return the number of distinct ids.
 
-        Of one id the last wins. Items that are already there just so change nothing.
+        The last item of an id wins. Items that are already there just so change nothing.
         """
         check_each(items, check_item, "/items")
         if not items:
@@ -412,7 +412,8 @@ class Store(ABC):
     async def catalogue_changes(self, after: int, limit: int | None = None) -> CatalogueChanges:
         """Return the changes after version `after`; `after=0` gives the whole catalogue.
 
-        With `limit`, about so many items; what is left is after the version that comes with them.
+        With `limit`, about that number of items; the others are after the version that comes with
+        them.
         """
         return await self._read(catalogue.changes, after, limit, rows=MANY_ROWS)
 

@@ -70,7 +70,7 @@ def find_fresh(
 def user_key(user_id: str) -> int:
     """Return 63 bits of the BLAKE2b hash of a user's id: the same in every store, on any machine.
 
-    Where the log is divided by users, a user belongs to the shard `user_key(user_id) % count`.
+    A log that is divided by users has a user in the shard `user_key(user_id) % count`.
     """
     digest = hashlib.blake2b(user_id.encode(), digest_size=8, usedforsecurity=False).digest()
     return int.from_bytes(digest, "big") & (1 << 63) - 1
@@ -79,7 +79,7 @@ def user_key(user_id: str) -> int:
 def body_digest(event: Event) -> int:
     """Return a signed 64-bit digest (BLAKE2b) of all that identifies the event's body.
 
-    The timestamp stays outside: a retry may lack it, so stores compare it by itself.
+    The timestamp stays outside: a retry may lack it, so stores compare it apart.
     """
     digest = hashlib.blake2b(_body(event), digest_size=8, usedforsecurity=False).digest()
     return int.from_bytes(digest, "little", signed=True)

@@ -114,7 +114,7 @@ class UserRow(NamedTuple):
 
 @dataclass
 class Tally:
-    """What one change adds to the counts of a store, or takes from them."""
+    """The amounts that one change adds to the counts of a store, or takes from them."""
 
     users: int = 0
     bytes: int = 0
@@ -131,7 +131,7 @@ class Transaction(Protocol):
     """The transaction of a job that writes, and what the two databases do in it differently."""
 
     by_key: bool
-    """Whether rows of users are found by the hash of their id, and event ids are a table."""
+    """True if rows of users are found by the hash of their id, and event ids are a table."""
 
     def tick(self) -> int:
         """Return the version of this transaction's changes."""

@@ -18,8 +18,8 @@ class StoreUsage(NamedTuple):
 class StoreQuota(NamedTuple):
     """Bounds of a store's contents; 0 = none.
 
-    A quota bounds growth alone: whatever does not add to the store succeeds, also in a store that
-    holds more than its quota, so that duplicates are harmless and deletions possible.
+    A quota bounds only growth: a change that does not add to the store succeeds, also in a store
+    that holds more than its quota, so that duplicates are harmless and deletions possible.
     """
 
     events: int = 0

@@ -34,7 +34,7 @@ async def digest_store(store: Store) -> Mapping[str, TableDigest]:
 
     The tables are `events`, `items`, `users`, `profiles`, `scenarios` and `deleted_scenarios` (all
     versions, of those in use and of those deleted), `imports`, `keys` and `forgotten`, the ledger.
-    They depend on the records alone, not on their order, on versions of users or on how a store
+    They depend only on the records, not on their order, on versions of users or on how a store
     lays them out: two stores with the same content have the same digests, whatever holds them. The
     digest of a table is the sum of its records' BLAKE2b digests modulo 2^128. It finds damage and
     omissions; it is no defence against a forger.

@@ -146,7 +146,7 @@ OnCatalogueChange = Callable[[int, int], None]
 
 
 class ForgottenUser(NamedTuple):
-    """Entry of the ledger: one user was forgotten, with so many events."""
+    """Entry of the ledger: one user was forgotten, with a number of events."""
 
     digest: bytes  # 32 bytes, of `user_digest`
     salt: bytes  # 16 bytes, in general the same for all entries of a store
@@ -202,7 +202,7 @@ class StoreMeasures(NamedTuple):
     commits: int
     checkpoints: int
     failures: int  # calls that failed for a reason other than their arguments
-    failed: bool  # True once nothing is written any more until the store is opened anew
+    failed: bool  # True once nothing is written any more until the store is opened again
 
 
 class CheckResult(NamedTuple):
@@ -290,7 +290,7 @@ class StoredUser:
 
 @dataclass(frozen=True, slots=True)
 class StoredItem:
-    """An item: in the catalogue, deleted from it, or seen in events alone."""
+    """An item: in the catalogue, deleted from it, or only seen in events."""
 
     item_id: str
     was_put: bool  # False: only events have ever named it
@@ -315,7 +315,7 @@ class CopyRecord(NamedTuple):
     """Record, in the target, of a copy."""
 
     origin: str  # names the source
-    position: str  # id of the last user who is compared and copied; "" = none, or all
+    position: str  # id of the last user who is copied; "" = none, or all
     is_untouched: bool  # nothing but the copy has changed the store since it was begun
     is_whole: bool  # source and target were the same at the end of the last pass
 
@@ -332,10 +332,10 @@ MAX_ITEMS = 1_000  # in one call of `put_items`
 
 
 def latest_holders(users: Sequence[StoredUser]) -> list[StoredUser]:
-    """Return users without those of whom a later one has an event.
+    """Return users without those whose events a later one has.
 
-    Users who are read one after another may have the same event, where the first was merged with
-    the second in between.
+    Users who are read one after another may have the same event, if the first was merged with the
+    second in between.
     """
     holders = {event.event_id: user.user_id for user in users for event in user.events}
     return [

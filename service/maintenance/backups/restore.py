@@ -375,7 +375,7 @@ def _restore_jobs(folder: Path, shared: SharedJobs) -> None:
 
 
 def _restore_files(manifest: BackupManifest, folder: Path, url: str, data: Path) -> None:
-    """Copy what is of this machine alone, and can be made again."""
+    """Copy the files that only this machine has, and that can be made again."""
     directory = open_directory(data, url)
     try:
         for name in manifest.namespaces:

@@ -232,7 +232,7 @@ class KeyRefused(HeedError):
 def read_metrics(settings: Settings, environment: Mapping[str, str]) -> Mapping[str, float] | None:
     """Read the metrics of the running service, summed over its workers; None if none answers.
 
-    Those of one cache are named with the label, such as `heed_cache_bytes{cache="history"}`. The
+    Metrics of one cache are named with the label, such as `heed_cache_bytes{cache="history"}`. The
     key is the one in `HEED_API_KEY`, else one that the service keeps in a file.
 
     Raises:

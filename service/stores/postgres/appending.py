@@ -1,8 +1,8 @@
 """Appending of events to a PostgreSQL store: one transaction a batch.
 
 Rows of users are locked first, in the order of their keys, then those of event ids: transactions
-that take locks in one order do not wait for one another in a circle. Whoever appends to the same
-users waits until the commit, so that all columns but the seqs are encoded before.
+that take locks in one order do not wait for one another in a circle. Appends to the same
+users wait until the commit, so that all columns but the seqs are encoded before.
 
 Most batches have no event that is stored already, so their ids are not looked for: where fewer ids
 than events were new, the next attempt looks.

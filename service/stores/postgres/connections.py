@@ -4,7 +4,7 @@ Calls run on the event loop they are made on, each over a connection of that loo
 reads at length has a connection of its own, since it runs on a thread.
 
 A standby that is promoted begins a new timeline. The former primary may hang with connections that
-stay open, or go on by itself: what it would acknowledge, the new one does not have. So a process
+stay open, or go on as a primary: the new one does not have what it would acknowledge. So a process
 that has seen the newer timeline has nothing more to do with the older one.
 """
 
@@ -53,8 +53,8 @@ _DEFAULTS: dict[str, Any] = {
 # A plan for the very user touches one partition of the events; a generic one would lock all.
 _PARTITIONED = "SET plan_cache_mode = force_custom_plan"
 # One connection to each worker: to open more takes longer than what they would do in parallel, and
-# one alone has one snapshot of its worker. Shards are written one after another, so that two
-# transactions lock users in one order. What a transaction sets for itself, it sets on workers too.
+# only a single one has one snapshot of its worker. Shards are written one after another, so that
+# two transactions lock users in one order. A transaction's settings hold on workers too.
 # A connection that was cut while it waited for a worker would otherwise stay with the coordinator
 # for as long as the worker hangs, and one more each time that the worker is tried.
 _DISTRIBUTED = """\
@@ -123,7 +123,7 @@ class Connections:
 
     @contextmanager
     def plain(self) -> Iterator[Connection]:
-        """Open a connection in autocommit mode, for this block alone."""
+        """Open a connection in autocommit mode, only for this block."""
         self.check_open()
         try:
             with self.connect() as connection:
@@ -264,7 +264,7 @@ class Timelines:
     """The newest timeline of each server that was seen, and the open connections of a process.
 
     Attributes:
-        changes: number of times that a server was promoted or started anew, or that other servers
+        changes: number of times that a server was promoted or restarted, or that other servers
             were found in its place, so that it may lack what was read before without being
             committed safely.
         primary: host and port of the newest connection.

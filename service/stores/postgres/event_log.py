@@ -111,8 +111,8 @@ def log_changes(
 ) -> LogChanges:
     """`Store.log_changes`, in a transaction that sees one state of the database.
 
-    Of a distributed database it sees one state of each worker, none of which is older than the
-    horizon: what has changed since on some of them comes with a later version.
+    In a distributed database it sees one state of each worker, none of which is older than the
+    horizon: later changes of some of them come with a later version.
     """
     horizon = _number(connection, horizon_query(is_distributed))
     rows = connection.execute(

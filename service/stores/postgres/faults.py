@@ -46,7 +46,7 @@ def explain(error: psycopg.Error) -> HeedError:
 
 def is_retried(error: psycopg.Error) -> bool:
     """True if the same transaction may succeed at once, since another one was only faster."""
-    # Of rows that it copies to a worker, Citus passes on the worker's message without its code.
+    # Citus passes on a worker's message about copied rows, but not its code.
     return isinstance(error, _RETRIED) or (
         isinstance(error, errors.InternalError_) and "event_ids_pkey" in str(error)
     )

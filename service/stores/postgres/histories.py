@@ -3,8 +3,8 @@
 The server packs the rows of a history into one value, which NumPy reads as columns: a row of its
 own for each event would take the client longer than everything else.
 
-What every request waits for is run this way: to choose how each value is converted, and to build
-a cursor, takes psycopg about as long as the server takes to answer.
+Statements that every request waits for are run this way: to choose how each value is converted, and
+to build a cursor, takes psycopg about as long as the server takes to answer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PreparedStatement:
     async def _run(self, connection: AsyncConnection, texts: list[bytes]) -> PGresult:
         server = connection.pgconn
         if server.transaction_status != TransactionStatus.IDLE:
-            # Where the statement was deallocated, its error would end the transaction.
+            # The error of a deallocated statement would end the transaction.
             server.send_query_params(self._text, texts, result_format=1)
             return await self._result(connection)
         if connection not in self._prepared:

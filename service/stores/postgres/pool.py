@@ -44,7 +44,7 @@ class PatientConnection(Connection[tuple[Any, ...]]):
 
 
 def cut_off(connection: Connection | AsyncConnection) -> None:
-    """Shut a connection's socket down, which wakes whoever waits for it."""
+    """Shut a connection's socket down, which wakes the thread or the loop that waits for it."""
     with (
         suppress(OSError, psycopg.Error),
         socket.socket(fileno=os.dup(connection.fileno())) as own,
@@ -165,7 +165,7 @@ class ConnectionPool:
     async def _open(self, patience: float) -> AsyncConnection:
         """Open a connection; one that takes longer is for a later call.
 
-        Of several hosts, one that hangs is given up after seconds, which a request does not have.
+        The driver gives up a host that hangs after seconds, which a request does not have.
         """
         task = asyncio.ensure_future(self._connect())
         done, _ = await asyncio.wait({task}, timeout=patience)
@@ -217,7 +217,7 @@ class Leases:
 
     def __init__(self, connect: Connect, size: int) -> None:
         self.size = size
-        self.is_distributed = False  # over workers, which may not answer by themselves
+        self.is_distributed = False  # over workers, each of which may fail to answer
         self.failures = 0  # of connections and statements
         self._connect = connect
         self._breaker = Breaker()
@@ -262,7 +262,7 @@ class Leases:
         """Note an error of PostgreSQL, and return it in Heed's terms."""
         self.failures += 1
         reason = explain(error)
-        # Of a distributed database, a call may have waited for one of the workers.
+        # A call to a distributed database may have waited for one of the workers.
         is_servers = not self.is_distributed or (is_lost(error) and not was_cut)
         if isinstance(reason, StoreUnreachable) and is_servers:
             self.drop_idle()

@@ -10,7 +10,7 @@ from psycopg import AsyncConnection
 from service.domain.keys import Rate
 from service.stores.values import Grant, RateWindows
 
-# Of a known key: the requests of the window before and of this one, before this call.
+# The requests of a known key in the window before and in this one, before this call.
 _PREVIOUS = """\
 CASE WHEN known.number = excluded.number THEN known.previous
      WHEN known.number = excluded.number - 1 THEN known.current ELSE 0 END"""

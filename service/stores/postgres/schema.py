@@ -122,7 +122,7 @@ def open_installation(connection: Connection, *, restoring: str | None = None) -
     if found is not None and found != restoring:
         raise Corrupt(
             f"the database holds a part of {found}: its restore was interrupted. Run heed restore "
-            "with that backup again, which goes on, or drop the database and create it anew"
+            "with that backup again, which goes on, or drop the database and create it again"
         )
 
 

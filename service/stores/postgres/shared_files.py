@@ -1,7 +1,7 @@
 """Sets of files in a PostgreSQL database, which machines fetch from it chunk by chunk.
 
 A set is written in one short transaction for each chunk, and is there once its row says that it is
-complete. What an interrupted writer leaves is deleted by the next one.
+complete. The next writer deletes what an interrupted one left.
 """
 
 from __future__ import annotations
@@ -151,9 +151,9 @@ UPDATE heed.file_sets SET chunks = 0, size = 0
 class SharedFiles:
     """Sets of files of one kind in one namespace of a database.
 
-    A set is written once, and never changes: whoever has fetched it may keep it. One set at a time
-    is the active one. All methods but `active` wait for the database, for a bounded time: call
-    them off the event loop. All but `making` raise `Unavailable` where it does not answer.
+    A set is written once, and never changes: a machine that has fetched it may keep it. One set at
+    a time is the active one. All methods but `active` wait for the database, for a bounded time:
+    call them off the event loop. All but `making` raise `Unavailable` where it does not answer.
     """
 
     def __init__(self, connections: Connections, namespace_no: int, kind: str) -> None:
@@ -163,7 +163,7 @@ class SharedFiles:
     def put(self, name: str, description: bytes, chunks: Iterable[FileChunk]) -> None:
         """Store a set, which is complete, and durable, when this returns.
 
-        What a writer leaves that was interrupted is no set, and is deleted later.
+        An interrupted writer leaves no set; its chunks are deleted later.
 
         Args:
             name: 1 to 200 bytes of UTF-8.
@@ -280,7 +280,7 @@ class SharedFiles:
             self._sweep(connection)
 
     def trim(self, most_bytes: int) -> None:
-        """Drop the sets that were completed first until the others have so many bytes at most."""
+        """Drop the sets that were completed first until the others have `most_bytes` at most."""
         with self._connections.session() as connection:
             connection.execute(_TRIM.encode(), {**self._of, "most": most_bytes})
             self._sweep(connection)
@@ -289,8 +289,8 @@ class SharedFiles:
     def making(self, name: str, patience: float) -> Iterator[None]:
         """Exclude other machines that would make the same set, until the block ends.
 
-        Another one that makes it is waited for, for so many seconds at most. It ends with its
-        process. Raises nothing: without the database, each machine makes its own.
+        Another one that makes it is waited for, for `patience` seconds at most. The exclusion ends
+        with its process. Raises nothing: without the database, each machine makes its own.
         """
         named = f"{self._of['no']} {self._of['kind']} {name}".encode()
         key = int.from_bytes(hashlib.sha256(named).digest()[:8], signed=True)
@@ -304,7 +304,7 @@ class SharedFiles:
                         break
                     time.sleep(_PAUSE)
             except (HeedError, psycopg.Error) as error:
-                _log.warning("whether %s is made elsewhere is not known: %s", name, error)
+                _log.warning("cannot tell whether another machine is making %s: %s", name, error)
             yield
 
     def _lock(self, connection: Connection) -> None:
@@ -334,7 +334,7 @@ class SharedFiles:
             raise Busy(f"the upload of {kind} {name} to PostgreSQL stood still for too long")
 
     def _taken(self, name: str) -> HeedError:
-        problem = "is, or once was, in PostgreSQL already; it is never written anew"
+        problem = "is, or once was, in PostgreSQL already; it is never written again"
         return Conflict(f"{self._of['kind']} {name} {problem}")
 
     def _missing(self, name: str) -> HeedError:

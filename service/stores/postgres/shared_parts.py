@@ -166,7 +166,7 @@ class SharedLease:
 
 
 class SharedParts:
-    """What the machines that serve one namespace share beside its records."""
+    """The files and jobs that the machines of one namespace share, beside its records."""
 
     def __init__(self, connections: Connections, namespace_no: int) -> None:
         self._connections = connections

@@ -329,7 +329,7 @@ class PostgresStore(Store):
             cause = error.__cause__
             if not isinstance(cause, psycopg.Error) or not is_lost(cause):
                 raise
-        # Where a new connection was lost, the breaker is open by now.
+        # If a new connection was lost, the breaker is open by now.
         async with self._connections.connection(patience) as connection:
             return await question(connection, *args)
 

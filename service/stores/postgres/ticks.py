@@ -15,14 +15,14 @@ In PostgreSQL it lies below the oldest transaction in progress. In a distributed
 transaction is committed in two phases: the coordinator commits it, and only then tells the workers
 to commit what they have prepared. In between, or for as long as a worker that was cut off then is
 not reached again, the coordinator counts the transaction among those that have ended while a worker
-does not show its rows. Of such a transaction the coordinator has a record, which its commit made
+does not show its rows. The coordinator has a record of such a transaction, which its commit made
 visible, for each worker on which it wrote; the worker lists what is prepared. So the horizon lies
 also below every recorded transaction that is still prepared on its worker, or whose worker does not
-answer. Where the record is deleted, the worker has committed.
+answer. Once the record is deleted, the worker has committed.
 
 Three readings follow one another: which transactions are in progress, which are prepared, and then,
-by the caller, the rows. What was not in progress any more at the first one has a record, and what
-is not prepared any more at the second one can be seen at the third.
+by the caller, the rows. A transaction that is not in progress any more at the first one has a
+record, and one that is not prepared any more at the second one can be seen at the third.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SELECT ((max(version_range) + 1) << {RANGE_BITS}) - 1 FROM heed.users WHERE name
 """Statement that reads the end of its range, which no version exceeds, from the index."""
 
 _NAMESPACES = b"SELECT namespace_no FROM heed.namespaces"
-# Of one namespace, since distributed tables join with no others.
+# In one namespace, since distributed tables join with no others.
 _STORED = """\
 SELECT greatest(
          (SELECT greatest(catalogue, keys, names) FROM heed.namespaces WHERE namespace_no = %(no)s),
@@ -92,7 +92,7 @@ def raise_base(connection: Connection, row: tuple[Any, ...] | None = None) -> No
         row: as `TIMELINE` returned it; read where it is not given.
     """
     if row is None:
-        with suppress(errors.InsufficientPrivilege):  # then the stored ticks alone tell
+        with suppress(errors.InsufficientPrivilege):  # then only the stored ticks tell
             row = connection.execute(TIMELINE).fetchone()
     with connection.transaction():
         connection.execute(_LOCAL)
@@ -111,7 +111,7 @@ def raise_base(connection: Connection, row: tuple[Any, ...] | None = None) -> No
 async def raise_base_async(connection: AsyncConnection, row: tuple[Any, ...]) -> None:
     """Do as `raise_base` does, on a connection of an event loop."""
     async with connection.transaction():
-        # Without a standby this must not wait: whoever waits for one has it in what comes later.
+        # Without a standby this must not wait: a write that waits for one commits later.
         await connection.execute(_LOCAL)
         stored = 0
         for namespace in await (await connection.execute(_NAMESPACES)).fetchall():
@@ -134,7 +134,7 @@ def changed_between(after: str, until: str | None = None) -> str:
 
     Args:
         after: the tick, in SQL.
-        until: likewise; None: until now.
+        until: the other tick, in SQL; None: until now.
     """
     condition = f"version_range >= {after}::bigint >> {RANGE_BITS} AND version > {after}::bigint"
     if until is None:

@@ -38,12 +38,12 @@ INSERT INTO heed.items (namespace_no, item_no, item_id)
 SELECT :no, nextval('heed.item_numbers'), item_id
   FROM (SELECT item_id FROM unnest(CAST(:ids AS text[])) WITH ORDINALITY AS new (item_id, place)
          ORDER BY place) AS new"""
-# Until the server has looked at so many new rows, it joins whole tables row by row.
+# Until the server has looked at the new rows, it joins whole tables row by row.
 _ANALYZE = "ANALYZE heed.users, heed.events, heed.event_ids, heed.vectors, heed.items, heed.types"
 _FIND_USERS = (
     "SELECT user_key FROM heed.users WHERE $here AND user_key = ANY(CAST(:keys AS bigint[]))"
 )
-# Of a user who is known, the number in the row is not used.
+# The number in the row of a known user is not used.
 _PUT_USERS = """\
 INSERT INTO heed.users AS known (namespace_no, user_key, user_no, user_id, version, generation,
                                  next_seq, has_vectors)
@@ -179,7 +179,7 @@ class PostgresTransaction:
     def put_counted_users(
         self, counts: Counter[str], with_vectors: set[str], known: set[int]
     ) -> Job[tuple[dict[str, list[int]], int]]:
-        """Give users, who are created where they are unknown, a new version and so many seqs.
+        """Give users, who are created where they are unknown, a new version and their seqs.
 
         Args:
             counts: seqs of each user.

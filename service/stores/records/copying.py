@@ -127,7 +127,7 @@ class BulkAccess:
     # ------------------------------------------------------------------ any store
 
     async def users(self, after: str, events: int) -> list[StoredUser]:
-        """Return the next users by user_id (as bytes): about so many events, at least one user.
+        """Return the next users by user_id (as bytes): about `events` events, at least one user.
 
         An empty list is the end.
         """
@@ -205,7 +205,7 @@ class BulkAccess:
         )
 
     async def finish_copy(self) -> None:
-        """Record that all users are compared and copied; tidy up after so many writes."""
+        """Record that all users are copied; tidy up after very many writes."""
         await self._change(lambda tx: tx.finish_copy(), 1, (FOLDING,), position="")
 
     async def mark_copy(self, *, is_whole: bool) -> None:

@@ -142,7 +142,7 @@ def _claimants(places: Sequence[Place]) -> Job[dict[Place, int]]:
     for user, of_user in ranges.items():
         at, last, import_no = 0, 0, 0
         for place in sorted((each for each in places if each[0] == user), key=itemgetter(2)):
-            # Of the ranges that begin up to here, the one that ends last has the seq if any has.
+            # If any range that begins up to here has the seq, the one that ends last has it.
             while at < len(of_user) and of_user[at][0] <= place[2]:
                 if of_user[at][1] > last:
                     _, last, import_no = of_user[at]

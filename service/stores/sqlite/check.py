@@ -131,7 +131,7 @@ def check_modes(directory: Path) -> Iterator[CheckResult]:
 Row = tuple[Any, ...]
 
 # Tables, with the columns of the keys by which their rows are stored. `state` and `popularity` are
-# counted anew.
+# counted again.
 _TABLES = {
     "users": ("user_no",),
     "items": ("item_no",),
@@ -287,7 +287,7 @@ def _write_state(old: apsw.Connection, new: apsw.Connection, gaps: Sequence[Gap]
         (tick,),
     )
     new.execute(COUNT_STORED_EVENTS)
-    if gaps or not is_known:  # whoever remembers more than is left must read all again
+    if gaps or not is_known:  # a reader that remembers more than is left must read all again
         new.execute("UPDATE users SET version = ?1, generation = ?1", (tick,))
 
 

@@ -122,8 +122,8 @@ def copy_pages(
 def _begin_checksums(copy: apsw.Connection, page_size: int, reserved: int) -> None:
     """Write the first page of an empty copy, from which its VFS learns of the checksums.
 
-    Pages in a write-ahead log have no checksums of their own yet. Those of a copy larger than
-    SQLite's cache are written before its first page, and would keep the stale ones.
+    Pages in a write-ahead log have no checksums of their own yet. A copy larger than SQLite's cache
+    has pages that are written before its first one, and would keep the stale checksums.
     """
     copy.pragma("page_size", page_size)
     copy.reserve_bytes("main", reserved)

@@ -5,7 +5,7 @@ flipped bit is an error and not an answer. Any SQLite can read such a file; one 
 must not write it. A process that has the store open must not open its files in any other way, not
 even to read: by POSIX, closing a file drops all locks that the process holds on it.
 
-SQLite needs room for the index of its log even to read. Where the log is empty and nobody writes,
+SQLite needs room for the index of its log even to read. While the log is empty and nobody writes,
 the database can be read without: `immutable` says so.
 """
 
@@ -271,7 +271,7 @@ def explain(path: Path, error: Exception) -> tuple[HeedError, bool]:
 
 def _disk_is_full(path: Path) -> bool:
     # Some calls report a full disk as a failed write (growing the log's index, late
-    # allocation), which must not stop the writer for good.
+    # allocation), which must not stop the writer for ever.
     try:
         return shutil.disk_usage(path.parent).free < MIN_FREE_BYTES
     except OSError:  # the folder is gone, with its namespace

@@ -9,7 +9,7 @@ File format: https://www.sqlite.org/fileformat2.html#the_write_ahead_log
 
 `secure_delete` overwrites deleted rows, but not the copies that SQLite leaves behind where it moves
 rows to another page: they stay in the gap between a page's cell pointers and its cells. The copy
-of a row that is deleted later would be readable in the file for good.
+of a row that is deleted later would stay readable in the file.
 
 File format: https://www.sqlite.org/fileformat2.html#b_tree_pages
 """

@@ -2,7 +2,7 @@
 
 Jobs that wait while a commit is being synced share the next one, so that a disk that syncs a
 thousand times a second can acknowledge tens of thousands of batches. Each job runs in a savepoint
-of its own: one that fails is rolled back alone, the others go on.
+of its own: only one that fails is rolled back, the others go on.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Writer:
         connection: to write with.
         explain: turns an error of SQLite into one of the domain, and says whether it is fatal:
             after a fatal one nothing is written or acknowledged any more until the store is opened
-            anew.
+            again.
         guard: called before each commit, and before it is acknowledged. An error that it raises
             fails the commit's jobs.
         busy_timeout: of the connection, in milliseconds.
@@ -244,7 +244,7 @@ class Writer:
 
     def _roll_back(self) -> None:
         try:
-            if self._connection.in_transaction:  # SQLite has rolled back some errors by itself
+            if self._connection.in_transaction:  # SQLite rolls back after some errors
                 self._connection.execute("ROLLBACK")
         except apsw.Error as error:
             self.fail(self._explain(error)[0])
@@ -323,7 +323,7 @@ class Writer:
 
 
 def _lower_priority() -> None:
-    """Raise the niceness of the calling thread alone, on Linux, where each thread has its own."""
+    """Raise the niceness of only the calling thread, on Linux, where each thread has its own."""
     if sys.platform == "linux":
         thread = threading.get_native_id()
         own = os.getpriority(os.PRIO_PROCESS, thread)
