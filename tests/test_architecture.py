@@ -139,16 +139,3 @@ def test_modules_open_with_what_they_are() -> None:
     }
     guessed = RELATIVE.split()
     assert {module: word for module, word in opened.items() if not word or word[0] in guessed} == {}
-
-
-def test_every_test_says_what_must_hold() -> None:
-    """Each test function has a docstring."""
-    silent = [
-        f"{module}.{node.name}"
-        for module, path in modules("tests").items()
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-        and not ast.get_docstring(node)
-    ]
-    assert silent == []
