@@ -158,7 +158,6 @@ def test_links_and_paths_lead_somewhere(document: str) -> None:
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
-    """README.md links to each page."""
     links = set(re.findall(r"\]\(([\w./-]+\.md)\)", DOCUMENTS["README.md"]))
     assert set(DOCUMENTS) - links == {"README.md"}
 

@@ -77,7 +77,6 @@ def test_a_room_keeps_to_its_budget(room: str) -> None:
 
 
 def test_tests_keep_to_their_budgets() -> None:
-    """Tests and benchmarks have budgets too."""
     benchmarks = lines(ROOT / "tests/benchmarks")
     assert lines(ROOT / "tests") - benchmarks <= LINES_OF_TESTS
     assert benchmarks <= LINES_OF_BENCHMARKS

@@ -84,7 +84,6 @@ def test_a_new_item_is_offered_at_once_until_it_is_hidden_or_deleted(
 
 
 def test_new_item_is_placed_by_its_text(http: httpx.Client, fresh: dict[str, Any]) -> None:
-    """A new item is placed by its text in search, similar items and scores."""
     post(http, "/v1/items", items=[fresh])
     assert ids(post(http, "/v1/search", query=fresh["title"], limit=3))[0] == "fresh"
     genres = [name.split("-")[0] for name in similar(http, "fresh")[:5]]
@@ -112,7 +111,6 @@ def test_changed_item_takes_effect_at_once(http: httpx.Client, fresh: dict[str, 
 def test_event_on_an_unknown_item_counts_once_the_item_is_stored(
     http: httpx.Client, fresh: dict[str, Any]
 ) -> None:
-    """An event on an unknown item is attended as soon as the item is stored."""
     event = {"user_id": "early", "item_id": "fresh", "event_id": "early"}
     post(http, "/v1/events", events=[event])
     asked = {"user_id": "early", "item_ids": [item_id(0, 1)], "explain": 5}
@@ -219,7 +217,6 @@ def test_an_item_may_bring_its_own_embedding(http: httpx.Client) -> None:
 def test_answers_contain_exactly_the_items_that_pass_the_filter(
     http: httpx.Client, wanted: dict[str, Any], passes: Any
 ) -> None:
-    """Recommend and search return exactly the items that pass the filter."""
     expected = {name for name, item in WORLD.items() if passes(item)}
     asked = {"filter": wanted, "limit": 1000}
     for history in (SPACE, []):
@@ -241,7 +238,6 @@ def test_answers_contain_exactly_the_items_that_pass_the_filter(
 
 
 def test_seen_and_excluded_items_are_not_recommended(http: httpx.Client) -> None:
-    """Seen items are recommended only with `exclude_seen=false`, excluded items never."""
     seen = {event["item_id"] for event in SPACE}
     everything = {"history": SPACE, "limit": 1000}
     assert set(ids(post(http, "/v1/recommend", **everything))) == WORLD.keys() - seen
@@ -352,7 +348,6 @@ def test_similar_items_are_of_the_genre_and_never_the_item_itself(http: httpx.Cl
 
 
 def test_inline_history_scores_as_stored_events(http: httpx.Client) -> None:
-    """An inline history, alone or appended to a stored one, scores as the same events stored."""
     stored = [event | {"user_id": "stored"} for event in SPACE + COOKING]
     partly = [event | {"user_id": "partly"} for event in COOKING]
     assert http.post("/v1/events", json={"events": stored + partly}).status_code == 200
@@ -374,7 +369,6 @@ def test_inline_history_scores_as_stored_events(http: httpx.Client) -> None:
 
 
 def test_visible_scores_as_a_history_of_the_visible_events(http: httpx.Client) -> None:
-    """Scores with `visible` equal those of a history of the visible events alone."""
     asked = {"item_ids": [item_id(0, 6), item_id(1, 6)], "at": AT}
     typed = [{**event, "type": "view"} for event in SPACE]
     typed += [{**event, "type": "buy"} for event in COOKING]
@@ -457,7 +451,6 @@ def test_limits_and_unknown_targets_are_refused(http: httpx.Client) -> None:
 
 
 def test_item_list_is_complete_across_pages(http: httpx.Client) -> None:
-    """The paged list of items equals the generated world."""
     found: list[str] = []
     cursor = None
     while True:

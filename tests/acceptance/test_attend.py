@@ -202,7 +202,6 @@ def test_a_tie_goes_to_the_lowest_row(vectors: httpx.Client) -> None:
 
 
 def test_memory_without_visible_rows_gives_a_zero_context(vectors: httpx.Client) -> None:
-    """A memory without visible rows gives no weights and a zero context, never NaN."""
     memories: list[dict[str, Any]] = [
         {"keys": [[1, 2]] * 3, "values": [[1, 1]] * 3, "visible": [False] * 3},
         {"keys": [], "values": []},

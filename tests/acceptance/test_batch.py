@@ -90,7 +90,6 @@ def test_batch_accepts_only_read_requests(http: httpx.Client, path: str) -> None
 def test_malformed_batch_is_refused_with_a_pointer(
     http: httpx.Client, body: dict[str, Any], pointer: str
 ) -> None:
-    """A malformed batch is refused with 422 and the pointer of the offending field."""
     answer = http.post("/v1/batch", json=body)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == pointer

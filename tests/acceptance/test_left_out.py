@@ -130,7 +130,6 @@ def test_the_score_falls_by_the_effect_of_a_deleted_event(
 def test_effects_hold_before_and_within_the_window(
     http: httpx.Client, length: int, begins: int
 ) -> None:
-    """Effects are correct for events before and within the encoder's window."""
     user = f"long-{length}"
     events = long_history(user, length, begins)
     store(http, events)
@@ -151,7 +150,6 @@ def test_effects_hold_before_and_within_the_window(
 
 
 def test_the_score_falls_by_the_effect_of_a_withdrawn_interest(http: httpx.Client) -> None:
-    """The effect of a profile interest is what the score loses by its withdrawal."""
     post(http, history("fond"))
     http.put("/v1/users/fond", json={"interests": [GENRES[2], item_id(1, 9)]}).raise_for_status()
     before = score(http, "fond")
@@ -162,7 +160,6 @@ def test_the_score_falls_by_the_effect_of_a_withdrawn_interest(http: httpx.Clien
 
 
 def test_the_score_falls_by_the_effect_of_an_inline_event(http: httpx.Client) -> None:
-    """The effect of an inline event is what a request without the event loses."""
     session = [{"item_id": item_id(g, 2), "timestamp": f"2026-01-01T11:0{g}:00Z"} for g in range(4)]
     asked: dict[str, Any] = {"item_ids": TARGETS, "explain": 50, "explain_exact": True}
     whole = ask(http, "/v1/score", history=session, **asked)
@@ -174,7 +171,6 @@ def test_the_score_falls_by_the_effect_of_an_inline_event(http: httpx.Client) ->
 
 
 def test_recommend_and_search_report_the_effects_of_score(http: httpx.Client) -> None:
-    """Recommend and search report the same exact effects as /v1/score."""
     post(http, history("found"))
     how: dict[str, Any] = {"user_id": "found", "explain": 8, "explain_exact": True}
     for path, asked in (

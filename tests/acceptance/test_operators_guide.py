@@ -84,7 +84,6 @@ def test_a_restored_backup_is_what_was_backed_up(walked: Walked) -> None:
 
 
 def test_a_salvaged_store_has_every_event(walked: Walked) -> None:
-    """The store that was salvaged from an intact one serves the same events."""
     assert walked.events["Salvage"] == walked.events["Restore"]
     assert (walked.shell.folder / "damaged.db").exists()
 

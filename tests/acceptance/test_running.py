@@ -63,7 +63,6 @@ def test_unknown_users_get_popular_items(http: httpx.Client) -> None:
 
 
 def test_health_metrics_and_headers_report_the_state(http: httpx.Client, world: World) -> None:
-    """Liveness, readiness, metrics and response headers report the state of the service."""
     assert http.get("/health/live").json() == {"live": True}
     ready = http.get("/health/ready").json()
     details = ready["checks"].pop("details")
@@ -148,7 +147,6 @@ def test_model_trained_over_http_is_served_without_a_restart(
 def test_invalid_training_option_is_refused(
     http: httpx.Client, options: dict[str, Any], why: str
 ) -> None:
-    """An invalid training option is refused with 422, its pointer and the accepted values."""
     refused = http.post("/v1/models/train", json={"options": {"seed": 1} | options})
     assert refused.status_code == 422
     (name,) = options
@@ -206,7 +204,6 @@ def test_a_broken_version_never_replaces_a_good_one(
 
 
 def test_sigterm_finishes_requests_and_a_restart_serves_the_same(server: Server) -> None:
-    """SIGTERM finishes requests in flight and exits with 0; a restart gives the same answers."""
     slow = {"user_id": "u8", "item_ids": NAMES * 6, "explain": 12}
     with server.client() as http:
         before = {user: answer(http, user) for user in ("u9", "u10", "nobody")}

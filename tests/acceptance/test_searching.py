@@ -99,7 +99,6 @@ class Keys:
 def test_exact_search_is_the_softmax_over_every_field(
     http: httpx.Client, retrieval: dict[str, Any], temperature: float
 ) -> None:
-    """Exact search, and auto search of a small catalogue, is the softmax over all keys."""
     keys = Keys(http, temperature)
     found = search(http, retrieval=retrieval, temperature=temperature)
     weights = keys.weights(set(range(len(keys.logits))))
@@ -119,7 +118,6 @@ def test_exact_search_is_the_softmax_over_every_field(
 def test_coarse_search_is_the_softmax_over_the_items_of_the_nearest_fields(
     http: httpx.Client, least: int, hard: bool
 ) -> None:
-    """Coarse search is the softmax over the items found by the k nearest keys or by words."""
     keys = Keys(http)
     nearest = keys.nearest(least)
     named = {keys.owners[at] for at in nearest}
@@ -231,7 +229,6 @@ def test_phrase_restricts_the_results(http: httpx.Client) -> None:
 
 
 def test_highlight_marks_the_words_of_the_query(http: httpx.Client) -> None:
-    """`highlight` returns the title in parts, with the words of the query marked."""
     found = search(http, query="rockets", limit=3, highlight=True)["items"]
     assert any(part["match"] for item in found for part in item["highlights"]["title"])
     for item in found:

@@ -31,7 +31,6 @@ def near(http: httpx.Client, name: str, **asked: Any) -> dict[str, Any]:
 
 
 def test_similar_items_report_cosine_and_share_per_space(http: httpx.Client) -> None:
-    """Each similar item has a cosine and share per space; one space alone ranks by its cosine."""
     seed = item_id(0, 1)
     events = Counter(event.item_id for event in tiny.events())  # of the training
     both = near(http, seed)
@@ -90,7 +89,6 @@ def test_untrained_item_is_similar_by_content_alone(http: httpx.Client) -> None:
 
 
 def test_an_item_without_text_is_similar_by_training_alone(http: httpx.Client) -> None:
-    """An item without text has only the trained space, until its text is restored."""
     seed = item_id(0, 1)
     before = http.get(f"/v1/items/{seed}").json()
     try:

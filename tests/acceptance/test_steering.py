@@ -141,7 +141,6 @@ def test_values_that_no_item_has_are_warned_of(http: httpx.Client) -> None:
 
 
 def test_exploration_names_its_seed_and_propensities(http: httpx.Client) -> None:
-    """The answer with the seed that an answer names is that answer."""
     question = USER | {"limit": 10, "explore": 0.3}
     first = ask(http, "/v1/recommend", **question)
     again = ask(http, "/v1/recommend", **question, seed=first["seed"])

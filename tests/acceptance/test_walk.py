@@ -46,7 +46,6 @@ def test_the_exports_are_stored(stored: Walk, expectation: Callable[[Walk], None
 
 
 def test_the_page_shows_the_answer(walked: Walked) -> None:
-    """The request is answered with the fields that the page shows."""
     as_shown(walked.walk, walked.walk.ask(walked.http))
 
 

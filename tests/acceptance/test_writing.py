@@ -164,7 +164,6 @@ def test_sending_an_event_again_changes_nothing(http: httpx.Client) -> None:
 def test_another_event_of_the_same_id_is_a_conflict(
     http: httpx.Client, other: dict[str, Any]
 ) -> None:
-    """An event id with another body is a conflict, and nothing of its batch is stored."""
     sent = events("conflict", 2)
     store(http, sent)
     before = score(http, "conflict")
@@ -206,7 +205,6 @@ def test_unknown_items_of_events_are_named(http: httpx.Client) -> None:
 
 
 def test_unknown_user_gets_popular_items(http: httpx.Client) -> None:
-    """An unknown user gets popular items, without attention, and is not created."""
     answer = http.post("/v1/recommend", json={"user_id": "nobody", "limit": 5}).json()
     assert {item["reason"] for item in answer["items"]} == {"popular"}
     assert {item["parts"]["attention"] for item in answer["items"]} == {0.0}
@@ -231,7 +229,6 @@ def test_deleted_user_is_absent_from_the_next_answer(http: httpx.Client) -> None
 
 
 def test_deleted_event_is_absent_and_a_second_delete_is_404(http: httpx.Client) -> None:
-    """Deletion removes an event from the next answer; deleting an absent event is 404."""
     store(http, events("deleter", 3))
     assert http.delete("/v1/users/deleter/history/deleter-1").status_code == 204
     assert reasons(http, "deleter") == ["deleter-0", "deleter-2"]

@@ -223,8 +223,6 @@ def test_every_category_can_be_reached(page: Page, server: Server) -> None:
 
 
 def test_a_field_of_too_many_values_says_that_some_are_listed(page: Page) -> None:
-    """All that are asked for are not all that there are, and the list of them says so."""
-
     def more(route: Route) -> None:
         told = route.fetch().json()
         for facet in told.get("facets", []):

@@ -349,7 +349,6 @@ def test_similar_items_are_shown_and_left_again(page: Page, server: Server) -> N
 
 
 def test_shown_contributions_sum_to_the_score(page: Page) -> None:
-    """The signed contributions shown for a score sum to it, and the sentence comes first."""
     choose(page, "u3")
     ask_why(page)
     expect(page.get_by_role("dialog", name=re.compile("^Why "))).to_be_visible()

@@ -28,7 +28,6 @@ def leave_out(row: Locator) -> float:
 def test_score_without_an_event_equals_the_score_after_deleting_it(
     page: Page, server: Server
 ) -> None:
-    """The score shown without an event equals the score after the event is deleted."""
     choose(page, "u3")
     ask_why(page)
     whole, bars = score(page), page.locator("#contributions rect").count()

@@ -65,7 +65,6 @@ def browser() -> Iterator[Browser]:
 def test_page_of_another_origin_can_neither_read_nor_write(
     browser: Browser, server: Server, elsewhere: int, world: World, host: str
 ) -> None:
-    """A page of another origin cannot write by fetch or form, and cannot read an answer."""
     writes: list[tuple[str, dict[str, Any]]] = [
         ("/v1/models/train", {"body": ""}),
         ("/v1/models/train", {}),

@@ -40,7 +40,6 @@ def test_page_opens_with_a_user_and_the_store_counts(page: Page, server: Server)
 
 
 def test_empty_store_shows_the_commands_that_fill_it(browser: Browser, tmp_path: Path) -> None:
-    """On an empty store the page shows commands, which fill it when they are run."""
     with Server(tmp_path / "empty") as server, server.client() as http:
         page = browser.new_page(viewport={"width": 360, "height": 740})
         page.goto(server.url)

@@ -44,7 +44,6 @@ def test_the_configuration_is_valid(tmp_path: Path) -> None:
 
 
 def test_alerts_fire_when_they_should() -> None:
-    """The unit tests of the alerts pass."""
     promtool("test", "rules", "alerts_test.yml")
 
 

@@ -42,7 +42,6 @@ def test_nothing_but_the_address_is_single() -> None:
 
 
 def test_the_drill_kills_every_container() -> None:
-    """All containers that stay are killed by the drill."""
     assert set(ORDER) == set(CLUSTER) - {"credentials"}
 
 

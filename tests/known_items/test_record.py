@@ -12,7 +12,6 @@ from tests.known_items.known import known, record
 
 
 def test_list_has_thirty_queries() -> None:
-    """The list has thirty queries, each with one relevant talk of its own."""
     items = [item_id for judged in known() for item_id in judged.gains]
     assert len(known()) == len(set(items)) == len(items) == 30
 

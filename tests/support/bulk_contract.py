@@ -91,7 +91,6 @@ class BulkContract(_Contract):
         assert await store.bulk().users(found[-1].user_id, 30) == []
 
     async def test_a_page_has_about_so_many_events_and_a_user_at_least(self, store: Store) -> None:
-        """A user with more events than asked for is a page of its own."""
         for name, count in (("a", 3), ("b", 50), ("c", 3), ("d", 3), ("e", 5)):
             await store.append([Event(name, "i") for _ in range(count)])
         bulk = store.bulk()

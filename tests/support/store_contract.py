@@ -317,7 +317,6 @@ class AppendContract(_Contract):
     async def test_timestamps_of_years_1_to_9999_are_valid(
         self, store: Store, timestamp: int
     ) -> None:
-        """Timestamps from year 1 to 9999 are stored unchanged."""
         await store.append([Event("u", "i", timestamp=timestamp)])
         assert (await store.history("u")).timestamps.tolist() == [timestamp]
 
@@ -380,7 +379,6 @@ class AppendContract(_Contract):
         assert (await store.history("new")).item_ids == ["new"]
 
     async def test_empty_batches_store_nothing(self, store: Store) -> None:
-        """An empty batch stores nothing."""
         assert await store.append([]) == (0, 0)
         assert await store.put_items([]) == 0
 
@@ -424,7 +422,6 @@ class AppendContract(_Contract):
         assert history.seqs.tolist() == [7, 1, 2, 3, 4, 5, 6]
 
     async def test_the_clock_ticks_with_every_change(self, store: Store) -> None:
-        """The clock advances with every change, not with reads or retries."""
         ticks = [await store.clock()]
         event = Event("u", "i", "1")
         for change in (
@@ -539,7 +536,6 @@ class AppendContract(_Contract):
         assert len(await store.history("u")) == 50
 
     async def test_a_cancelled_append_is_all_or_nothing(self, store: Store) -> None:
-        """A cancelled append stores its whole batch or nothing."""
         tasks = [
             asyncio.create_task(store.append([Event(f"u{n}", "i") for _ in range(5)]))
             for n in range(40)
@@ -558,7 +554,6 @@ class HistoryContract(_Contract):
     """Histories: versions, paging, deletion, merging and profiles."""
 
     async def test_an_unknown_user_is_empty(self, store: Store) -> None:
-        """An unknown user has an empty history, and reading creates no user."""
         history = await store.history("u")
         assert (history.version, history.generation, len(history), history.user) == (0, 0, 0, None)
         assert (history.seqs.shape, history.timestamps.shape) == ((0,), (0,))
@@ -600,8 +595,6 @@ class HistoryContract(_Contract):
             assert await grown()
 
     async def test_generations_change_with_all_but_appends(self, store: Store) -> None:
-        """Deletion and merging change the generation, appends and profiles do not."""
-
         async def generation() -> int:
             return (await store.history("u")).generation
 
@@ -714,7 +707,6 @@ class HistoryContract(_Contract):
         "cursor", ["", "x", "!!!", "bnVsbA", "WzFd", "WzEsMl0x", "WyJhIiwxXQ", "\ud800", "W10" * 99]
     )
     async def test_foreign_cursors_are_refused(self, store: Store, cursor: str) -> None:
-        """An invalid cursor or limit is refused."""
         for call in (store.page("u", cursor=cursor), store.page_items(cursor=cursor)):
             with pytest.raises(Invalid) as caught:
                 await call
@@ -1425,7 +1417,6 @@ class WholeContract(_Contract):
         assert await store.user_ids([*changes.events.users.tolist(), 99]) == ["u", None]
 
     async def test_scans_of_an_empty_store(self, store: Store) -> None:
-        """Scans of an empty store are empty."""
         assert list(store.scan()) == []
         assert list(store.scan_events()) == []
         assert list(store.scan_items()) == []
@@ -1433,7 +1424,6 @@ class WholeContract(_Contract):
         assert list(store.scan_user_ids()) == []
 
     async def test_scan_user_ids_lists_every_user(self, store: Store) -> None:
-        """`scan_user_ids` lists every user not deleted or merged, in byte order."""
         await store.append([Event(name, "i", f"of {name}") for name in ("b", "é", "a", "gone")])
         await store.put_user(User("Z"))
         await store.append([Event("merged", "i")])
@@ -1446,7 +1436,6 @@ class WholeContract(_Contract):
     async def test_scanned_events_are_duplicates_when_appended(
         self, store: Store, another: Connect
     ) -> None:
-        """Scans return all records, and scanned events appended again are duplicates."""
         events = [Event(f"u{n % 3}", "i", weight=n + 1, key=vector(n)) for n in range(30)]
         await store.append(events)
         items, users = [Item("b", "t"), Item("a", tags=("x",))], [User("u1", {"a": 1}), User("u9")]

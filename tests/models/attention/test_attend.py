@@ -235,7 +235,6 @@ def test_gradients_are_the_slopes(problem: Problem) -> None:
 @few
 @given(problems(largest=4, temperatures=(1.0, 0.5), rows=1))
 def test_gradients_equal_the_slopes_of_the_loop(problem: Problem) -> None:
-    """The gradient of the query equals central differences of the loop."""
     direction = torch.from_numpy(problem.rng.standard_normal(problem.values.shape[-1]))
     query = problem.query.clone().requires_grad_()
     found = attend(query, problem.keys, problem.values, **problem.options)
@@ -291,7 +290,6 @@ def test_an_empty_memory_gives_nothing() -> None:
 
 
 def test_rows_of_equal_keys_share_the_weight_and_keep_their_values() -> None:
-    """Rows of nearly equal keys share the weight, and the context averages their values."""
     query = torch.tensor([[4.0, 0.0, 0.0]])  # "network"
     keys = torch.tensor([[2.0, 0.1, 0.0], [2.0, 0.0, 0.1], [-2.0, 0.0, 0.0]])
     values = torch.tensor([[1.0, 0.0], [0.0, 1.0], [5.0, 5.0]])  # neural, social, other
@@ -346,7 +344,6 @@ def test_equal_products_tie_to_the_lowest_row(dim: int, seed: int) -> None:
 
 
 def test_a_bias_breaks_the_tie_of_equal_keys() -> None:
-    """Equal keys with unequal biases are not a tie."""
     keys, values = torch.ones(3, 2), torch.arange(3.0)[:, None]
     found = attend(torch.ones(1, 2), keys, values, bias=torch.tensor([0.0, 1.0, 1.0]), hard=True)
     assert found.context.item() == 1
@@ -388,7 +385,6 @@ def test_invalid_argument_is_named(change: dict[str, Any], message: str) -> None
 
 
 def test_exclude_self_hides_the_targets_own_events() -> None:
-    """With exclude_self a target gets no weight from events on the same item."""
     items = torch.tensor([7, 8, 9, 7])
     vectors = torch.eye(3)[torch.tensor([0, 1, 2, 0])] * 5
     targets = torch.tensor([7, 5])

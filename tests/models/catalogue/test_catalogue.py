@@ -219,7 +219,6 @@ def test_a_filter_does_not_write_into_the_catalogue() -> None:
 
 
 def test_log_frequency_counts_the_items_that_share_a_key() -> None:
-    """A key's log frequency counts its items and fields, and follows removals."""
     texts = {"a": "jazz", "b": "jazz", "c": "jazz", "d": "blues"}
     catalogue = build(*(ItemEntry(id_, fields={"tags": text}) for id_, text in texts.items()))
     np.testing.assert_allclose(catalogue.keys.log_frequency, np.log([3, 3, 3, 1]), atol=1e-6)
@@ -256,8 +255,6 @@ def test_a_text_without_words_is_no_key() -> None:
 
 
 def test_keys_are_unit_vectors_whatever_the_encoder_gives() -> None:
-    """Keys are normalised to unit length, whatever the length of the encoder's vectors."""
-
     def rough(texts: Sequence[str]) -> NDArray[np.float32]:
         return 3 * encode(texts).astype(np.float16).astype(np.float32)
 
@@ -280,14 +277,12 @@ def test_a_brought_embedding_is_a_key_of_unit_length(size: float) -> None:
 
 
 def test_a_zero_embedding_is_no_key() -> None:
-    """An embedding of zeros gives no key and no content vector."""
     catalogue = build(ItemEntry("a", embedding=np.zeros(DIMENSION, np.float32)))
     assert not catalogue.has_content.any()
     assert len(catalogue.keys) == 0
 
 
 def test_an_embedding_of_another_dimension_is_refused() -> None:
-    """An embedding of another dimension is refused, naming both, and changes nothing."""
     catalogue = build(ItemEntry("a", fields={"title": "jazz"}))
     before = frozen(catalogue)
     with pytest.raises(ValueError, match=f"dimension 3, not {DIMENSION}"):

@@ -195,7 +195,6 @@ def test_small_arrays_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(st.data())
 @settings(deadline=None, max_examples=60)
 def test_every_version_equals_a_plain_list(data: st.DataObject) -> None:
-    """Each version equals a plain list of its time, whichever version is updated later."""
     states = [(CowList(["a", "b"]), ["a", "b"])]
     for turn in range(data.draw(st.integers(1, 9), "updates")):
         before, listed = states[data.draw(st.sampled_from([-1, -1, 0]), "from")]

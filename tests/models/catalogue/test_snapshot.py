@@ -107,7 +107,6 @@ def test_trained_items_outside_the_catalogue_are_known_and_not_listed(made: Trai
 
 
 def test_untrained_items_take_the_prior_of_the_new(made: TrainedModel) -> None:
-    """Untrained items have the learned prior of new items."""
     snapshot = Snapshot.build("v", made, catalogue(14), np.zeros(14, np.int64))
     grown = snapshot.refreshed(catalogue(40), np.zeros(40, np.int64))
     new = made.model.new_prior.item()
@@ -189,7 +188,6 @@ def test_small_catalogues_have_no_index(made: TrainedModel) -> None:
 
 
 def test_an_encoder_defers_the_item_index(made: TrainedModel) -> None:
-    """With an encoder the items are indexed from twice the number of rows on."""
     catalogue_ = small_snapshot(40, made.model).catalogue
     nobody = np.zeros(0, np.int64)
     for trained_, least in ((made, 20), (None, 40)):

@@ -56,7 +56,6 @@ def test_padded_windows_by_hand() -> None:
 def test_padded_windows_hold_their_events(
     lengths: list[int], seed: int, data: st.DataObject
 ) -> None:
-    """Each padded row holds the events of its window, and its padding is valid to read."""
     log = log_of(lengths, seed)
     ends = st.integers(0, len(log)).flatmap(
         lambda end: st.tuples(st.integers(0, end), st.just(end))

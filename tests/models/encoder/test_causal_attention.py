@@ -120,7 +120,6 @@ def test_the_future_changes_nothing_before_it(seed: int, length: int, data: st.D
 
 
 def test_biases_of_hidden_keys_have_no_gradient() -> None:
-    """Biases have a gradient only from visible keys, and none where one key is visible."""
     parts, bucket = drawn(3, 1, 70)
     table = parts[3].requires_grad_()
     causal(parts, bucket).square().sum().backward()  # type: ignore[no-untyped-call]

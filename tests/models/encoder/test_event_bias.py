@@ -340,7 +340,6 @@ def test_a_head_that_sees_nothing_adds_nothing(snapshot: Snapshot, kind: int) ->
 
 
 def test_without_heads_for_them_dislikes_are_read_but_not_attended() -> None:
-    """A model of one head reads dislikes in the encoder but hides them from attention."""
     model = random_model(3, attention_heads=1, n_event_types=3, dislike_type=DISLIKE)
     bias = model.memory_bias(torch.arange(3), torch.zeros(3), torch.zeros(3), torch.arange(3))
     assert (bias[0] == -torch.inf).tolist() == [False, True, False]
@@ -378,7 +377,6 @@ def test_types_have_the_models_own_numbers(snapshot: Snapshot) -> None:
 
 
 def test_one_type_and_unit_weights_say_nothing() -> None:
-    """With one type and unit weights, inputs and bias have no type parameters."""
     model = random_model(6)
     assert model.event_embedding is not None
     assert model.event_embedding.type_embedding is None

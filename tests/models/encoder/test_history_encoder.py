@@ -69,7 +69,6 @@ def test_states_equal_the_loop(blocks: int, length: int) -> None:
 def test_states_of_a_long_history_equal_the_loop(
     model: Recommender, encoder: HistoryEncoder
 ) -> None:
-    """States equal the loop for a history longer than one block of causal attention."""
     vectors, times = events(1, 1, 90)
     expected = ReferenceModel(model, heads=3).states(
         list(vectors[0].double().numpy()), times[0].tolist()
@@ -81,7 +80,6 @@ def test_states_of_a_long_history_equal_the_loop(
 def test_user_states_equal_the_loop(
     model: Recommender, encoder: HistoryEncoder, told: float
 ) -> None:
-    """User states of events at request times, known or not, equal the loop."""
     vectors, times = events(6, 2, 7)
     states, asked = run(encoder, vectors, times), requests(6, times, told)
     with torch.inference_mode():
@@ -103,7 +101,6 @@ def test_unknown_request_time_differs_from_zero_elapsed_time(encoder: HistoryEnc
 
 
 def test_a_request_before_the_newest_event_is_just_now(encoder: HistoryEncoder) -> None:
-    """A request before the newest event counts as one at that event."""
     vectors, times = events(13, 1, 1)
     states = run(encoder, vectors, times)
     now, before = (encoder.at_request(states, times, at) for at in (times, times - DAY))
@@ -115,7 +112,6 @@ def test_a_request_before_the_newest_event_is_just_now(encoder: HistoryEncoder) 
 def test_a_later_event_never_changes_an_earlier_state(
     encoder: HistoryEncoder, length: int, seed: int, data: st.DataObject
 ) -> None:
-    """Later events leave earlier states unchanged."""
     place = data.draw(st.integers(1, length - 1))
     vectors, times = events(seed, 1, length)
     other, later = events(seed + 1, 1, length)

@@ -56,7 +56,6 @@ def test_positions_have_no_end() -> None:
 
 
 def test_step_does_not_modify_the_previous_cache() -> None:
-    """A step leaves the previous cache unchanged."""
     encoder = encoder_of(2, 2, 8)
     events, times = torch.randn(5, 8), torch.arange(5) * SECOND
     before = stepped(encoder, events[:4], times[:4])

@@ -187,7 +187,6 @@ def test_equals_ranking_item_by_item(seed: int) -> None:
 
 @pytest.mark.parametrize("use_target_time", [False, True])
 def test_cases_of_one_user_and_time_are_scored_once(use_target_time: bool) -> None:
-    """Cases of one user, or of one user and time, are scored once and ranked as alone."""
     rng = np.random.default_rng(5)
     users = np.repeat([0, 1, 2], 4).astype(np.int32)
     history = Interactions.from_columns(

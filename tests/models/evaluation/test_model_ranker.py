@@ -152,7 +152,6 @@ def test_events_before_the_window_count_by_attention() -> None:
 
 
 def test_a_log_without_any_event_is_scored() -> None:
-    """Without any event every user's scores are the prior."""
     model = random_model(7)
     log = drawn_log(8, [0, 0], 12)
     scores = ModelRanker(model, content(12)).scores(log, np.array([1, 0], np.int32), None)
@@ -236,7 +235,6 @@ def test_an_item_never_trained_is_scored_by_its_text() -> None:
 
 
 def test_item_without_training_or_text_scores_minus_infinity() -> None:
-    """An item with neither training nor text scores -inf."""
     snapshot = small_snapshot(12)
     bare = Snapshot.build(
         "v",

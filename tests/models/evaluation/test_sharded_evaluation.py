@@ -62,7 +62,6 @@ def evaluated(
 def test_every_baseline_ranks_in_shards_as_in_the_whole_log(
     count: int, exclude_seen: bool, uneven: bool
 ) -> None:
-    """Each case has the rank that it has in the whole log, and the metrics are those of all."""
     log = drawn(5, uneven=uneven)
     expected = evaluated(log, exclude_seen=exclude_seen)
     assert len(expected) == 5 - exclude_seen

@@ -46,7 +46,6 @@ def snapshot() -> Snapshot:
 
 
 def test_hidden_events_change_no_score(snapshot: Snapshot) -> None:
-    """Hidden events, and events on unknown or undescribed items, change no part of a score."""
     wider = snapshot.refreshed(snapshot.catalogue.with_items(["only an event"]), snapshot.counts)
     seen = past([3, 13, 7], [0, DAY, 2 * DAY], [1, 2, 0.5])
     more = past(
@@ -65,7 +64,6 @@ def test_hidden_events_change_no_score(snapshot: Snapshot) -> None:
 
 
 def test_an_event_after_the_request_is_just_now(snapshot: Snapshot) -> None:
-    """An event after the request has age 0."""
     ahead = build_memory(snapshot, past([3, 4], [0, AT + DAY]), AT)
     now = build_memory(snapshot, past([3, 4], [0, AT]), AT)
     assert ahead.age.tolist() == [AT, 0]
@@ -167,7 +165,6 @@ def test_the_user_state_is_of_the_window_and_the_request(length: int) -> None:
 
 
 def test_recent_lists_the_nine_newest_item_events(snapshot: Snapshot) -> None:
-    """`recent` lists the nine newest rows on items, and `recent_items` their trained rows."""
     rows = [4, 13, -1, 1, 2, 3, 99, 5, 6, 7, 8, 14, 9]
     own = {6: (encode_texts(["own"])[0], None)}  # of no item: a row of the memory, but not at hand
     user = build_memory(snapshot, past(rows, range(13), vectors=own), AT)
@@ -293,7 +290,6 @@ def test_an_item_of_another_vector_is_read_again() -> None:
 
 
 def test_the_same_events_at_other_times_are_read_again(snapshot: Snapshot) -> None:
-    """Events at changed times are encoded again."""
     kept = encode(snapshot, past([3, 5, 7], [0, 1, 2]))
     with appends(snapshot) as counts:
         found = encode(snapshot, past([3, 5, 7], [0, DAY, 2 * DAY]), kept)

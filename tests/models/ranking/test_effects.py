@@ -70,7 +70,6 @@ def effects(
 def test_exact_effects_are_differences_to_the_score_without_the_row(
     snapshot: Snapshot, made: UserHistory, options: AttentionOptions
 ) -> None:
-    """An exact effect is the score minus the score of the history without the row, to 1e-4."""
     user = build_memory(snapshot, made, AT)
     total = float(score(snapshot, user, np.array([TARGET]), options).total[0])
     found = effects(snapshot, made, options, exact=True)

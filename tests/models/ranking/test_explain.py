@@ -70,7 +70,6 @@ def weights_of(scores: Tensor) -> Tensor:
 @quick
 @given(heads())
 def test_contributions_sum_to_the_attention_part(drawn: tuple[Tensor, ...]) -> None:
-    """Contributions sum to the attention part of the float64 loop, to 1e-4."""
     scores, values, outputs = drawn
     weights = weights_of(scores)  # (T, H, n)
     found = (weights * gains(values, outputs.transpose(0, 1)).transpose(0, 1)).sum(1)
@@ -231,7 +230,6 @@ def test_the_closed_form_is_what_deleting_the_row_gives(
 
 
 def test_without_a_recent_event_the_ninth_counts_in_the_transitions(snapshot: Snapshot) -> None:
-    """Without one of the last eight events the ninth counts in the transitions."""
     columns = torch.full((TRAINED, 1), 4, dtype=torch.int32)
     model = random_model(11, window=WINDOW, transitions_per_item=1)
     model.statistics.load(
@@ -264,7 +262,6 @@ def test_without_a_recent_event_the_ninth_counts_in_the_transitions(snapshot: Sn
 def test_without_the_dominant_event_is_the_score_of_the_others(
     snapshot: Snapshot, hard: bool
 ) -> None:
-    """Without an event that has all the weight, the score is that of the other events."""
     made = past([4, 7, 9], [0, DAY, 2 * DAY], [1, 1e30, 2])
     options = AttentionOptions(hard=hard)
     user = build_memory(snapshot, made, AT)
@@ -305,7 +302,6 @@ def test_a_target_that_sees_only_itself_has_no_reasons(snapshot: Snapshot) -> No
 def test_the_closed_form_is_computed_in_blocks(
     snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The closed form does not depend on the block size."""
     user = build_memory(snapshot, random_past(5, 9, ITEMS), AT)
     whole = parts_without(snapshot, user, 4)
     monkeypatch.setattr("models.ranking.explanation._BLOCK", 60)

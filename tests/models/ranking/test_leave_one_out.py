@@ -101,7 +101,6 @@ def test_each_score_is_that_of_the_loop_over_the_rest(
 @pytest.mark.parametrize("events", [1, 2, WINDOW, WINDOW + 1, WINDOW + 2, 4 * WINDOW])
 @pytest.mark.parametrize("window", [1, 2, WINDOW, 8])
 def test_leave_one_out_for_any_window_start(events: int, window: int) -> None:
-    """Leave-one-out scores are exact for any history length and window."""
     served = small_snapshot(ITEMS, random_model(11, window=window))
     made = random_past(events, events, ITEMS)
     for (source, target), got in every(served, made).items():
@@ -122,7 +121,6 @@ def test_an_event_out_of_the_window_counts_by_attention_alone(snapshot: Snapshot
 
 
 def test_horizon_moves_with_the_newest_event(snapshot: Snapshot) -> None:
-    """Leaving out the newest event moves the horizon to the event before it."""
     made = past([3, 4, 5], [0, DAY, 40 * DAY])
     user = build_memory(snapshot, made, 90 * DAY)
     for source in range(3):
@@ -132,7 +130,6 @@ def test_horizon_moves_with_the_newest_event(snapshot: Snapshot) -> None:
 
 
 def test_leaving_out_the_only_row_gives_the_prior(snapshot: Snapshot) -> None:
-    """Leaving out the only event, or the only interest, gives the prior."""
     once = past([3], [0])
     interest = past([], [], profile_rows=np.array([4], np.int32))
     for made, source in ((once, 0), (interest, -1)):

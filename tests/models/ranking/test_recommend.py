@@ -96,7 +96,6 @@ def ranking(snapshot: Snapshot, user: UserMemory) -> NDArray[np.int64]:
 def test_recommendations_are_the_order_of_all_scores(
     snapshot: Snapshot, seed: int, limit: int, barred: set[int], excluded: list[int]
 ) -> None:
-    """Recommendations are the allowed, not excluded items in the order of all scores."""
     user = somebody(snapshot, seed)
     allowed = np.ones(ITEMS, dtype=np.bool_)
     allowed[list(barred)] = False
@@ -279,7 +278,6 @@ def test_candidates_hold_what_ranks_first(
 def test_the_answer_says_whether_every_item_was_scored(
     large: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says how many items were scored: the candidates, or all."""
     user = somebody(large, 1)
     allowed = np.ones(len(large.catalogue), dtype=np.bool_)
     monkeypatch.setattr(models.ranking.recommend, "INDEXED_CANDIDATES", 400)

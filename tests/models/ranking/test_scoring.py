@@ -150,7 +150,6 @@ def test_scores_by_lists_and_exact_ones_are_concatenated(snapshot: Snapshot) -> 
 def test_many_targets_are_scored_in_blocks(
     snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scores do not depend on the block size."""
     user = build_memory(snapshot, random_past(3, 6, ITEMS), AT)
     whole = score(snapshot, user, EVERY)
     monkeypatch.setattr("models.ranking.scoring._TARGET_BLOCK", 40)
@@ -160,7 +159,6 @@ def test_many_targets_are_scored_in_blocks(
 
 
 def test_auto_is_exact_up_to_a_number_of_keys() -> None:
-    """`auto` is exact up to `exact_up_to` keys and coarse beyond."""
     auto = AttentionOptions(exact_up_to=50)
     assert [auto.resolve_mode(keys) for keys in (50, 51)] == ["exact", "coarse"]
     assert AttentionOptions(mode="exact", exact_up_to=1).resolve_mode(10) == "exact"

@@ -278,7 +278,6 @@ def test_coarse_weights_equal_the_loop_over_the_nearest_keys(
 
 
 def test_the_limit_cuts_the_list_and_nothing_else(snapshot: Snapshot) -> None:
-    """The limit cuts the list and leaves the weights unchanged."""
     query, allowed = unit(1), snapshot.catalogue.visible
     whole = search(snapshot, query, limit=100, allowed=allowed)
     few = search(snapshot, query, limit=3, allowed=allowed)
@@ -297,7 +296,6 @@ def test_fields_are_named_by_falling_share(snapshot: Snapshot) -> None:
 
 
 def test_an_item_that_matches_in_two_fields_gathers_both() -> None:
-    """An item that matches in two fields has the sum of both weights."""
     mixed = {"a": ("one", "two"), "b": ("one", "far away"), "c": ("far off", "two")}
     made = Catalogue.empty(DIMENSION).updated(
         [ItemEntry(id_, fields={"title": f"{id_} {t}", "description": f"{id_} {d}"})
@@ -387,7 +385,6 @@ def test_a_query_without_words_matches_nothing(snapshot: Snapshot, indexed: bool
 
 
 def test_hard_search_is_the_item_of_the_best_key(snapshot: Snapshot) -> None:
-    """Hard search returns the item of the best key with weight 1."""
     made = snapshot.catalogue
     query = encode(["title 12"])[0]
     found = search(
@@ -517,7 +514,6 @@ def test_more_probes_find_more_mass(
 
 
 def test_auto_counts_the_keys_of_allowed_items(large: Snapshot) -> None:
-    """`auto` compares the number of keys of the allowed items with `exact_up_to`."""
     few = np.zeros(600, dtype=np.bool_)
     few[[3, 77, 500]] = True
     for allowed, keys in ((large.catalogue.visible, 1200), (few, 6)):

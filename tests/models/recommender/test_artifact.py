@@ -314,7 +314,6 @@ MALFORMED: list[tuple[str, str, Callable[[Files], bytes]]] = [
 def test_a_malformed_file_is_named(
     files: Files, blamed: str, corrupt: Callable[[Files], bytes]
 ) -> None:
-    """A malformed file is refused with a ValueError that names it."""
     changed = corrupt(files)
     # A shape that does not fit is found by holding it against another file.
     place = DESCRIPTION_FILE if "shaped" in corrupt.__qualname__ else blamed
@@ -395,7 +394,6 @@ def test_parts_that_do_not_fit_are_refused(made: TrainedModel) -> None:
 
 
 def test_weights_whose_sum_overflows_are_finite() -> None:
-    """A model is refused for a weight that is not finite, and not for a sum that is not."""
     large = random_model(1)
     with torch.no_grad():
         large.prior.fill_(3e38)

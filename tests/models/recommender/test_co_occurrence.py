@@ -177,7 +177,6 @@ def test_events_on_one_item_share_it_equally_within_the_depth() -> None:
 
 
 def test_the_largest_weights_are_kept_by_magnitude(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each item the weights of largest magnitude are kept, negative ones among them."""
     monkeypatch.setattr("models.recommender.co_occurrence.WEIGHTS_PER_ITEM", 3)
     log = drawn_log(1, [5, 8, 3, 6, 7, 4], SIMILAR)
     every, kept = ease_weights(log).numpy(), ease_similarity(log)

@@ -131,7 +131,6 @@ def test_dislikes_lower_the_scores_of_their_cluster() -> None:
 
 
 def test_unit_weights_and_one_type_change_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one type and unit weights training equals one without types and weights, bit for bit."""
     log = drawn_log(5, [9, 6, 7, 8, 5], 12)
     log = replace(log, weights=np.ones_like(log.weights))
     found = train(log, replace(QUICK, epochs=3)).model.state_dict()

@@ -71,7 +71,6 @@ def test_tables_equal_the_loop(content: Tensor, tied: bool) -> None:
 
 
 def test_the_prior_of_untrained_items_is_that_of_the_new(content: Tensor) -> None:
-    """Trained items have their own prior, untrained items that of new items."""
     model = random_model(1)
     prior = projected(model, content).prior
     np.testing.assert_array_equal(prior[:12], model.prior.detach())

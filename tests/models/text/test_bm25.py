@@ -48,7 +48,6 @@ def collections(draw: st.DrawFn) -> tuple[list[list[str]], list[list[str]], list
 def test_scores_equal_bm25_with_weighted_titles(
     made: tuple[list[list[str]], list[list[str]], list[str]],
 ) -> None:
-    """Scores equal BM25 with weighted titles; items without text are not counted."""
     titles, texts, query = made
     words = indexed([" ".join(title) for title in titles], [" ".join(text) for text in texts])
     known = [word for word in query if any(word in part for part in [*titles, *texts])]
@@ -73,7 +72,6 @@ def test_scores_equal_bm25_with_weighted_titles(
 
 
 def test_words_are_found_by_their_stem_in_any_case_and_without_accents() -> None:
-    """Words match by stem, whatever their case and accents."""
     words = indexed(["Running Naïvely", "cats", "a cat runs"])
     assert set(search(words, "RUN", 3).rows) == {0, 2}
     assert set(search(words, "naively", 3).rows) == {0}
@@ -92,7 +90,6 @@ def test_letter_case_is_folded_as_unicode_folds_it(word: str) -> None:
 
 
 def test_earlier_index_is_unchanged_by_updates() -> None:
-    """An update leaves earlier indexes unchanged."""
     index = BM25Writer()
     first = index.update([Document(0, "ant", []), Document(1, "bee", ["fox"])])
     second = index.update([Document(0, "", []), Document(1, "cat", []), Document(2, "ant", [])])
@@ -300,7 +297,6 @@ def test_coverage_is_the_weight_of_the_known_words() -> None:
 
 @pytest.mark.parametrize("query", ["", "   ", '"', '""', "*", "🙂🙂", "?!", "שלום", "ß" * 50])
 def test_a_query_without_a_known_word_finds_nothing(query: str) -> None:
-    """A query without a known word finds nothing and has no phrase."""
     words = indexed(["ant", "bee"])
     assert not len(search(words, query, 2).rows)
     assert words.rows_with_phrases(words.parser.parse(query)) is None

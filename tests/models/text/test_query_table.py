@@ -56,7 +56,6 @@ def test_texts_without_tokens_or_direction_have_zero_vectors() -> None:
 
 
 def test_the_name_is_of_the_encoder_and_of_the_rows() -> None:
-    """Other rows, or another encoder, are another name; the same are the same."""
     first, other = TokenEncoder(), TokenEncoder(seed=1)
     tables = [(first, 0), (first, 1), (other, 0), (first, 0)]
     names = [QueryTable(encoder, rows_for(encoder, seed)).name for encoder, seed in tables]
@@ -107,7 +106,6 @@ def test_the_static_encoder_needs_no_table() -> None:
 
 
 def test_rows_equal_the_dense_solution_of_the_ridge_regression() -> None:
-    """The rows equal a dense float64 solution of the normal equations."""
     encoder = TokenEncoder(bend=0.5)
     texts = sentences(200)
     tokens, targets = encoder.tokenize(texts), encoder.encode(texts)
@@ -125,7 +123,6 @@ def test_rows_equal_the_dense_solution_of_the_ridge_regression() -> None:
 
 
 def test_tokens_of_no_text_keep_their_prior() -> None:
-    """A token that no text has keeps the prior's row exactly."""
     encoder = TokenEncoder()
     texts = sentences(100, words=WORDS[:10])
     prior = np.random.default_rng(1).normal(size=(len(encoder.vocabulary), WIDTH))

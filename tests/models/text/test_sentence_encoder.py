@@ -56,7 +56,6 @@ def test_a_vector_is_the_direction_of_the_mean_of_its_tokens(
 
 
 def test_vectors_are_float32_of_unit_length(encoder: SentenceEncoder) -> None:
-    """Vectors are float32 rows of unit length and of the encoder's dimension."""
     vectors = encoder.encode(TEXTS)
     assert vectors.shape == (len(TEXTS), encoder.dimension) == (len(TEXTS), WIDTH)
     assert vectors.dtype == np.float32
@@ -76,7 +75,6 @@ def test_half_a_precision_is_read_in_float32(copy: Path) -> None:
 
 
 def test_a_text_without_tokens_has_a_zero_vector(encoder: SentenceEncoder) -> None:
-    """A text without tokens has a zero vector and does not change its neighbours."""
     alone = encoder.encode(["cat"])[0]
     mixed = encoder.encode(["", "cat", " \n\t", "cat", "\u200b"])
     assert not mixed[::2].any()
@@ -145,7 +143,6 @@ def test_whatever_decides_the_vectors_is_in_the_name(
 
 
 def test_other_weights_are_another_space(encoder: SentenceEncoder, tmp_path: Path) -> None:
-    """Other weights give another name and other vectors."""
     other = SentenceEncoder(tiny_bert.make(tmp_path / "tiny", seed=1))
     assert other.name != encoder.name
     assert np.abs(other.encode(TEXTS) - encoder.encode(TEXTS)).max() > 0.1
@@ -162,7 +159,6 @@ def test_other_weights_are_another_space(encoder: SentenceEncoder, tmp_path: Pat
     ],
 )
 def test_missing_file_is_named(copy: Path, gone: str, said: str) -> None:
-    """A missing file is named together with the folder."""
     (copy / gone).unlink()
     with pytest.raises(ValueError, match=f"{copy}.*{said}"):
         SentenceEncoder(copy)

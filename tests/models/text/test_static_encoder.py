@@ -33,7 +33,6 @@ def test_a_vector_is_the_direction_of_the_sum_of_its_tokens(encoder: StaticEncod
 
 
 def test_vectors_are_float32_of_unit_length(encoder: StaticEncoder) -> None:
-    """Vectors are float32 rows of unit length and of the encoder's dimension."""
     vectors = encoder.encode(["one", "two words", "three more words"])
     assert vectors.shape == (3, encoder.dimension)
     assert vectors.dtype == np.float32
@@ -42,7 +41,6 @@ def test_vectors_are_float32_of_unit_length(encoder: StaticEncoder) -> None:
 
 
 def test_a_text_without_tokens_has_a_zero_vector(encoder: StaticEncoder) -> None:
-    """A text without tokens has a zero vector and does not change its neighbours."""
     alone = encoder.encode(["cat"])[0]
     mixed = encoder.encode(["", "cat", "", "cat", ""])
     assert not mixed[::2].any()

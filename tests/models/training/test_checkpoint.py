@@ -138,7 +138,6 @@ def test_a_training_may_be_interrupted_again_and_again() -> None:
 
 
 def test_resumed_progress_reports_the_latest_validation_from_the_first_step() -> None:
-    """The first progress report after a resume has the validation metrics of the checkpoint."""
     _, saved = run()
     told: list[TrainingProgress] = []
     run(resume=saved[1], progress=told.append)

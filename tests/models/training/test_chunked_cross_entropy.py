@@ -136,7 +136,6 @@ def test_many_classes() -> None:
 
 
 def test_loss_does_not_depend_on_the_chunks() -> None:
-    """Loss and gradients do not depend on the chunks."""
     case = drawn(3, 40, 20)
     whole, gradients = run(case, [0, 40])
     for other in (edges(40, 1), edges(40, 7), [0, 1, 33, 40]):

@@ -198,7 +198,6 @@ def test_a_sampled_denominator_learns_the_same() -> None:
 
 
 def test_more_negatives_than_items_are_all_of_them() -> None:
-    """More sampled negatives than items is no error."""
     config = replace(QUICK, epochs=1, full_softmax_items=5, sampled_negatives=4096)
     fitted = train(cycle(users=6, length=5, items=12), config)
     assert all(torch.isfinite(weight).all() for weight in fitted.model.state_dict().values())
@@ -327,7 +326,6 @@ def test_the_prior_starts_from_how_often_items_are_taken() -> None:
 
 @pytest.mark.parametrize("blocks", [0, 1])
 def test_dropout_is_off_in_the_sampled_stage(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dropout is on in the full stage alone."""
     dropping: list[tuple[str, bool]] = []
 
     def spied(stage: str) -> Callable[..., tuple[Tensor, int]]:
@@ -411,7 +409,6 @@ def distance(model: Recommender) -> tuple[Tensor, int]:
 
 
 def test_ema_is_the_running_mean_of_the_weights() -> None:
-    """The averaged model is the running mean of the weights, by hand."""
     log = cycle(users=60, length=6, items=10)
     trainer, model = trainer_of(log, replace(QUICK, batch_tokens=10))
     mean = {name: weight.double() for name, weight in model.state_dict().items()}
@@ -430,7 +427,6 @@ def test_ema_is_the_running_mean_of_the_weights() -> None:
 
 
 def test_reported_loss_is_the_mean_over_targets() -> None:
-    """The reported loss is the mean of the batches, weighted by their targets."""
     trainer, model = trainer_of(cycle(users=60, length=6, items=10), QUICK)
     losses: list[float] = []
     targets: list[int] = []
@@ -464,7 +460,6 @@ def test_the_rate_warms_up_and_falls_to_a_twentieth() -> None:
 
 
 def test_a_warm_up_takes_a_tenth_of_a_short_training_at_most() -> None:
-    """The warm-up takes at most a tenth of all steps."""
     trainer, _ = trainer_of(cycle(users=4, length=3, items=12), replace(QUICK, warmup_steps=1000))
     trainer._steps = 50
     for step, share in ((0, 0.2), (4, 1.0)):
@@ -525,7 +520,6 @@ def test_model_ends_with_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_better_epoch_renews_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An epoch with a better validation resets the patience."""
     fitted, script = scripted(monkeypatch, [0.5, 0.1, 0.6, 0.1, 0.7, 0.1])
     assert (fitted.epoch, len(script.weights)) == (5, 6)
 
@@ -561,7 +555,6 @@ def test_validation_takes_a_sample_of_the_users(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("empty", [False, True])
 def test_without_validation_the_last_epoch_is_taken(empty: bool) -> None:
-    """Without validation cases the last epoch is kept and no metrics are reported."""
     log = cycle(users=6, length=4, items=10)
     cases = leave_one_out(log).test
     none = cases.where(np.zeros(len(cases), np.bool_)) if empty else None
@@ -610,7 +603,6 @@ def test_content_must_fit_the_log(shape: tuple[int, ...]) -> None:
 
 
 def test_a_shape_of_another_number_of_items_is_refused() -> None:
-    """A model configuration for another number of items is refused."""
     log = cycle(users=3, length=3, items=10)
     with pytest.raises(ValueError, match="items"):
         fit(TrainingPlan(log, content(10), tiny(11), QUICK))

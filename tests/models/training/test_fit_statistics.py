@@ -117,7 +117,6 @@ def test_small_logs_leave_out_the_damped_pairs_of_the_user(
 def test_each_position_counts_what_others_did(
     log: Interactions, most: int, data: st.DataObject
 ) -> None:
-    """Each position counts the pairs of all other users, as in the loop."""
     spans = stretches(log, data)
     items, events = rectangle(log, spans)
     counting = HeldOutTransitions(count_transitions(log, most), log)
@@ -147,7 +146,6 @@ def test_columns_may_be_of_some_items_only(
 
 
 def test_counts_of_a_single_user_are_zero() -> None:
-    """The counts of a single user are 0; with a twin they are the twin's."""
     taken = [0, 1, 0, 2, 2, 1, 0, 0, 3, 1]
     alone = Interactions.from_columns([0] * 10, taken, range(10), n_users=1, n_items=4)
     twins = Interactions.from_columns(

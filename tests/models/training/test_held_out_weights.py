@@ -30,7 +30,6 @@ def baskets() -> Interactions:
 
 @pytest.mark.parametrize("next_basket", [False, True])
 def test_ranks_by_weight_are_those_of_changed_models(next_basket: bool) -> None:
-    """Each weight of a count ranks as a model does whose λ has that offset."""
     split = leave_one_out(baskets())
     model = counted_model(1, split.train, next_basket=next_basket)
     assert model.counts_repeats == next_basket

@@ -29,7 +29,6 @@ from tests.support.small import DAY, SECOND, cycle
 
 
 def test_repeats_are_the_share_of_events_on_what_was_had_before() -> None:
-    """The repeat share counts events on items that the same user had before."""
     users, items = [0, 0, 0, 0, 1, 1, 1, 2], [3, 3, 4, 3, 3, 4, 4, 0]
     log = Interactions.from_columns(users, items, range(8), n_users=4, n_items=5)
     assert repeat_share(log) == pytest.approx(3 / 8)
@@ -141,7 +140,6 @@ def test_a_log_is_held_out_by_one_rule() -> None:
 
 
 def test_what_is_held_out_is_the_last_event_or_the_last_basket() -> None:
-    """`hold_out` takes the last event, or in a log of baskets the last basket."""
     log = shop(apart=SECOND)
     history, cases = hold_out(log)
     assert len(cases) == 480

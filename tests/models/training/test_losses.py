@@ -248,7 +248,6 @@ def test_items_without_their_id_are_as_new_ones(
 
 
 def test_an_item_loses_its_id_only_where_a_text_is_left() -> None:
-    """Only items with a text have their id dropped."""
     log = log_of(5, again=False)
     texts = content(12)
     texts[[2, 7]] = 0
@@ -263,7 +262,6 @@ def test_an_item_loses_its_id_only_where_a_text_is_left() -> None:
 
 
 def test_sampled_loss_equals_the_corrected_loop() -> None:
-    """With sampled negatives the loss equals the loop over the corrected candidates."""
     torch.manual_seed(1)
     log = log_of(7, again=False, items=30)
     model = counted_model(8, log, dim=12)
@@ -464,7 +462,6 @@ def test_seen_items_are_hidden_from_each_position(seed: int, items: int, length:
 
 @pytest.mark.parametrize(("events", "hidden"), [(101, True), (99, False)])
 def test_seen_items_are_hidden_below_one_percent_of_repeats(events: int, hidden: bool) -> None:
-    """Seen items are hidden from the softmax only if fewer than 1 % of events are repeats."""
     items = np.arange(events) % (events - 1)
     log = Interactions.from_columns(
         [0] * events, items, np.arange(events), n_users=1, n_items=events - 1

@@ -51,7 +51,6 @@ def test_candidates_hold_every_target_once() -> None:
 
 
 def test_where_every_item_is_a_target_none_is_drawn() -> None:
-    """When every item is a target no negative is drawn."""
     chosen = drawn(12, list(range(12)), 5)
     assert chosen.rows.tolist() == list(range(12))
     assert not chosen.correction.any()

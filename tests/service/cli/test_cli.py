@@ -57,7 +57,6 @@ def test_importing_twice_changes_nothing(heed: Heed, files: Path) -> None:
 
 
 def test_low_ratings_become_dislikes(heed: Heed, files: Path) -> None:
-    """With `--dislikes-below` low ratings become dislikes; without it a rating is refused."""
     path = files / "rated.csv"
     path.write_text("user_id,item_id,rating\nu,a,2\nu,b,4\n")
     assert "not read: rating" in heed("import", "events", path, "--dry-run").err
@@ -173,7 +172,6 @@ def test_profiles_are_read_from_csv_and_put_together(heed: Heed, tmp_path: Path)
 
 
 def test_bad_rows_stop_an_import_or_are_skipped_and_reported(heed: Heed, files: Path) -> None:
-    """Bad rows stop an import, or are skipped with `--skip-bad`, with line and field."""
     path = files / "some.csv"
     path.write_text(
         "user_id,item_id,weight,timestamp\n"
@@ -276,7 +274,6 @@ def test_versions_have_the_figures_that_decided(heed: Heed, tmp_path: Path) -> N
 
 
 def test_pruning_keeps_the_newest_and_the_current_version(heed: Heed, tmp_path: Path) -> None:
-    """`models prune` removes all but the `--keep` newest versions and the current one."""
     registry = Registry(tmp_path / "data" / MODELS_FOLDER)
     for age in range(1, 5):
         registry.publish({"a": b"bytes"}, {}, version=f"v{age}", activate=age == 2)
@@ -467,7 +464,6 @@ def test_damage_refuses_to_serve_and_names_the_file(
 
 
 def test_help_names_every_command_without_loading_any_of_it(heed: Heed) -> None:
-    """`heed --help` names every command and imports no numerical library."""
     said = heed("--help")
     for name in (
         "demo",

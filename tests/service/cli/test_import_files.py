@@ -153,7 +153,6 @@ def test_a_strict_import_stores_nothing_when_there_is_a_warning(
     heed: Heed,
     shop: Path,
 ) -> None:
-    """Without a warning it stores everything."""
     events = ("import", "events", shop / "good.csv", "--strict")
     (shop / "good.csv").write_text("user_id,item_id\nu,a\n")
     said = heed(*events)

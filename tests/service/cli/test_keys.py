@@ -33,7 +33,6 @@ def test_a_created_key_is_printed_once_and_stored_nowhere(heed: Heed, tmp_path: 
 
 
 def test_a_key_is_revoked_by_id_or_by_a_name_that_is_its_own(heed: Heed, tmp_path: Path) -> None:
-    """A key that shares its name is revoked by its id, the last by the name; none twice."""
     ids = []
     for _ in range(2):
         found = TOKEN.fullmatch(heed("keys", "create", "--name", "shop", "--scope", "read").out)
@@ -52,7 +51,6 @@ def test_a_key_is_revoked_by_id_or_by_a_name_that_is_its_own(heed: Heed, tmp_pat
 
 
 def test_wrong_options_of_a_key_are_named(heed: Heed) -> None:
-    """A wrong option is named with what is allowed, and no key is stored."""
     for option, wrong, allowed in (
         ("--scope", "root", "read, write, train, metrics, admin"),
         ("--name", "My shop", "1 to 64 of a-z"),

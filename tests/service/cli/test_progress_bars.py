@@ -90,7 +90,6 @@ def test_messages_come_twice_a_second_at_most(
 
 
 def test_a_pipe_gets_a_line_for_each_stage_and_epoch() -> None:
-    """A pipe gets one line per stage and per epoch, with loss and validation."""
     out = Console(file=io.StringIO(), width=200)
     with progress_bars.stage_bars(out) as told:
         told("reading events", 10, 0, None)

@@ -185,7 +185,6 @@ def test_ratings_below_a_number_are_dislikes(put: Put, form: str) -> None:
 
 @pytest.mark.parametrize("rating", ['"3"', "true", "[3]"])
 def test_a_rating_is_a_number(put: Put, rating: str) -> None:
-    """A rating that is no number is refused with its line."""
     path = put("r.jsonl", f'{{"user_id":"u","item_id":"i","rating":{rating}}}')
     with pytest.raises(Invalid, match=r"line 1, rating: must be a finite number"):
         list(EventsFile(path, dislikes_below=3).events())
@@ -644,7 +643,6 @@ def test_missing_and_non_parquet_files_are_refused(tmp_path: Path, put: Put) -> 
 def test_parquet_without_pyarrow_says_how_to_install_it(
     put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parquet is an extra; without it only Parquet fails."""
     path = put("e.parquet", EVENTS_TABLE)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(Unavailable, match=r"pip install 'heed\[parquet\]'"):

@@ -50,7 +50,6 @@ def test_parquet_keeps_types_groups_and_metadata(tmp_path: Path) -> None:
 @pytest.mark.parametrize("packing", ["", ".gz", ".xz"])
 @pytest.mark.parametrize("form", [".csv", ".tsv", ".jsonl", ".ndjson"])
 def test_text_formats_hold_every_digit(tmp_path: Path, form: str, packing: str) -> None:
-    """Text formats keep every digit and character, compressed or not."""
     path = tmp_path / f"x{form}{packing}"
     write(path, ROWS[:1], [], ROWS[1:])
     content = path.read_bytes()
@@ -86,7 +85,6 @@ def test_no_rows_are_a_table_too(tmp_path: Path, name: str) -> None:
 def test_interrupted_write_leaves_the_old_file(
     tmp_path: Path, name: str, before: bytes | None
 ) -> None:
-    """An interrupted write leaves the old file, or none, and no temporary file."""
     path = tmp_path / name
     if before is not None:
         path.write_bytes(before)
@@ -107,8 +105,6 @@ def test_interrupted_write_leaves_the_old_file(
 def test_full_disk_raises_store_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A full disk raises `StoreFull` and leaves no file."""
-
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -129,7 +125,6 @@ def test_other_names_are_refused(tmp_path: Path, name: str) -> None:
 def test_parquet_without_pyarrow_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parquet is an extra; without it only Parquet fails."""
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(Unavailable, match=r"writing Parquet .*pip install 'heed\[parquet\]'"):
         write(tmp_path / "x.parquet", ROWS)

@@ -31,6 +31,5 @@ def test_roles_and_labels_are_read() -> None:
     ],
 )
 def test_a_wrong_part_is_named(text: str, told: str) -> None:
-    """What is wrong is named, with what is allowed."""
     with pytest.raises(ValueError, match=told):
         page_fields.parse(text)

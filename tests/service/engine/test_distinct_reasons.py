@@ -131,7 +131,6 @@ def _rank(contribution: float) -> tuple[bool, float]:
 def test_exact_effects_are_those_of_all_events_of_a_reason(
     story: Story, history: tuple[Any, ...]
 ) -> None:
-    """Without all events of a reason the score falls by its effect, where that is exact."""
     targets = TARGETS[:2]
     exact = story.score(
         asking.who(history=history, at=NOON, explain=4, explain_exact=True), targets

@@ -47,7 +47,6 @@ def test_a_snippet_is_a_part_of_the_text(found: list[str], wanted: set[str]) -> 
 
 
 def test_a_snippet_shows_the_most_words_of_the_query() -> None:
-    """A snippet shows the place with the most different words of the query."""
     far = "filler " * 100
     text = f"ant {far}bee and ant {far}ant bee and cats {far}"
     parts = snippet(text, spans_of(text, {"ant", "bee", "cats"}))
@@ -58,7 +57,6 @@ def test_a_snippet_shows_the_most_words_of_the_query() -> None:
 
 
 def test_words_are_marked_by_their_stem_where_they_stand() -> None:
-    """Words are marked by stem, at their offsets in the original text."""
     index = BM25Writer().update([Document(0, "Running naïvely", [])])
     text = "Größe 🚀: RUNS, naïve — and ran"
     spans = index.match_spans(index.parser.parse("running naively"))(text)

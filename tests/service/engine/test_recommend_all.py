@@ -230,7 +230,6 @@ def test_rows_are_written_as_they_come(
 
 @pytest.mark.parametrize("name", ["x.parquet", "x.csv", "x.jsonl.gz"])
 def test_an_empty_store_makes_an_empty_file(tmp_path: Path, name: str) -> None:
-    """An empty store gives a file without rows."""
     fill(tmp_path / "data")
     listed = make(tmp_path / "data", tmp_path / name)
     assert (listed.users, listed.rows, listed.model_version) == (0, 0, "untrained")

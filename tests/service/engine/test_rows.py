@@ -108,8 +108,6 @@ def test_scores_of_a_row_are_those_of_score(data: Path) -> None:
 
 
 def test_filters_hidden_items_and_exclusions_hold_in_every_row(data: Path) -> None:
-    """What does not pass is in no row, and a hidden item is no reason either."""
-
     async def story(engine: Engine) -> None:
         before = await ask(engine)
         cause, first = before.rows[0].reason.item_id, ids(before)[0]

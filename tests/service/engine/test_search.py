@@ -87,7 +87,6 @@ def test_only_the_nearest_items_are_re_ranked(monkeypatch: pytest.MonkeyPatch, l
 
 
 def test_personal_weight_zero_gives_the_impersonal_results() -> None:
-    """A personal weight of 0 gives the impersonal order, weights and scores."""
     plain, found = (find("about 3", 15, user, personal=0).found for user in (NOBODY, USER))
     np.testing.assert_array_equal(found.rows, plain.rows)
     np.testing.assert_array_equal(found.weights, plain.weights)

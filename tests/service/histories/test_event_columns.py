@@ -244,7 +244,6 @@ async def test_a_time_leaves_out_later_events_with_all_that_they_brought(
 async def test_load_of_a_cancelled_request_is_cached(
     memories: MemoryProvider, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The load of a cancelled request completes and is cached for the next one."""
     await store.append([event(1), event(2)])
     read, gate = store.history, asyncio.Event()
 

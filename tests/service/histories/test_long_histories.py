@@ -139,8 +139,6 @@ def test_the_encoder_reads_past_events_on_items_without_keys(
 def test_lists_are_built_in_the_background_and_report_their_error(
     world: tiny.World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FAISS's lists are built in the background, and answers report a bounded error."""
-
     async def story(engine: Engine) -> None:
         many = tuple(f"many-{n}" for n in range(900))
         await engine.live.catalogue.put_items(

@@ -121,7 +121,6 @@ def test_repeated_request_hits_the_cache(memories: MemoryProvider, snapshot: Sna
 def test_requests_without_events_share_one_memory(
     memories: MemoryProvider, snapshot: Snapshot
 ) -> None:
-    """All requests without events share one empty memory."""
     targets = np.arange(ITEMS)
     expected = score(snapshot, build_memory(snapshot, UserHistory.empty(), 9 * DAY), targets)
     warm, late = AttentionOptions(temperature=2.0), asking.visible(since=5)
@@ -154,7 +153,6 @@ async def test_requests_with_sessions_or_masks_bypass_the_cache(
 
 
 def test_models_without_an_encoder_are_provided_for() -> None:
-    """Memories of a model without an encoder are correct."""
     bare = small_snapshot(ITEMS, random_model(1, blocks=0))
     memories = memory_provider(PLENTY)
     for length in (4, 6):

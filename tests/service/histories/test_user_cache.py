@@ -83,7 +83,6 @@ def test_large_memories_do_not_displace_the_events_of_many(snapshot: Snapshot) -
 
 
 def test_events_take_their_derived_state_along(snapshot: Snapshot) -> None:
-    """Evicting a user's events evicts the derived state."""
     events, _ = size(snapshot)
     cache = UserCache(20 * events)
     put(cache, snapshot, "ann")
@@ -106,7 +105,6 @@ def test_entry_beyond_the_budget_evicts_nothing(snapshot: Snapshot) -> None:
 
 
 def test_derived_state_never_takes_the_half_of_the_events(snapshot: Snapshot) -> None:
-    """A derived state that would displace the events' half is not cached."""
     large = derive(snapshot, stored_events("bob", 30))
     cache = UserCache(large.nbytes * 3 // 2)
     number = 0

@@ -170,7 +170,6 @@ def test_the_sender_of_a_large_body_reads_its_413(send: Any) -> None:
      "/v1/models", "/v1/jobs", "/v1/items/nope", "/nope"],
 )  # fmt: skip
 def test_head_answers_like_get_without_a_body(client: Client, path: str) -> None:
-    """HEAD has the status and the headers of GET, and no body."""
     got, head = client.get(path), client.request("HEAD", path)
     assert head.status_code == got.status_code
     assert head.headers["content-type"] == got.headers["content-type"]

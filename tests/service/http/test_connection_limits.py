@@ -129,8 +129,6 @@ def test_endless_headers_and_trailers_are_cut_off(kind: str) -> None:
 
 
 def test_header_limit_applies_to_each_request() -> None:
-    """The header limit applies to each request of a connection; one byte more is 431."""
-
     def padded(size: int) -> bytes:
         return LIVE[:-2] + b"X-B: " + b"b" * (size - len(LIVE) - 7) + b"\r\n\r\n"
 
@@ -311,8 +309,6 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def test_slow_bodies_of_one_key_leave_all_others_served() -> None:
-    """A key holds its share of slow bodies; the rest is 429, and other keys are served."""
-
     async def talk(connect: Open, engine: FakeEngine) -> None:
         slow, other = engine.issue("read"), engine.issue("read")
         drips = [Drip(await connect(), post(slow)) for _ in range(110)]

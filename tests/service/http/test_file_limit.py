@@ -50,7 +50,6 @@ def test_a_hard_limit_bounds_the_connections(
 
 
 def test_a_limit_that_suffices_is_left(limits: list[Limits]) -> None:
-    """A soft limit that suffices stays as it is."""
     limits.append((100_000, 100_000))
     file_limit.fit_connections(Settings())
     assert limits == [(100_000, 100_000)]

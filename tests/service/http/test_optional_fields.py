@@ -435,7 +435,6 @@ def test_every_question_is_asked() -> None:
 
 
 def test_exceptions_are_of_fields() -> None:
-    """No exception is left of a field that is gone."""
     listed = {(name, field) for name, fields in REFUSED.items() for field in fields}
     for name, field in (*listed, *IDLE):
         assert any(case.question == name and is_listed({field}, case.field) for case in CASES)

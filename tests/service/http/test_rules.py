@@ -284,7 +284,6 @@ def test_bytes_that_are_no_utf8_are_refused(client: Client) -> None:
 
 
 def test_both_dimensions_are_named(client: Client) -> None:
-    """The error of a vector of wrong dimension names both dimensions."""
     detail = client.post("/v1/events", json=event(key=[1, 2, 3])).json()["detail"]
     assert "3 dimensions" in detail
     assert "set to 4" in detail

@@ -14,7 +14,6 @@ from service.domain.settings import Settings, check_embedding_dim, unknown_varia
 
 
 def test_every_setting_is_documented() -> None:
-    """Every setting has a description."""
     undocumented = [n for n, field in Settings.model_fields.items() if not field.description]
     assert undocumented == []
 

@@ -80,7 +80,6 @@ def test_the_report_stays_small(client: Client) -> None:
 
 
 def test_an_empty_stream_is_no_error(client: Client) -> None:
-    """An empty stream stores no item and reports no error."""
     assert post(client, b"").json() == {"stored": 0, "failed": 0, "errors": []}
 
 
@@ -246,8 +245,6 @@ def test_ndjson_elsewhere_is_no_stream(client: Client) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text("ab\n ", max_size=12)), st.integers(1, 9))
 def test_lines_do_not_depend_on_chunks(chunks: list[str], longest: int) -> None:
-    """Lines do not depend on how the bytes are split into chunks."""
-
     async def read() -> list[tuple[int, bytes | None]]:
         async def source() -> AsyncIterator[bytes]:
             for chunk in chunks:

@@ -71,7 +71,6 @@ def test_every_answer_has_its_id_and_its_times(
     ],
 )
 def test_valid_request_id_is_echoed(client: Client, sent: str, kept: bool) -> None:
-    """A valid X-Request-ID is echoed, an invalid one replaced."""
     answer = client.get("/nope", headers={"x-request-id": sent})
     assert (answer.headers["x-request-id"] == sent) is kept
     assert answer.json()["request_id"] == answer.headers["x-request-id"]
@@ -217,7 +216,6 @@ def test_what_is_refused_counts_for_its_namespace() -> None:
 def test_metrics_are_compressed_for_clients_that_accept_it(
     client: Client, accepted: str, encoding: str | None
 ) -> None:
-    """The metrics are sent by gzip to a client that accepts gzip, and as they are to others."""
     answer = client.get("/metrics", headers={"accept-encoding": accepted})
     assert answer.headers.get("content-encoding") == encoding
     assert answer.headers["vary"] == "Accept-Encoding"
@@ -237,14 +235,12 @@ def test_metrics_show_the_engines_numbers_of_now(client: Client) -> None:
 
 
 def test_two_apps_share_no_metrics(client: Client) -> None:
-    """Each app has its own metrics."""
     client.get("/health/live")
     with serving() as other:
         assert not any('route="/health/live"' in name for name in samples(other))
 
 
 def test_liveness_ignores_the_engine_and_readiness_reports_it(client: Client) -> None:
-    """Liveness ignores the engine; readiness is 503 with its failed checks."""
     assert client.get("/health/live").json() == {"live": True}
     assert client.get("/health/ready").json()["ready"] is True
     client.engine.is_ready = False

@@ -517,8 +517,6 @@ def test_ids_cannot_leave_the_directory(tmp_path: Path) -> None:
 
 
 def test_refused_start_leaves_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start refused for its options or a full disk leaves no job."""
-
     def picky(options: Mapping[str, Any]) -> list[str]:
         if "code" not in options:
             raise Invalid("/code", "is required")

@@ -57,7 +57,6 @@ def test_beir_is_read_by_split(tmp_path: Path) -> None:
 def test_a_damaged_collection_is_named_by_file_and_line(
     tmp_path: Path, name: str, text: str, told: str
 ) -> None:
-    """A damaged line of BEIR is refused with file and line."""
     folder = beir(tmp_path / "b", {"a": ("A", "x")}, {"1": "one"}, [("1", "a", 1)])
     (folder / name).write_text(text)
     with pytest.raises(Invalid, match=told):

@@ -37,7 +37,6 @@ def ran(fake: Fake, **options: Any) -> tuple[dict[str, Any], str]:
 
 
 def test_stall_delays_every_request_due_during_it() -> None:
-    """Latency counts from the scheduled time, so a stall delays every request due during it."""
     stalled: list[float] = []
 
     def stall(fake: Fake, kind: str, number: int) -> int:
@@ -86,7 +85,6 @@ def test_load_is_an_open_loop() -> None:
 
 
 def test_errors_are_counted_by_kind_and_by_what_they_were() -> None:
-    """Errors are counted by request kind and cause, as the server counts them."""
     made: Counter[str] = Counter()
 
     def fail(fake: Fake, kind: str, number: int) -> int | None:
@@ -153,7 +151,6 @@ def test_a_server_that_stops_answering_ends_the_test_with_what_there_was() -> No
 
 
 def test_what_refuses_or_is_not_there_is_said_before_any_load() -> None:
-    """An unreachable server, or a refused first request, ends the test before any load."""
     with pytest.raises(Unavailable, match="does not answer"):
         run(Console(file=io.StringIO()), replace(BASE, url="http://127.0.0.1:9"))
     with faking(lambda *_: 422) as fake:
@@ -248,7 +245,6 @@ def test_users_of_a_load_test_that_was_killed_are_named() -> None:
 
 
 def test_events_of_stored_users_are_written_only_on_request_and_deleted_one_by_one() -> None:
-    """With `write_to_users` events go to stored users and are deleted one by one."""
     with faking() as fake:
         ran(fake, mix="events=1", write_to_users=True)
         written = [body["events"][0] for body in fake.bodies["events"]]
@@ -259,7 +255,6 @@ def test_events_of_stored_users_are_written_only_on_request_and_deleted_one_by_o
 
 
 def test_a_key_goes_with_every_request_and_into_no_report() -> None:
-    """Headers are sent with every request and appear in no report."""
     with faking() as fake:
         fake.key = "Bearer s3cret"
         with pytest.raises(Unavailable, match="--header"):

@@ -75,7 +75,6 @@ def test_memory_is_read_until_the_end() -> None:
 
 
 def test_server_without_metrics_is_polled_once() -> None:
-    """Without metrics there are no readings and no result."""
     readings = asyncio.run(sampled(answering()))
     assert readings == []
     assert summarize_memory(readings) is None

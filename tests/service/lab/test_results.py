@@ -114,7 +114,6 @@ def test_kinds_are_drawn_in_proportion() -> None:
     ],
 )
 def test_a_mix_that_is_none_is_refused(text: str, said: str) -> None:
-    """An invalid mix is refused with the reason."""
     with pytest.raises(Invalid, match=said):
         parse_mix(text)
 
@@ -217,7 +216,6 @@ def test_time_is_divided_between_stages_and_what_is_left() -> None:
 
 
 def test_timeline_counts_each_request_where_it_was_due() -> None:
-    """All requests and their outcomes are counted in the interval in which they were due."""
     second = np.arange(60) // 10
     status = np.select([second == 2, second == 5], [500, 429], 200).tolist()
     seen = record(np.where(second == 4, 0.5, 0.1), status=status, warmup=1.0)

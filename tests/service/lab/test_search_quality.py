@@ -317,7 +317,6 @@ def _found(data: Path) -> list[str]:
 def test_a_server_refuses_to_start_with_damaged_parameters(
     heed: Heed, world: World, tmp_path: Path
 ) -> None:
-    """A server with damaged search parameters refuses to start and names the file."""
     data = world.copy(tmp_path / "data")
     (data / SEARCH_FILE).write_text("{")
     said = heed("serve", "--port", 0)

@@ -127,7 +127,6 @@ def test_faults_of_the_log(code: str, fields: dict[str, Any], tmp_path: Path) ->
 
 
 def test_events_of_unknown_items(sound: Path) -> None:
-    """Events of items that are not in the catalogue are counted."""
     _append(sound, [Event("u1", f"lost-{n}", timestamp=now()) for n in range(50)])
     (finding,) = [each for each in examine(sound) if each.code == "unknown-items"]
     assert finding.what.startswith("50 of 530 events (9%)")

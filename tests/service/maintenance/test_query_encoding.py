@@ -82,7 +82,6 @@ def calibration(words: float, chosen: NDArray[np.float64]) -> Calibration:
 def test_a_table_is_good_that_adds_half_of_what_its_encoder_adds(
     words: float, table: float, encoder: float, good: bool
 ) -> None:
-    """A table is used if it adds more than noise, and half of what the encoder adds, to words."""
     noise = np.random.default_rng(0).normal(scale=0.4, size=500)
     noise -= noise.mean()  # its standard error is .018
     by_table = calibration(words, table + noise if table != words else np.full(500, words))

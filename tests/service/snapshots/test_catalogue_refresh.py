@@ -110,7 +110,6 @@ def found_by_words(catalogue: Catalogue, query: str) -> list[str]:
 async def test_read_does_not_wait_for_an_unacknowledged_write(
     live: LiveSnapshot, store: SQLiteStore, encoder: Encoder
 ) -> None:
-    """A read does not wait for an unacknowledged write of its process."""
     before = await live.current()
     encoder.free.clear()
     writing = asyncio.create_task(live.catalogue.put_items(batch("new")))
@@ -126,7 +125,6 @@ async def test_read_does_not_wait_for_an_unacknowledged_write(
 async def test_read_waits_for_a_write_of_another_process(
     live: LiveSnapshot, store: SQLiteStore, encoder: Encoder
 ) -> None:
-    """A read waits for a write of another process, which may have been acknowledged."""
     encoder.free.clear()
     writing = asyncio.create_task(live.catalogue.put_items(batch("mine")))
     await until_changed(store)
@@ -142,7 +140,6 @@ async def test_read_waits_for_a_write_of_another_process(
 async def test_read_does_not_wait_for_later_writes(
     live: LiveSnapshot, store: SQLiteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A read does not wait for writes that follow it, however frequent."""
     reading, written = store.catalogue_changes, 0
 
     async def behind(after: int, limit: int | None = None) -> CatalogueChanges:
@@ -163,7 +160,6 @@ async def test_read_does_not_wait_for_later_writes(
 async def test_acknowledged_write_is_in_the_snapshot(
     live: LiveSnapshot, store: SQLiteStore
 ) -> None:
-    """An acknowledged write or deletion is in the current snapshot."""
     await live.catalogue.put_items(batch("new"))
     catalogue = live.snapshot.catalogue
     assert catalogue.visible[catalogue.row("new0")]
@@ -176,15 +172,12 @@ async def test_acknowledged_write_is_in_the_snapshot(
 async def test_follow_serves_changes_of_other_processes(
     live: LiveSnapshot, store: SQLiteStore
 ) -> None:
-    """`follow` serves the changes of other processes without a read."""
     await store.put_items(batch("theirs"))
     await live.catalogue.follow()
     await until(lambda: live.snapshot.catalogue.row("theirs99") >= 0)
 
 
 async def test_concurrent_writes_are_served_when_acknowledged(live: LiveSnapshot) -> None:
-    """Each of many concurrent writes is served when it is acknowledged."""
-
     async def put(name: str) -> int:
         await live.catalogue.put_items(batch(name, 5))
         return live.snapshot.catalogue.row(f"{name}4")
@@ -196,7 +189,6 @@ async def test_concurrent_writes_are_served_when_acknowledged(live: LiveSnapshot
 async def test_failed_refresh_fails_reads_and_no_write(
     live: LiveSnapshot, encoder: Encoder
 ) -> None:
-    """A failed refresh fails reads, not writes, and the next refresh serves the write."""
     encoder.fails = True
     assert await live.catalogue.put_items(batch("new")) == 100
     with pytest.raises(RuntimeError, match="the encoder failed"):
@@ -237,7 +229,6 @@ async def test_slow_encoding_does_not_delay_reads(live: LiveSnapshot, encoder: E
 async def test_a_few_texts_are_encoded_before_a_write_is_acknowledged(
     live: LiveSnapshot, encoder: Encoder
 ) -> None:
-    """A small write is encoded before it is acknowledged, however slow the encoder."""
     encoder.quick = False
     await live.catalogue.put_items([Item("one", title="guitar")])
     assert live.snapshot.catalogue.has_content[live.snapshot.catalogue.row("one")]
@@ -278,7 +269,6 @@ def test_forked_processes_know_what_each_other_writes() -> None:
 
 
 def test_writes_beyond_those_that_are_tracked_are_waited_for() -> None:
-    """Beyond the number of tracked writes, reads wait for the others."""
     writes = UnacknowledgedWrites()
     with writes.track() as on_change:
         for version in range(1, 1_001):

@@ -77,7 +77,6 @@ def test_answers_are_degraded_while_the_current_model_cannot_serve(
 def test_degraded_ends_when_another_process_activates_a_valid_model(
     world: World, tmp_path: Path
 ) -> None:
-    """Following a valid version that another process activated ends `degraded`."""
     data = world.copy(tmp_path / "data")
 
     async def story() -> None:
@@ -104,7 +103,6 @@ def test_a_start_with_a_damaged_model_serves_the_newest_intact_one(
     workers: bool,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where the current model is damaged at the start, an intact one answers, and all say so."""
     data = world.copy(tmp_path / "data")
     damage(data, world.second)
     intact = world.first if damage is damaged_weights else world.second

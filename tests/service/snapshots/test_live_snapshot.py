@@ -107,7 +107,6 @@ def scores(snapshot: Snapshot) -> list[float]:
 async def test_open_loads_model_catalogue_and_popularity(
     serving: LiveSnapshot, world: World
 ) -> None:
-    """Opening loads the current model, the whole catalogue and the counts of the log."""
     snapshot = serving.snapshot
     assert snapshot.version == world.first
     assert int(snapshot.catalogue.visible.sum()) == 60
@@ -158,7 +157,6 @@ async def test_a_known_catalogue_answers_while_a_changed_one_cannot_be_read(
 async def test_concurrent_reads_share_one_refresh(
     serving: LiveSnapshot, store: SQLiteStore, encoder: Slow
 ) -> None:
-    """Concurrent reads share one refresh and get the same snapshot."""
     asked = encoder.asked
     await store.put_items([Item(f"n{n}", title=f"title number {n}") for n in range(20)])
     found = await asyncio.gather(*(serving.current() for _ in range(10)))
@@ -331,7 +329,6 @@ async def test_popularity_is_refreshed_on_request(
 async def test_removed_items_stay_removed_after_a_restart(
     serving: LiveSnapshot, store: SQLiteStore, registry: Registry
 ) -> None:
-    """A deleted item of the log stays deleted after a restart."""
     name = item_id(2, 2)
     await store.delete_item(name)
     before = (await serving.current()).catalogue
@@ -404,7 +401,6 @@ BAD: dict[str, Callable[[Files], tuple[Files, str]]] = {
 async def test_invalid_model_is_rejected_with_its_reason(
     serving: LiveSnapshot, registry: Registry, world: World, kind: str
 ) -> None:
-    """An invalid model is rejected with its reason, however activated, and the old one serves."""
     before = serving.snapshot
     files, reason = BAD[kind](registry.load(world.first))
     version = registry.publish(files, {}, activate=False)
@@ -421,7 +417,6 @@ async def test_invalid_model_is_rejected_with_its_reason(
 async def test_a_damaged_version_is_refused_by_the_name_of_its_file(
     serving: LiveSnapshot, registry: Registry, world: World, data: Path
 ) -> None:
-    """A version with one changed byte is refused by file name, and the old one serves."""
     path = data / MODELS_FOLDER / "versions" / world.second / WEIGHTS_FILE
     path.chmod(0o644)
     content = bytearray(path.read_bytes())
@@ -439,7 +434,6 @@ async def test_a_damaged_version_is_refused_by_the_name_of_its_file(
 async def test_follow_registry_serves_the_current_version(
     serving: LiveSnapshot, registry: Registry, world: World
 ) -> None:
-    """`follow_registry` serves the current version and never changes the pointer."""
     for version in (world.second, world.first, world.second):
         registry.activate(version)
         token = registry.current_token()

@@ -96,7 +96,6 @@ def test_a_file_that_is_no_table_is_not_used(
 def test_the_table_of_another_encoder_is_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A table of another encoder is not used, and the log names both encoders."""
     first, other = TokenEncoder(), TokenEncoder(seed=1)
     path = tmp_path / QUERY_TABLE_FILE
     save_query_table(path, table_for(first), first.name)
@@ -109,7 +108,6 @@ def test_the_table_of_another_encoder_is_not_used(
 
 
 def test_a_table_is_used_with_the_parameters_fitted_with_it(tmp_path: Path) -> None:
-    """A table without parameters of its own is not used; with them, both are."""
     encoder = TokenEncoder()
     embeddings, table = EmbeddingCache(encoder), table_for(encoder)
     save_query_table(tmp_path / QUERY_TABLE_FILE, table, encoder.name)

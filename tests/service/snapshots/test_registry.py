@@ -91,7 +91,6 @@ def test_published_bytes_come_back(tmp_path: Path) -> None:
 
 
 def test_metadata_are_what_json_makes_of_them(registry: Registry) -> None:
-    """Metadata are stored as JSON represents them."""
     registry.publish(FILES, {"shape": (1, 2), "by": {10: 0.1, 9: -0.0, 1: 1e300}})
     assert registry.versions()[0].metadata == {
         "shape": [1, 2],
@@ -179,7 +178,6 @@ def test_tokens_differ_after_each_activation(
 
 
 def test_pruning_keeps_the_newest_and_the_current(registry: Registry) -> None:
-    """Pruning keeps the newest, the current and broken versions."""
     for number in range(6):
         registry.publish(FILES, {}, version=f"v{number}")
     registry.activate("v1")
@@ -291,7 +289,6 @@ def test_a_quiet_flip_is_listed_as_broken(registry: Registry) -> None:
 
 
 def test_pointer_that_names_no_version_is_corrupt(registry: Registry) -> None:
-    """A pointer that names no valid version is Corrupt, even if its seal is valid."""
     registry.publish(FILES, METADATA, version="v1")
     for senseless in ({"version": "../v2"}, {"version": 2}, {}):
         damage(registry._root / "current", version_files.seal(senseless))

@@ -200,7 +200,6 @@ def lives_through_power_loss(
 def test_power_loss_at_any_step_leaves_a_complete_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After power loss at any step the old or the new version loads; after the return, the new."""
     outcomes = list(lives_through_power_loss(tmp_path, monkeypatch, lambda: None))
     assert set(outcomes) == {"old", "new"}
     assert outcomes[-2:] == ["new", "new"]

@@ -317,7 +317,6 @@ for number, _ in enumerate(sys.stdin, 1):
 def test_kill_at_any_step_of_a_fetch_leaves_nothing_or_the_whole_version(
     url: str, namespace: str, machine: Machine, tmp_path: Path
 ) -> None:
-    """After SIGKILL at any step the version is not there or complete, and is fetched anew."""
     machine("a").publish(FILES, {}, version="v1")
     data = tmp_path / "b"
     fetcher = subprocess.Popen(

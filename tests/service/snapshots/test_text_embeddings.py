@@ -73,7 +73,6 @@ def test_a_name_that_is_nothing_is_refused_with_what_to_do(site: Path) -> None:
 
 
 def test_a_package_without_one_model_is_refused(site: Path) -> None:
-    """A package with no model, or with two, is refused."""
     with pytest.raises(Invalid, match=r"HEED_ENCODER is pytest: the package carries 0 sentence-tr"):
         open_encoder("pytest")
     tiny_bert.package(site, "two-models", models=2)
@@ -82,7 +81,6 @@ def test_a_package_without_one_model_is_refused(site: Path) -> None:
 
 
 def test_a_folder_that_is_no_model_is_named_with_what_is_missing(tmp_path: Path) -> None:
-    """A folder that is missing, or has no model, is refused with the reason."""
     with pytest.raises(Invalid, match=f"HEED_ENCODER is {tmp_path}/no: {tmp_path}/no is no folder"):
         open_encoder(f"{tmp_path}/no")
     with pytest.raises(Invalid, match=f"{tmp_path} holds no .* model: modules.json is missing"):
@@ -155,7 +153,6 @@ def test_the_dimension_is_that_of_the_encoder_that_is_set(
 def test_recommend_all_refuses_a_model_of_another_encoder(
     heed: Heed, tmp_path: Path, world: World, folder: Path
 ) -> None:
-    """`recommend-all` refuses a model of another encoder."""
     world.copy(tmp_path / "data")
     said = heed("recommend-all", "--out", tmp_path / "lists.jsonl", "--encoder", folder)
     assert (said.code, f"reads vectors of {StaticEncoder.name}, not of" in said.err) == (1, True)
@@ -210,7 +207,6 @@ def test_judging_another_encoder_leaves_what_is_served_alone(
 def test_training_caches_the_vectors_of_its_encoder(
     heed: Heed, tmp_path: Path, folder: Path
 ) -> None:
-    """Training saves the vectors of its encoder for the service."""
     data = tmp_path / "data"
     populate(data)
     heed("train", "--encoder", folder, "--epochs", 1)
@@ -316,7 +312,6 @@ def test_a_damaged_file_is_made_anew(path: Path, seed: int) -> None:
 
 
 def test_another_encoders_file_is_not_read(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The file of another encoder is ignored with a warning."""
     assert not is_of_other_encoder(path, "counting")
     embeddings = EmbeddingCache(Counting(), path)
     embeddings.encode(TEXTS)

@@ -110,7 +110,6 @@ async def test_lost_power_loses_nothing(
 async def test_synchronous_normal_loses_acknowledged_events(
     disk: FaultyDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With synchronous=NORMAL, power loss loses acknowledged events."""
     full = database_file.DatabaseFile.writer
 
     def normal(file: database_file.DatabaseFile) -> apsw.Connection:
@@ -161,7 +160,6 @@ async def test_a_full_disk(path: Path, disk: FaultyDisk) -> None:
 async def test_a_disk_full_only_for_the_checkpoint(
     path: Path, disk: FaultyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checkpoint on a full disk loses no acknowledged event."""
     monkeypatch.setattr(writer, "CHECKPOINT_PAGES", 1)
     measure = writer.Writer._measure_log
 

@@ -60,7 +60,6 @@ async def test_machines_grant_a_rate_once(url: str) -> None:
 
 @pytest.mark.parametrize(("ago", "counted"), [(0, 600), (1, 600), (2, 600)])
 async def test_the_window_before_counts_in_part(url: str, ago: int, counted: int) -> None:
-    """Requests of the window before count by its part that is still inside, older ones not."""
     store, key, rate = machine(url), uuid.uuid4().hex, Rate(1_000, DAY)
     assert (await windows(store).grant(key, rate, counted)).requests == counted
     with psycopg.connect(url, autocommit=True) as connection:

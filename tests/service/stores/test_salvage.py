@@ -98,7 +98,6 @@ def test_any_flipped_bit_is_found(filled: Path, tmp_path: Path) -> None:
 
 
 def test_wrong_counts_and_dangling_rows_are_found(filled: Path) -> None:
-    """Counts that are not those of the rows are problems, and with --full also dangling rows."""
     connection = apsw.Connection(str(filled), vfs=checksum_vfs())
     connection.execute("UPDATE state SET events = events + 1")
     connection.execute("DELETE FROM items WHERE item_id = 'i3'")
@@ -110,7 +109,6 @@ def test_wrong_counts_and_dangling_rows_are_found(filled: Path) -> None:
 
 
 def test_one_damaged_page_loses_its_rows_alone(filled: Path, tmp_path: Path) -> None:
-    """Of a store with one damaged page of events only the rows of this page are not salvaged."""
     whole, rng = histories(filled), random.Random(30)
     leaves = pages_of(filled, "events", "leaf")
     for page in (leaves[0], leaves[len(leaves) // 2], leaves[-1]):
@@ -181,8 +179,6 @@ def test_salvage_refuses_what_it_cannot_do(filled: Path, tmp_path: Path) -> None
 
 
 def test_an_intact_store_takes_writes_again_after_a_check(path: Path) -> None:
-    """A store that was found damaged takes writes once a check has found it intact."""
-
     async def write() -> bool:
         store = SQLiteStore(path)
         try:

@@ -66,7 +66,6 @@ def files(path: Path) -> dict[str, int]:
 
 
 async def test_a_commit_is_synced_before_it_is_acknowledged(path: Path, disk: FaultyDisk) -> None:
-    """Each commit is synced before its batches are acknowledged; batches share commits."""
     store = SQLiteStore(path, vfs=disk.name)
     before = disk.syncs
     for n in range(10):
@@ -172,7 +171,6 @@ async def test_nothing_is_left_of_the_forgotten(path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # meant
 async def test_failed_writer_ends_every_waiting_call(path: Path) -> None:
-    """If the writer thread ends, every waiting call raises Unavailable."""
     store = SQLiteStore(path)
     holder = locked(path)
 

@@ -82,7 +82,6 @@ def test_a_newer_store_is_refused(filled: Path) -> None:
 
 
 def test_another_programs_database_is_refused(path: Path) -> None:
-    """The database of another program is refused and left unchanged."""
     other = sqlite3.connect(path)
     other.execute("CREATE TABLE theirs (a)")
     other.commit()
@@ -104,7 +103,6 @@ def test_what_is_no_database_is_refused(path: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("content", [None, b""])
 def test_an_empty_file_becomes_a_store(path: Path, content: bytes | None) -> None:
-    """A missing or empty file becomes a new store, with its folders."""
     path = path.parent / "a" / "b" / path.name
     if content is not None:
         path.parent.mkdir(parents=True)

@@ -108,7 +108,6 @@ def test_a_return_is_learned_from_as_a_dislike(tmp_path: Path) -> None:
 
 
 def test_only_frequent_event_types_get_an_id(tmp_path: Path) -> None:
-    """The most frequent types get an id, and the dislike always does."""
     made = events()
     sent = [
         replace(event, type=f"t{number % 80}" if number % 100 else "dislike")
@@ -128,7 +127,6 @@ def test_only_frequent_event_types_get_an_id(tmp_path: Path) -> None:
 
 
 def test_the_service_and_the_models_mean_the_same_by_a_dislike() -> None:
-    """The service and the models have the same names for the negative types."""
     assert records.DISLIKE == interactions.DISLIKE
     assert records.NEGATIVE == interactions.NEGATIVE
 
@@ -207,7 +205,6 @@ async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("kinds", [("view", "dislike"), ("view", "purchase")])
 async def test_event_type_changes_the_scores(engine: Engine, kinds: tuple[str, str]) -> None:
-    """Events that differ only in type give different scores."""
     one, other = [
         await asking.ask(
             engine,
@@ -223,7 +220,6 @@ async def test_event_type_changes_the_scores(engine: Engine, kinds: tuple[str, s
 
 @pytest.mark.anyio
 async def test_a_disliked_item_was_seen(engine: Engine) -> None:
-    """A disliked item counts as seen and is not recommended."""
     history = (asking.inline(item_id(0, 3), "dislike"), asking.inline(item_id(0, 4)))
     answer = await asking.ask(engine, asking.recommend(asking.who(history=history), limit=60))
     found = {item["item_id"] for item in answer.items}

@@ -114,7 +114,6 @@ def weights(fitted: TrainingResult) -> dict[str, NDArray[np.float32]]:
 
 
 def test_processes_train_the_same_model_as_one(tmp_path: Path) -> None:
-    """Two processes train the model of one, and resume to the same weights."""
     said: list[Any] = []
     alone = trained(1, preset())
     both = trained(2, preset(), told=lambda *told: said.append(told), checkpoint=tmp_path / "kept")

@@ -71,7 +71,6 @@ def fill(store: SQLiteStore, sent: list[Event], stock: list[Item] | None = None)
 def test_corpus_contains_every_event_and_the_text_of_their_items(
     store: SQLiteStore, embeddings: EmbeddingCache
 ) -> None:
-    """The corpus has every event in order of time, and no text for unknown items."""
     sent = [*events(), Event("u0", "bare", "bare", weight=2.5, timestamp=NOON)]
     fill(store, sent, [*items(), Item("untouched", title="nobody saw it")])
     corpus = training_corpus.read_store(store, embeddings)
@@ -148,7 +147,6 @@ def test_users_forgotten_during_a_training_are_counted_in_its_model(
 def test_a_log_of_baskets_is_trained_and_served_as_one(
     store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
-    """A log of baskets is evaluated on the last baskets and served as evaluated."""
     fill(store, shopping())
     corpus = training_corpus.read_store(store, embeddings)
     preset = replace(QUICK, train_config=replace(QUICK.train_config, batch_tokens=480))
@@ -301,7 +299,6 @@ def test_a_model_that_does_not_beat_popularity(
 
 
 def test_published_metadata_describe_the_model(world: World) -> None:
-    """Published metadata match the model, its log and its metrics."""
     registry = Registry(world.data / MODELS_FOLDER)
     listed = {version.version: version for version in registry.versions()}
     assert listed.keys() == {world.first, world.second}
@@ -490,7 +487,6 @@ def test_checkpoint_of_other_events_is_ignored(
 def test_a_model_that_is_refused_leaves_no_checkpoint(
     store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache, checkpoint: Path
 ) -> None:
-    """A refused model leaves no checkpoint."""
     fill(store, crowd())
     with pytest.raises(ModelRejected):
         train_and_publish.train(

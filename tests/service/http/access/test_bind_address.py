@@ -11,7 +11,6 @@ from service.http.keys import check_bind_address
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_loopback_may_be_bound(host: str) -> None:
-    """Loopback addresses may be bound without keys."""
     check_bind_address(Settings(host=host), has_keys=False)
 
 
