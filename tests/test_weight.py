@@ -35,7 +35,7 @@ BUDGETS = {
     "service.lab": 3_250,
     "service.maintenance": 3_100,
     "service.questions": 2_550,
-    "service.runtime": 2_400,
+    "service.runtime": 2_450,
     "service.snapshots": 2_950,
     "service.stores": 11_500,
     "service.training": 1_350,

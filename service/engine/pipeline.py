@@ -26,7 +26,6 @@ from models.ranking.explanation import Reason
 from models.ranking.scoring import Scores
 from service.domain.errors import NotFound, StoreUnreachable
 from service.domain.records import ATTRIBUTES, Item, check_finite
-from service.domain.stage_clock import StageClock
 from service.domain.timestamps import MAX_TIMESTAMP, to_rfc3339
 from service.engine.compose import Parts
 from service.engine.explanation import Contribution, name_reasons
@@ -46,6 +45,7 @@ from service.histories.memory_provider import LONG
 from service.questions.answers import AnsweredItemOut, AnswerOut, WarningOut
 from service.questions.asked import InlineEventIn, PersonalQuestion
 from service.questions.parts import ALL_EVENTS, FacetIn, RuleIn, SortIn, VisibleIn
+from service.runtime.tracing import StageClock
 from service.runtime.work_queue import current_turn
 
 T = TypeVar("T")
@@ -310,7 +310,8 @@ class Request(Generic[Q]):
     def finish(self, answer: AnswerOut, *, with_log: bool = False) -> AnswerOut:
         """Return an answer with its members in the order in which they are documented."""
         answer["degraded"] = self.is_degraded(with_log=with_log)
-        warn(answer, self.warnings)
+        if self.warnings:
+            warn(answer, self.warnings)
         named: dict[str, Any] = {name: answer.get(name, _ABSENT) for name in _ORDER}
         return cast("AnswerOut", {k: v for k, v in named.items() if v is not _ABSENT})
 

@@ -17,12 +17,12 @@ from service.domain.keys import ApiKey, Rate, Scope, issue_key
 from service.domain.records import Event, Item, User
 from service.domain.scenarios import Scenario
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
 from service.engine.live_scenarios import LiveScenarios
 from service.engine.monitoring import Measurement
 from service.http.app import create_app
 from service.jobs.job import Job
+from service.runtime.tracing import StageClock
 from service.snapshots.registry import Version, version_document
 from service.stores.base import Store
 from service.stores.values import AppendResult, PatchResult

@@ -20,10 +20,10 @@ from models.text.encoders import StaticEncoder
 from service.domain import records
 from service.domain.records import Event
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine, open_engine
 from service.histories.event_columns import EventColumns
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
+from service.runtime.tracing import StageClock
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
