@@ -56,11 +56,9 @@ class AttentionOptions:
 
     @property
     def rows_kept(self) -> int:
-        """Rows that coarse retrieval keeps."""
         return DEFAULT_K if self.k is None else self.k
 
     def resolve_mode(self, rows: int) -> Literal["exact", "coarse"]:
-        """Resolve `auto` for this many keys, by `exact_up_to`."""
         if self.mode == "auto":
             return "exact" if rows <= self.exact_up_to else "coarse"
         return self.mode
@@ -77,21 +75,16 @@ _BLOCK = 1 << 22  # floats of tanh(...) that `additive` holds at once: 16 MiB
 
 
 def scaled_dot(query: Tensor, keys: Tensor) -> Tensor:
-    """Scaled dot product q · k / √d (Vaswani et al. 2017).
-
-    query [..., Q, d], keys [..., K, d] -> [..., Q, K].
-    Raises ValueError when the last dimensions differ.
-    """
+    """Q · k / √d (Vaswani et al. 2017): [..., Q, d] and [..., K, d] -> [..., Q, K]."""
     check_width(query, keys)
     # The product first, then the scale: scaling q first rounds each term, and exact ties drift.
     return (query @ keys.mT).div_(math.sqrt(query.shape[-1]))
 
 
 def cosine(query: Tensor, keys: Tensor) -> Tensor:
-    """Cosine of the angle between q and k, in [-1, 1].
+    """Cosine of q and k in [-1, 1]: [..., Q, d] and [..., K, d] -> [..., Q, K].
 
-    query [..., Q, d], keys [..., K, d] -> [..., Q, K]. A zero vector has cosine 0 with everything,
-    and no gradient. Raises ValueError when the last dimensions differ.
+    A zero vector has cosine 0 with everything, and no gradient.
     """
     check_width(query, keys)
     # q·k over the length of k reads the keys twice, where unit keys are as many as the keys.
@@ -114,10 +107,9 @@ def normalize(vectors: Tensor) -> Tensor:
 
 
 def additive(query: Tensor, keys: Tensor) -> Tensor:
-    """Additive score Σ tanh(q + k): wᵀ tanh(W q + U k) (Bahdanau et al. 2015) before any training.
+    """Σ tanh(q + k), the untrained wᵀ tanh(W q + U k) of Bahdanau et al. 2015: as `scaled_dot`.
 
-    query [..., Q, d], keys [..., K, d] -> [..., Q, K]. It has no inner-product structure, so it
-    costs Q·K·d and no index can order it. Raises ValueError when the last dimensions differ.
+    It has no inner-product structure, so it costs Q·K·d and no index can order it.
     """
     check_width(query, keys)
     query, keys = query.unsqueeze(-2), keys.unsqueeze(-3)  # (..., Q, 1, d), (..., 1, K, d)
@@ -128,7 +120,6 @@ def additive(query: Tensor, keys: Tensor) -> Tensor:
 
 
 def check_width(query: Tensor, keys: Tensor) -> None:
-    """Raise ValueError unless the last dimensions agree."""
     if query.shape[-1] != keys.shape[-1]:
         raise ValueError(
             f"query: dimension {query.shape[-1]}, keys have {keys.shape[-1]}: they must agree"
@@ -154,7 +145,7 @@ def logits(
     visible: Tensor | None = None,
     score: Scorer = scaled_dot,
 ) -> Tensor:
-    """Compute scores plus bias [..., Q, K]; -inf where not visible. Arguments as for `attend`."""
+    """Scores plus bias [..., Q, K], -inf where not visible; arguments as for `attend`."""
     scores = score(query, keys)
     if bias is not None:
         scores = _plus(scores, bias)
@@ -179,8 +170,8 @@ def attend(
     query [..., Q, d], keys [..., K, d], values [..., K, V]; `bias` (float) and `visible` (bool)
     broadcast to [..., Q, K]. Leading dimensions broadcast; heads are one of them.
 
-    `hard` is the limit of temperature → 0: weights are one-hot, the context is that row's value,
-    and ties go to the lowest row. No gradient reaches the scores then.
+    `hard` is the limit of temperature → 0: one-hot weights, the context is that row's value, ties
+    go to the lowest row, and no gradient reaches the scores.
 
     Raises ValueError when a temperature is not finite and positive, or shapes do not fit.
     """
@@ -233,7 +224,6 @@ def _as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _plus(scores: Tensor, extra: Tensor) -> Tensor:
-    """Add, in place where no gradient needs the old scores."""
     fits = np.broadcast_shapes(scores.shape, extra.shape) == scores.shape
     if fits and not (scores.requires_grad or extra.requires_grad):
         return scores.add_(extra)

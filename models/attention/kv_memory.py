@@ -53,7 +53,6 @@ class KeyValueMemory:
 
     @property
     def heads(self) -> int:
-        """The number of heads H."""
         return self.keys.shape[1]
 
 
@@ -77,17 +76,14 @@ def gather_rows(table: Tensor, rows: Tensor) -> Tensor:
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """Split the width into heads: [..., n, heads·d] -> [..., heads, n, d].
-
-    Raises ValueError when the width is not a multiple of `heads`.
-    """
+    """[..., n, heads·d] -> [..., heads, n, d]; raises ValueError for another width."""
     if heads < 1 or x.shape[-1] % heads:
         raise ValueError(f"heads: {heads} does not divide the width {x.shape[-1]}")
     return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-3, -2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """Lay heads side by side: [..., heads, n, d] -> [..., n, heads·d]."""
+    """[..., heads, n, d] -> [..., n, heads·d]."""
     return x.transpose(-3, -2).flatten(-2)
 
 
@@ -108,17 +104,13 @@ class HeadProjections(nn.Module):
 
     @property
     def tied(self) -> bool:
-        """True when W_V is W_K."""
         return self.w_v is None
 
     def queries(self, targets: Tensor) -> Tensor:
-        """Project targets [..., T, dim] to queries [..., heads, T, d]."""
+        """Project targets [..., T, dim] to [..., heads, T, d]."""
         return split_heads(self.w_q(targets), self.heads)
 
     def keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Project memory rows [..., n, dim] to keys and values [..., heads, n, d].
-
-        They are one tensor if tied.
-        """
+        """Project rows [..., n, dim] to keys and values [..., heads, n, d], one tensor if tied."""
         keys = split_heads(self.w_k(rows), self.heads)
         return keys, keys if self.w_v is None else split_heads(self.w_v(rows), self.heads)

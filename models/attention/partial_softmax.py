@@ -90,7 +90,6 @@ class PartialSoftmax(NamedTuple):
 
     @classmethod
     def empty(cls, heads: int, targets: int, width: int) -> PartialSoftmax:
-        """Attention over no rows."""
         return cls(torch.zeros(heads, targets, width), torch.full((heads, targets), LOWEST))
 
     def target(self, number: int) -> PartialSoftmax:
@@ -123,7 +122,7 @@ class Attended(NamedTuple):
 
     @classmethod
     def concat(cls, parts: Sequence[Attended]) -> Attended:
-        """Concatenate the attention of some targets and others over the same memory."""
+        """Concatenate the attention of several groups of targets over one memory."""
         if len(parts) == 1:
             return parts[0]
         context, logsumexp, mass, error, scanned = (
@@ -196,14 +195,10 @@ def mass_from_sample(
     temperature: float = 1.0,
     hard: bool = False,
 ) -> Tensor:
-    """Estimate the mass [T, H] from the scores of a sample.
+    """Estimate the mass [T, H] of some rows from their scores and those of a sample of the others.
 
-    Args:
-        inside: scores of the rows whose share is wanted, [T, H, k]; -inf is no row.
-        outside: scores of a sample of the others, [T, H, m]; -inf is no row.
-        rest: how many others there are, [T, H].
-        temperature: of the softmax.
-        hard: 1 where no sampled row beats the retrieved ones, else 0.
+    `inside` [T, H, k] and `outside` [T, H, m] are scores, -inf for no row; `rest` [T, H] counts the
+    others. `hard` gives 1 if no sampled row beats the rows inside, else 0.
     """
     lowest = inside.new_full((*inside.shape[:2], 1), -math.inf)
     best_in = torch.cat([inside, lowest], 2).amax(2, keepdim=True)
@@ -238,11 +233,8 @@ def stratified_rows(n: int) -> Tensor:
 def query_jacobian(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
     """Compute J [..., d, d_v] of scaled dot product attention over n rows.
 
-    Args:
-        query: [..., d].
-        keys: [..., n, d].
-        values: [..., n, d_v].
-        bias: of the scores, [..., n]; -inf hides a row. Without a visible row J is zero.
+    query [..., d], keys [..., n, d], values [..., n, d_v] and a bias [..., n] on the scores; -inf
+    hides a row. J is zero without a visible row.
     """
     scale = keys.shape[-1] ** -0.5
     scores = (keys @ query[..., None])[..., 0] * scale + bias

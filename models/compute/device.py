@@ -62,10 +62,9 @@ class DataParallelGroup:
         return windows[self.rank :: self.world_size]
 
     def all_reduce_mean(self, tensors: Sequence[Tensor], weight: float) -> float:
-        """Replace each tensor by its mean over the ranks, weighted by each rank's `weight`.
+        """Replace tensors by their means over the ranks, weighted by each rank's `weight`.
 
-        Returns:
-            float: the sum of the weights. If it is 0, the tensors become 0.
+        Returns the sum of the weights. If it is 0, the tensors become 0.
         """
         if self.world_size == 1:
             return weight
@@ -87,7 +86,6 @@ class DataParallelGroup:
         return total
 
     def all_reduce_sum(self, array: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sum of an array over all ranks."""
         if self.world_size == 1:
             return array
         total = array.copy()

@@ -19,7 +19,6 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the start."""
         return time.monotonic() - self._started
 
     def remaining(self, share: float) -> float:

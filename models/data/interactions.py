@@ -42,19 +42,15 @@ class LogShards:
         return self.index == 0
 
     def total(self, number: int) -> int:
-        """Return the sum of a number."""
         return int(self.sum(np.array([number]))[0])
 
     def any(self, condition: bool) -> bool:
-        """Report whether a condition holds in any shard."""
         return self.total(int(condition)) > 0
 
     def min(self, number: int) -> int:
-        """Return the smallest of a number, int64."""
         return -self.max(-number)
 
     def max(self, number: int) -> int:
-        """Return the largest of a number, int64."""
         if self.count == 1:
             return number
         largest = np.array([number])
@@ -62,7 +58,7 @@ class LogShards:
         return int(largest[0])
 
     def sum(self, array: NDArray[N]) -> NDArray[N]:
-        """Return the sum of an array of numbers, of one shape in all shards."""
+        """The sum of an array of numbers, of one shape in all shards."""
         if self.count == 1:
             return array
         total = np.array(array, order="C")
@@ -82,7 +78,6 @@ class LogShards:
         return array if self.count == 1 else np.concatenate(self.gather_objects(array))
 
     def gather_objects(self, own: T) -> list[T]:
-        """Return an object of each shard, in their order."""
         if self.count == 1:
             return [own]
         found: list[Any] = [None] * self.count
@@ -125,10 +120,7 @@ _MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 without its sign
 
 
 def median(values: NDArray[np.float32], shards: LogShards) -> np.float32:
-    """Return the median of all finite values [n], as `np.median` of them together does.
-
-    Raises ValueError without values.
-    """
+    """The median of all finite values [n], as `np.median`; raises ValueError without values."""
     if shards.count == 1 and len(values):
         return np.float32(np.median(values))
     # As integers, floats of one sign are in the order of their bits.
@@ -141,10 +133,7 @@ def median(values: NDArray[np.float32], shards: LogShards) -> np.float32:
 
 
 def quantile(values: NDArray[np.int64], share: float, shards: LogShards) -> float:
-    """Return a quantile of all values [n], as `np.quantile` of them together does.
-
-    Raises ValueError without values.
-    """
+    """A quantile of all values [n], as `np.quantile`; raises ValueError without values."""
     if shards.count == 1 and len(values):
         return float(np.quantile(values, share))
     keys = np.sort(values)
@@ -162,7 +151,7 @@ def _total(keys: NDArray[np.int64], shards: LogShards) -> int:
 
 
 def _order_statistic(keys: NDArray[np.int64], place: int, shards: LogShards) -> int:
-    """Return the value at a place, from 0, of all sorted keys [n]."""
+    """The value at a place, from 0, of all sorted keys [n]."""
     low = shards.min(int(keys[0]) if len(keys) else np.iinfo(np.int64).max)
     high = shards.max(int(keys[-1]) if len(keys) else np.iinfo(np.int64).min + 1)
     while low < high:
@@ -253,17 +242,14 @@ class Interactions:
 
     @property
     def n_users(self) -> int:
-        """The number of users, including those without events."""
         return len(self.offsets) - 1
 
     @property
     def n_types(self) -> int:
-        """The number of event types, at least 1."""
         return int(max(self.types.max(initial=0), self.dislike_type)) + 1
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """[U] the number of events of each user."""
         return np.diff(self.offsets)
 
     @property
@@ -283,7 +269,6 @@ class Interactions:
         return disliked
 
     def liked(self) -> Interactions:
-        """The log without dislikes."""
         return self.where(~self.disliked)
 
     def item_counts(self) -> NDArray[np.int64]:
@@ -328,17 +313,13 @@ class Interactions:
 
 
 def _require_in_range(name: str, column: NDArray[Any], bound: int) -> None:
-    """Raise ValueError unless every entry lies in [0, bound)."""
     if column.size and (column.min() < 0 or column.max() >= bound):
         worst = column.min() if column.min() < 0 else column.max()
         raise ValueError(f"{name} must lie in [0, {bound}), got {worst}")
 
 
 def _as_integers(name: str, values: ArrayLike, dtype: type[Whole]) -> NDArray[Whole]:
-    """Convert to a 1-d integer array of `dtype` without rounding or wrap-around.
-
-    Raises ValueError for non-integers, other than one dimension, and values out of range.
-    """
+    """Convert to a 1-d integer array of `dtype` without rounding or wrap-around."""
     column = np.asarray(values)
     if column.size and column.dtype.kind not in "iu":
         raise ValueError(f"{name} must be whole numbers, got {column.dtype}")
@@ -381,7 +362,7 @@ def at_import(
 
 
 def _import_hour(times: NDArray[np.int64], least: float, shards: LogShards) -> int | None:
-    """Return when an hour of an import begins that has at least so many events; None if none."""
+    """When an hour of an import with at least `least` events begins; None if none does."""
     times = np.sort(times)
     until = np.searchsorted(times, times + _HOUR, side="left")
     fullest = int(np.argmax(until - np.arange(len(times)))) if len(times) else 0

@@ -40,11 +40,9 @@ def baseline_makers(
 ) -> dict[str, Callable[[Interactions], Ranker]]:
     """Return the baselines that suit a log: by name, how to fit each to the training events.
 
-    Args:
-        log: all events, those after the training events included: of these the popularity of
-            7 days reads what lies before each request.
-        exclude_seen: items of the user's history are no candidates, so that taking them again is
-            no baseline.
+    `log` has all events: the popularity of 7 days reads those before each request. With
+    `exclude_seen` items of the user's history are no candidates, so that taking them again is no
+    baseline.
     """
     makers: dict[str, Callable[[Interactions], Ranker]] = {POPULARITY: Popularity.fit}
     times, shards = log.timestamps, log.shards
@@ -66,13 +64,11 @@ class Popularity:
 
     @classmethod
     def fit(cls, log: Interactions) -> Self:
-        """Count the events of each item."""
         return cls(log.liked().total_item_counts().astype(np.float32))
 
     def scores(
         self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
     ) -> NDArray[np.float32]:
-        """Return the counts [B, n_items], one row for all users (a read-only view)."""
         _same_catalogue(history, len(self.counts))
         return np.broadcast_to(self.counts, (len(users), len(self.counts)))
 
@@ -104,7 +100,7 @@ class WeekPopularity:
     def scores(
         self, history: Interactions, users: NDArray[np.int32], times: NDArray[np.int64] | None, /
     ) -> NDArray[np.float32]:
-        """Return the counts of the week + popularity in [0, 1), [B, n_items].
+        """The counts of the week + popularity in [0, 1), [B, n_items].
 
         Collective over the shards: each counts its events before the requests of all.
         """
@@ -140,13 +136,12 @@ class Repeats:
 
     @classmethod
     def fit(cls, log: Interactions) -> Self:
-        """Count the events of each item."""
         return cls(_popularity_share(log))
 
     def scores(
         self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
     ) -> NDArray[np.float32]:
-        """Return the user's own counts + popularity in [0, 1), [B, n_items]."""
+        """The user's own counts + popularity in [0, 1), [B, n_items]."""
         _same_catalogue(history, len(self.share))
         batch, events = history.gather(users)
         liked = ~history.disliked[events]
@@ -169,14 +164,12 @@ class ItemTransitions:
 
     @classmethod
     def fit(cls, log: Interactions) -> Self:
-        """Count the transitions."""
         damp = (log.liked().total_item_counts() + 5.0) ** -_DAMPING
         return cls(transition_matrix(log, window=_DEPTH, power=1.0), damp.astype(np.float32))
 
     def scores(
         self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
     ) -> NDArray[np.float32]:
-        """Return non-negative scores [B, n_items]."""
         _same_catalogue(history, len(self.damp))
         batch, events = history.gather(users, last=_DEPTH)
         age = history.offsets[users[batch] + 1] - 1 - events  # 0 = the user's newest event
@@ -204,13 +197,11 @@ class EASE:
 
     @classmethod
     def fit(cls, log: Interactions, *, ridge: float = RIDGE) -> Self:
-        """Fit the weights; errors as in `ease_weights`."""
         return cls(ease_weights(log, ridge=ridge).numpy())
 
     def scores(
         self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
     ) -> NDArray[np.float32]:
-        """Return scores [B, n_items]; zero for an empty history."""
         _same_catalogue(history, len(self.weights))
         batch, events = history.gather(users)
         taken = np.zeros((len(users), history.n_items), dtype=np.float32)
@@ -221,7 +212,7 @@ class EASE:
 
 
 def _popularity_share(log: Interactions) -> NDArray[np.float32]:
-    """Divide the events of each item by one more than the most of any, [n_items]."""
+    """The events of each item divided by one more than the most of any, [n_items]."""
     counts = log.liked().total_item_counts()
     share: NDArray[np.float32] = (counts / (counts.max(initial=0) + 1)).astype(np.float32)
     return share

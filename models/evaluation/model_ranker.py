@@ -37,19 +37,14 @@ class ModelRanker:
         two_stage: bool = False,
         rows: NDArray[np.int64] | None = None,
     ) -> None:
-        """Precompute the item tables.
+        """Precompute the item tables of a model in eval mode for items with `content` [items, D].
 
-        Args:
-            model: in eval mode.
-            content: text embeddings of the items to rank [items, D].
-            target_in_query: whether queries have the target's part beside the user's.
-            reduced_precision: take matrix products in the dtype of training: twice as fast, and
-                accurate enough to choose an epoch by.
-            two_stage: rank as recommendations do: the candidates of the coarse step get their
-                exact scores, the others those to first order in the target's part of the queries.
-                In a large catalogue that takes a tenth of the time.
-            rows: of the model for each item to rank [items], -1 for one that it was not trained
-                on; by default the items are those of the model.
+        `target_in_query`: queries have the target's part beside the user's. `reduced_precision`:
+        matrix products in the dtype of training, twice as fast and accurate enough to choose an
+        epoch by. `two_stage`: rank as recommendations do, the candidates of the coarse step by
+        their exact scores, the others by those to first order in the target's part of the queries:
+        a tenth of the time in a large catalogue. `rows` [items] are the model's rows of the items,
+        -1 for one that it was not trained on; by default the items are those of the model.
         """
         self._model = model
         self._device = device = model.prior.device
@@ -70,7 +65,7 @@ class ModelRanker:
         users: NDArray[np.int32],
         request_times: NDArray[np.int64] | None,
     ) -> NDArray[np.float32]:
-        """Score each user's next event, [B, n_items]; an empty history gets the prior alone."""
+        """Score each user's next event, [B, n_items]; an empty history gets the prior."""
         if history.n_items != self._items:
             raise ValueError(f"the model ranks {self._items} items, the log has {history.n_items}")
         order = np.argsort(history.lengths[users], kind="stable")
@@ -154,12 +149,9 @@ class ModelRanker:
     ) -> None:
         """Score all items to first order in the target's part of the queries, the best exactly.
 
-        Args:
-            near: scores without the target's part of the queries, [B, N], changed in place.
-            others: the parts of the scores but the attention, [B, N].
-            seen: the items of each history, B times.
-            memory: the user's part of the queries [B, H, d], keys and values [B, H, L, d] and bias
-                [B, H, L].
+        `near` [B, N], scores without that part, is changed in place; `others` [B, N] are the parts
+        of the scores but the attention; `seen` the items of each history. `memory` is the user's
+        part of the queries [B, H, d], keys and values [B, H, L, d] and bias [B, H, L].
         """
         tables = self._tables
         for row, (items, *own) in enumerate(zip(seen, *memory, strict=True)):
@@ -202,17 +194,17 @@ class ModelRanker:
 
 
 class TransitionRanker:
-    """Scores the catalogue by one of a model's transition counts, log(1 + count), alone."""
+    """Scores the catalogue by one of a model's transition counts, log(1 + count).
+
+    `count` is the row of λ, 0 for 2F.
+    """
 
     def __init__(self, model: Recommender, count: int) -> None:
-        """Take a model with a transition part; `count` is the row of λ, 0 for 2F."""
         self._model, self._count = model, count
 
     def scores(
         self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
     ) -> NDArray[np.float32]:
-        """Return the logarithms of the counts, [B, n_items]."""
-
         def score(items: Tensor, types: Tensor) -> Tensor:
             return torch.log1p(_user_counts(self._model, items, types)[self._count])
 
@@ -220,7 +212,7 @@ class TransitionRanker:
 
 
 class SimilarityRanker:
-    """Scores the catalogue by item similarities alone."""
+    """Scores the catalogue by the sums of item similarities."""
 
     def __init__(self, similarity: ItemSimilarity, dislike_type: int = -1) -> None:
         self._similarity, self._dislike_type = similarity, dislike_type
@@ -228,8 +220,6 @@ class SimilarityRanker:
     def scores(
         self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
     ) -> NDArray[np.float32]:
-        """Return the sums of the weights, [B, n_items]."""
-
         def score(items: Tensor, types: Tensor) -> Tensor:
             return user_similarity(self._similarity, items, types, self._dislike_type)
 
@@ -265,7 +255,7 @@ def _newest_first(
 def user_similarity(
     similarity: ItemSimilarity, items: Tensor, types: Tensor, dislike_type: int
 ) -> Tensor:
-    """Return the similarity part of one user, [N], from items and types [n], newest first."""
+    """The similarity part of one user, [N], from items and types [n], newest first."""
     return similarity.sums(items, is_liked(types, dislike_type))
 
 
@@ -290,5 +280,5 @@ def _rows_of(items: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _spread(sums: Tensor, rows: Tensor | None) -> Tensor:
-    """Return sums of a model's items [n_items] for other items, by `rows` [N]; 0 at row -1."""
+    """Sums of a model's items [n_items] for other items, by `rows` [N]; 0 at row -1."""
     return sums if rows is None else torch.cat([sums, sums.new_zeros(1)])[rows]

@@ -47,7 +47,6 @@ class EncodedHistory(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         return self.events.nbytes + self.cache.nbytes
 
 
@@ -60,11 +59,8 @@ def encode(
 ) -> EncodedHistory | None:
     """Encode the newest events that can be attended; None without an encoder.
 
-    Args:
-        source: positions of the events that can be attended, from `attendable_events`.
-        rows: their item rows.
-        before: from an earlier call with the same model. Where it read a beginning of the same
-            events, and the same inputs, only the rest is computed; else it is ignored.
+    `source` and `rows` are from `attendable_events`. `before` is from an earlier call with the same
+    model: where it read a beginning of the same inputs, only the rest is computed.
     """
     encoder = snapshot.model.encoder
     if encoder is None:
@@ -95,7 +91,7 @@ def encode(
 def encoder_inputs(
     snapshot: Snapshot, history: UserHistory, source: NDArray[np.int64], rows: Tensor
 ) -> Tensor:
-    """The encoder's inputs for events on items, [n, dim], by their positions and item rows [n]."""
+    """The encoder's inputs [n, dim] for events on items, by their positions and item rows [n]."""
     vectors = torch.index_select(snapshot.tables.vectors, 0, rows)
     return snapshot.model.event_inputs(vectors, *types_and_log_weights(history, source))
 
@@ -161,12 +157,10 @@ class UserMemory:
 
     @property
     def block(self) -> KVBlock:
-        """The rows of the memory itself, heads first."""
         memory = self.memory
         return KVBlock(memory.keys.transpose(0, 1), memory.values.transpose(0, 1), self.bias)
 
     def indexes(self, kind: IndexKind) -> Indexes:
-        """Return FAISS's index of each head, which is kept with the memory."""
         if kind not in self.built:
             self.built[kind] = index_heads(self.block, kind)
         return self.built[kind]
@@ -198,8 +192,7 @@ class UserMemory:
     def taken(self, dislike: int) -> tuple[Tensor, Tensor]:
         """Item rows [r] of the newest events on items, newest first, and bool [r]: not disliked.
 
-        Args:
-            dislike: the model's type of dislikes, or -1.
+        `dislike` is the model's type of dislikes, or -1.
         """
         return self.rows[self.recent], is_liked(self.types[self.recent], dislike)
 
@@ -215,11 +208,8 @@ def build_memory(
 ) -> UserMemory:
     """Build the memory of a history: events that are not visible count as if they never happened.
 
-    Args:
-        snapshot: whose tables hold the keys and values.
-        at: the request's time, microseconds UTC; an event after it has age 0.
-        encoded: from `encode` or an earlier memory, where there is one; used as `encode` says.
-        collapsed: its first events, collapsed; the memory's rows are then those of the others.
+    `at` is the request's time, microseconds UTC; an event after it has age 0. `encoded` is from
+    `encode` or an earlier memory. The rows are those after the events in `collapsed`, if given.
     """
     if collapsed is not None:
         count = collapsed.items.count
@@ -314,7 +304,7 @@ def _and_zero(part: Tensor) -> Tensor:
 
 
 def user_state_at(model: Recommender, cache: EncoderCache | None, at: int) -> Tensor:
-    """Return the user state m_u [dim] at a request's time; zero without events."""
+    """The user state m_u [dim] at a request's time; zero without events."""
     if cache is None or not len(cache):
         return torch.zeros(model.config.dim)
     newest = cache.timestamps[-1]
@@ -323,7 +313,7 @@ def user_state_at(model: Recommender, cache: EncoderCache | None, at: int) -> Te
 
 
 def target_queries(snapshot: Snapshot, user: UserMemory, targets: Tensor) -> Tensor:
-    """Compute the queries [H, T, d] of targets, item rows int64 [T], over a user's memory."""
+    """The queries [H, T, d] of targets, item rows int64 [T], over a user's memory."""
     return gather_rows(snapshot.tables.queries, targets) + user.query[:, None]
 
 
@@ -351,7 +341,7 @@ REMAINDER = -(1 << 62)  # the source of the row that stands for all other older 
 
 
 def user_memory(user: UserMemory, targets: Tensor, options: AttentionOptions) -> Memory:
-    """Return a user's rows as targets, item rows int64 [T], see them."""
+    """A user's rows as targets, item rows int64 [T], see them."""
     hides, older = options.exclude_self, user.collapsed
     return Memory(
         user.block._replace(visible=exclude_self(targets, user.rows) if hides else None),
@@ -376,7 +366,7 @@ def attend_user(
 def retrieve_user(
     snapshot: Snapshot, user: UserMemory, targets: Tensor, options: AttentionOptions
 ) -> Tensor | None:
-    """Return the rows int64 [H, T, k] that targets retrieve; None where the mode is not coarse."""
+    """The rows int64 [H, T, k] that targets retrieve; None where the mode is not coarse."""
     if options.mode != "coarse":
         return None
     query = target_queries(snapshot, user, targets)
@@ -385,12 +375,12 @@ def retrieve_user(
 
 
 def is_known(user: UserMemory) -> bool:
-    """Return whether all of a user's rows are few enough to be read one by one."""
+    """Whether all of a user's rows are few enough to be read one by one."""
     return user.collapsed is None or len(user.collapsed) < LISTS_FROM
 
 
 def known_rows(user: UserMemory) -> KVBlock:
-    """Return a user's rows, with the older ones behind them if they are few: see `at_request`."""
+    """A user's rows, with the older ones behind them if they are few: see `at_request`."""
     if user.collapsed is None or not len(user.collapsed) or not is_known(user):
         return user.block
     parts = zip(user.block[:3], user.collapsed.block()[:3], strict=True)
@@ -418,15 +408,9 @@ def expand_top_events(
 
     All other older events become one row, of their mass and their context, whose source is
     `REMAINDER`: the target attends to the same context as before. Rows that were not retrieved are
-    hidden. Twice as many events are added as are to be named, since they are chosen by what they
-    add while the others keep their weight.
-
-    Args:
-        user: of a long history.
-        target: an item row.
-        top: how many older events may be named.
-        whole: attention of the target over the whole history, [H, 1].
-        options: of that attention.
+    hidden. Twice `top` events are added, since they are chosen by what they add while the others
+    keep their weight. `whole` [H, 1] is the target's attention over the whole history, with
+    `options`.
     """
     if user.collapsed is None:
         return user

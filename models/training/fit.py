@@ -41,7 +41,6 @@ _GAP_QUANTILE = 0.999  # of the gaps between events, beyond which request times 
 
 
 def fit_statistics(model: Recommender, log: Interactions) -> None:
-    """Initialise transition counts, request-gap cap, popularity prior and recent popularity."""
     _count(model, log)
     prior = _log_popularity(log)
     with torch.no_grad():
@@ -50,9 +49,9 @@ def fit_statistics(model: Recommender, log: Interactions) -> None:
 
 
 def update_statistics(model: Recommender, before: Interactions, log: Interactions) -> None:
-    """Count a longer log; the trained prior of an item moves with its popularity.
+    """Count the longer `log` of a model trained on `before`.
 
-    `before` is the log that the model was trained on.
+    The trained prior of an item moves with its popularity.
     """
     _count(model, log)
     change = _log_popularity(log) - _log_popularity(before)
@@ -70,7 +69,7 @@ def _count(model: Recommender, log: Interactions) -> None:
 
 
 def _log_popularity(log: Interactions) -> Tensor:
-    """Return the initial prior: the log of each item's share, 0 for an item of mean popularity.
+    """The initial prior: the log of each item's share, 0 for an item of mean popularity.
 
     The steps of a small log would not learn it, nor those of a large catalogue's rare items.
     """
@@ -81,7 +80,7 @@ def _log_popularity(log: Interactions) -> Tensor:
 
 
 def _max_request_gap(log: Interactions) -> int:
-    """Return the largest gap between a user's events, outliers aside, in microseconds."""
+    """The largest gap between a user's events, outliers aside, in microseconds."""
     gaps = np.diff(log.timestamps)[np.diff(log.users) == 0]
     if not log.shards.any(len(gaps) > 0):
         return 0
@@ -178,16 +177,14 @@ class StageTrainer:
         return float(reported), total
 
     def state(self) -> dict[str, Any]:
-        """Return the optimiser's state, for `restore`."""
         return {"step": self._step, "optimiser": self._optimiser.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
         self._step = state["step"]
         self._optimiser.load_state_dict(state["optimiser"])
 
     def _schedule(self) -> float:
-        """Return the learning rate's factor: linear warm-up, then a cosine to 5 %."""
+        """The learning rate's factor: linear warm-up, then a cosine to 5 %."""
         warmup = min(self._config.warmup_steps, max(1, self._steps // 10))
         decay = 0.5 * (1 + math.cos(math.pi * min(1.0, self._step / self._steps)))
         return min(1.0, (self._step + 1) / warmup) * (0.05 + 0.95 * decay)
@@ -204,7 +201,6 @@ class StageTrainer:
         return batch_shard(tile_windows(log, longest, own), tokens, shards, own, common)
 
     def _derive_seed(self, epoch: int, stream: int) -> int:
-        """Derive the seed of a random stream of an epoch."""
         sequence = np.random.SeedSequence((*self._seed, epoch, stream))
         return int(sequence.generate_state(1, np.uint64)[0])
 
@@ -281,10 +277,7 @@ class TrainingRun:
         self._stopwatch = Stopwatch()
 
     def fit(self, resume: Checkpoint | None) -> TrainingResult:
-        """Train all stages, or those from the checkpoint on.
-
-        Raises `CheckpointError` for a checkpoint of another training.
-        """
+        """Train all stages, or those from the checkpoint on."""
         if resume is not None and resume.run != self._fingerprint:
             raise CheckpointError("the checkpoint is of another training: other events or settings")
         stages = self._stages()
@@ -438,7 +431,6 @@ class TrainingRun:
 
 
 def _ready(model: Recommender) -> Recommender:
-    """Return the model on the CPU, in eval mode."""
     return model.requires_grad_(True).eval().cpu()
 
 
@@ -466,17 +458,14 @@ def fit(
     of that log, for `train_config.final_epochs` epochs: in a short history the validation case is
     much of what there is to learn, and the newest.
 
-    Args:
-        progress: called after every step, on rank zero only.
-        save: called after every epoch with bytes for `resume`, on rank zero only.
-        resume: a checkpoint, to continue to the same model as an uninterrupted training.
-        group: the data-parallel processes. Each is called with the same plan, and trains on a share
-            of every batch; or, if the logs are shards, with the events and cases of its own users.
+    Rank zero calls `progress` after every step, and `save` after every epoch with bytes for
+    `resume`, which continues to the same model as an uninterrupted training. Each process of
+    `group` is given the same plan, and trains on a share of every batch; or, if the logs are
+    shards, on the events of its own users.
 
-    Raises:
-        ValueError: if no user has two events, the later of them liked; if content or
-            `model_config` do not fit the log; if content is not finite or a weight not above 0.
-        CheckpointError: if `resume` is damaged or of another training.
+    Raises ValueError if no user has two events, the later of them liked, and for content, weights
+    or a `model_config` that do not fit; `CheckpointError` for a checkpoint that is damaged or of
+    another training.
     """
     shards = plan.log.shards
     if shards.count > 1 and (shards.index, shards.count) != (group.rank, group.world_size):

@@ -47,15 +47,10 @@ def fit_held_out_weights(
     batch_size: int = 256,
     group: DataParallelGroup = SINGLE_PROCESS,
 ) -> HeldOutWeights:
-    """Give a model the weights that rank held-out cases best.
+    """Give a model in eval mode the weights that rank held-out cases best.
 
-    Args:
-        model: in eval mode, changed in place.
-        content: text embeddings of its items [items, D].
-        cases: held out of the model's training events.
-        log: the model's training events.
-        batch_size: cases at once.
-        group: its processes share the batches, and each changes its model alike.
+    `log` has the model's training events, which the cases were held out of. The processes of
+    `group` share the batches, and each changes its model alike.
     """
     offset = 0.0
     if model.has_transitions:
@@ -97,14 +92,7 @@ def apply_held_out_weights(
     log: Interactions,
     group: DataParallelGroup = SINGLE_PROCESS,
 ) -> None:
-    """Give another model the same weights, with the item similarities of its own training events.
-
-    Args:
-        model: in eval mode, changed in place.
-        weights: from `fit_held_out_weights`.
-        log: the model's training events.
-        group: its processes, each of which changes its model alike.
-    """
+    """Give another model the same weights, with the item similarities of its training events."""
     _add_offsets(model, weights.offsets)
     if weights.similarity:
         table = _similarity(log, group)
@@ -136,7 +124,7 @@ def smallest_weight(gains: NDArray[np.float64]) -> int:
 
 
 def _similarity(log: Interactions, group: DataParallelGroup) -> ItemSimilarity:
-    """Compute the item similarities of a log that all processes have, or a shard of it each."""
+    """The item similarities of a log that all processes have, or a shard of it each."""
     if log.shards.count > 1:
         return ease_similarity(log)
     return group.broadcast(lambda: ease_similarity(log))
@@ -170,7 +158,7 @@ class _Gains:
     def of_all(
         self, parts: Sequence[Ranker], weights: Sequence[Sequence[float]]
     ) -> NDArray[np.float64]:
-        """Return the gains [W, M] of all cases, for W weights of the parts."""
+        """The gains [W, M] of all cases, for W weights of the parts."""
         return self._of_all_shards(
             self._gains(parts, weights, self._cases, exclude_seen=not self._repeats)
         )
@@ -178,10 +166,10 @@ class _Gains:
     def of_both_questions(
         self, parts: Sequence[Ranker], weights: Sequence[Sequence[float]]
     ) -> NDArray[np.float64]:
-        """Return values [W, M] whose mean is the NDCG of all cases plus that of new items.
+        """Values [W, M] whose mean is the NDCG of all cases plus that of new items.
 
-        If users take items again, a service is asked for both: for what comes next, and with
-        seen items excluded for what is new. Otherwise all items are new.
+        If users take items again, a service is asked for both: for what comes next, and with seen
+        items excluded for what is new. Otherwise all items are new.
         """
         every = self._gains(parts, weights, self._cases, exclude_seen=not self._repeats)
         new, shards = ~self._cases.targets_seen(), self._cases.history.shards
@@ -192,7 +180,6 @@ class _Gains:
         return self._of_all_shards(every)
 
     def _of_all_shards(self, gains: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Concatenate the gains [W, m] of the cases of each shard."""
         return self._cases.history.shards.gather(gains.T).T
 
     def _gains(

@@ -23,7 +23,7 @@ _REPEAT_SHARE = 0.01  # of events on an item their user had before, in a log wit
 
 
 def target_weights(log: Interactions) -> NDArray[np.float32]:
-    """Return the weight of each event as a target, [E]: relative to the median, in [0.1, 10].
+    """The weight of each event as a target, [E]: relative to the median, in [0.1, 10].
 
     Dislikes weigh 0: they are never to be predicted.
     """
@@ -43,7 +43,7 @@ def first_interactions(log: Interactions) -> NDArray[np.bool_]:
 
 
 def repeat_share(log: Interactions) -> float:
-    """Return the share of events on an item that their user had before, dislikes aside."""
+    """The share of events on an item that their user had before, dislikes aside."""
     log = log.liked()
     first = _mean(first_interactions(log), log.shards)
     return 0.0 if first is None else 1.0 - first
@@ -84,7 +84,6 @@ HoldOut = Callable[[Interactions], tuple[Interactions, Holdout]]
 
 
 def hold_out(log: Interactions) -> tuple[Interactions, Holdout]:
-    """Split a log into training events and validation cases by its own `hold_out_rule`."""
     return hold_out_rule(log)(log)
 
 
@@ -144,12 +143,12 @@ def imported_first(
 
 
 def tied_share(log: Interactions) -> float:
-    """Return the share of events at the time of the user's previous event, first events aside."""
+    """The share of events at the time of the user's previous event, first events aside."""
     after = np.diff(log.users) == 0
     return _mean(np.diff(log.timestamps)[after] == 0, log.shards) or 0.0
 
 
 def _mean(flags: NDArray[np.bool_], shards: LogShards) -> float | None:
-    """Return the share of flags [n] that are set in all shards; None without flags."""
+    """The share of flags [n] that are set in all shards; None without flags."""
     total = shards.total(len(flags))
     return shards.total(int(np.count_nonzero(flags))) / total if total else None

@@ -40,7 +40,7 @@ class CommandJob:
 
     @property
     def stopped_for(self) -> str | None:
-        """Return why the process was interrupted; None where nobody but its user did so."""
+        """Why the process was interrupted; None where nobody but its user did so."""
         return {
             "held": None,
             "cancelled": "the training was cancelled on request",
@@ -68,7 +68,6 @@ class CommandJob:
             os._exit(1)
 
     def end(self, error: BaseException | None) -> None:
-        """Record how the training ended."""
         self._ended.set()
         now = time.time_ns() // 1000
         if error is None:
@@ -92,15 +91,8 @@ def command_job(
 ) -> Iterator[CommandJob]:
     """Run a training in the block, and record it as a job.
 
-    Args:
-        data: the data directory.
-        options: of the training.
-        store: of the namespace. If several machines share it, one of them trains at a time.
-
-    Raises:
-        Conflict: another training of the namespace is running.
-        StoreFull: the disk has no room for the job's file.
-        Unavailable: the database does not answer.
+    Raises Conflict while another training of the namespace runs, on any machine that shares its
+    store; StoreFull for a full disk, Unavailable without the database.
     """
     records = JobRecords(data, store)
     with contextlib.ExitStack() as stack:

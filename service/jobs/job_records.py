@@ -57,7 +57,6 @@ class FileJobStore:
         return job
 
     def write(self, job: Job) -> None:
-        """Replace a job atomically and durably."""
         durable_files.replace(self._path(job.id), job.to_json())
 
     def read(self, job_id: str) -> Job:
@@ -77,7 +76,6 @@ class FileJobStore:
         _cancel_path(self._directory, job_id).touch()
 
     def _ids(self) -> list[str]:
-        """Return the ids of all jobs, oldest first."""
         return sorted(path.stem for path in self._directory.glob("*.json") if is_name(path.stem))
 
     def _path(self, job_id: str) -> Path:
@@ -192,10 +190,8 @@ TrainingLease = FileTrainingLease | SharedTrainingLease
 class JobRecords:
     """Jobs of a namespace, and the right to run one. Methods block.
 
-    Args:
-        data: the data directory; its folder `jobs` is created when missing.
-        store: of the namespace. If several machines share it, they share the jobs.
-        keep: number of jobs kept.
+    Machines that share the `store` share the jobs. The folder `jobs` of the data directory is
+    created when missing.
     """
 
     def __init__(self, data: Path, store: Store | None = None, keep: int = KEPT) -> None:
@@ -236,7 +232,7 @@ class JobRecords:
     def recover(self) -> bool:
         """Mark interrupted jobs, unless a process runs one; True when none does.
 
-        Without the database, nobody knows.
+        Without the database, nobody can tell.
         """
         try:
             with contextlib.ExitStack() as stack:
@@ -246,7 +242,6 @@ class JobRecords:
             return False
 
     def read(self, job_id: str) -> Job:
-        """Return a job as it is now. Raises NotFound."""
         job = self.store.read(job_id)
         if job.is_final:
             return job
@@ -255,12 +250,7 @@ class JobRecords:
         return interrupted(job) if unclaimed and not job.is_final else job
 
     def latest(self, limit: int, running: Container[str] = ()) -> list[Job]:
-        """Return the newest jobs as they are now, newest first.
-
-        Args:
-            limit: the most jobs.
-            running: ids of jobs that this process runs, which are not looked at closely.
-        """
+        """The newest jobs, newest first; those in `running`, of this process, are not looked at."""
         jobs = self.store.latest(limit)
         if all(job.is_final or job.id in running for job in jobs) or not self.recover():
             return jobs
@@ -283,7 +273,6 @@ class JobRecords:
         return True
 
     def conflict(self) -> Conflict:
-        """Return the error of a second training: what runs, since when and how to stop it."""
         for job in self.store.latest(3):
             if not job.is_final:
                 # Clients do not see the machine; `heed jobs list` does.
@@ -307,7 +296,6 @@ class JobRecords:
 
 
 def interrupted(job: Job) -> Job:
-    """Return a job as failed since the process that ran it is gone."""
     now = time.time_ns() // 1000
     return job.with_error("interrupted: the process that ran it is gone", now)
 

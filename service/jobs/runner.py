@@ -71,17 +71,12 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 class JobRunner:
     """Runs the training jobs of one namespace, which any number of processes share.
 
-    Args:
-        root: the data directory; its folder `jobs` is created when missing. A job whose service
-            was killed is marked as failed on construction, and its process, if alive, killed.
-        argv: builds the command line from a job's options. It may raise Invalid.
-        store: of the namespace. Where several machines share it, they share the jobs, of which one
-            at a time runs.
-        on_success: awaited after a training succeeded and before its job is `succeeded`, so that
-            clients that see this state see the new version too. Its exceptions fail the job.
-        threads: threads of the training's numerical libraries.
-        grace: seconds between SIGTERM and SIGKILL.
-        keep: number of jobs kept.
+    A job whose service was killed is marked as failed on construction, and its process, if alive,
+    killed. `argv` builds the command line from a job's options, and may raise Invalid. Machines
+    that share the `store` share the jobs, of which one at a time runs. `on_success` is awaited
+    after a training succeeded and before its job is `succeeded`, so that clients that see this
+    state see the new version too; its exceptions fail the job. `grace` is the seconds between
+    SIGTERM and SIGKILL.
     """
 
     def __init__(
@@ -113,22 +108,19 @@ class JobRunner:
 
     @property
     def is_running(self) -> bool:
-        """True while this process runs a training."""
         return self._task is not None and not self._task.done()
 
     @property
     def running_for(self) -> float:
-        """Seconds that the training of this process has run so far; 0 without one."""
+        """Seconds that the training of this process has run; 0 without one."""
         return time.monotonic() - self._began if self._began else 0.0
 
     async def start(self, options: Mapping[str, Any]) -> str:
         """Start a training and return the id of its job.
 
-        Raises:
-            Conflict: one is running, in this process or in another.
-            Invalid: `argv` refuses the options.
-            StoreFull: the disk has no room for the job's file.
-            Unavailable: the service is shutting down, or the database does not answer.
+        Raises Conflict while one runs, in this process or another; Invalid where `argv` refuses the
+        options; StoreFull; Unavailable while the service shuts down or the database does not
+        answer.
         """
         if self._closing:
             raise Busy("the service is shutting down")

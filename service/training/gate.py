@@ -142,7 +142,7 @@ class CurrentModel:
         return ranks, fair
 
     def _as_read(self, cases: Holdout, corpus: TrainingCorpus) -> Any:
-        """Return the history of cases with the types of the served model."""
+        """The history of cases with the types of the served model."""
         config, known = self.trained.model.config, list(self.trained.event_types)
         history = cases.history if config.dislike_type >= 0 else cases.history.liked()
         lookup = [known.index(name) if name in known else UNKNOWN for name in corpus.types]
@@ -177,7 +177,7 @@ def decide(
 
 
 def judged_file(found: Judgement, corpus: TrainingCorpus, *, exclude_seen: bool) -> bytes:
-    """Return the ranks of the cases of a judgement, for `CurrentModel`. Collective."""
+    """The ranks of the cases of a judgement, for `CurrentModel`. Collective."""
     asked = [(found.next, exclude_seen)] + ([(found.new, True)] if found.new is not None else [])
     shards = corpus.log.shards
     parts = []
@@ -192,7 +192,6 @@ def judged_file(found: Judgement, corpus: TrainingCorpus, *, exclude_seen: bool)
 
 
 def _digests(cases: Holdout, corpus: TrainingCorpus, *, exclude_seen: bool) -> NDArray[np.uint64]:
-    """Return the digests of cases [M] of one question."""
     return corpus.case_keys(cases) ^ np.uint64(exclude_seen)
 
 
@@ -260,7 +259,7 @@ def _compare(
 
 
 def _of_all(rows: Sequence[Verdict]) -> Verdict:
-    """Return the verdict that decides: a worse one, else a better one, else the default question's.
+    """The verdict that decides: a worse one, else a better one, else the default question's.
 
     The last question is the default one.
     """

@@ -44,18 +44,17 @@ class QuestionMetrics:
 
     @property
     def best(self) -> str:
-        """Name of the baseline with the highest NDCG."""
         return max(self.baselines, key=lambda name: self.baselines[name].ndcg)
 
     @property
     def popular(self) -> str:
-        """Name of the popularity with the higher NDCG, which is served without a model."""
+        """The popularity with the higher NDCG, which is served without a model."""
         names = [name for name in (POPULARITY, WEEK) if name in self.baselines]
         return max(names, key=lambda name: self.baselines[name].ndcg)
 
     @property
     def popular_is_best(self) -> bool:
-        """Report whether no ranker beats popularity."""
+        """True if no ranker beats popularity."""
         best = self.baselines[self.best]
         return self.best in {POPULARITY, WEEK} and self.heed.ndcg <= best.ndcg
 
@@ -66,7 +65,7 @@ class QuestionMetrics:
         return self.cases.history.shards.any(several)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values: the model's `metrics`, and those of each of the `baselines`.
+        """Plain values: the model's `metrics`, and those of each of the `baselines`.
 
         Collective over the shards of the log.
         """
@@ -90,7 +89,7 @@ class QuestionMetrics:
         }
 
     def _share(self, found: RankingMetrics) -> float:
-        """Return the share of customers with a target among the first ten."""
+        """The share of customers with a target among the first ten."""
         shards = self.cases.history.shards
         return share_of_users(self.cases.users, found.ranks, shards=shards)
 
@@ -110,11 +109,11 @@ class Judgement:
 
     @property
     def popular_is_best(self) -> bool:
-        """Report whether no ranker beats popularity, which is served without a model too."""
+        """True if no ranker beats popularity, which is served without a model too."""
         return self.next.popular_is_best and (self.new is None or self.new.popular_is_best)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, those of `new` under `new_items` if users take items again."""
+        """Plain values, those of `new` under `new_items` if users take items again."""
         new = {} if self.new is None else {"new_items": self.new.as_dict()}
         return {
             **self.next.as_dict(),
@@ -130,17 +129,12 @@ def judge(
     """Evaluate a model and all baselines, and choose what to serve.
 
     A baseline is served in the model's place if it replaces the model by `is_replacement`, and the
-    model has parts for it. The one with the highest NDCG, or mean of both, is tried.
-    Collective over the shards of the logs.
+    model has parts for it. The one with the highest NDCG, or mean of both, is tried. Baselines are
+    fitted on the model's training events. Without `exclude_seen` the cases whose target is new to
+    its user are ranked once more without the items of the user's history.
 
-    Args:
-        fitted: with validation cases. The baselines are fitted on the same training events.
-        exclude_seen: leave out the items of the user's history. If False, the cases whose target
-            is new to its user are ranked once more without these items.
-        progress: called as the baselines are fitted.
-
-    Raises:
-        ValueError: the model was trained without validation cases.
+    Collective over the shards of the logs. Raises ValueError for a model that was trained without
+    validation cases.
     """
     plan = fitted.plan
     history, every_event, cases = plan.log, plan.every_event, plan.validation

@@ -38,13 +38,11 @@ def is_rank_zero() -> bool:
 
 
 def process_count(cores: int, *, tokens: int, work: int, weights: int) -> int:
-    """Return the number of processes that train fastest on these cores, or one for each GPU.
+    """The number of processes that train fastest on these cores, or one for each GPU.
 
-    Args:
-        cores: threads that may compute.
-        tokens: padded positions of a batch. Small operations cost more than a small share saves.
-        work: positions in all epochs. A training of seconds is not worth the start of a process.
-        weights: number of weights. Many gradients take longer to exchange than to compute.
+    `tokens` are padded positions of a batch: small operations cost more than a small share saves.
+    `work` counts positions in all epochs: a training of seconds is not worth the start of a
+    process. Many `weights` have gradients that take longer to exchange than to compute.
     """
     most = torch.cuda.device_count() or cores
     worthwhile = work >= _MIN_WORK and weights <= _MAX_WEIGHTS
@@ -57,13 +55,8 @@ def process_group(
 ) -> Iterator[DataParallelGroup]:
     """Yield the process group of this process: rank 0 of a new one, or its place in torchrun's.
 
-    Args:
-        size: number of processes; ignored under torchrun.
-        work: called in the other processes as `work(group, *args)`; importable by name.
-        args: picklable.
-
-    Raises:
-        ProcessGroupError: another process ended early.
+    `size` is ignored under torchrun. The other processes call `work(group, *args)`, importable by
+    name and picklable. Raises ProcessGroupError when another process ended early.
     """
     if _is_under_torchrun():
         yield join_torchrun()

@@ -84,7 +84,7 @@ def with_common_names(columns: LogColumns, shards: LogShards) -> LogColumns:
 def _encode(
     own: Sequence[str], codes: NDArray[np.int32], shards: LogShards
 ) -> tuple[list[str], NDArray[np.int32]]:
-    """Return the names of all shards, and the codes of this one's names as rows of them."""
+    """The names of all shards, and the codes of this one's names as rows of them."""
     known: set[str] = set()
     for source in range(shards.count):
         known.update(shards.broadcast(lambda: [each for each in own if each not in known], source))
@@ -97,7 +97,7 @@ def _encode(
 def first_content(
     make: Callable[[], NDArray[np.float32]], shape: tuple[int, int], shards: LogShards
 ) -> NDArray[np.float32]:
-    """Return the embeddings [N, D] that the first process makes: all must train on the same."""
+    """The embeddings [N, D] that the first process makes: all must train on the same."""
     if shards.count == 1:
         return make()
     content: NDArray[Any] = make() if shards.is_first else np.empty(shape, np.float32)
@@ -130,11 +130,10 @@ class TrainingCorpus:
 
     @property
     def events(self) -> int:
-        """Number of events in all shards."""
         return sum(self.shard_events)
 
     def case_keys(self, cases: Holdout) -> NDArray[np.uint64]:
-        """Return a digest of each case [M]: its user, its target and, if known, its time."""
+        """A digest of each case [M]: its user, its target and, if it has one, its time."""
         items = _digests(self.item_ids)[cases.targets]
         pairs = _mix(self.user_keys[cases.users] + _mix(items))
         return _mix(pairs + cases.timestamps.astype(np.uint64)) if self.has_times else pairs
@@ -149,18 +148,10 @@ def read_store(
     """Read the log of a store and the texts of its items.
 
     Items of the catalogue without an event are left out: nothing can be learned about them, and
-    serving them needs their text alone.
+    serving them needs only their text. The processes of `group` call this together, each with the
+    store or an equal copy of it; each reads the events of its own users, and rank zero the texts.
 
-    Args:
-        store: the store, or with several processes an equal copy of it for each.
-        embeddings: of the texts.
-        progress: called as events are read and texts are encoded.
-        group: processes that call this together. Each reads the events of users of its own, a shard
-            of the log, and rank zero the texts.
-
-    Raises:
-        ModelRejected: the store has no events.
-        Invalid: the processes do not read the same store.
+    Raises ModelRejected for a store without events, Invalid if the processes read different stores.
     """
     shards = LogShards(group.rank, group.world_size)
     if shards.count > 1:
@@ -188,7 +179,6 @@ def read_store(
 
 
 def read_dataset(dataset: Dataset, embeddings: EmbeddingCache) -> TrainingCorpus:
-    """Read a data set without a store. Raises the errors of its reader."""
     users, items, types = Vocabulary(), Vocabulary(), Vocabulary()
     rows = [
         (
@@ -252,7 +242,7 @@ def _corpus(
 
 
 def _digests(ids: Sequence[str]) -> NDArray[np.uint64]:
-    """Return a number of each id, the same in every training."""
+    """A number of each id, the same in every training."""
     made = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in ids)
     return np.frombuffer(made, np.uint64)
 
@@ -270,7 +260,7 @@ def _content(
     embeddings: EmbeddingCache,
     progress: StageProgressCallback | None,
 ) -> NDArray[np.float32]:
-    """Return the text embeddings [N, D] of these ids, and save them; 0 where an item is unknown."""
+    """The text embeddings [N, D] of these ids, which are saved; 0 where an item is unknown."""
     catalogue = Catalogue.empty(embeddings.encoder.dimension, Vocabulary(item_ids))
     entries = (to_entry(item, embeddings.encoder.dimension) for item in items)
     touched = [entry for entry in entries if entry.item_id in catalogue.vocabulary]
