@@ -15,8 +15,8 @@ FILES = 285  # of the rooms
 BUDGETS = {
     "models.attention": 650,
     "models.catalogue": 3_100,
-    "models.compute": 200,
-    "models.data": 900,
+    "models.compute": 300,
+    "models.data": 800,
     "models.encoder": 750,
     "models.evaluation": 1_000,
     "models.history": 1_100,
@@ -31,14 +31,14 @@ BUDGETS = {
     "service.engine": 5_750,
     "service.histories": 850,
     "service.http": 5_700,
-    "service.jobs": 1_050,
+    "service.jobs": 1_000,
     "service.lab": 3_250,
     "service.maintenance": 3_100,
     "service.questions": 2_550,
     "service.runtime": 2_400,
     "service.snapshots": 2_950,
     "service.stores": 11_500,
-    "service.training": 1_300,
+    "service.training": 1_250,
 }
 
 

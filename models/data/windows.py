@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.interactions import Interactions, LogShards
+from models.compute.device import Processes
+from models.data.interactions import Interactions
 
 
 class PaddedWindows(NamedTuple):
@@ -103,7 +104,7 @@ def batch_windows(
 def batch_shard(
     windows: NDArray[np.int64],
     tokens: int,
-    shards: LogShards,
+    shards: Processes,
     own: np.random.Generator,
     common: np.random.Generator,
 ) -> list[NDArray[np.int64]]:

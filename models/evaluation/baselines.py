@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.data.interactions import WHOLE_LOG, Interactions, LogShards
+from models.compute.device import SINGLE_PROCESS, Processes
+from models.data.interactions import Interactions
 from models.evaluation.full_ranking import Ranker
 from models.recommender.co_occurrence import MAX_EASE_ITEMS, RIDGE, ease_weights, transition_matrix
 from models.recommender.recommender import BOUGHT_BEFORE, EASE_NAME, TRANSITIONS
@@ -84,7 +85,7 @@ class WeekPopularity:
     items: NDArray[np.int32]  # [E] of all users' events, oldest first
     timestamps: NDArray[np.int64]  # [E] microseconds UTC
     share: NDArray[np.float32]  # [n_items] popularity, below 1
-    shards: LogShards = WHOLE_LOG  # items and timestamps are those of one
+    shards: Processes = SINGLE_PROCESS  # items and timestamps are those of one
 
     @classmethod
     def fit(cls, train: Interactions, log: Interactions) -> Self:

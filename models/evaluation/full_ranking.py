@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from models.compute.device import SINGLE_PROCESS, DataParallelGroup
-from models.data.interactions import WHOLE_LOG, Interactions, LogShards
+from models.compute.device import SINGLE_PROCESS, Processes
+from models.data.interactions import Interactions
 from models.evaluation.splits import Holdout
 
 Ranks = NDArray[np.int64]  # [M], one per case
@@ -38,7 +38,7 @@ def hits(ranks: Ranks, k: int = 10) -> CaseValues:
     return (ranks < k).astype(np.float64)
 
 
-def mean(values: CaseValues, shards: LogShards = WHOLE_LOG) -> float:
+def mean(values: CaseValues, shards: Processes = SINGLE_PROCESS) -> float:
     """The mean of values [M] over the cases of all shards; nan without cases. Collective."""
     if shards.count == 1:
         return float(values.mean()) if len(values) else float("nan")
@@ -47,7 +47,7 @@ def mean(values: CaseValues, shards: LogShards = WHOLE_LOG) -> float:
 
 
 def share_of_users(
-    users: NDArray[np.int32], ranks: Ranks, k: int = 10, *, shards: LogShards = WHOLE_LOG
+    users: NDArray[np.int32], ranks: Ranks, k: int = 10, *, shards: Processes = SINGLE_PROCESS
 ) -> float:
     """The share of users with a target among the first k; nan without cases.
 
@@ -90,7 +90,7 @@ def discounts(ranks: Ranks) -> CaseValues:
     return discount
 
 
-def standard_error(values: CaseValues, shards: LogShards = WHOLE_LOG) -> float:
+def standard_error(values: CaseValues, shards: Processes = SINGLE_PROCESS) -> float:
     """The standard error of the mean over the cases of all shards; nan for fewer than two."""
     if shards.count == 1:
         return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
@@ -204,7 +204,7 @@ def evaluate(
     exclude_seen: bool = True,
     max_seen: int | None = None,
     use_target_time: bool = False,
-    group: DataParallelGroup = SINGLE_PROCESS,
+    group: Processes = SINGLE_PROCESS,
 ) -> RankingMetrics:
     """Rank each target among all items, or among those the user has not seen.
 
@@ -232,7 +232,7 @@ def evaluate(
         shown[_top_items(scores, candidates, k)] = 1
     shards = holdout.history.shards
     if shards.count == 1:
-        ranks, shown = group.all_reduce_sum(ranks), group.all_reduce_sum(shown)
+        ranks, shown = group.sum(ranks), group.sum(shown)
     covered, cases = shards.sum(shown) > 0, shards.total(len(ranks))
     values = (hits(ranks, k), ndcg_gains(ranks, k), reciprocal_ranks(ranks))
     hr, ndcg, mrr = (mean(each, shards) for each in values)
@@ -248,7 +248,7 @@ def ranks_by_weight(
     *,
     batch_size: int = 256,
     exclude_seen: bool = True,
-    group: DataParallelGroup = SINGLE_PROCESS,
+    group: Processes = SINGLE_PROCESS,
 ) -> NDArray[np.int64]:
     """Rank each target by the scores of a ranker plus weighted scores of the parts, W times.
 
@@ -267,15 +267,15 @@ def ranks_by_weight(
                 if weight:
                     total += np.float32(weight) * part
             ranks[number, rows] = _target_ranks(total, holdout.targets[rows], candidates)
-    return group.all_reduce_sum(ranks) if holdout.history.shards.count == 1 else ranks
+    return group.sum(ranks) if holdout.history.shards.count == 1 else ranks
 
 
-def _batches(holdout: Holdout, batch_size: int, group: DataParallelGroup) -> Iterator[slice]:
+def _batches(holdout: Holdout, batch_size: int, group: Processes) -> Iterator[slice]:
     """Iterate over this process's batches of cases; all shards of a log have equally many."""
     shards = holdout.history.shards
     starts = range(0, len(holdout), batch_size)
     if shards.count == 1:
-        starts = starts[group.rank :: group.world_size]
+        starts = starts[group.index :: group.count]
     else:  # some may be empty: rankers ask the other shards
         starts = range(0, batch_size * shards.max(len(starts)), batch_size)
     for start in starts:

@@ -125,7 +125,7 @@ def pair_chunks(log: Interactions, *, window: int, power: float) -> Iterator[Pai
         size = every[first] + max(1, shards.count * CHUNK // window)
         last = max(first + 1, int(np.searchsorted(every, size, side="right")) - 1)
         events = by_item[edges[first] : edges[last]]
-        keys, sums = _sum_pairs(log, log.items, events, window, power)
+        keys, sums = sum_pairs(log, log.items, events, window, power)
         if shards.count > 1:
             shares = np.linspace(every[first], every[last], shards.count + 1)[1:-1]
             rows = np.clip(np.searchsorted(every, shares), first, last)
@@ -153,30 +153,13 @@ def sum_pairs(
     events: NDArray[np.int64],
     window: int,
     power: float,
-) -> PairSums:
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Sum 1 / distance ** power over the pairs that start at some events, by source and item.
 
-    Args:
-        sources: a code for each event of the log, [E].
-        events: rows of the log, [n].
-        window: largest distance between the events of a pair.
-        power: of the distance.
-
-    Returns:
-        tuple: keys source * n_items + item of the second event, ascending, and their sums.
+    `sources` is a code for each event of the log, [E]; `events` are rows of the log, [n]; pairs are
+    at most `window` events apart. Returns the keys source * n_items + item of the second event,
+    ascending, and their sums.
     """
-    keys, sums = _sum_pairs(log, sources, events, window, power)
-    return keys, sums.astype(np.float32)
-
-
-def _sum_pairs(
-    log: Interactions,
-    sources: NDArray[np.integer[Any]],
-    events: NDArray[np.int64],
-    window: int,
-    power: float,
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Sum as `sum_pairs` does, in float64."""
     following = np.repeat(log.offsets[1:], log.lengths)[events] - events - 1
     pairs = np.minimum(following, window)
     first = np.repeat(events, pairs)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.compute.device import SINGLE_PROCESS, DataParallelGroup, training_device
+from models.compute.device import SINGLE_PROCESS, Processes, training_device
 from models.compute.progress import Stopwatch
 from models.data.interactions import Interactions, quantile
 from models.data.windows import batch_shard, batch_windows, tile_windows
@@ -117,7 +117,7 @@ class StageTrainer:
         stage: Stage,
         config: TrainConfig,
         seed: tuple[int, ...],
-        group: DataParallelGroup = SINGLE_PROCESS,
+        group: Processes = SINGLE_PROCESS,
     ) -> None:
         self._model, self._stage, self._config = model, stage, config
         self._seed, self._group = seed, group
@@ -137,7 +137,7 @@ class StageTrainer:
     def epoch(self, number: int, loss: LossFunction) -> Iterator[tuple[int, int, float]]:
         """Train epoch `number`, yielding (step, steps, mean loss so far) after every step."""
         batches = self._batches(number)
-        torch.manual_seed(self._derive_seed(number, 1 + self._group.rank))
+        torch.manual_seed(self._derive_seed(number, 1 + self._group.index))
         for module in self._model.children():  # frozen modules run without dropout
             module.train(any(part.requires_grad for part in module.parameters()))
         for module in self._model.modules():
@@ -160,7 +160,7 @@ class StageTrainer:
             own_loss, weight = loss(shard)
             own_loss.backward()  # type: ignore[no-untyped-call]
             reported = own_loss.detach().float()
-        if self._group.world_size > 1:
+        if self._group.count > 1:
             for part in self._trained:  # all ranks must reduce the same tensors
                 if part.grad is None:
                     part.grad = torch.zeros_like(part)
@@ -241,13 +241,13 @@ class TrainingRun:
     def __init__(
         self,
         plan: TrainingPlan,
-        group: DataParallelGroup,
+        group: Processes,
         progress: Callable[[TrainingProgress], None] | None,
         save: Callable[[bytes], None] | None,
     ) -> None:
         self._plan, self._group = plan, group
-        self._progress = progress if group.is_rank_zero else None
-        self._save = save if group.is_rank_zero else None
+        self._progress = progress if group.is_first else None
+        self._save = save if group.is_first else None
         log, validation, config = plan.log, plan.validation, plan.train_config
         self._fingerprint = fingerprint(
             [log] if plan.every_event is None else [log, plan.every_event],
@@ -262,7 +262,7 @@ class TrainingRun:
             for part in self._model.parameters():  # machines may draw them differently
                 log.shards.broadcast_tensor(part.detach())
             fit_statistics(self._model, log)
-        self._model.to(training_device(group.rank))
+        self._model.to(training_device(group.index))
         self._validation: Holdout | None = None
         self._weight_cases: Holdout | None = None
         # Without cases every metric is nan, and no epoch would be the best.
@@ -445,7 +445,7 @@ def fit(
     progress: Callable[[TrainingProgress], None] | None = None,
     save: Callable[[bytes], None] | None = None,
     resume: bytes | None = None,
-    group: DataParallelGroup = SINGLE_PROCESS,
+    group: Processes = SINGLE_PROCESS,
 ) -> TrainingResult:
     """Train a recommender by full cross-entropy over the catalogue at every event.
 
@@ -468,10 +468,10 @@ def fit(
     another training.
     """
     shards = plan.log.shards
-    if shards.count > 1 and (shards.index, shards.count) != (group.rank, group.world_size):
+    if shards.count > 1 and (shards.index, shards.count) != (group.index, group.count):
         raise ValueError(f"shard {shards.index} of {shards.count} is not that of {group}")
     plan = plan.checked()
-    device = training_device(group.rank)
+    device = training_device(group.index)
     on_gpu = device.type == "cuda"
     # A default device costs every call a little, so the context is entered for a GPU only.
     with torch.random.fork_rng([device] if on_gpu else []), device if on_gpu else nullcontext():

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.compute.device import SINGLE_PROCESS, DataParallelGroup
+from models.compute.device import SINGLE_PROCESS, Processes
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import Ranker, ndcg_gains, ranks_by_weight, standard_error
 from models.evaluation.model_ranker import ModelRanker, SimilarityRanker, TransitionRanker
@@ -45,7 +45,7 @@ def fit_held_out_weights(
     log: Interactions,
     *,
     batch_size: int = 256,
-    group: DataParallelGroup = SINGLE_PROCESS,
+    group: Processes = SINGLE_PROCESS,
 ) -> HeldOutWeights:
     """Give a model in eval mode the weights that rank held-out cases best.
 
@@ -90,7 +90,7 @@ def apply_held_out_weights(
     model: Recommender,
     weights: HeldOutWeights,
     log: Interactions,
-    group: DataParallelGroup = SINGLE_PROCESS,
+    group: Processes = SINGLE_PROCESS,
 ) -> None:
     """Give another model the same weights, with the item similarities of its training events."""
     _add_offsets(model, weights.offsets)
@@ -123,7 +123,7 @@ def smallest_weight(gains: NDArray[np.float64]) -> int:
     )
 
 
-def _similarity(log: Interactions, group: DataParallelGroup) -> ItemSimilarity:
+def _similarity(log: Interactions, group: Processes) -> ItemSimilarity:
     """The item similarities of a log that all processes have, or a shard of it each."""
     if log.shards.count > 1:
         return ease_similarity(log)
@@ -149,7 +149,7 @@ class _Gains:
         content: NDArray[np.float32],
         cases: Holdout,
         batch_size: int,
-        group: DataParallelGroup,
+        group: Processes,
     ) -> None:
         self._ranker = ModelRanker(model, content, reduced_precision=True, two_stage=True)
         self._repeats = model.config.repeat_consumption

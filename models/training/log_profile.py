@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.interactions import Interactions, LogShards, median
+from models.compute.device import Processes
+from models.data.interactions import Interactions, median
 from models.data.vocabulary import is_first_occurrence, user_item_keys
 from models.evaluation.splits import Holdout, leave_last_basket_out, leave_one_out
 
@@ -148,7 +149,7 @@ def tied_share(log: Interactions) -> float:
     return _mean(np.diff(log.timestamps)[after] == 0, log.shards) or 0.0
 
 
-def _mean(flags: NDArray[np.bool_], shards: LogShards) -> float | None:
+def _mean(flags: NDArray[np.bool_], shards: Processes) -> float | None:
     """The share of flags [n] that are set in all shards; None without flags."""
     total = shards.total(len(flags))
     return shards.total(int(np.count_nonzero(flags))) / total if total else None

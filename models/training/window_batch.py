@@ -37,7 +37,9 @@ class HeldOutTransitions:
             log, sources, np.arange(len(log)), MAX_PAIR_DISTANCE, counts.window.power
         )
         source, self._own_items = np.divmod(keys, n)
-        self._own_counts = sums * counts.window.item_weights(log)[held[source] % n]
+        self._own_counts = (
+            sums.astype(np.float32) * counts.window.item_weights(log)[held[source] % n]
+        )
         self._begin = np.searchsorted(source, sources, "left")  # [E]
         self._lengths = np.searchsorted(source, sources, "right") - self._begin
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import platform
 import signal
 import sys
 import threading
@@ -22,8 +21,6 @@ from service.jobs.job_records import JobRecords, LeaseWatch, TrainingLease
 from service.stores.base import Store
 
 _SAVE_INTERVAL = 1.0  # seconds between two writes of progress to disk
-_ATTEMPTS = 10  # a process that marks interrupted jobs holds the lock for a moment
-_PAUSE = 0.05  # seconds between two attempts
 _INTERRUPTION = signal.SIGUSR1  # raises KeyboardInterrupt in the main thread
 _GRACE = 3.0  # seconds for a cancelled training to end
 
@@ -96,10 +93,9 @@ def command_job(
     """
     records = JobRecords(data, store)
     with contextlib.ExitStack() as stack:
-        lease = _claim(records, stack)
+        lease = records.claim_training(stack)
         now = time.time_ns() // 1000
-        who = f"heed train, process {os.getpid()} on {platform.node() or 'this machine'}"
-        job = records.store.create(options, now, who)
+        job = records.create(options, now, "heed train")
         job = dataclasses.replace(job, state="running", started=now)
         running = CommandJob(records, lease, job)
         running.take({"stage": "starting"})
@@ -112,12 +108,3 @@ def command_job(
             running.end(error)
             raise
         running.end(None)
-
-
-def _claim(records: JobRecords, stack: contextlib.ExitStack) -> TrainingLease:
-    for _ in range(_ATTEMPTS):
-        lease = records.claim(stack)
-        if lease is not None:
-            return lease
-        time.sleep(_PAUSE)
-    raise records.conflict()

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import platform
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import orjson
 
 from service.domain.errors import Busy, Conflict, HeedError, Unavailable
 from service.jobs.job import Job, JobState
-from service.jobs.job_records import CHILD_LOCK, KEPT, JobRecords, LeaseWatch, TrainingLease
+from service.jobs.job_records import CHILD_LOCK, JobRecords, LeaseWatch, TrainingLease
 from service.runtime import durable_files, tracing
 from service.runtime.child_process import ChildProcess
 from service.runtime.logs import log_failure
@@ -62,7 +61,6 @@ logger = logging.getLogger(__name__)
 
 _POLL = 0.1  # seconds between two checks of the process and of requests to cancel
 _SAVE_INTERVAL = 1.0  # seconds between two writes of progress to disk
-_CLAIMS = 5  # tries: a process that marks interrupted jobs has the lock for a moment
 _NICE = 10  # increment to this process's niceness for the training, which keeps requests fast
 _LOST = "interrupted: the database did not answer, and another machine may train now"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -88,14 +86,13 @@ class JobRunner:
         on_success: Callable[[Job], Awaitable[None]] | None = None,
         threads: int = 1,
         grace: float = 10.0,
-        keep: int = KEPT,
     ) -> None:
         self._argv = argv
         self._file = store if store is not None and store.shared is None else None
         self._on_success = on_success
         self._threads = threads
         self._grace = grace
-        self._records = JobRecords(root, store, keep)
+        self._records = JobRecords(root, store)
         self._live: dict[str, Job] = {}  # the job that this process runs
         self._task: asyncio.Task[None] | None = None
         self._child: ChildProcess | None = None
@@ -135,9 +132,8 @@ class JobRunner:
             child_lock = await self._claim_child(stack)
             if child_lock is None:
                 raise Conflict("an interrupted training has not ended yet; one runs at a time")
-            who = f"the service, process {os.getpid()} on {platform.node() or 'this machine'}"
-            create = self._records.store.create
-            job = await asyncio.to_thread(create, options, _now(), who)
+            create = self._records.create
+            job = await asyncio.to_thread(create, options, _now(), "the service")
             if self._closing:  # since the check above: nothing would stop the new training
                 raise Busy("the service is shutting down")
         except BaseException:
@@ -166,7 +162,7 @@ class JobRunner:
         """
         job = await self.get(job_id)
         if not job.is_final:
-            await asyncio.to_thread(self._records.store.request_cancellation, job_id)
+            await asyncio.to_thread(self._records.request_cancellation, job_id)
         return job
 
     async def close(self) -> None:
@@ -295,19 +291,16 @@ class JobRunner:
 
     async def _claim(self, stack: contextlib.ExitStack) -> TrainingLease:
         """Take the right to train for as long as `stack` is open. Raises Conflict."""
-        for _ in range(_CLAIMS):
-            own = contextlib.ExitStack()
-            claiming = asyncio.ensure_future(asyncio.to_thread(self._records.claim, own))
-            try:
-                lease = await asyncio.shield(claiming)
-            except asyncio.CancelledError:
-                claiming.add_done_callback(lambda _, own=own: own.close())  # type: ignore[misc]
-                raise
-            if lease is not None:
-                stack.enter_context(own)
-                return lease
-            await asyncio.sleep(0.02)
-        raise await asyncio.to_thread(self._records.conflict)
+        own = contextlib.ExitStack()
+        claiming = asyncio.ensure_future(asyncio.to_thread(self._records.claim_training, own))
+        try:
+            lease = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            claiming.add_done_callback(lambda done: done.cancelled() or done.exception())
+            claiming.add_done_callback(lambda _: own.close())
+            raise
+        stack.enter_context(own)
+        return lease
 
     async def _claim_child(self, stack: contextlib.ExitStack) -> int | None:
         """Take the lock that the training inherits; None if it stays taken."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.interactions import LogShards
+from models.compute.device import Processes
 from models.data.vocabulary import Vocabulary
 from models.encoder.event_bias import UNKNOWN
 from models.evaluation.full_ranking import CaseValues, evaluate, ndcg_gains
@@ -75,7 +75,7 @@ class CurrentModel:
     metadata: Mapping[str, Any]
 
     @classmethod
-    def read(cls, registry: Registry, encoder: str, shards: LogShards) -> CurrentModel | None:
+    def read(cls, registry: Registry, encoder: str, shards: Processes) -> CurrentModel | None:
         """Read the current version; None without one that this text encoder can serve.
 
         Collective over the shards, of which the first reads.
@@ -110,7 +110,7 @@ class CurrentModel:
         self, question: QuestionMetrics, corpus: TrainingCorpus, *, exclude_seen: bool, is_new: bool
     ) -> Verdict:
         """Compare what was trained with this model by the cases of a question."""
-        how: dict[str, Any] = {"against": self.version, "is_model": True, "is_new": is_new}
+        how: dict[str, Any] = {"against": self.version, "against_model": True, "new_items": is_new}
         found = self.metadata.get("new_items") if is_new else self.metadata
         if self.judged is None and found and self.metadata.get("events") == corpus.events:
             # The same events, so that their mean is known, if not the rank of each.
@@ -159,7 +159,7 @@ def decide(
     better at one question beyond the noise, and worse at none. So is popularity replaced; the
     verdict is then about the best baseline. Collective over the shards of the log.
     """
-    asked = [(found.next, exclude_seen)] + ([(found.new, True)] if found.new is not None else [])
+    asked = _questions(found, exclude_seen=exclude_seen)
     if served is not None:
         rows = [
             served.compare(each, corpus, exclude_seen=seen, is_new=at > 0)
@@ -167,21 +167,33 @@ def decide(
         ]
         verdict = _of_all(rows)
         return replace(verdict, is_served=verdict.outcome == "better")
+
+    def against(name: str) -> Verdict:
+        rows = []
+        for at, (each, _) in enumerate(asked):
+            gains, every = (
+                ndcg_gains(each.baselines[name].ranks),
+                np.ones(len(each.cases), np.bool_),
+            )
+            how: dict[str, Any] = {"against": name, "against_model": False, "new_items": at > 0}
+            rows.append(_compare(each, gains, every, **how))
+        return _of_all(rows)
+
     default = asked[-1][0]
     best = default.best if found.served == HEED else default.popular
-    against_best, against_popular = (
-        _of_all([_against_baseline(each, name, at > 0) for at, (each, _) in enumerate(asked)])
-        for name in (best, default.popular)
-    )
-    return replace(against_best, is_served=against_popular.outcome == "better")
+    return replace(against(best), is_served=against(default.popular).outcome == "better")
+
+
+def _questions(found: Judgement, *, exclude_seen: bool) -> list[tuple[QuestionMetrics, bool]]:
+    """The questions of a judgement, and whether each leaves out the items of the user's history."""
+    return [(found.next, exclude_seen)] + ([(found.new, True)] if found.new is not None else [])
 
 
 def judged_file(found: Judgement, corpus: TrainingCorpus, *, exclude_seen: bool) -> bytes:
     """The ranks of the cases of a judgement, for `CurrentModel`. Collective."""
-    asked = [(found.next, exclude_seen)] + ([(found.new, True)] if found.new is not None else [])
     shards = corpus.log.shards
     parts = []
-    for question, seen in asked:
+    for question, seen in _questions(found, exclude_seen=exclude_seen):
         rows = np.empty(len(question.cases), _ROW)
         rows["case"] = _digests(question.cases, corpus, exclude_seen=seen)
         rows["rank"] = question.heed.ranks
@@ -195,20 +207,14 @@ def _digests(cases: Holdout, corpus: TrainingCorpus, *, exclude_seen: bool) -> N
     return corpus.case_keys(cases) ^ np.uint64(exclude_seen)
 
 
-def _against_baseline(question: QuestionMetrics, name: str, is_new: bool) -> Verdict:
-    every = np.ones(len(question.cases), np.bool_)
-    gains = ndcg_gains(question.baselines[name].ranks)
-    return _compare(question, gains, every, against=name, is_model=False, is_new=is_new)
-
-
 def _compare(
     question: QuestionMetrics,
     gains: CaseValues,
     fair: NDArray[np.bool_],
     *,
     against: str,
-    is_model: bool,
-    is_new: bool,
+    against_model: bool,
+    new_items: bool,
     is_paired: bool = True,
 ) -> Verdict:
     """Compare with the NDCG of another ranker, by the cases that are fair [M].
@@ -218,37 +224,22 @@ def _compare(
     shards, of_user = question.cases.history.shards, question.cases.users[fair]
     ours, theirs = ndcg_gains(question.heed.ranks[fair]), gains[fair]
     users, place = np.unique(of_user, return_inverse=True)
-    ours_sum, theirs_sum = float(ours.sum()), float(theirs.sum())
-    sums = shards.sum(np.array([ours_sum, theirs_sum, len(ours), len(users)]))
+    sums = shards.sum(np.array([ours.sum(), theirs.sum(), len(ours), len(users)], np.float64))
     n, n_users = int(sums[2]), int(sums[3])
-    if not n:
-        nan = float("nan")
-        return Verdict(
-            outcome="unknown",
-            against=against,
-            against_model=is_model,
-            new_items=is_new,
-            cases=0,
-            users=0,
-            ndcg=nan,
-            other=nan,
-            low=nan,
-            high=nan,
-        )
-    ndcg, other = (sums[:2] / n).tolist()
-    # The items of a user's basket are no independent cases: the error is that of users.
-    of_users = np.bincount(place, ours - theirs - (ndcg - other), minlength=len(users))
-    squares = float(shards.sum(np.array([np.square(of_users).sum()]))[0])
-    error = np.sqrt(squares * n_users / max(1, n_users - 1) * (1 if is_paired else 2)) / n
+    ndcg = other = error = np.nan
+    if n:
+        ndcg, other = (sums[:2] / n).tolist()
+        # The items of a user's basket are no independent cases: the error is that of users.
+        of_users = np.bincount(place, ours - theirs - (ndcg - other), minlength=len(users))
+        squares = float(shards.sum(np.array([np.square(of_users).sum()]))[0])
+        error = np.sqrt(squares * n_users / max(1, n_users - 1) * (1 if is_paired else 2)) / n
     low, high = ndcg - other - _DEVIATIONS * error, ndcg - other + _DEVIATIONS * error
     outcome: Outcome = "better" if low > 0 else "worse" if high < 0 else "no better"
-    if n_users < MIN_USERS:
-        outcome = "unknown"
     return Verdict(
-        outcome=outcome,
+        outcome="unknown" if n_users < MIN_USERS else outcome,
         against=against,
-        against_model=is_model,
-        new_items=is_new,
+        against_model=against_model,
+        new_items=new_items,
         cases=n,
         users=n_users,
         ndcg=ndcg,

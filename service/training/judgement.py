@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from models.data.interactions import WHOLE_LOG, LogShards
+from models.compute.device import SINGLE_PROCESS, Processes
 from models.evaluation.baselines import POPULARITY, WEEK, baseline_makers
 from models.evaluation.full_ranking import (
     Ranker,
@@ -182,7 +182,7 @@ def judge(
 def best_replacement(
     baselines: Mapping[str, Sequence[RankingMetrics]],
     heed: Sequence[RankingMetrics],
-    shards: LogShards = WHOLE_LOG,
+    shards: Processes = SINGLE_PROCESS,
 ) -> str | None:
     """Choose the best of the baselines that are not worse than a model; None if it is not better.
 
@@ -198,7 +198,9 @@ def best_replacement(
 
 
 def is_replacement(
-    row: Sequence[RankingMetrics], heed: Sequence[RankingMetrics], shards: LogShards = WHOLE_LOG
+    row: Sequence[RankingMetrics],
+    heed: Sequence[RankingMetrics],
+    shards: Processes = SINGLE_PROCESS,
 ) -> bool:
     """True if a baseline is better than a model at one question beyond the noise, worse at none."""
     pairs = list(zip(row, heed, strict=True))
@@ -207,7 +209,7 @@ def is_replacement(
     )
 
 
-def _is_better(one: RankingMetrics, other: RankingMetrics, shards: LogShards) -> bool:
+def _is_better(one: RankingMetrics, other: RankingMetrics, shards: Processes) -> bool:
     """Report whether one NDCG is above another by more than a standard error of the difference."""
     more = ndcg_gains(one.ranks) - ndcg_gains(other.ranks)
     return mean(more, shards) > standard_error(more, shards)

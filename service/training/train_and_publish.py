@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from models.compute.device import DataParallelGroup
+from models.compute.device import Processes
 from models.data.interactions import Interactions
 from models.recommender.artifact import TrainedModel
 from models.training.checkpoint import CheckpointError
@@ -265,7 +265,7 @@ def fit_model(
     """
     shards, config = plan.log.shards, plan.train_config
     if shards.count > 1:
-        return _fit(DataParallelGroup(shards.index, shards.count), plan, progress, checkpoint)
+        return _fit(shards, plan, progress, checkpoint)
     size = processes or process_count(
         torch.get_num_threads(),
         tokens=config.batch_tokens,
@@ -277,7 +277,7 @@ def fit_model(
 
 
 def _fit(
-    group: DataParallelGroup,
+    group: Processes,
     plan: TrainingPlan,
     progress: StageProgressCallback | None = None,
     checkpoint: Path | None = None,
@@ -306,7 +306,7 @@ def _fit(
             return run(resume=data)
         except CheckpointError as error:
             announces_resumption = False
-            if group.is_rank_zero:
+            if group.is_first:
                 _log.warning("training starts from the beginning: %s", error)
     return run()
 

@@ -17,16 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
-from models.compute.device import SINGLE_PROCESS, DataParallelGroup
-from models.data.interactions import (
-    DISLIKE,
-    NEGATIVE,
-    WHOLE_LOG,
-    Interactions,
-    LogShards,
-    at_import,
-    lacks_order,
-)
+from models.compute.device import SINGLE_PROCESS, Processes
+from models.data.interactions import DISLIKE, NEGATIVE, Interactions, at_import, lacks_order
 from models.data.vocabulary import Vocabulary
 from models.encoder.event_bias import UNKNOWN
 from models.evaluation.splits import Holdout
@@ -57,7 +49,7 @@ NO_COLUMNS = LogColumns(
 )
 
 
-def check_same_store(store: Store, shards: LogShards) -> None:
+def check_same_store(store: Store, shards: Processes) -> None:
     """Check that the store of each process has about as many events as those of the others.
 
     Raises `Invalid` otherwise, in all processes: users would be missing.
@@ -72,7 +64,7 @@ def check_same_store(store: Store, shards: LogShards) -> None:
         )
 
 
-def with_common_names(columns: LogColumns, shards: LogShards) -> LogColumns:
+def with_common_names(columns: LogColumns, shards: Processes) -> LogColumns:
     """Encode items and types of a shard by the names of all shards, in ascending order."""
     if shards.count == 1:
         return columns
@@ -82,7 +74,7 @@ def with_common_names(columns: LogColumns, shards: LogShards) -> LogColumns:
 
 
 def _encode(
-    own: Sequence[str], codes: NDArray[np.int32], shards: LogShards
+    own: Sequence[str], codes: NDArray[np.int32], shards: Processes
 ) -> tuple[list[str], NDArray[np.int32]]:
     """The names of all shards, and the codes of this one's names as rows of them."""
     known: set[str] = set()
@@ -95,7 +87,7 @@ def _encode(
 
 
 def first_content(
-    make: Callable[[], NDArray[np.float32]], shape: tuple[int, int], shards: LogShards
+    make: Callable[[], NDArray[np.float32]], shape: tuple[int, int], shards: Processes
 ) -> NDArray[np.float32]:
     """The embeddings [N, D] that the first process makes: all must train on the same."""
     if shards.count == 1:
@@ -143,17 +135,16 @@ def read_store(
     store: Store,
     embeddings: EmbeddingCache,
     progress: StageProgressCallback | None = None,
-    group: DataParallelGroup = SINGLE_PROCESS,
+    shards: Processes = SINGLE_PROCESS,
 ) -> TrainingCorpus:
     """Read the log of a store and the texts of its items.
 
     Items of the catalogue without an event are left out: nothing can be learned about them, and
-    serving them needs only their text. The processes of `group` call this together, each with the
+    serving them needs only their text. The `shards` call this together, each with the
     store or an equal copy of it; each reads the events of its own users, and rank zero the texts.
 
     Raises ModelRejected for a store without events, Invalid if the processes read different stores.
     """
-    shards = LogShards(group.rank, group.world_size)
     if shards.count > 1:
         check_same_store(store, shards)
     parts = [NO_COLUMNS]
@@ -201,7 +192,7 @@ def _corpus(
     items: Iterable[Item],
     embeddings: EmbeddingCache,
     progress: StageProgressCallback | None = None,
-    shards: LogShards = WHOLE_LOG,
+    shards: Processes = SINGLE_PROCESS,
 ) -> TrainingCorpus:
     codes, types = _encode_types(columns.types, columns.type_names, shards)
     log = Interactions.from_columns(
@@ -282,7 +273,7 @@ def encode_with_progress(
 
 
 def _encode_types(
-    codes: NDArray[np.integer[Any]], names: Sequence[str], shards: LogShards
+    codes: NDArray[np.integer[Any]], names: Sequence[str], shards: Processes
 ) -> tuple[NDArray[np.int16], tuple[str, ...]]:
     """Encode event types [E] as rows of the returned names; -1 for the rarest beyond the limit.
 

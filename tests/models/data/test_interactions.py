@@ -9,7 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from models.data.interactions import WHOLE_LOG, Interactions, LogShards, median, quantile
+from models.compute.device import SINGLE_PROCESS, Processes
+from models.data.interactions import Interactions, median, quantile
 from tests.support.shards import in_processes
 from tests.support.small import events_of, five_users, sequences
 
@@ -126,7 +127,7 @@ def drawn(index: int) -> dict[str, NDArray[Any]]:
     }
 
 
-def exchanged(shards: LogShards) -> dict[str, Any]:
+def exchanged(shards: Processes) -> dict[str, Any]:
     own, index = drawn(shards.index), shards.index
     parts = [np.full(index + to, 10 * index + to, np.int64) for to in range(COUNT)]
     matrix = torch.full((5, 4), float(index + 1), dtype=torch.float64)
@@ -176,14 +177,14 @@ def test_shards_agree_on_statistics() -> None:
 def test_one_shard_is_the_whole_log() -> None:
     """Without other shards every operation returns its argument, and needs no process group."""
     array = np.array([3, 1, 2])
-    assert WHOLE_LOG.sum(array) is array
-    assert WHOLE_LOG.gather(array) is array
-    assert (WHOLE_LOG.total(4), WHOLE_LOG.min(4), WHOLE_LOG.max(4)) == (4, 4, 4)
-    assert WHOLE_LOG.exchange([array])[0] is array
-    assert WHOLE_LOG.gather_objects("own") == ["own"]
-    assert WHOLE_LOG.broadcast(lambda: 5) == 5
-    assert quantile(array, 0.5, WHOLE_LOG) == 2.0
+    assert SINGLE_PROCESS.sum(array) is array
+    assert SINGLE_PROCESS.gather(array) is array
+    assert (SINGLE_PROCESS.total(4), SINGLE_PROCESS.min(4), SINGLE_PROCESS.max(4)) == (4, 4, 4)
+    assert SINGLE_PROCESS.exchange([array])[0] is array
+    assert SINGLE_PROCESS.gather_objects("own") == ["own"]
+    assert SINGLE_PROCESS.broadcast(lambda: 5) == 5
+    assert quantile(array, 0.5, SINGLE_PROCESS) == 2.0
     with pytest.raises(ValueError, match="there are no values"):
-        quantile(array[:0], 0.5, WHOLE_LOG)
+        quantile(array[:0], 0.5, SINGLE_PROCESS)
     with pytest.raises(ValueError, match="there are no values"):
-        median(np.zeros(0, np.float32), WHOLE_LOG)
+        median(np.zeros(0, np.float32), SINGLE_PROCESS)

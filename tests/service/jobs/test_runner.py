@@ -16,9 +16,10 @@ import pytest
 import uvloop
 
 from service.domain.errors import Conflict, Invalid, ModelRejected, NotFound, StoreFull, Unavailable
+from service.jobs import job_records
 from service.jobs import runner as jobs_module
 from service.jobs.job import LOG_LINES, LOG_WIDTH, Job
-from service.jobs.job_records import FileJobStore
+from service.jobs.job_records import JobRecords
 from service.jobs.runner import JobRunner
 from service.runtime import child_process, durable_files
 from service.runtime.data_layout import STORE_FILE
@@ -558,11 +559,11 @@ def no_room(*_: Any, **__: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_old_jobs_are_forgotten(tmp_path: Path) -> None:
-    """Only the newest `keep` jobs are kept."""
+def test_old_jobs_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_records, "KEPT", 3)
 
     async def main() -> None:
-        jobs = JobRunner(tmp_path, lambda options: ["/bin/false"], keep=3)
+        jobs = JobRunner(tmp_path, lambda options: ["/bin/false"])
         started = [await settle(jobs, jobs.start({})) for _ in range(5)]
         assert job_ids(tmp_path) == started[2:]
         with pytest.raises(NotFound):
@@ -578,11 +579,15 @@ async def settle(jobs: JobRunner, start: Coroutine[Any, Any, str]) -> str:
 # A clock that is set ----------------------------------------------------------------------------
 
 
-def test_jobs_are_in_the_order_of_their_starts_after_the_clock_was_set_back(tmp_path: Path) -> None:
+def test_jobs_are_in_the_order_of_their_starts_after_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of more jobs than are kept, the first are deleted, whatever the clock shows."""
-    store = FileJobStore(tmp_path, keep=2)
-    created = [store.create({}, at, "a test").id for at in (10**15 + 7, 10**15, 10**15 - 10**9, 5)]
-    assert [job.id for job in store.latest(9)] == created[:1:-1]
+    monkeypatch.setattr(job_records, "KEPT", 2)
+    records = JobRecords(tmp_path)
+    times = (10**15 + 7, 10**15, 10**15 - 10**9, 5)
+    created = [records.create({}, at, "a test").id for at in times]
+    assert [job.id for job in records.latest(9)] == created[:1:-1]
 
 
 def test_a_training_runs_for_some_time_after_the_clock_was_set_back(

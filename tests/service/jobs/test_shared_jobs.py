@@ -17,7 +17,6 @@ import psycopg
 import pytest
 
 from service.domain.errors import Conflict, NotFound, Unavailable
-from service.jobs import job_records
 from service.jobs.job import Job
 from service.jobs.runner import JobRunner
 from service.runtime.data_layout import MODELS_FOLDER
@@ -56,7 +55,7 @@ def namespace() -> str:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_records.SharedTrainingLease, "interval", 0.1)
+    monkeypatch.setattr(jobs_module.SharedLease, "interval", 0.1)
 
 
 @contextmanager

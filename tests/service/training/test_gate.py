@@ -87,7 +87,7 @@ def test_a_difference_within_its_interval_is_none(
     question = QuestionMetrics(leave_one_out(log).test, metrics(set(ours), users), {})
     found = _compare(
         question, ndcg_gains(metrics(set(theirs), users).ranks), np.ones(users, np.bool_),
-        against="v", is_model=True, is_new=False,
+        against="v", against_model=True, new_items=False,
     )  # fmt: skip
     assert found.outcome == outcome
     gains = np.array([(n in ours) - float(n in theirs) for n in range(users)])

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.compute.device import SINGLE_PROCESS, DataParallelGroup
+from models.compute.device import SINGLE_PROCESS, Processes
 from models.data.interactions import Interactions
 from models.evaluation.baselines import Popularity
 from models.evaluation.full_ranking import evaluate
@@ -43,18 +43,18 @@ def given(rank: int) -> list[Tensor]:
     return [torch.randn(shape, generator=draw) for shape in ((300, 400), (7,), ())]
 
 
-def exchange(members: DataParallelGroup, folder: str) -> None:
+def exchange(members: Processes, folder: str) -> None:
     """Run every collective operation and save its results."""
     means = []
     for worth in WORTHS:
-        tensors = given(members.rank)
-        total = members.all_reduce_mean(tensors, worth[members.rank])
+        tensors = given(members.index)
+        total = members.all_reduce_mean(tensors, worth[members.index])
         means.append((tensors, total))
-    agreed = members.broadcast(lambda: f"from {members.rank}")
-    summed = members.all_reduce_sum(np.array([members.rank, 7])).tolist()
+    agreed = members.broadcast(lambda: f"from {members.index}")
+    summed = members.sum(np.array([members.index, 7])).tolist()
     ranked = evaluate(Popularity.fit(LOG), leave_one_out(LOG).test, batch_size=7, group=members)
     judged = (ranked.ranks.tolist(), ranked.hr, ranked.ndcg, ranked.coverage)
-    torch.save((means, agreed, summed, judged), Path(folder) / f"{members.rank}.pt")
+    torch.save((means, agreed, summed, judged), Path(folder) / f"{members.index}.pt")
 
 
 def test_collective_operations_agree(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_collective_operations_agree(tmp_path: Path) -> None:
 def test_a_batch_is_shared_without_loss() -> None:
     """A batch is split so that each row goes to exactly one member."""
     spans = np.arange(14).reshape(7, 2)
-    shares = [DataParallelGroup(rank, 3).shard(spans) for rank in range(3)]
+    shares = [Processes(rank, 3).shard(spans) for rank in range(3)]
     assert sorted(len(share) for share in shares) == [2, 2, 3]
     assert sorted(map(tuple, np.concatenate(shares).tolist())) == sorted(map(tuple, spans.tolist()))
     np.testing.assert_array_equal(SINGLE_PROCESS.shard(spans), spans)
@@ -93,7 +93,7 @@ def preset(**config: Any) -> Preset:
     return Preset("quick", 16, 1, 0.0, 4, replace(SURE, **config))
 
 
-def in_float32(members: DataParallelGroup, *work: Any) -> TrainingResult:
+def in_float32(members: Processes, *work: Any) -> TrainingResult:
     """Train as a group member, with float32 products."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("models.training.losses.product_dtype", lambda device: torch.float32)
@@ -136,7 +136,7 @@ def test_a_member_without_a_share_takes_part_all_the_same() -> None:
     assert all(np.isfinite(weight).all() for weight in weights(fitted).values())
 
 
-def leave(members: DataParallelGroup) -> None:
+def leave(members: Processes) -> None:
     """End before the work is done."""
     os._exit(7)
 

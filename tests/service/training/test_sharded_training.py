@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.compute.device import DataParallelGroup
-from models.data.interactions import LogShards
+from models.compute.device import Processes
 from models.text.encoders import StaticEncoder
 from models.training.log_profile import hold_out
 from service.domain.errors import Invalid, ModelRejected
@@ -70,21 +69,21 @@ class Read(NamedTuple):
     shard_events: tuple[int, ...]
 
 
-def read(group: DataParallelGroup, data: Path) -> tuple[TrainingCorpus, dict[str, int]]:
+def read(group: Processes, data: Path) -> tuple[TrainingCorpus, dict[str, int]]:
     """Read the corpus of a process; none but rank zero has an encoder of texts."""
     store = CountingStore(data / STORE_FILE)
     try:
         embeddings = EmbeddingCache(StaticEncoder())
-        if not group.is_rank_zero:
+        if not group.is_first:
             embeddings.encode = None  # type: ignore[method-assign, assignment]
-        return training_corpus.read_store(store, embeddings, group=group), store.read
+        return training_corpus.read_store(store, embeddings, shards=group), store.read
     finally:
         asyncio.run(store.close())
 
 
-def described(shards: LogShards, data: Path) -> Read:
+def described(shards: Processes, data: Path) -> Read:
     """What a process has read."""
-    corpus, by_user = read(DataParallelGroup(shards.index, shards.count), data)
+    corpus, by_user = read(Processes(shards.index, shards.count), data)
     log = corpus.log
     types = np.bincount(log.types, minlength=len(corpus.types))
     return Read(
@@ -128,7 +127,7 @@ def test_no_process_reads_events_of_anothers_users(tmp_path: Path) -> None:
     assert set(by_user.values()) == {1}
     assert total([own.by_user for own in found]) == total([{each.user_id: 1} for each in sent])
     # The vocabulary is that of all, in one order, and the counts are those of the whole log.
-    whole = described(LogShards(), tmp_path)
+    whole = described(Processes(), tmp_path)
     for own in found:
         assert own.names == found[0].names
         assert sorted(own.names[0]) == sorted(whole.names[0])
@@ -141,12 +140,12 @@ def test_no_process_reads_events_of_anothers_users(tmp_path: Path) -> None:
     assert total([own.types for own in found]) == whole.types
 
 
-def refused(shards: LogShards, folders: list[list[Path]]) -> list[str]:
+def refused(shards: Processes, folders: list[list[Path]]) -> list[str]:
     """Why the stores of some folders, one for each process, are not read."""
     found = []
     for each in folders:
         with pytest.raises((Invalid, ModelRejected)) as error:
-            read(DataParallelGroup(shards.index, shards.count), each[shards.index])
+            read(Processes(shards.index, shards.count), each[shards.index])
         found.append(error.value.detail)
     return found
 
@@ -160,9 +159,9 @@ def test_processes_without_the_same_store_are_refused(tmp_path: Path) -> None:
         assert "there are no events to learn from" in empty
 
 
-def trained_twice(shards: LogShards, data: Path) -> tuple[list[NDArray[Any]], list[int], bool]:
+def trained_twice(shards: Processes, data: Path) -> tuple[list[NDArray[Any]], list[int], bool]:
     """Train twice with one checkpoint: the weights, the steps taken, and whether it is here."""
-    group = DataParallelGroup(shards.index, shards.count)
+    group = Processes(shards.index, shards.count)
     corpus, _ = read(group, data)
     history, cases = hold_out(corpus.log)
     checkpoint = data / f"checkpoint-{shards.index}"
