@@ -324,7 +324,6 @@ EVERY: dict[str, Softmax] = {
     ],
 )
 def test_every_softmax_equals_the_float64_loop(path: str, name: str) -> None:
-    """Each path equals the float64 loop for any mask, bias, temperature and number of rows."""
     softmax, made = EVERY[path], CASES[name]
     wanted = softmax.wanted(made).numpy()
     found = softmax.run(made).double().numpy()
@@ -334,13 +333,11 @@ def test_every_softmax_equals_the_float64_loop(path: str, name: str) -> None:
 
 
 def test_the_fused_kernel_is_used_where_torch_has_it() -> None:
-    """The pinned torch has the private operator with the expected schema, and it is used."""
     assert partial_softmax.attention_with_logsumexp is not partial_softmax.plain_attention
 
 
 @pytest.mark.parametrize("schema", [None, "", "aten::flash(Tensor query) -> (Tensor output)"])
 def test_a_missing_or_changed_operator_falls_back(schema: str | None) -> None:
-    """A missing private operator, or one of another schema, selects the plain kernel."""
     operators = SimpleNamespace()
     if schema is not None:
         operator = SimpleNamespace(default=SimpleNamespace(_schema=schema))

@@ -83,7 +83,6 @@ def test_every_baseline_ranks_in_shards_as_in_the_whole_log(
 
 
 def test_shards_without_a_case_have_the_metrics_of_the_others() -> None:
-    """A log without cases has none in any shard, and one case is enough for all."""
     nothing = Interactions.from_columns([], [], [], n_users=2, n_items=3)
     one = Interactions.from_columns([0, 0, 0], [0, 1, 2], [1, 2, 3], n_users=2, n_items=3)
 
@@ -103,7 +102,6 @@ def test_shards_without_a_case_have_the_metrics_of_the_others() -> None:
     seed=st.integers(0, 1000),
 )
 def test_means_and_errors_are_those_of_all_cases(sizes: list[int], seed: int) -> None:
-    """Mean, standard error and share of users are those of the values of all shards together."""
     rng = np.random.default_rng(seed)
     values = [rng.normal(size=size) for size in sizes]
     ranks = [rng.integers(0, 20, size) for size in sizes]
@@ -130,7 +128,6 @@ def test_means_and_errors_are_those_of_all_cases(sizes: list[int], seed: int) ->
 
 @pytest.mark.parametrize("most", [0, 7, 20, 1000])
 def test_cases_are_drawn_over_all_shards(most: int) -> None:
-    """As many cases as from the whole log are drawn, and fewer are among more of the same seed."""
     log = drawn(8)
     cases = leave_one_out(log).test
 

@@ -84,7 +84,6 @@ def test_any_id_survives() -> None:
 def test_files_hold_no_pickle_and_run_nothing(
     made: TrainedModel, files: Files, tmp_path: Path
 ) -> None:
-    """Nothing packed is a pickle; a pickle in place of a file is refused without being opened."""
     marker = tmp_path / "ran"
 
     class Poison:
@@ -336,7 +335,6 @@ def test_a_malformed_file_is_named(
 def test_shape_is_checked_before_the_model_is_built(
     files: Files, change: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A description that disagrees with the weights is refused before the model is built."""
     made: list[RecommenderConfig] = []
     monkeypatch.setattr("models.recommender.artifact.Recommender", made.append)
     with pytest.raises(ValueError, match=r"weights are not of the shape|ids, where the model has"):
@@ -405,7 +403,6 @@ def test_weights_whose_sum_overflows_are_finite() -> None:
 
 
 def test_weights_are_views_of_the_bytes_that_were_read(files: Files) -> None:
-    """Weights are those that safetensors itself reads, and lie in the buffer that was given."""
     buffer = bytearray(files[WEIGHTS_FILE])
     model = TrainedModel.from_files({**files, WEIGHTS_FILE: buffer}).model
     first = torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
@@ -422,11 +419,3 @@ def test_reading_draws_no_random_weights(files: Files) -> None:
     before = torch.get_rng_state()
     TrainedModel.from_files(files)
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_the_default_shape_is_one_that_can_be_packed() -> None:
-    """A model of the shape that training gives by default makes the round trip."""
-    model = random_model(5, **RecommenderConfig(n_items=3).as_dict())
-    assert TrainedModel.from_files(trained(model).to_files()).model.config == RecommenderConfig(
-        n_items=3
-    )

@@ -200,7 +200,6 @@ def test_a_checkpoint_of_another_division_is_refused(
 
 
 def test_a_shard_of_another_process_is_refused() -> None:
-    """A process trains on its own shard alone."""
     log = shard_of(LOGS["even"], Processes(1, 2))
     with pytest.raises(ValueError, match="shard 1 of 2 is not that of"):
         fit(TrainingPlan(log, content(ITEMS), tiny(ITEMS), SURE))

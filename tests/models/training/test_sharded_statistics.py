@@ -135,7 +135,6 @@ def equal(found: Any, expected: Any) -> bool:
 
 
 def test_statistics_of_shards_are_those_of_the_whole_log() -> None:
-    """Whatever the shards, every statistic is exactly the one that one process computes."""
     expected = statistics(SINGLE_PROCESS)
     for index, found in enumerate(in_processes(COUNT, in_many_chunks)):
         for name, log in LOGS.items():
@@ -145,11 +144,3 @@ def test_statistics_of_shards_are_those_of_the_whole_log() -> None:
             mine = log.users % COUNT == index
             for key, values in of_events.items():
                 assert equal(found[name][1][key], values[mine]), (name, key, index)
-
-
-def test_logs_are_of_both_kinds() -> None:
-    """The logs that are compared ask for a next event and for a next basket, with repeats."""
-    tasks = {name: prediction_task(log, hold_out(log)[1]) for name, log in LOGS.items()}
-    assert [tasks[name].next_basket for name in LOGS] == [False, True, True, False]
-    assert all(tasks[name].repeat_consumption for name in ("sequences", "baskets", "uneven"))
-    assert len(shard_of(LOGS["uneven"], Processes(1, COUNT))) == 0

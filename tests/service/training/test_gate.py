@@ -79,7 +79,6 @@ def metrics(first: set[int], users: int) -> RankingMetrics:
 def test_a_difference_within_its_interval_is_none(
     ours: range, theirs: range, users: int, outcome: str
 ) -> None:
-    """An outcome is that of the 95 % interval of the paired difference, given enough users."""
     log = Interactions.from_columns(
         np.repeat(np.arange(users), 3), [0, 1, 2] * users, [1, 2, 3] * users,
         n_users=users, n_items=3,
@@ -184,7 +183,6 @@ def poison() -> list[Event]:
 def test_a_worse_training_is_kept_and_a_better_one_served(
     world: World, tmp_path: Path, preset: Preset, more: Callable[[], list[Event]] | None
 ) -> None:
-    """What is worse than the served model on the same cases is published and not served."""
     data = world.copy(tmp_path / "data")
     registry = Registry(data / MODELS_FOLDER)
     done = train(data, preset, more() if more is not None else None)
@@ -210,7 +208,6 @@ def test_a_worse_training_is_kept_and_a_better_one_served(
 
 
 def test_what_the_served_model_has_not_learned_it_ranks_now(world: World, tmp_path: Path) -> None:
-    """Cases of newer events are ranked by the served model, which does not know a new item."""
     data = world.copy(tmp_path / "data")
     more = [
         Event(f"u{user}", "fresh" if user == 2 else item_id(user % 4, 3), f"n{user}",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,22 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.compute.device import SINGLE_PROCESS, Processes
+from models.compute.device import Processes
 from models.data.interactions import Interactions
 from models.evaluation.baselines import Popularity
 from models.evaluation.full_ranking import evaluate
 from models.evaluation.splits import leave_one_out
 from models.training.fit import TrainingResult
 from models.training.presets import Preset
-from service.runtime.data_layout import MODELS_FOLDER
-from service.snapshots.registry import Registry
 from service.training import train_and_publish
 from service.training.process_group import ProcessGroupError, process_count, process_group
 from tests.support.small import cycle
-from tests.support.tiny import populate
 from tests.support.training import QUICK, content
 
-ROOT = Path(__file__).parents[3]
 WORTHS = [[3.0, 0.0, 5.0], [0.0, 0.0, 0.0]]
 # Nothing is left to chance, so that sharing a batch changes nothing but the order of sums.
 SURE = replace(QUICK, epochs=3, attention_epochs=0, request_time_share=0.0, item_rows_share=0.0)
@@ -78,15 +72,6 @@ def test_collective_operations_agree(tmp_path: Path) -> None:
         assert agreed == "from 0"
         assert summed == [0 + 1 + 2, 3 * 7]
         assert judged == (alone.ranks.tolist(), alone.hr, alone.ndcg, alone.coverage)
-
-
-def test_a_batch_is_shared_without_loss() -> None:
-    """A batch is split so that each row goes to exactly one member."""
-    spans = np.arange(14).reshape(7, 2)
-    shares = [Processes(rank, 3).shard(spans) for rank in range(3)]
-    assert sorted(len(share) for share in shares) == [2, 2, 3]
-    assert sorted(map(tuple, np.concatenate(shares).tolist())) == sorted(map(tuple, spans.tolist()))
-    np.testing.assert_array_equal(SINGLE_PROCESS.shard(spans), spans)
 
 
 def preset(**config: Any) -> Preset:
@@ -172,8 +157,6 @@ def test_a_helper_that_never_comes_is_not_waited_for() -> None:
 
 
 def test_process_count_grows_with_the_work() -> None:
-    """The number of processes grows with the work and falls with small batches or many weights."""
-
     def found(cores: int, tokens: int, work: int, weights: int = 10**6) -> int:
         return process_count(cores, tokens=tokens, work=work, weights=weights)
 
@@ -183,19 +166,3 @@ def test_process_count_grows_with_the_work() -> None:
     assert found(8, 1000, 10**8) == 2
     assert found(8, 6400, 10**8) == 8
     assert found(8, 6400, 10**8, 5 * 10**7) == 1
-
-
-def test_torchrun_starts_a_process_group(tmp_path: Path) -> None:
-    """Under torchrun two processes train and publish one model."""
-    populate(tmp_path)
-    script = Path(sys.executable).parent / "heed"
-    ran = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "--no-python", script, "train", "--data", tmp_path, "--epochs", "2"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT, capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    assert len(Registry(tmp_path / MODELS_FOLDER).versions()) == 1
-    assert ran.stdout.count("NDCG@10") >= 1
-    assert ran.stdout.count("Training with the preset") == 1

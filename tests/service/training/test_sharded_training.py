@@ -114,7 +114,6 @@ def append(data: Path, more: list[Event]) -> None:
 
 
 def test_no_process_reads_events_of_anothers_users(tmp_path: Path) -> None:
-    """Counted by user, the reads of the processes are disjoint, and together the whole log."""
     populate(tmp_path)
     rare = [Event("u3", f"rare-{n}", type=("like", "dislike")[n % 2]) for n in range(3)]
     append(tmp_path, rare)
@@ -195,7 +194,6 @@ def manifest(data: Path) -> dict[str, Any]:
 
 
 def test_machines_with_disks_of_their_own_train_one_model(tmp_path: Path) -> None:
-    """Two processes with a copy of the store each train a model as good as that of one process."""
     heed = Path(sys.executable).parent / "heed"
     populate(tmp_path / "0")
     append(tmp_path / "0", [Event("late", f"cooking-0{n}", timestamp=NOON + n) for n in range(4)])
@@ -218,6 +216,7 @@ def test_machines_with_disks_of_their_own_train_one_model(tmp_path: Path) -> Non
     assert Registry(tmp_path / "1" / MODELS_FOLDER).versions() == []
     assert not (tmp_path / "0" / CHECKPOINT_FILE).exists()
     both, one = manifest(tmp_path / "0"), manifest(tmp_path / "alone")
+    assert ran.stdout.count("Training with the preset") == 1
     assert f"2 processes have read {both['shard_events'][0]:,} + " in ran.stdout
     assert sum(both["shard_events"]) == both["events"] == one["events"] == 484
     assert max(both["shard_events"]) < 0.7 * both["events"]
