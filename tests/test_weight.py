@@ -18,7 +18,7 @@ BUDGETS = {
     "models.compute": 300,
     "models.data": 800,
     "models.encoder": 750,
-    "models.evaluation": 1_000,
+    "models.evaluation": 950,
     "models.history": 1_100,
     "models.index": 1_000,
     "models.ranking": 4_050,

@@ -108,20 +108,13 @@ class ModelRanker:
             total += model.transition_scores(user, torch.stack(counts))
         similarity = model.statistics.similarity
         if similarity is not None:
-            total += torch.stack(
-                [
-                    _spread(
-                        user_similarity(
-                            similarity,
-                            _rows_of(items, self._rows),
-                            event_types,
-                            model.config.dislike_type,
-                        ),
-                        self._rows,
-                    )
-                    for items, event_types in _newest_first(events, types, every.lengths)
-                ]
-            )
+            sums = [
+                similarity.sums(
+                    _rows_of(items, self._rows), is_liked(event_types, model.config.dislike_type)
+                )
+                for items, event_types in _newest_first(events, types, every.lengths)
+            ]
+            total += torch.stack([_spread(each, self._rows) for each in sums])
         distance = last[:, None] - torch.arange(events.shape[1], device=self._device)  # (B, L)
         bias = model.memory_bias(distance, at[:, None] - times, log_weights, types)
         hidden = (distance < 0) | ~some
@@ -193,55 +186,42 @@ class ModelRanker:
         return torch.from_numpy(array).to(self._device)
 
 
-class TransitionRanker:
-    """Scores the catalogue by one of a model's transition counts, log(1 + count).
+class PartRanker:
+    """Scores the catalogue by one part of a model's scores.
 
-    `count` is the row of λ, 0 for 2F.
+    `score` gives a user's [n_items] from their items and types int64 [n], newest first.
     """
 
-    def __init__(self, model: Recommender, count: int) -> None:
-        self._model, self._count = model, count
+    def __init__(self, score: Callable[[Tensor, Tensor], Tensor], device: torch.device) -> None:
+        self._score, self._device = score, device
 
     def scores(
         self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
     ) -> NDArray[np.float32]:
-        def score(items: Tensor, types: Tensor) -> Tensor:
-            return torch.log1p(_user_counts(self._model, items, types)[self._count])
-
-        return _score_each(score, history, users, self._model.prior.device)
-
-
-class SimilarityRanker:
-    """Scores the catalogue by the sums of item similarities."""
-
-    def __init__(self, similarity: ItemSimilarity, dislike_type: int = -1) -> None:
-        self._similarity, self._dislike_type = similarity, dislike_type
-
-    def scores(
-        self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
-    ) -> NDArray[np.float32]:
-        def score(items: Tensor, types: Tensor) -> Tensor:
-            return user_similarity(self._similarity, items, types, self._dislike_type)
-
-        return _score_each(score, history, users, self._similarity.weights.device)
+        out = np.empty((len(users), history.n_items), dtype=np.float32)
+        for row, user in enumerate(users):
+            events = slice(history.offsets[user], history.offsets[user + 1])
+            items, types = (
+                torch.from_numpy(part[events][::-1].copy()).long().to(self._device)
+                for part in (history.items, history.types)
+            )
+            out[row] = self._score(items, types).cpu().numpy()
+        return out
 
 
-def _score_each(
-    score: Callable[[Tensor, Tensor], Tensor],
-    history: Interactions,
-    users: NDArray[np.int32],
-    device: torch.device,
-) -> NDArray[np.float32]:
-    """Score each user, [B, n_items], by items and types int64 [n], newest first."""
-    out = np.empty((len(users), history.n_items), dtype=np.float32)
-    for row, user in enumerate(users):
-        events = slice(history.offsets[user], history.offsets[user + 1])
-        items, types = (
-            torch.from_numpy(part[events][::-1].copy()).long().to(device)
-            for part in (history.items, history.types)
-        )
-        out[row] = score(items, types).cpu().numpy()
-    return out
+def transition_ranker(model: Recommender, count: int) -> PartRanker:
+    """Rank by log(1 + one of a model's transition counts): `count` is the row of λ, 0 for 2F."""
+    return PartRanker(
+        lambda items, types: torch.log1p(_user_counts(model, items, types)[count]),
+        model.prior.device,
+    )
+
+
+def similarity_ranker(similarity: ItemSimilarity, dislike_type: int) -> PartRanker:
+    return PartRanker(
+        lambda items, types: similarity.sums(items, is_liked(types, dislike_type)),
+        similarity.weights.device,
+    )
 
 
 def _newest_first(
@@ -250,13 +230,6 @@ def _newest_first(
     """Iterate over the rows [L] of padded columns, without the padding and newest first."""
     for own, own_types, length in zip(items, types, lengths.tolist(), strict=True):
         yield own[:length].flip(0), own_types[:length].flip(0)
-
-
-def user_similarity(
-    similarity: ItemSimilarity, items: Tensor, types: Tensor, dislike_type: int
-) -> Tensor:
-    """The similarity part of one user, [N], from items and types [n], newest first."""
-    return similarity.sums(items, is_liked(types, dislike_type))
 
 
 def _user_counts(

@@ -181,11 +181,10 @@ class ItemWeights:
         return self._add(moved, self._columns(moved, at), 1.0)
 
     def top_events(self, differences: NDArray[np.float64], top: int) -> TopEvents:
-        """Choose the events without which a target's score would change most, `top` as in
-        `foremost`.
+        """Choose the events without which a target's score would change most.
 
         differences [H, m] are what the items add to the score beyond the mean row, all their events
-        together.
+        together; `top` is as in `foremost`.
         """
         groups = self._event_groups()
         checkpoint()

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from models.compute.checkpoint import Stopwatch
 from models.compute.device import SINGLE_PROCESS, Processes, training_device
-from models.compute.progress import Stopwatch
 from models.data.interactions import Interactions, quantile
 from models.data.windows import batch_shard, batch_windows, tile_windows
 from models.encoder.history_encoder import PooledDropout

@@ -22,8 +22,7 @@ from service.domain.errors import ModelRejected
 from service.runtime import durable_files
 from service.runtime.memory import trim
 from service.snapshots.registry import Registry
-from service.training.gate import JUDGED_FILE, CurrentModel, decide, judged_file
-from service.training.judgement import judge
+from service.training.judgement import JUDGED_FILE, CurrentModel, decide, judge, judged_file
 from service.training.process_group import is_rank_zero, process_count, process_group
 from service.training.training_corpus import StageProgressCallback, TrainingCorpus
 
@@ -33,7 +32,7 @@ _ENOUGH = 100  # users, from which shares are said of 100
 def training_sentence(result: Mapping[str, Any]) -> str:
     """Say how what was trained compares with what was served, and what is served now.
 
-    `result` is the metadata of a model version, with the `verdict` of `service.training.gate`.
+    `result` is the metadata of a model version, with the `verdict` of `service.training.judgement`.
     """
     found = result["verdict"]
     against, is_served = found["against"], found["is_served"]
@@ -147,7 +146,7 @@ def train(
 
     The published model has been trained on these events too, in the final epochs: they are the
     newest that there are, and of a short history many. It becomes current only if
-    `service.training.gate` finds it better than what is served, and with `activate`;
+    `service.training.judgement` finds it better than what is served, and with `activate`;
     `caller_activates` leaves that to the caller, by `is_served` of the verdict.
 
     `checkpoint` is the file of the training's state, written after every epoch, resumed if it is of

@@ -86,18 +86,6 @@ def _encode(
     return names, lookup[codes]
 
 
-def first_content(
-    make: Callable[[], NDArray[np.float32]], shape: tuple[int, int], shards: Processes
-) -> NDArray[np.float32]:
-    """The embeddings [N, D] that the first process makes: all must train on the same."""
-    if shards.count == 1:
-        return make()
-    content: NDArray[Any] = make() if shards.is_first else np.empty(shape, np.float32)
-    content = np.require(content, np.float32, ["C", "W"])
-    shards.broadcast_tensor(torch.from_numpy(content))
-    return content
-
-
 StageProgressCallback = Callable[[str, int, int, TrainingProgress | None], None]
 """Called with a stage, its steps done and in total (0 = unknown), and a training's progress."""
 
@@ -214,11 +202,13 @@ def _corpus(
     if count:
         keys = _mix(user_keys[log.users] + _mix(_digests(item_ids)[log.items]))
         log = imported_first(log, imported, keys) if has_times else without_order(log, keys)
-    content = first_content(
-        lambda: _content(item_ids, items, embeddings, progress),
-        (len(item_ids), embeddings.encoder.dimension),
-        shards,
-    )
+    if shards.is_first:
+        content = _content(item_ids, items, embeddings, progress)
+    else:  # all must train on the same
+        content = np.empty((len(item_ids), embeddings.encoder.dimension), np.float32)
+    if shards.count > 1:
+        content = np.require(content, np.float32, ["C", "W"])
+        shards.broadcast_tensor(torch.from_numpy(content))
     counts = tuple(shards.gather_objects(len(log)))
     return TrainingCorpus(
         log=log,

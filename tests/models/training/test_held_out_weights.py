@@ -8,7 +8,7 @@ import torch
 
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import evaluate, ranks_by_weight
-from models.evaluation.model_ranker import ModelRanker, TransitionRanker
+from models.evaluation.model_ranker import ModelRanker, transition_ranker
 from models.evaluation.splits import leave_one_out
 from models.training.held_out_weights import (
     TRANSITION_OFFSETS,
@@ -36,7 +36,7 @@ def test_ranks_by_weight_are_those_of_changed_models(next_basket: bool) -> None:
     for count in range(1 + next_basket):
         found = ranks_by_weight(
             ModelRanker(model, texts),
-            [TransitionRanker(model, count)],
+            [transition_ranker(model, count)],
             [(offset,) for offset in TRANSITION_OFFSETS],
             cases,
             batch_size=3,

@@ -22,8 +22,7 @@ from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from service.training import train_and_publish, training_corpus
-from service.training.gate import CurrentModel, _compare
-from service.training.judgement import QuestionMetrics
+from service.training.judgement import CurrentModel, QuestionMetrics, _compare
 from service.training.train_and_publish import training_sentence
 from tests.support.tiny import NOON, QUICK, SECOND, World, events, item_id
 
