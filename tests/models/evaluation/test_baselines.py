@@ -135,29 +135,24 @@ def count_in_loops(log: Interactions, window: int, power: float) -> NDArray[np.f
     return matrix
 
 
-@pytest.mark.parametrize("chunk", [1, 64, 1 << 22])
-def test_transitions_equal_counting_in_loops(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models.recommender.co_occurrence, "CHUNK", chunk)
-    log = random_log(1)
-    for window, power in ((1, 1.0), (5, 0.5), (50, 2.0)):
-        matrix = transition_matrix(log, window=window, power=power)
-        np.testing.assert_allclose(
-            matrix.to_dense().numpy(), count_in_loops(log, window, power), rtol=1e-6, atol=1e-6
-        )
-
-
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     events=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=30),
-    window=st.integers(1, 8),
+    window=st.integers(1, 50),
+    power=st.sampled_from([0.5, 1.0, 2.0]),
+    chunk=st.sampled_from([1, 64, 1 << 22]),
 )
-def test_transitions_of_any_log_equal_loops(events: list[tuple[int, int]], window: int) -> None:
-    """Also for empty logs, single events and windows longer than any history."""
+def test_transitions_equal_counting_in_loops(
+    events: list[tuple[int, int]], window: int, power: float, chunk: int
+) -> None:
+    """However the pairs are cut into chunks, also for empty logs and single events."""
     log = Interactions.from_columns(
         [u for u, _ in events], [i for _, i in events], range(len(events)), n_users=4, n_items=5
     )
-    matrix = transition_matrix(log, window=window, power=1.0).to_dense().numpy()
-    np.testing.assert_allclose(matrix, count_in_loops(log, window, 1.0), rtol=1e-6, atol=1e-6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models.recommender.co_occurrence, "CHUNK", chunk)
+        matrix = transition_matrix(log, window=window, power=power).to_dense().numpy()
+    np.testing.assert_allclose(matrix, count_in_loops(log, window, power), rtol=1e-6, atol=1e-6)
 
 
 def test_transition_scores_equal_the_formula() -> None:

@@ -7,21 +7,34 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
+from models.encoder.history_encoder import NO_REQUEST_TIME
 from models.evaluation import model_ranker
 from models.evaluation.full_ranking import Ranker
 from models.evaluation.model_ranker import ModelRanker
 from models.history.user_history import UserHistory
-from models.history.user_memory import build_memory
+from models.history.user_memory import UserMemory, build_memory
 from models.ranking.scoring import score
 from tests.support.ranker_contract import RankerContract
 from tests.support.reference_model import ReferenceModel
 from tests.support.small import DAY, TOLD, events_of, random_model
 from tests.support.small import snapshot as small_snapshot
-from tests.support.snapshot_ranker import SnapshotRanker, at_no_time
 from tests.support.training import QUICK, content, drawn_log, train
+
+
+@torch.inference_mode()
+def at_no_time(snapshot: Snapshot, user: UserMemory) -> UserMemory:
+    """The memory as a request has it whose time is unknown."""
+    model, read = snapshot.model, user.encoded
+    if read is None or not len(read.cache):
+        return user
+    never = torch.tensor(NO_REQUEST_TIME)
+    state = model.user_states(read.cache.states[-1], read.cache.timestamps[-1], never)
+    # What the memory keeps of its transitions is of its own user state.
+    return replace(user, user_state=state, query=model.user_query(state), transitions=None)
 
 
 class TestRecommenderRanker(RankerContract):
@@ -158,17 +171,3 @@ def test_many_users_are_ranked_in_request_order() -> None:
     for place in range(0, 60, 7):
         alone = ranker.scores(log, users[place : place + 1], None)
         np.testing.assert_allclose(together[place], alone[0], atol=1e-4)
-
-
-def test_item_without_training_or_text_scores_minus_infinity() -> None:
-    snapshot = small_snapshot(12)
-    bare = Snapshot.build(
-        "v",
-        snapshot.trained,
-        snapshot.catalogue.with_items(["unheard of"]),
-        np.zeros(0, np.int64),
-    )
-    log = drawn_log(4, [6], 13)
-    scores = SnapshotRanker(bare).scores(log, np.zeros(1, np.int32), None)
-    assert scores[0, 12] == -np.inf
-    assert np.isfinite(scores[0, :12]).all()

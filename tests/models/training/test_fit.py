@@ -24,7 +24,6 @@ from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
-from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
 from models.training.fit import (
     Stage,
@@ -130,17 +129,6 @@ def test_training_predicts_baskets_as_the_cases_do() -> None:
     assert (alone.model.config.next_basket, alone.model.config.repeat_consumption) == (False, True)
 
 
-def test_the_popularity_of_late_is_that_of_the_end() -> None:
-    task = next_basket(shop(), at=11 * 7 * DAY)
-    fitted = train(task.train, replace(QUICK, epochs=1), validation=task.validation)
-    assert fitted.model.statistics.recent_popularity is not None
-    np.testing.assert_array_equal(
-        fitted.model.statistics.recent_popularity, RecentPopularity(task.train).latest
-    )
-    assert fitted.model.recent_popularity_weight is not None
-    assert (fitted.model.recent_popularity_weight != 0.2).all(), "it is learned"
-
-
 def waiting(seed: int, users: int) -> Interactions:
     """A log in which only the gap before an event determines its item."""
     rng = np.random.default_rng(seed)
@@ -172,13 +160,6 @@ def test_request_time_is_used_where_it_determines_the_item() -> None:
     assert untold < 0.6
     never = train(split.train, replace(QUICK, request_time_share=0.0), shape=shape)
     assert hit_rate(never, split.test, exclude_seen=False, use_target_time=True) < 0.8
-
-
-def test_a_sampled_denominator_learns_the_same() -> None:
-    split = leave_one_out(cycle(users=120, length=8, items=60))
-    config = replace(QUICK, epochs=16, full_softmax_items=10, sampled_negatives=20)
-    fitted = train(split.train, config, shape=tiny(60, transitions_per_item=0))
-    assert hit_rate(fitted, split.test) > 0.9
 
 
 def test_items_known_by_text_alone_are_ranked() -> None:
@@ -476,12 +457,6 @@ def test_validation_may_be_rarer_than_epochs(monkeypatch: pytest.MonkeyPatch) ->
     looked = [("ndcg" in record) for record in fitted.history]
     assert looked == [False, True, False, True, True, True]
     assert fitted.epoch == 6
-
-
-def test_validation_takes_a_sample_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, script = scripted(monkeypatch, [0.1, 0.2], validation_users=3)
-    assert [len(users) for users in script.cases] == [3, 3]
-    assert (script.cases[0] == script.cases[1]).all()
 
 
 @pytest.mark.parametrize("empty", [False, True])

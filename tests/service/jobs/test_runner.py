@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -450,29 +450,6 @@ def test_a_killed_service_leaves_an_interrupted_job(tmp_path: Path) -> None:
         asyncio.run(main())
 
 
-def test_job_file_is_always_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = """
-for step in range(50):
-    say(stage="fit", step=step)
-    time.sleep(0.01)
-say(result={})
-"""
-
-    monkeypatch.setattr(jobs_module, "_SAVE_INTERVAL", 0.0)
-
-    async def main() -> set[int | None]:
-        jobs = JobRunner(tmp_path, argv)
-        job_id = await jobs.start({"code": code})
-        steps: set[int | None] = set()
-        while not (await jobs.get(job_id)).is_final:
-            document = on_disk(tmp_path, job_id)
-            steps.add((document["progress"] or {}).get("step"))
-            await asyncio.sleep(0.005)
-        return steps
-
-    assert len(asyncio.run(main())) > 1
-
-
 def test_damaged_job_record_is_logged_and_skipped(tmp_path: Path) -> None:
     whole = ended(tmp_path, SUCCEED)
     path = tmp_path / f"jobs/{whole.id}.json"
@@ -546,23 +523,6 @@ ON_ALARM = f"signal.signal(signal.SIGALRM, lambda *_: ({SUCCEED}, os._exit(0)));
 
 def no_room(*_: Any, **__: Any) -> None:
     raise OSError(28, "No space left on device")
-
-
-def test_old_jobs_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_records, "KEPT", 3)
-
-    async def main() -> None:
-        jobs = JobRunner(tmp_path, lambda options: ["/bin/false"])
-        started = [await settle(jobs, jobs.start({})) for _ in range(5)]
-        assert job_ids(tmp_path) == started[2:]
-        with pytest.raises(NotFound):
-            await jobs.get(started[0])
-
-    asyncio.run(main())
-
-
-async def settle(jobs: JobRunner, start: Coroutine[Any, Any, str]) -> str:
-    return (await end_of(jobs, await start)).id
 
 
 # A clock that is set ----------------------------------------------------------------------------

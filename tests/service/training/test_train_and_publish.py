@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,14 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.catalogue.catalogue import Catalogue
-from models.catalogue.snapshot import Snapshot
-from models.data.vocabulary import Vocabulary
-from models.evaluation.model_ranker import ModelRanker
-from models.history.user_history import UserHistory
-from models.history.user_memory import build_memory
-from models.ranking.explanation import explain
-from models.ranking.scoring import score
 from models.recommender.artifact import WEIGHTS_FILE, TrainedModel
 from models.text.encoders import StaticEncoder
 from models.training.checkpoint import Checkpoint
@@ -30,8 +21,6 @@ from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from service.training import train_and_publish, training_corpus
-from tests.support.small import events_of
-from tests.support.snapshot_ranker import SnapshotRanker
 from tests.support.tiny import NOON, QUICK, SECOND, World, events, item_id, items
 
 FAST = replace(
@@ -155,25 +144,6 @@ def test_a_log_of_baskets_is_trained_and_served_as_one(
         True,
         True,
     )
-    stock = Catalogue.empty(256, Vocabulary(corpus.item_ids))
-    snapshot = Snapshot.build("v", trained, stock, trained.item_counts)
-    users = np.arange(5, dtype=np.int32)
-    now = np.full(5, corpus.log.timestamps.max() + 3 * 86_400 * SECOND)
-    judged = ModelRanker(trained.model, corpus.content).scores(corpus.log, users, now)
-    served = SnapshotRanker(snapshot).scores(corpus.log, users, now)
-    np.testing.assert_allclose(served, judged, atol=1e-3)
-    mine = events_of(corpus.log, 3)
-    types = mine.types.astype(np.int32)
-    user = build_memory(
-        snapshot, UserHistory(mine.items, mine.timestamps, mine.weights, types), int(now[0])
-    )
-    staple = int(mine.items[0])
-    scores = score(snapshot, user, np.array([staple]))
-    (reasons,) = explain(snapshot, user, np.array([staple]), 99)
-    whole = math.fsum(reason.contribution for reason in reasons) + float(scores.prior[0])
-    assert whole == pytest.approx(float(scores.total[0]), abs=1e-4)
-    again = {reason.source for reason in reasons if reason.contribution > 0}
-    assert again & set(np.flatnonzero(mine.items == staple).tolist())
 
 
 def test_a_log_without_times_is_no_log_of_baskets(
@@ -223,33 +193,27 @@ def refused(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) 
     return rejected.value.detail
 
 
-def test_nothing_to_learn_from(
-    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        ([], "there are no events to learn from: import some with `heed import`"),
+        (events()[: train_and_publish.MIN_EVENTS - 1], "99 events are too few to train on; 100"),
+        (events(users=80, each=2), "no user has three events"),
+        (
+            [replace(event, type="dislike") for event in events(users=60)],
+            "every event is a dislike or a return:",
+        ),
+    ],
+)
+def test_a_log_with_nothing_to_learn_is_refused(
+    store: SQLiteStore,
+    registry: Registry,
+    embeddings: EmbeddingCache,
+    sent: list[Event],
+    why: str,
 ) -> None:
-    """Training on an empty log is refused with the command to import events."""
-    assert "heed import" in refused(store, registry, embeddings)
-
-
-def test_too_few_events(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) -> None:
-    """Training on fewer than MIN_EVENTS events is refused with both numbers."""
-    fill(store, events()[: train_and_publish.MIN_EVENTS - 1])
-    why = refused(store, registry, embeddings)
-    assert "99 events" in why
-    assert "100 are needed" in why
-
-
-def test_no_order_to_learn(
-    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
-) -> None:
-    """Training without a user of three events is refused."""
-    fill(store, events(users=80, each=2))
-    assert "no user has three events" in refused(store, registry, embeddings)
-
-
-def test_dislikes_alone(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) -> None:
-    """Sixty users of dislikes are refused for that reason, not for too few events."""
-    fill(store, [replace(event, type="dislike") for event in events(users=60)])
-    assert refused(store, registry, embeddings).startswith("every event is a dislike or a return:")
+    fill(store, sent)
+    assert refused(store, registry, embeddings).startswith(why)
 
 
 def test_one_user_proves_nothing(
