@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Mode = Literal["auto", "exact", "coarse"]
 Retrieved = Literal["exact", "coarse", "lists"]
@@ -257,3 +257,65 @@ def _fingerprints(keys: Tensor) -> Tensor:
 def exclude_self(targets: Tensor, rows: Tensor) -> Tensor:
     """Mask [..., T, n] of items [..., T] over the items of rows [..., n]: False on itself."""
     return targets[..., :, None] != rows[..., None, :]
+
+
+class KVTable(NamedTuple):
+    """Keys [H, N, d] and values [H, N, d_v]; some of them are a memory's rows."""
+
+    keys: Tensor
+    values: Tensor
+
+
+def gather_rows(table: Tensor, rows: Tensor) -> Tensor:
+    """Select rows [T] of a table [H, N, d] into a copy [H, T, d] contiguous by head.
+
+    Selects along the first dimension of the transposed table, as it lies in memory: along its
+    second dimension torch would copy all of it first, and fancy indexing takes several times as
+    long.
+    """
+    if not table.shape[1]:
+        return table.new_zeros(table.shape[0], len(rows), table.shape[2])
+    return table.transpose(0, 1).index_select(0, rows).transpose(0, 1).contiguous()
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[..., n, heads·d] -> [..., heads, n, d]; raises ValueError for another width."""
+    if heads < 1 or x.shape[-1] % heads:
+        raise ValueError(f"heads: {heads} does not divide the width {x.shape[-1]}")
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-3, -2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """[..., heads, n, d] -> [..., n, heads·d]."""
+    return x.transpose(-3, -2).flatten(-2)
+
+
+class HeadProjections(nn.Module):
+    """The trained matrices around multi-head attention (Vaswani et al. 2017, section 3.2.2).
+
+    W_Q, W_K and W_V project into independent heads, W_O out of them.
+
+    `tied` makes W_V the same matrix as W_K (values are keys).
+    """
+
+    def __init__(self, dim: int, heads: int, size: int, *, tied: bool = False) -> None:
+        super().__init__()
+        self.heads = heads
+        self.w_q = nn.Linear(dim, heads * size, bias=False)
+        self.w_k = nn.Linear(dim, heads * size, bias=False)
+        # None, not a second name for w_k: a shared tensor would be saved twice.
+        self.w_v = None if tied else nn.Linear(dim, heads * size, bias=False)
+        self.w_o = nn.Linear(heads * size, dim, bias=False)
+
+    @property
+    def tied(self) -> bool:
+        return self.w_v is None
+
+    def queries(self, targets: Tensor) -> Tensor:
+        """Project targets [..., T, dim] to [..., heads, T, d]."""
+        return split_heads(self.w_q(targets), self.heads)
+
+    def keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Project rows [..., n, dim] to keys and values [..., heads, n, d], one tensor if tied."""
+        keys = split_heads(self.w_k(rows), self.heads)
+        return keys, keys if self.w_v is None else split_heads(self.w_v(rows), self.heads)

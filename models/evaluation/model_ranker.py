@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.kv_memory import gather_rows
+from models.attention.attend import gather_rows
 from models.attention.partial_softmax import KVBlock, attend_blocks, query_jacobian
 from models.compute.device import autocast, product_dtype
 from models.data.interactions import Interactions

@@ -21,8 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import AttentionOptions
-from models.attention.kv_memory import KVTable, gather_rows
+from models.attention.attend import AttentionOptions, KVTable, gather_rows
 from models.attention.partial_softmax import (
     Attended,
     KVBlock,

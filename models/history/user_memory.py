@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, exclude_self
-from models.attention.kv_memory import KeyValueMemory, gather_rows
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, exclude_self, gather_rows
 from models.attention.partial_softmax import (
     Attended,
     KVBlock,
@@ -126,8 +125,9 @@ NEWEST_LEFT_OUT = 8  # events; the memory is encoded again without each, to expl
 class UserMemory:
     """Keys and values of the rows that can be attended, m of them: events, then profile entries."""
 
-    memory: KeyValueMemory  # keys and values [m, H, d]
-    bias: Tensor  # [H, m], the memory's: recency + log weight + type; -inf = not for this head
+    keys: Tensor  # [m, H, d]
+    values: Tensor  # [m, H, d]
+    bias: Tensor  # [H, m] recency + log weight + type; -inf = not for this head
     rows: Tensor  # int64 [m] item rows, -1 where the row is no item
     source: NDArray[np.int64]  # [m] event of the history; -1 - i is profile entry i
     distance: Tensor  # int64 [m] events between this one and the newest
@@ -153,12 +153,11 @@ class UserMemory:
 
     def __len__(self) -> int:
         older = 0 if self.collapsed is None else self.collapsed.items.attendable
-        return len(self.memory) + older
+        return len(self.keys) + older
 
     @property
     def block(self) -> KVBlock:
-        memory = self.memory
-        return KVBlock(memory.keys.transpose(0, 1), memory.values.transpose(0, 1), self.bias)
+        return KVBlock(self.keys.transpose(0, 1), self.values.transpose(0, 1), self.bias)
 
     def indexes(self, kind: IndexKind) -> Indexes:
         if kind not in self.built:
@@ -173,7 +172,7 @@ class UserMemory:
         memory is counted, and what explanations keep, of it without each of the newest events.
         """
         parts = (
-            *(self.memory.keys, self.memory.values, self.bias, self.rows, self.distance, self.age),
+            *(self.keys, self.values, self.bias, self.rows, self.distance, self.age),
             *(self.log_weights, self.types, self.user_state, self.query),
             *(self.encoded_rows, self.recent, self.recent_items),
         )
@@ -264,9 +263,9 @@ def build_memory(
         types = torch.cat([types, torch.full((count,), UNKNOWN)])
         source = np.concatenate([source, -1 - np.arange(count)])
     bias = snapshot.model.memory_bias(distance, age, log_weights, types)  # (H, m)
-    memory = KeyValueMemory(keys, values, bias=bias)
     return UserMemory(
-        memory=memory,
+        keys=keys,
+        values=values,
         bias=bias,
         rows=rows,
         source=source,
@@ -418,7 +417,7 @@ def expand_top_events(
     query = target_queries(snapshot, user, targets)  # (H, 1, d)
     outputs = snapshot.tables.outputs[:, target]
     retrieved = retrieve_user(snapshot, user, targets, options)
-    near, size = user_memory(user, targets, options).near, len(user.memory)
+    near, size = user_memory(user, targets, options).near, len(user.keys)
     seen = None
     with at_request(user):
         history = collapsed.items.history
@@ -448,15 +447,11 @@ def expand_top_events(
     nothing = torch.zeros(len(keys), 1, keys.shape[2])
     keys, values = torch.cat([keys, nothing], 1), torch.cat([values, rest.context], 1)
     bias = torch.cat([near.bias, biases, rest.logsumexp], 1)
-    memory = KeyValueMemory(
-        torch.cat([user.memory.keys, keys.transpose(0, 1)]),
-        torch.cat([user.memory.values, values.transpose(0, 1)]),
-        bias,
-    )
     forever = torch.full((count,), FARTHEST)
     return replace(
         user,
-        memory=memory,
+        keys=torch.cat([user.keys, keys.transpose(0, 1)]),
+        values=torch.cat([user.values, values.transpose(0, 1)]),
         bias=bias,
         rows=torch.cat([user.rows, rows, torch.tensor([-1])]),
         source=np.concatenate([user.source, events, [REMAINDER]]),

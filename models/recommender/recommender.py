@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.attention.kv_memory import HeadProjections, split_heads
+from models.attention.attend import HeadProjections, split_heads
 from models.data.interactions import Interactions
 from models.encoder.event_bias import POSITION_BUCKETS, EventEmbedding, EventTypeBias, RecencyBias
 from models.encoder.history_encoder import HistoryEncoder

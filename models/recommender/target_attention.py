@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.attention.kv_memory import gather_rows
+from models.attention.attend import gather_rows
 
 
 class ItemTables(NamedTuple):

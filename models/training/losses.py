@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from models.attention.kv_memory import merge_heads
+from models.attention.attend import merge_heads
 from models.compute.device import autocast, product_dtype
 from models.data.interactions import Interactions
 from models.encoder.causal_attention import causal_attention, causal_buckets

@@ -15,14 +15,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.attention.attend import (
+    Attention,
+    HeadProjections,
     Scorer,
     additive,
     attend,
     cosine,
     exclude_self,
+    merge_heads,
     normalize,
     scaled_dot,
+    split_heads,
 )
+from models.attention.partial_softmax import query_jacobian
 from tests.support import reference
 
 quick = settings(max_examples=150, deadline=None, derandomize=True)
@@ -344,3 +349,98 @@ def test_cosine_is_the_same_with_and_without_gradients(size: float) -> None:
     learning = cosine(query, keys.clone().requires_grad_())
     torch.testing.assert_close(learning.detach(), wanted, atol=1e-6, rtol=0)
     assert torch.equal(keys, before)
+
+
+# ---------------------------------------------------------------------------- heads
+
+
+def multi_head(
+    module: HeadProjections, query: Tensor, memory: Tensor, visible: Tensor | None = None
+) -> Attention:
+    """Multi-head attention of queries [T, dim] over rows [n, dim], through all four matrices."""
+    found = attend(module.queries(query), *module.keys_values(memory), visible=visible)
+    return found._replace(context=module.w_o(merge_heads(found.context)))
+
+
+def test_heads_split_and_merge() -> None:
+    """Each head has neighbouring columns, and merging undoes splitting."""
+    x = torch.arange(2 * 3 * 6).view(2, 3, 6)
+    split = split_heads(x, 3)
+    assert split.shape == (2, 3, 3, 2)
+    assert split[1, 2, 0].tolist() == x[1, 0, 4:].tolist()
+    assert torch.equal(merge_heads(split), x)
+    for heads in (0, 5):
+        with pytest.raises(ValueError, match=f"heads: {heads} does not divide the width 6"):
+            split_heads(x, heads)
+
+
+@few
+@given(
+    heads=st.sampled_from([1, 2, 3]),
+    size=st.integers(1, 4),
+    rows=st.integers(0, 5),
+    tied=st.booleans(),
+    masked=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_multi_head_attention_equals_the_loop(
+    heads: int, size: int, rows: int, tied: bool, masked: bool, seed: int
+) -> None:
+    """Each head of any size attends in its own projection and W_O joins them, tied or not."""
+    torch.manual_seed(seed)
+    module = HeadProjections(6, heads, size, tied=tied).double()
+    query, memory = torch.randn(3, 6).double(), torch.randn(rows, 6).double()
+    visible = torch.rand(3, rows) < 0.6 if masked else None
+    W = {name: p.detach().numpy() for name, p in module.named_parameters()}
+    q, k = query.numpy() @ W["w_q.weight"].T, memory.numpy() @ W["w_k.weight"].T
+    v = k if tied else memory.numpy() @ W["w_v.weight"].T
+    seen = np.ones((3, rows)) if visible is None else visible.numpy()
+    each = [
+        reference.attend(q_h, k_h, v_h, np.zeros(seen.shape), seen)
+        for q_h, k_h, v_h in zip(*(np.split(x, heads, axis=1) for x in (q, k, v)), strict=True)
+    ]
+    wanted = np.concatenate([context for _, context in each], axis=1) @ W["w_o.weight"].T
+    found = multi_head(module, query, memory, visible)
+    weights = np.stack([weight for weight, _ in each])
+    np.testing.assert_allclose(found.weights.detach(), weights, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.context.detach(), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_tied_projections_are_one_matrix() -> None:
+    """K = V: the values are the keys, and there is no second matrix to train or to save."""
+    module = HeadProjections(8, 2, 4, tied=True)
+    memory = torch.randn(3, 8)
+    assert torch.equal(*module.keys_values(memory))
+    assert set(module.state_dict()) == {"w_q.weight", "w_k.weight", "w_o.weight"}
+    separate = HeadProjections(8, 2, 4)
+    assert not torch.equal(*separate.keys_values(memory))
+
+
+# ---------------------------------------------------------------------------- the Jacobian
+
+
+def test_the_jacobian_is_that_of_the_operator() -> None:
+    """Each row of J is the difference quotient of the context in that direction, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    query, bias = (torch.randn(3, size, generator=generator).double() for size in (4, 9))
+    keys, values = (torch.randn(3, 9, size, generator=generator).double() for size in (4, 5))
+    bias[1, 2] = -torch.inf
+    found = query_jacobian(query, keys, values, bias)
+    step = 1e-6
+    for direction in range(4):
+        ends = []
+        for sign in (1, -1):
+            moved = query.clone()
+            moved[:, direction] += sign * step
+            ends.append(attend(moved[:, None], keys, values, bias=bias[:, None]).context[:, 0])
+        expected = (ends[0] - ends[1]) / (2 * step)
+        torch.testing.assert_close(found[:, direction], expected, atol=1e-8, rtol=1e-6)
+
+
+def test_without_a_visible_row_the_jacobian_is_zero() -> None:
+    """A head whose rows are all hidden, or that has none, changes with no query."""
+    hidden = torch.full((2, 3), -torch.inf)
+    found = query_jacobian(torch.ones(2, 4), torch.ones(2, 3, 4), torch.ones(2, 3, 5), hidden)
+    assert torch.equal(found, torch.zeros(2, 4, 5))
+    none = query_jacobian(torch.ones(4), torch.ones(0, 4), torch.ones(0, 5), torch.ones(0))
+    assert torch.equal(none, torch.zeros(4, 5))

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from models.attention import partial_softmax
-from models.attention.attend import AttentionOptions, attend
-from models.attention.kv_memory import KeyValueMemory, KVTable, split_heads
+from models.attention.attend import AttentionOptions, KVTable, attend, split_heads
 from models.attention.partial_softmax import (
     KVBlock,
     attend_blocks,
@@ -123,10 +122,6 @@ class Softmax(NamedTuple):
 def scores_of(made: Case) -> Tensor:
     """The sum over heads of ⟨context, output⟩, [T]."""
     return (made.loop()[1] * made.outputs.double()).sum((0, 2))
-
-
-def memory_of(made: Case) -> KeyValueMemory:
-    return KeyValueMemory(made.keys.transpose(0, 1), made.values.transpose(0, 1), made.bias)
 
 
 def run_masked(made: Case) -> Tensor:

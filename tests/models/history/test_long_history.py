@@ -65,7 +65,7 @@ def test_scores_are_those_of_every_event(kind: str, exclude_self: bool) -> None:
     snapshot, whole = SNAPSHOTS[kind](), a_past()
     at = int(whole.timestamps[-1]) + DAY
     each, together = both(snapshot, whole, at)
-    assert len(together.memory) < LENGTH / 2
+    assert len(together.keys) < LENGTH / 2
     options = AttentionOptions(exclude_self=exclude_self)
     found = score(snapshot, together, EVERY, options)
     same(found, score(snapshot, each, EVERY, options))
@@ -203,8 +203,8 @@ def test_rows_are_retrieved_from_newer_events_and_older_items(exclude_self: bool
     keys, values = (
         torch.cat([near.transpose(0, 1), table[:, items]], 1).double()
         for near, table in (
-            (user.memory.keys, snapshot.tables.keys),
-            (user.memory.values, snapshot.tables.values),
+            (user.keys, snapshot.tables.keys),
+            (user.values, snapshot.tables.values),
         )
     )
     bias = torch.cat([user.bias.double(), torch.from_numpy(older.items.weights).log()], 1)

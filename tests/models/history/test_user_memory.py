@@ -227,8 +227,8 @@ def test_extending_a_cached_state_equals_encoding(window: int, data: st.DataObje
         mine = build_memory(snapshot, made, at, encoded=kept)
         anew = build_memory(snapshot, made, at)
         np.testing.assert_allclose(mine.user_state, anew.user_state, atol=1e-4)
-        np.testing.assert_allclose(mine.memory.keys, anew.memory.keys, atol=1e-4)
-        np.testing.assert_allclose(mine.memory.values, anew.memory.values, atol=1e-4)
+        np.testing.assert_allclose(mine.keys, anew.keys, atol=1e-4)
+        np.testing.assert_allclose(mine.values, anew.values, atol=1e-4)
 
 
 def test_a_window_is_read_again_only_when_it_moves() -> None:

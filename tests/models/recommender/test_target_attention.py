@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.attention.kv_memory import gather_rows
+from models.attention.attend import gather_rows
 from models.history.user_memory import build_memory
 from models.ranking.recommend import candidates
 from models.ranking.scoring import score
