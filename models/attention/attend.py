@@ -87,7 +87,7 @@ def cosine(query: Tensor, keys: Tensor) -> Tensor:
     A zero vector has cosine 0 with everything, and no gradient.
     """
     check_width(query, keys)
-    # q·k over the length of k reads the keys twice, where unit keys are as many as the keys.
+    # q·k over the length of k reads the keys twice; unit keys would be another copy of them.
     lengths = torch.linalg.vector_norm(keys, dim=-1)
     least, most = _LENGTHS
     if bool(((lengths > least) & (lengths < most)).all()):
@@ -127,10 +127,8 @@ def check_width(query: Tensor, keys: Tensor) -> None:
 
 
 class Attention(NamedTuple):
-    """Weights and contexts of Q queries.
-
-    weights: [..., Q, K] rows sum to 1; all zero where nothing is visible.
-    context: [..., Q, V] the weighted mean of the values.
+    """Weights [..., Q, K] of Q queries, whose rows sum to 1 or are all zero where nothing is
+    visible, and contexts [..., Q, V], the weighted means of the values.
     """
 
     weights: Tensor
@@ -270,8 +268,7 @@ def gather_rows(table: Tensor, rows: Tensor) -> Tensor:
     """Select rows [T] of a table [H, N, d] into a copy [H, T, d] contiguous by head.
 
     Selects along the first dimension of the transposed table, as it lies in memory: along its
-    second dimension torch would copy all of it first, and fancy indexing takes several times as
-    long.
+    second, torch would copy all of it first, and fancy indexing takes several times as long.
     """
     if not table.shape[1]:
         return table.new_zeros(table.shape[0], len(rows), table.shape[2])

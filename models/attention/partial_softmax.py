@@ -81,8 +81,8 @@ _LEAST_LEFT = 1e-6  # a smaller share of a softmax is nothing but rounding
 class PartialSoftmax(NamedTuple):
     """Attention over some rows, H heads and T targets.
 
-    context: [H, T, d_v] the weighted mean of their values; zero without rows.
-    logsumexp: [H, T] log of the sum of e^score; -1e30 without rows.
+    context [H, T, d_v] is the weighted mean of their values, zero without rows; logsumexp [H, T]
+    the log of the sum of e^score, -1e30 without rows.
     """
 
     context: Tensor
@@ -98,13 +98,13 @@ class PartialSoftmax(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """Attention of T targets over a memory, some rows of which may not be attended one by one.
+    """Attention of T targets over a memory whose rows need not all be attended one by one.
 
     partial: contexts and log-sum-exps; for the hard attention the largest score stands for these.
-    mass: [H, T] share of the full softmax that the rows attended one by one hold.
-    error: [H, T] of the context, relative to its length, at 99 % confidence.
-    scanned: [H, T] rows attended one by one.
-    rows: int64 [H, T, k] those that were retrieved, ascending, then -1; None = not retrieved.
+    mass, error [H, T]: the share of the full softmax that the rows attended one by one hold; the
+    context's error, relative to its length, at 99 % confidence. scanned [H, T]: rows attended one
+    by one. rows int64 [H, T, k]: those that were retrieved, ascending, then -1; None = not
+    retrieved.
     """
 
     partial: PartialSoftmax
@@ -176,7 +176,7 @@ def merge_partials(first: PartialSoftmax, second: PartialSoftmax) -> PartialSoft
 def remove_partial(whole: PartialSoftmax, part: PartialSoftmax) -> PartialSoftmax:
     """Attend over the rows of `whole` without those of `part`, which are among them.
 
-    The error is that of `whole` divided by the share that is left, which is at least 1e-6.
+    The error is that of `whole` divided by the remaining share, at least 1e-6.
     """
     share = (part.logsumexp - whole.logsumexp).exp().clamp(max=1 - _LEAST_LEFT)
     context = whole.context - share[..., None] * part.context

@@ -163,7 +163,7 @@ class EventEmbedding(nn.Module):
 class EventTypeBias(nn.Module):
     """A score bias per head and type, initially 0; -inf masks a type from a head.
 
-    The last heads see dislikes alone, and the others never do: softmax weights cannot be negative,
+    The last heads see only dislikes, and the others none: softmax weights cannot be negative,
     so a dislike needs values of its own to count against a target.
     """
 

@@ -155,7 +155,7 @@ class HistoryEncoder(nn.Module):
     """Encodes each event of a history, in the context of those before it, into a state.
 
     Positions are relative, and times enter as gaps between events. A request time changes no
-    state: it enters the user state alone (`at_request`), so that caches are append-only.
+    state: it enters only the user state (`at_request`), so that caches are append-only.
     """
 
     def __init__(self, dim: int, heads: int, blocks: int, dropout: float) -> None:

@@ -23,8 +23,7 @@ from models.evaluation.full_ranking import Ranker
 from models.recommender.co_occurrence import MAX_EASE_ITEMS, RIDGE, ease_weights, transition_matrix
 from models.recommender.recommender import BOUGHT_BEFORE, EASE_NAME, TRANSITIONS
 
-# Of `ItemTransitions`.
-_DEPTH = 20  # newest items that count, and the largest distance within a pair
+_DEPTH = 20  # of `ItemTransitions`: newest items that count, and the largest distance within a pair
 _DECAY = 0.7  # of an item's weight for each newer one
 _DAMPING = 0.2  # exponent of the popularity that scores are divided by
 
@@ -78,8 +77,8 @@ class Popularity:
 class WeekPopularity:
     """Ranks items by the events of all users in the 7 days before the request, then by popularity.
 
-    The only events that are read lie strictly before the request. A request without a time is
-    taken to be at the time of the user's newest event.
+    Only events strictly before the request are read. A request without a time is at the time of the
+    user's newest event.
     """
 
     items: NDArray[np.int32]  # [E] of all users' events, oldest first
@@ -156,8 +155,8 @@ class ItemTransitions:
     """Ranks items by their transition counts from the user's last items.
 
     score(c) = sum over k < 20 of 0.7**k * M[item k from the end, c] / (count(c) + 5)**0.2, where M
-    sums 1 / distance over pairs at most 20 apart. An empty history scores 0 everywhere. Memory: at
-    most 160 * E bytes.
+    sums 1 / distance over pairs at most 20 apart; 0 for an empty history. Memory: 160 * E bytes at
+    most.
     """
 
     matrix: torch.Tensor  # sparse [n_items, n_items]
@@ -189,9 +188,9 @@ class ItemTransitions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EASE:
-    """Ranks items by the sum of their EASE weights from the user's items.
+    """Ranks items by the sum of their EASE weights from the user's items, in any order.
 
-    See `models.recommender.co_occurrence`. The order of events is ignored.
+    See `models.recommender.co_occurrence`.
     """
 
     weights: NDArray[np.float32]  # [n_items, n_items], B

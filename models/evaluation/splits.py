@@ -92,7 +92,7 @@ def leave_last_basket_out(log: Interactions) -> tuple[Interactions, Holdout]:
 def draw_cases(cases: Holdout, most: int, seed: int) -> Holdout:
     """Draw at most `most` cases; fewer are among more of the same seed.
 
-    Collective over the shards of the log, of which each keeps its cases of all that are drawn.
+    Collective over the shards of the log: each keeps its own of all cases that are drawn.
     """
     shards = cases.history.shards
     rng = np.random.default_rng(seed)

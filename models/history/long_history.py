@@ -52,10 +52,10 @@ def rank_contributions(contributions: NDArray[np.floating[Any]]) -> NDArray[np.i
 
 
 def foremost(contributions: NDArray[np.float64], top: int) -> NDArray[np.int64]:
-    """Choose the first `top` in the order of `rank_contributions`, and the largest half as many.
+    """Choose the first `top` in the order of `rank_contributions`, and the largest `top // 2`.
 
-    The latter may lower a score. If their weight is large, what is lost without them is not
-    proportional to it, so that they cannot be counted together with others.
+    The latter may lower a score. Without a large weight the loss is not proportional to it, so that
+    these cannot be counted together with others.
     """
     order = rank_contributions(contributions)[:top]
     largest = np.argsort(-np.abs(contributions), kind="stable")[: top // 2]
@@ -71,7 +71,7 @@ def shares_of(own: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class _EventGroups(NamedTuple):
-    """Events of one item, age bucket and type, which differ in their weight alone: P groups."""
+    """Events of one item, age bucket and type, which differ only in their weight: P groups."""
 
     group: NDArray[np.int32]  # [count] of each event; P where it cannot be attended
     places: NDArray[np.int64]  # [P] of the item
@@ -293,7 +293,7 @@ def collapsible_events(events: int, window: int) -> int:
     """Number of a history's older events, which can be collapsed.
 
     The others are those whose position matters, all that the encoder reads, and some more, so that
-    one of them may be left out. They must be on items that can be attended: `collapsible_prefix`.
+    one may be left out. They must be on items that can be attended: `collapsible_prefix`.
     """
     recent = max(RECENT_EVENTS, 2 * window)
     return max(0, (events - recent) // _STEP * _STEP)
@@ -302,8 +302,8 @@ def collapsible_events(events: int, window: int) -> int:
 def collapsible_prefix(snapshot: Snapshot, history: UserHistory) -> int:
     """Choose how many of a history's oldest events to collapse.
 
-    As many as `collapsible_events`, or fewer, down to none, where most of the newest events are on
-    items that cannot be attended.
+    `collapsible_events`, or fewer where most of the newest events are on items that cannot be
+    attended.
     """
     events, spare = len(history.rows), 0
     while count := collapsible_events(max(0, events - spare), snapshot.model.config.window):

@@ -139,7 +139,7 @@ class UserMemory:
     encoded_rows: Tensor  # int64 [n] memory rows of the events in `encoded`, oldest first
     recent: Tensor  # int64 [r] memory rows of the newest events on items, newest first
     recent_items: Tensor  # int64 [r] their rows of the id embedding, -1 = not trained
-    # Parts of the scores of all N trained items, which depend on the user alone. The last entry, 0,
+    # Parts of the scores of all N trained items, which depend only on the user. The last entry, 0,
     # is of the other items, whose row is -1.
     transitions: Tensor | None  # [N + 1]; None where they depend on more, and of many items
     similarity: Tensor | None  # [N + 1]; None without this part
@@ -224,9 +224,9 @@ def build_memory(
            if int(event) in history.vectors] if history.vectors else []  # fmt: skip
     for at_row, (key, value) in own:
         row = int(rows[at_row])
-        alone = row < 0 or not snapshot.has_vector[row]  # no item to take a missing one from: K = V
-        own_key = value if key is None and alone else key
-        own_value = key if value is None and alone else value
+        itemless = row < 0 or not snapshot.has_vector[row]  # a missing one is the other: K = V
+        own_key = value if key is None and itemless else key
+        own_value = key if value is None and itemless else value
         if own_key is not None:
             keys[at_row] = snapshot.projected(own_key).keys[:, 0]
         if own_value is not None:
@@ -241,7 +241,7 @@ def build_memory(
     projections = snapshot.model.state_attention
     encoded_rows = on_items[len(on_items) - (0 if encoded is None else len(encoded.cache)) :]
     if encoded is not None and projections is not None and len(encoded_rows):
-        # Rows that the encoder did not read keep the keys and values of their items alone.
+        # Rows that the encoder did not read keep the keys and values of their items.
         keys[encoded_rows] += projections.keys(encoded.cache.states)
         values[encoded_rows] += projections.values(encoded.cache.states)
     cache = None if encoded is None else encoded.cache

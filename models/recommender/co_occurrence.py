@@ -45,10 +45,10 @@ def row_sums(items: Tensor, values: Tensor, rows: Tensor, weights: Tensor) -> Te
 def row_products(
     items: Tensor, values: Tensor, rows: Tensor, weights: Tensor, targets: Tensor
 ) -> Tensor:
-    """Each row's addend to the sums of targets, int64 [T]: [T, n].
+    """Each row's addend to the sums of targets, int64 [T]: [T, n]; a target of -1 is no column.
 
-    A target of -1 is no column. All tensors must be on the CPU: few of the entries are of a target,
-    and NumPy finds these in a quarter of the time that torch takes to add up all.
+    All tensors must be on the CPU: few entries are of a target, and NumPy finds these in a quarter
+    of the time that torch takes to add up all.
     """
     columns, kept = items.numpy(), values.numpy()
     row, target = rows.numpy(), targets.numpy()
@@ -92,8 +92,7 @@ def transition_matrix(log: Interactions, *, window: int, power: float) -> Tensor
 
     M[a, b] counts a followed by b; dislikes follow nothing. Returns a coalesced sparse float32
     [n_items, n_items] with at most window * E entries; working memory is bounded. Collective over
-    the shards of the log: each process returns the whole matrix. Raises ValueError for a window
-    below 1.
+    the shards of the log: each process returns the whole matrix.
     """
     n, shards = log.n_items, log.shards
     keys, counts = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.float32)]
@@ -113,8 +112,6 @@ def pair_chunks(log: Interactions, *, window: int, power: float) -> Iterator[Pai
     Each process of a log in several shards adds up the sums of all for a part of the rows of a
     chunk: those of the first shard come first. Collective: a process goes through all chunks.
     """
-    if window < 1:
-        raise ValueError(f"window must be at least 1, got {window}")
     n, shards = log.n_items, log.shards
     # Events in order of their item: one chunk then holds whole rows of M.
     by_item = np.argsort(log.items, kind="stable")
@@ -218,8 +215,8 @@ BASKET_WINDOW = CooccurrenceWindow(1.0, 180, 1.0)
 class TransitionCounts(NamedTuple):
     """The K largest transition counts of each of N items.
 
-    `recent` stands for a user's item rows, int64 [n], newest first, of which the first
-    `window.depth` count; -1 is an item outside the table, which still takes its place.
+    `recent` stands for a user's item rows, int64 [n], newest first. The first `window.depth` count;
+    -1 is an item outside the table, which still takes its place.
     """
 
     items: Tensor  # int32 [N, K], N where fewer than K items followed
@@ -279,8 +276,8 @@ WEIGHTS_PER_ITEM = 256  # largest that are kept of each item
 class ItemSimilarity(NamedTuple):
     """The K largest similarity weights of each of N items, in units of the score.
 
-    `recent` stands for a user's item rows, int64 [n], newest first, of which the first
-    `SIMILARITY_DEPTH` count; -1 is an item outside the table. `liked` is bool [n].
+    `recent` is as in `TransitionCounts`, with `SIMILARITY_DEPTH` for the depth; `liked` is bool
+    [n].
     """
 
     items: Tensor  # int32 [N, K], N where fewer than K items have a weight
@@ -308,7 +305,7 @@ class ItemSimilarity(NamedTuple):
 
 
 def event_shares(recent: Tensor, liked: Tensor) -> Tensor:
-    """Return the share of each recent event in its item, [n]: an item counts once.
+    """The share of each recent event in its item, [n]: an item counts once.
 
     The liked events on an item have equal shares; others, and those on row -1, have none.
     """
@@ -333,11 +330,9 @@ def ease_weights(log: Interactions, *, ridge: float = RIDGE) -> Tensor:
     """Regress each item on the others: B, float32 [n_items, n_items], of source and target.
 
     With G = X'X of the binary user-item matrix X and P = (G + ridge I)^-1, B = I - P / diag(P). A
-    user scores X_u B. Dislikes are left out, and the order of events is ignored. Time grows with
-    n_items**3; memory is about 20 * n_items**2 bytes (8 GB at 20,000 items). Collective over the
-    shards of the log, of which the first process inverts the sum of their matrices G.
-
-    Raises ValueError for a catalogue of more than `MAX_EASE_ITEMS`.
+    user scores X_u B. Dislikes are left out. Time grows with n_items**3; memory is about 20 *
+    n_items**2 bytes (8 GB at 20,000 items). Collective over the shards of the log: the first
+    process inverts the sum of their matrices G. Raises ValueError for more than `MAX_EASE_ITEMS`.
     """
     return log.shards.broadcast_tensor(_solve(log, ridge))
 

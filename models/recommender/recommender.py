@@ -10,7 +10,7 @@ state and the time since. The rows of the attention are events and profile entri
     o^h_c = W_O^T x_c                    v^h_j = W_V LN(x_j) + W_VS h_j
 
 α is the softmax of ⟨q, k⟩ / √d with per-head position, age and type biases. A row that the encoder
-has not read, as an event older than its window or a profile entry, has the terms of its item alone.
+has not read, as an event older than its window or a profile entry, has only its item's terms.
 The transition counts are 2 F_u(c), how often c followed the user's last items in other histories; a
 next-basket model with repeat consumption adds how often the user took c, and the prior of a next-
 basket model includes the recent popularity. S are item similarities, of the distinct items i of the
@@ -70,7 +70,7 @@ class RecommenderConfig:
     tied_values: bool = False  # W_V = W_K
     n_event_types: int = 1
     dislike_type: int = -1  # the event type of dislikes; -1 = none
-    dislike_heads: int = 0  # the last heads of the target attention, which see dislikes alone
+    dislike_heads: int = 0  # the last heads of the target attention, which see only dislikes
     small_log: bool = False  # transitions are of more of the newest events
     next_basket: bool = False  # predicts the next basket; events of one time have no order
     repeat_consumption: bool = False  # users take items again, so seen items stay candidates
@@ -193,8 +193,7 @@ class LogStatistics(nn.Module):
         self.max_request_gap = torch.tensor(max_request_gap)
 
     def clamp_request_time(self, request_time: Tensor, newest: Tensor) -> Tensor:
-        """Clamp a request time to at most `max_request_gap` after the newest event, in
-        microseconds.
+        """Clamp request times to `max_request_gap` after the newest event, microseconds.
 
         Longer gaps hardly occur in training, so their embeddings are not learned.
         """

@@ -7,9 +7,9 @@ attention part of item c is
     ⟨r_u, x_c⟩ + Σ_h q_cʰ Jʰ o_cʰ
 
 with one readout r_u and one Jacobian J of the user's part of the queries for all items: products
-with the item tables instead of a softmax for each item. Of 600 users of MovieLens 1M, whose model
+with the item tables instead of a softmax for each item. For 600 users of MovieLens 1M, whose model
 had learned for one epoch, the first 20 of exact scores were among 155 items at most, and among 905
-by ⟨r_u, x_c⟩ alone.
+by ⟨r_u, x_c⟩.
 """
 
 from __future__ import annotations

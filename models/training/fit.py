@@ -107,7 +107,7 @@ class Stage:
 class StageTrainer:
     """Trains the parameters that require a gradient, on one rank.
 
-    All random draws follow from the seed, the epoch and the rank alone, so that a training can
+    All random draws follow from the seed, the epoch and the rank, so that a training can
     resume from the end of any epoch.
     """
 
@@ -190,7 +190,7 @@ class StageTrainer:
         return min(1.0, (self._step + 1) / warmup) * (0.05 + 0.95 * decay)
 
     def _batches(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Draw the batches of an epoch: the same on all ranks, or as many of their own shards."""
+        """Draw the batches of an epoch: the same on all ranks, or equally many of their shards."""
         log, longest = self._stage.log, self._model.config.window + 1
         tokens, shards = self._stage.batch_tokens, log.shards
         common = np.random.default_rng(self._derive_seed(epoch, 0))
@@ -205,7 +205,7 @@ class StageTrainer:
         return int(sequence.generate_state(1, np.uint64)[0])
 
 
-_VALIDATION_BATCH = 64  # cases, few enough for all ranks to have about as many batches
+_VALIDATION_BATCH = 64  # cases, few enough for all ranks to have about equally many batches
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from models.recommender.co_occurrence import MAX_EASE_ITEMS, ItemSimilarity, eas
 from models.recommender.recommender import Recommender
 
 TRANSITION_OFFSETS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)  # of λ of what followed
-# Of λ of what the user took before: at the last, that comes before everything else.
+# of λ of items taken before: at the last, these come before everything else
 REPEAT_OFFSETS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 # For item similarities: those of a user sum to about .5 for the most similar item.
 SIMILARITIES = (0.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)

@@ -66,7 +66,7 @@ def prediction_task(log: Interactions, cases: Holdout | None = None) -> Predicti
     """Infer the prediction task from a log and the cases that evaluate it.
 
     A log of baskets with hardly any case inside one is evaluated by whole baskets; a log with
-    repeats but no repeated target, by new items alone. Without cases, or with too few to tell, the
+    repeats but no repeated target, only by new items. Without cases, or with too few to tell, the
     task is any next event.
     """
     repeated, tied = repeat_share(log), tied_share(log)
@@ -92,8 +92,8 @@ def hold_out_rule(log: Interactions) -> HoldOut:
     """Choose how events of a log are held out: the question that its service will be asked.
 
     The cases are each user's last event, or their last basket in a log of baskets. If most users
-    have only one basket, as in a log without times, the last event is taken. What is left of a log
-    has fewer baskets: it is split by the same rule, so that validation and test ask the same.
+    have only one basket, as in a log without times, the last event is taken. The rest of a log has
+    fewer baskets: it is split by the same rule, so that validation and test ask the same.
     """
     if tied_share(log) >= _BASKET_SHARE:
         _, cases = leave_last_basket_out(log)

@@ -269,8 +269,8 @@ def interrupted(job: Job) -> Job:
 class LeaseWatch:
     """Checks a lease again and again, and remembers what it said last.
 
-    If the lease cannot be checked, the training goes on: it may be the only thing that still
-    works, and the lease is kept as long as nobody else has taken it.
+    If the lease cannot be checked, the training goes on: it may be the only thing that still works,
+    and the lease is kept until somebody else takes it.
     """
 
     def __init__(self, lease: TrainingLease, job_id: str) -> None:
@@ -286,7 +286,7 @@ class LeaseWatch:
             await asyncio.to_thread(self._check)
 
     def run_in_thread(self, ended: threading.Event, on_stop: Callable[[], None]) -> None:
-        """Check the lease until the job has ended or is to be stopped, as `on_stop` is told."""
+        """Check the lease until the job has ended; call `on_stop` once it must be stopped."""
         while not ended.wait(self._lease.interval):
             self._check()
             if self.state != "held":

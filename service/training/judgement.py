@@ -1,16 +1,16 @@
 """Judgement of a trained model on its validation cases, and the decision whether it is served.
 
-Where users take items again, a service is asked two questions: what comes next, and, with seen
-items excluded as they are by default, what of the next is new to the user. What ranks the cases
-best is served: the model, or a baseline that is better than it at one question beyond the noise,
-and worse at none. The mean of both, which chooses the weights of a model's parts, is not the rule
-here: the NDCG of what comes next is usually by far the higher one, so that a baseline that repeats
-a user's history well would be served though it has nothing new to recommend.
+If users take items again, a service is asked two questions: what comes next, and, with seen items
+excluded as they are by default, which of the next are new to the user. The best ranker of the cases
+is served: the model, or a baseline that is better at one question beyond the noise, and worse at
+none. The mean of both, which chooses the weights of a model's parts, is not the rule here: the NDCG
+of what comes next is usually by far the higher one, so that a baseline that repeats a user's
+history well would be served though it has nothing new to recommend.
 
-What is to be published is served if its NDCG@10 is better than that of what is served, over the
-cases that were held out of both. A model that is served has learned from events that were its own
-cases, in its final epochs: what it had ranked before these is kept beside it, as a digest of each
-case and a rank. Cases that have come since are new to it, and it ranks them now.
+A trained model replaces the served one if its NDCG@10 is better over the cases that were held out
+of both. A model that is served has learned from events that were its own cases, in its final
+epochs: what it had ranked before these is kept beside it, as a digest of each case and a rank.
+Cases that have come since are new to it, and it ranks them now.
 """
 
 from __future__ import annotations

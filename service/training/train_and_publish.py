@@ -23,7 +23,7 @@ from service.runtime import durable_files
 from service.runtime.memory import trim
 from service.snapshots.registry import Registry
 from service.training.judgement import JUDGED_FILE, CurrentModel, decide, judge, judged_file
-from service.training.process_group import is_rank_zero, process_count, process_group
+from service.training.process_group import process_count, process_group
 from service.training.training_corpus import StageProgressCallback, TrainingCorpus
 
 _ENOUGH = 100  # users, from which shares are said of 100
@@ -184,7 +184,7 @@ def train(
         verdict = replace(verdict, is_served=False)
     judged = judged_file(found, corpus, exclude_seen=exclude_seen)
     outcome, item_counts = found.as_dict(), corpus.log.liked().total_item_counts()
-    if not (is_rank_zero() and corpus.log.shards.is_first):
+    if not corpus.log.shards.is_first:
         return {}
     if found.popular_is_best:
         _remove_checkpoint(checkpoint)

@@ -50,9 +50,9 @@ NO_COLUMNS = LogColumns(
 
 
 def check_same_store(store: Store, shards: Processes) -> None:
-    """Check that the store of each process has about as many events as those of the others.
+    """Raise Invalid, in all processes, unless their stores have about equally many events.
 
-    Raises `Invalid` otherwise, in all processes: users would be missing.
+    Users would be missing.
     """
     counts = shards.gather_objects(asyncio.run(store.counts())["events"])
     if max(counts) - min(counts) > _MAX_DIFFERENCE * max(counts):

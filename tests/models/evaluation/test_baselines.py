@@ -189,9 +189,3 @@ def test_ease_refuses_what_would_not_fit() -> None:
     log = Interactions.from_columns([0], [0], [0], n_users=1, n_items=1_000_000)
     with pytest.raises(ValueError, match="1000000 items need about 20000 GB, and 20000 are"):
         EASE.fit(log)
-
-
-def test_a_window_below_one_is_refused() -> None:
-    """No pair of events lies within it."""
-    with pytest.raises(ValueError, match="window must be at least 1"):
-        transition_matrix(small(), window=0, power=1.0)
