@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
-from models.compute.progress import ProgressCallback
+from models.compute.checkpoint import ProgressCallback
 from models.history.user_memory import UserMemory
 from models.ranking.recommend import Ranked, recommend
 from service import __version__
