@@ -35,7 +35,7 @@ class WorkerRow(NamedTuple):
     is_running: bool
     started: float  # of its latest process; 0.0 before the first
     restarts: int
-    beat: float  # the last heartbeat of that process; 0.0 before its first
+    beat: float = 0.0  # the last heartbeat of that process; 0.0 before its first
 
 
 class WorkerTable:

@@ -15,10 +15,10 @@ import pytest
 from service.domain.errors import Corrupt, Incompatible, Invalid, NotFound
 from service.domain.records import Event, User
 from service.domain.settings import Settings
-from service.maintenance.backups.backup import back_up, digest_file
-from service.maintenance.backups.manifest import BACKUP_FILE, read_backup_manifest
-from service.maintenance.backups.restore import drill, restore, verify
-from service.maintenance.doctor.installation import read_metrics
+from service.maintenance.backup import back_up, digest_file
+from service.maintenance.backup_manifest import BACKUP_FILE, read_backup_manifest
+from service.maintenance.installation import read_metrics
+from service.maintenance.restore import drill, restore, verify
 from service.runtime.data_layout import (
     MODELS_FOLDER,
     NAMESPACES_FOLDER,

@@ -17,9 +17,9 @@ from service.domain.errors import Conflict, Corrupt, Incompatible, NotFound
 from service.domain.records import Event, User
 from service.domain.settings import Settings
 from service.jobs.job import Job
-from service.maintenance.backups.backup import back_up, digest_file
-from service.maintenance.backups.manifest import BackupManifest
-from service.maintenance.backups.restore import drill, restore, restore_to_database
+from service.maintenance.backup import back_up, digest_file
+from service.maintenance.backup_manifest import BackupManifest
+from service.maintenance.restore import drill, restore, restore_to_database
 from service.runtime.data_layout import (
     MODELS_FOLDER,
     NAMESPACES_FOLDER,

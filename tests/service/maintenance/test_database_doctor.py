@@ -17,13 +17,12 @@ import pytest
 
 from service.domain.records import Event
 from service.jobs.job import Job
-from service.maintenance.backups.backup import back_up
+from service.maintenance import doctor
+from service.maintenance.backup import back_up
 from service.maintenance.copying import copy_store
-from service.maintenance.doctor import diagnosis
-from service.maintenance.doctor.diagnosis import diagnose
-from service.maintenance.doctor.findings import Finding, run_checks
-from service.maintenance.doctor.installation import Disk, summarise, summarise_database
-from service.maintenance.doctor.server_checks import SERVER_CHECKS
+from service.maintenance.doctor import diagnose
+from service.maintenance.doctor_checks import SERVER_CHECKS, Finding, run_checks
+from service.maintenance.installation import Disk, summarise, summarise_database
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.shared_registry import KIND, SharedRegistry
 from service.stores.postgres.connections import Connections
@@ -59,7 +58,7 @@ class Sound(NamedTuple):
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No service answers, and the environment has no settings."""
-    monkeypatch.setattr(diagnosis, "read_metrics", lambda *_: None)
+    monkeypatch.setattr(doctor, "read_metrics", lambda *_: None)
     for name in [name for name in os.environ if name.startswith("HEED_")]:
         monkeypatch.delenv(name)
 
@@ -318,7 +317,7 @@ def test_models(sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
         name = "other"
 
     with monkeypatch.context() as patch:
-        patch.setattr(diagnosis, "open_encoder", lambda _: Other())
+        patch.setattr(doctor, "open_encoder", lambda _: Other())
         assert codes(sound.data) == {"other-encoder", "other-embeddings"}
     _execute(
         sound.url,

@@ -17,13 +17,17 @@ import pytest
 from service.domain.keys import issue_key
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
-from service.maintenance.backups.backup import back_up
-from service.maintenance.doctor import diagnosis, findings
-from service.maintenance.doctor.checks import HOST_CHECKS, LOG_CHECKS, NAMESPACE_CHECKS
-from service.maintenance.doctor.diagnosis import diagnose
-from service.maintenance.doctor.findings import Finding
-from service.maintenance.doctor.installation import DAY, Disk, KeyRefused, read_metrics
-from service.maintenance.doctor.server_checks import SERVER_CHECKS
+from service.maintenance import doctor, doctor_checks
+from service.maintenance.backup import back_up
+from service.maintenance.doctor import diagnose
+from service.maintenance.doctor_checks import (
+    HOST_CHECKS,
+    LOG_CHECKS,
+    NAMESPACE_CHECKS,
+    SERVER_CHECKS,
+    Finding,
+)
+from service.maintenance.installation import DAY, Disk, KeyRefused, read_metrics
 from service.runtime.data_layout import (
     CHECKPOINT_FILE,
     EMBEDDINGS_FILE,
@@ -46,7 +50,7 @@ SECOND = 1_000_000
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No service answers, and the environment has no settings."""
-    monkeypatch.setattr(diagnosis, "read_metrics", lambda *_: None)
+    monkeypatch.setattr(doctor, "read_metrics", lambda *_: None)
     for name in [name for name in os.environ if name.startswith("HEED_")]:
         monkeypatch.delenv(name)
 
@@ -150,7 +154,7 @@ def test_another_encoder(sound: Path, world: World, monkeypatch: pytest.MonkeyPa
         name = "other"
 
     with monkeypatch.context() as patch:
-        patch.setattr(diagnosis, "open_encoder", lambda _: Other())
+        patch.setattr(doctor, "open_encoder", lambda _: Other())
         assert codes(sound) == {"other-encoder", "other-embeddings"}
     (sound / EMBEDDINGS_FILE).unlink()
     assert codes(sound) == {"missing-embeddings"}
@@ -244,7 +248,7 @@ def test_a_small_cache(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             'heed_cache_hits_total{cache="history"}': hits,
             'heed_cache_misses_total{cache="history"}': 2_000.0,
         }
-        monkeypatch.setattr(diagnosis, "read_metrics", lambda *_, counts=counts: counts)
+        monkeypatch.setattr(doctor, "read_metrics", lambda *_, counts=counts: counts)
         assert codes(sound) == expected
 
 
@@ -273,7 +277,7 @@ def test_refused_metrics_are_a_note(sound: Path, monkeypatch: pytest.MonkeyPatch
     def refuse(*_: object) -> None:
         raise KeyRefused("The running service answers /metrics with 401")
 
-    monkeypatch.setattr(diagnosis, "read_metrics", refuse)
+    monkeypatch.setattr(doctor, "read_metrics", refuse)
     (note,) = [each for each in diagnose(sound, {}, disk=ROOMY) if each.code == "metrics-refused"]
     assert note.severity == "note"
     assert "HEED_API_KEY" in note.todo
@@ -322,10 +326,10 @@ def _execute(path: Path, statement: str) -> None:
 
 def test_each_condition_has_sentences_and_each_sentence_a_condition() -> None:
     """The table of findings has a row for each name in the code, and no other."""
-    folder = Path(findings.__file__).parent
+    folder = Path(doctor_checks.__file__).parent
     source = "".join(path.read_text("utf-8") for path in folder.glob("*.py"))
     tables = (HOST_CHECKS, NAMESPACE_CHECKS, LOG_CHECKS, SERVER_CHECKS)
-    assert {name for table in tables for name in table} <= set(findings.FINDINGS)
+    assert {name for table in tables for name in table} <= set(doctor_checks.FINDINGS)
     used = {"newer-schema/file", "older-schema/file"}  # named in two parts
-    missing = [name for name in findings.FINDINGS if f'"{name}"' not in source]
+    missing = [name for name in doctor_checks.FINDINGS if f'"{name}"' not in source]
     assert set(missing) <= used

@@ -18,9 +18,9 @@ import pytest
 from service.domain.errors import Corrupt, HeedError, Incompatible, Invalid
 from service.domain.records import Event
 from service.domain.settings import Settings
-from service.maintenance.backups.backup import back_up
-from service.maintenance.backups.manifest import BACKUP_FILE
-from service.maintenance.backups.restore import drill, restore, restore_to_database
+from service.maintenance.backup import back_up
+from service.maintenance.backup_manifest import BACKUP_FILE
+from service.maintenance.restore import drill, restore, restore_to_database
 from service.runtime.data_layout import MODELS_FOLDER, NAMESPACES_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.snapshots.version_files import seal, unseal
