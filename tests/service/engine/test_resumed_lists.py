@@ -28,6 +28,8 @@ from service.stores.sqlite.store import SQLiteStore
 from tests.support import asking
 from tests.support.tiny import NOON, World, item_id
 
+pytestmark = pytest.mark.verify
+
 ALL = asking.recommend(asking.who(at=NOON))
 NOW = asking.recommend(asking.who())
 USERS = sorted(f"u{n}" for n in range(40))

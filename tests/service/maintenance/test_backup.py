@@ -36,6 +36,8 @@ from tests.support.server import Server
 from tests.support.stores import run_on
 from tests.support.tiny import World
 
+pytestmark = pytest.mark.verify
+
 SETTINGS = {"encoder": "static", "embedding_dim": 256}
 
 

@@ -29,6 +29,8 @@ from service.stores.sqlite.store import SQLiteStore
 from tests.support.command_line import Heed
 from tests.support.stores import run_on
 
+pytestmark = pytest.mark.verify
+
 Body = dict[str, Any]
 Trail = tuple[str | int, ...]
 
