@@ -28,7 +28,7 @@ BUDGETS = {
     "service.cli": 3_850,
     "service.datasets": 3_800,
     "service.domain": 1_300,
-    "service.engine": 5_750,
+    "service.engine": 5_550,
     "service.histories": 850,
     "service.http": 5_700,
     "service.jobs": 1_100,
