@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+
+
+class _Stage:
+    """One entry of a stage; `contextlib.contextmanager` would take three times as long."""
+
+    __slots__ = ("clock", "name", "started")
+
+    def __init__(self, clock: StageClock, name: str) -> None:
+        self.clock, self.name = clock, name
+
+    def __enter__(self) -> None:
+        self.started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        clock, name, ended = self.clock, self.name, time.perf_counter()
+        clock.seconds[name] = clock.seconds.get(name, 0.0) + ended - self.started
+        if clock.entries is not None:
+            clock.entries.append((name, self.started, ended))
 
 
 class StageClock:
@@ -22,17 +38,9 @@ class StageClock:
         # Each entry of a stage with its begin and end, by `perf_counter`; None if not kept.
         self.entries: list[tuple[str, float, float]] | None = [] if keep_entries else None
 
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Add the time of the block to the stage `name`."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            ended = time.perf_counter()
-            self.seconds[name] = self.seconds.get(name, 0.0) + ended - started
-            if self.entries is not None:
-                self.entries.append((name, started, ended))
+    def __call__(self, name: str) -> _Stage:
+        """Return a context manager that adds the time of its block to the stage `name`."""
+        return _Stage(self, name)
 
     def header(self) -> str:
         """Return the value of `Server-Timing`: each stage and the total so far, in milliseconds."""

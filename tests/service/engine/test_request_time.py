@@ -18,6 +18,8 @@ from tests.support import asking, tiny
 from tests.support.engine_story import run
 from tests.support.tiny import DAY, NOON, SECOND, item_id
 
+pytestmark = pytest.mark.verify
+
 AT = NOON - 36 * DAY  # in the middle of the history of every user
 EVERY = tuple(item.item_id for item in tiny.items())
 USER = "u1"

@@ -34,6 +34,8 @@ from tests.support.old_stores import to_version
 from tests.support.server import Server
 from tests.support.tiny import World
 
+pytestmark = pytest.mark.verify
+
 SETTINGS = {"encoder": "static", "embedding_dim": 256}
 
 

@@ -44,6 +44,8 @@ from tests.support.postgres_cluster import PostgresCluster
 from tests.support.postgres_server import PostgresDatabases, PostgresServer
 from tests.support.tiny import World
 
+pytestmark = pytest.mark.verify
+
 ROOMY = Disk(10**12, 9 * 10**11)
 
 

@@ -28,6 +28,8 @@ from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.command_line import Heed
 
+pytestmark = pytest.mark.verify
+
 Body = dict[str, Any]
 Trail = tuple[str | int, ...]
 

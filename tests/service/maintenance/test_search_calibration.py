@@ -36,6 +36,8 @@ from service.snapshots.live_search import (
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.support.command_line import Heed
 
+pytestmark = pytest.mark.verify
+
 DIMENSION = 32
 PRIOR = WEIGHTS.index(DEFAULTS.meaning)
 

@@ -30,6 +30,8 @@ from tests.support.small import cycle
 from tests.support.tiny import populate
 from tests.support.training import QUICK, content
 
+pytestmark = pytest.mark.verify
+
 ROOT = Path(__file__).parents[3]
 WORTHS = [[3.0, 0.0, 5.0], [0.0, 0.0, 0.0]]
 # Nothing is left to chance, so that sharing a batch changes nothing but the order of sums.

@@ -34,6 +34,8 @@ from tests.support.small import events_of
 from tests.support.snapshot_ranker import SnapshotRanker
 from tests.support.tiny import NOON, QUICK, SECOND, World, events, item_id, items
 
+pytestmark = pytest.mark.verify
+
 FAST = replace(
     QUICK,
     train_config=replace(QUICK.train_config, epochs=2, attention_epochs=1, final_epochs=1),
