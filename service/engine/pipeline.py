@@ -110,9 +110,7 @@ class Request(Generic[Q]):
             if user_id is not None or history:
                 self.events = await self.load(user_id, history or ())
             await (self._open_log() if with_log else self._open_snapshot())
-            self.warnings = await unknown_types(
-                self.parts, visible.types, "/visible/types", self.events
-            )
+            self.warnings = await self._unknown_types(visible.types or ())
 
     async def open_snapshot(self) -> None:
         """Read the snapshot, for a question that attends nobody's memory."""
@@ -150,6 +148,17 @@ class Request(Generic[Q]):
                 self.parts.event_log.is_stale = True
             self.snapshot = live.snapshot
 
+    async def _unknown_types(self, names: Collection[str]) -> tuple[WarningOut, ...]:
+        """Return a warning of each visible event type that no event of anybody has."""
+        log = self.parts.event_log
+        unknown = set(names).difference(self.events.type_names)
+        if unknown.difference(log.loaded.types.ids):
+            try:
+                await log.current()
+            except StoreUnreachable:  # cannot tell
+                return ()
+        return _type_warnings(unknown.difference(log.loaded.types.ids), "/visible/types")
+
     @property
     def until(self) -> int:
         """The time until which logged events count; without `at` all do, as clocks may be ahead."""
@@ -165,7 +174,11 @@ class Request(Generic[Q]):
 
     def excluded_rows(self, exclude: Sequence[str], *, seen: bool) -> NDArray[np.int64]:
         """Return the rows of items that are excluded by name, and of those that were seen."""
-        return excluded_rows(self.snapshot, exclude, self.events if seen else None)
+        catalogue = self.snapshot.catalogue
+        excluded = catalogue.rows(sorted(exclude)).astype(np.int64)
+        if seen:
+            excluded = np.concatenate([excluded, self.events.items])
+        return excluded[(excluded >= 0) & (excluded < len(catalogue))]
 
     def counted_types(
         self, names: frozenset[str] | None
@@ -316,35 +329,11 @@ class Request(Generic[Q]):
         return cast("AnswerOut", {k: v for k, v in named.items() if v is not _ABSENT})
 
 
-async def unknown_types(
-    parts: Parts, names: Collection[str] | None, pointer: str, events: EventColumns = EMPTY
-) -> tuple[WarningOut, ...]:
-    """Return a warning of each event type that no event has, of these `events` or of anybody."""
-    log = parts.event_log
-    unknown = set(names or ()).difference(events.type_names)
-    if unknown.difference(log.loaded.types.ids):
-        try:
-            await log.current()
-        except StoreUnreachable:  # cannot tell
-            return ()
-    return _type_warnings(unknown.difference(log.loaded.types.ids), pointer)
-
-
 def _type_warnings(unknown: Collection[str], pointer: str) -> tuple[WarningOut, ...]:
     return tuple(
         WarningOut(pointer=pointer, detail=f"no event has the type {name!r}")
         for name in sorted(unknown)
     )
-
-
-def excluded_rows(
-    snapshot: Snapshot, exclude: Sequence[str], seen: EventColumns | None
-) -> NDArray[np.int64]:
-    """Return the rows of items that are excluded by name, and of the items of events."""
-    excluded = snapshot.catalogue.rows(sorted(exclude)).astype(np.int64)
-    if seen is not None:
-        excluded = np.concatenate([excluded, seen.items])
-    return excluded[(excluded >= 0) & (excluded < len(snapshot.catalogue))]
 
 
 def answer_of(snapshot: Snapshot, items: list[AnsweredItemOut], **members: Any) -> AnswerOut:
