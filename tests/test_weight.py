@@ -28,3 +28,55 @@ BUDGETS = {
     "service.cli": 3_850,
     "service.datasets": 3_800,
     "service.domain": 1_300,
+    "service.engine": 5_450,
+    "service.histories": 850,
+    "service.http": 5_700,
+    "service.jobs": 1_000,
+    "service.lab": 3_250,
+    "service.maintenance": 3_000,
+    "service.questions": 2_550,
+    "service.runtime": 2_400,
+    "service.snapshots": 2_950,
+    "service.stores": 11_500,
+    "service.training": 1_250,
+}
+
+
+def lines(*folders: Path) -> int:
+    """Count the lines of Python files."""
+    files = (file for folder in folders for file in folder.rglob("*.py"))
+    return sum(len(file.read_text().splitlines()) for file in files)
+
+
+def rooms() -> list[str]:
+    """Return the rooms: the folders of `models` and `service`."""
+    folders = (folder for top in ("models", "service") for folder in sorted((ROOT / top).iterdir()))
+    return [
+        f"{each.parent.name}.{each.name}" for each in folders if (each / "__init__.py").exists()
+    ]
+
+
+def test_every_room_has_a_budget() -> None:
+    """The table prints what each room weighs, and what it may."""
+    table = Table("room", "lines", "budget")
+    for room in rooms():
+        table.add_row(room, f"{lines(ROOT / room.replace('.', '/')):,}", f"{BUDGETS[room]:,}")
+    files = [*(ROOT / "models").rglob("*.py"), *(ROOT / "service").rglob("*.py")]
+    table.add_row(
+        f"all, in {len(files)} files", f"{lines(ROOT / 'models', ROOT / 'service'):,}", ""
+    )
+    Console().print(table)
+    assert len(files) <= FILES
+    assert [*BUDGETS] == rooms()
+
+
+@pytest.mark.parametrize("room", BUDGETS)
+def test_a_room_keeps_to_its_budget(room: str) -> None:
+    """A room that has grown must lose something, or ask for more in a commit that says why."""
+    assert lines(ROOT / room.replace(".", "/")) <= BUDGETS[room]
+
+
+def test_tests_keep_to_their_budgets() -> None:
+    benchmarks = lines(ROOT / "tests/benchmarks")
+    assert lines(ROOT / "tests") - benchmarks <= LINES_OF_TESTS
+    assert benchmarks <= LINES_OF_BENCHMARKS
