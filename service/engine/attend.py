@@ -32,7 +32,7 @@ from service.engine.explanation import name_rows
 from service.engine.pipeline import Request
 from service.questions.answers import AttendedOut
 from service.questions.asked import attention_options
-from service.questions.attend import AttendIn, MemoryIn, ScorerName
+from service.questions.attend import INDEXED, AttendIn, MemoryIn, ScorerName
 
 Vector = NDArray[np.float32]
 
@@ -246,8 +246,9 @@ def _named(
     question: AttendIn, vector: Tensor, memory: KVBlock, options: AttentionOptions
 ) -> Tensor:
     """Name the rows [H, 1, k] of largest score, which FAISS orders by the inner product."""
-    if question.scorer == "additive":  # has no inner product: every row is scored
-        scores = logits(vector, memory.keys, bias=memory.bias[:, None], score=additive)
+    if question.scorer not in INDEXED:  # has no inner product: every row is scored
+        score = _SCORERS[question.scorer]
+        scores = logits(vector, memory.keys, bias=memory.bias[:, None], score=score)
         best = scores.topk(min(options.rows_kept, scores.shape[2]), 2)
         return best.indices.masked_fill(best.values == -math.inf, -1)
     if question.scorer == "cosine":

@@ -16,7 +16,7 @@ import torch
 from models.text.encoders import TextEncoder
 from service.domain.errors import Corrupt, Incompatible, ModelRejected
 from service.domain.settings import Settings
-from service.engine import monitoring as readiness
+from service.engine import monitoring
 from service.engine.compose import Parts, compose
 from service.engine.live_scenarios import LiveScenarios
 from service.engine.monitoring import Measurement, measure
@@ -137,8 +137,8 @@ class Engine:
         return {"model_version": snapshot.version, "previous": before}
 
     async def ready(self) -> tuple[bool, Mapping[str, Any]]:
-        """True if requests can be answered, and the result of each check (`readiness.check`)."""
-        return await readiness.check(self.store, self.live, self.parts.settings.data)
+        """True if requests can be answered, and the result of each check (`monitoring.check`)."""
+        return await monitoring.check(self.store, self.live, self.parts.settings.data)
 
     async def unknown_items(self, item_ids: Iterable[str]) -> list[str]:
         """Return the ids that the catalogue does not have, in their order and each once.

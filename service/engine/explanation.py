@@ -308,7 +308,7 @@ def foremost_reasons(
     `merge_events` puts together. Their effects add up to the
     effect of all of them, where that is computed, and are else those of each.
 
-    The arguments are those of `models.ranking.explain.explain`, and the `events` of the memory.
+    The arguments are those of `models.ranking.explanation.explain`, and the `events` of the memory.
     """
     wanted = 2 * top + _SPARE
     if user.collapsed is not None:  # which other events count depends on how many are looked at
