@@ -23,6 +23,8 @@ from tests.support import tiny
 from tests.support.command_line import Heed
 from tests.support.guided import check_heed
 
+pytestmark = pytest.mark.verify
+
 ROOT = Path(__file__).parents[1]
 PORT = 8000  # as the documents write it
 # Words as `wc -w` counts them, code and tables included.

@@ -93,6 +93,8 @@ def create_app(
         version=__version__,
         description=openapi.DESCRIPTION,
         openapi_tags=openapi.TAGS,
+        # `Telemetry` exports requests, without paths and messages, which carry ids.
+        telemetry={"tracing": False, "metrics": False, "logs": False},
         docs_url=None,  # in `routes.page`, without the CDN of FastAPI's own
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,  # names of methods in clients

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.domain.errors import Crowded, Overloaded, TooLarge
@@ -399,12 +399,18 @@ class Bodies:
         try:
             async with asyncio.timeout(self._timeout) as timer:
                 with connection.waits(timer):
-                    async for chunk in Request(scope, receive).stream():
+                    more = True
+                    while more:
+                        message = await receive()
+                        if message["type"] == "http.disconnect":
+                            raise ClientDisconnect
+                        chunk = message.get("body", b"")
                         size += len(chunk)
                         if size > self._max_body:
                             raise self._too_large()
                         self._arrivals.buffered.take(sender, len(chunk))
                         chunks.append(chunk)
+                        more = message.get("more_body", False)
         except TimeoutError:
             raise self._ended(connection) from None
         finally:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import INDEX_FROM, UNTRAINED, Snapshot
 from models.evaluation.full_ranking import first_relevant_rank, ndcg_gains, standard_error
@@ -71,19 +71,15 @@ class Calibration:
 def build_snapshot(
     items: Iterable[Item],
     embeddings: EmbeddingCache,
-    progress: StageProgressCallback | None = None,
+    progress: StageProgressCallback = lambda *_: None,
     *,
     index_from: int = INDEX_FROM,
     keywords: bool = True,
 ) -> Snapshot:
     """Build a snapshot of items as the service would search them; their embeddings are saved.
 
-    Args:
-        items: the catalogue.
-        embeddings: of texts.
-        progress: called as items are embedded.
-        index_from: number of items from which on an index of their keys is built.
-        keywords: whether items are found by their ids and other keywords.
+    An index of keys is built from `index_from` items on. With `keywords`, items are found by their
+    ids and other keywords.
     """
     empty = Catalogue.empty(embeddings.encoder.dimension, bm25_writer=BM25Writer())
     entries = [to_entry(item, embeddings.encoder.dimension) for item in items]
@@ -100,7 +96,7 @@ def calibrate(
     embeddings: EmbeddingCache,
     *,
     seed: int = 0,
-    progress: StageProgressCallback | None = None,
+    progress: StageProgressCallback = lambda *_: None,
 ) -> Calibration:
     """Choose the weight of meaning by how well held-out texts of a catalogue find their own items.
 
@@ -118,7 +114,7 @@ def calibrate_held_out(
     parts: Sequence[HeldOut],
     embeddings: EmbeddingCache,
     encoders: Sequence[Callable[[str], NDArray[np.float32]]],
-    progress: StageProgressCallback | None = None,
+    progress: StageProgressCallback = lambda *_: None,
 ) -> list[Calibration]:
     """Return the calibration of each encoder of queries, on the same texts held out.
 
@@ -136,13 +132,15 @@ def calibrate_held_out(
         )
         for text, item_id in part.queries:
             for own, encode in zip(gains, encoders, strict=True):
-                rankings = rank_by_weight(snapshot, encode, text, _DEPTH, _COARSE)
+                rankings = rank_by_weight(snapshot, encode, text)
                 own.append(_gains(rankings, item_id))
             done = len(gains[0])
-            if progress is not None and (done % _TELL == 0 or done == total):
+            if done % _TELL == 0 or done == total:
                 progress("calibrating search", done, total, None)
-    found = [np.array(own) for own in gains]
-    return [Calibration(replace(DEFAULTS, meaning=choose_weight(own)), own) for own in found]
+    return [
+        Calibration(replace(DEFAULTS, meaning=choose_weight(each)), each)
+        for each in map(np.array, gains)
+    ]
 
 
 def choose_weight(gains: NDArray[np.float64]) -> float:
@@ -235,26 +233,21 @@ def hold_out_sentences(items: Sequence[Item], rng: np.random.Generator) -> HeldO
 
 
 def rank_by_weight(
-    snapshot: Snapshot,
-    encode: Callable[[str], NDArray[np.float32]],
-    text: str,
-    depth: int,
-    options: AttentionOptions = DEFAULT_OPTIONS,
+    snapshot: Snapshot, encode: Callable[[str], NDArray[np.float32]], text: str
 ) -> list[list[str]]:
-    """Return the ids of the first `depth` items of a search, for each of `WEIGHTS`.
+    """Return the ids of the first items of a search, for each of `WEIGHTS`.
 
     `encode` maps the text to its embedding [D].
     """
     catalogue = snapshot.catalogue
-    _, matches = match_text(text, snapshot, encode, allowed=catalogue.servable, options=options)
+    _, matches = match_text(text, snapshot, encode, allowed=catalogue.servable, options=_COARSE)
     weighted = (
         replace(matches, parameters=replace(DEFAULTS, meaning=weight)) for weight in WEIGHTS
     )
-    return [catalogue.vocabulary.ids_of(nearest(each, depth).tolist()) for each in weighted]
+    return [catalogue.vocabulary.ids_of(nearest(each, _DEPTH).tolist()) for each in weighted]
 
 
 def _gains(rankings: Sequence[Sequence[str]], item_id: str) -> NDArray[np.float64]:
-    """Return the gain [W] of an item's rank in each ranking."""
     ranks = [first_relevant_rank(ranking, {item_id: 1.0}, _DEPTH) for ranking in rankings]
     return ndcg_gains(np.array(ranks), _DEPTH)
 
@@ -309,7 +302,7 @@ def fit_query_encoding(
     embeddings: EmbeddingCache,
     *,
     seed: int = 0,
-    progress: StageProgressCallback | None = None,
+    progress: StageProgressCallback = lambda *_: None,
 ) -> QueryEncoding:
     """Fit a table to the titles and sentences of a catalogue, and compare it on held-out ones.
 
@@ -325,8 +318,7 @@ def fit_query_encoding(
         raise Invalid("", f"{encoder.name} needs no query table: it encodes queries itself")
 
     def report(stage: str, done: int, total: int) -> None:
-        if progress is not None:
-            progress(stage, done, total, None)
+        progress(stage, done, total, None)
 
     searched = sample_items(items, seed)
     parts = hold_out(searched, seed)

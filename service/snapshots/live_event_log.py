@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 _BATCH = 200_000  # events that are read at once, about
 _WAIT = 0.05  # seconds between two looks for the log that another process is reading
+_FIRST = 0.3  # seconds for the first answers, before the log is read beside them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,8 +102,8 @@ class LiveEventLog:
         return self.loaded.log
 
     def begin(self) -> None:
-        """Begin to read the log, which the first request would wait for otherwise."""
-        self._loading = asyncio.create_task(self.current())
+        """Read the log soon, unless a request asks for it before."""
+        self._loading = asyncio.create_task(self._load())
         self._loading.add_done_callback(_log_failure)
 
     def type_codes(self, names: frozenset[str] | None) -> NDArray[np.int32]:
@@ -122,6 +123,10 @@ class LiveEventLog:
         for task in (self._loading, self._joining, self._batch):
             if task is not None:
                 task.cancel()
+
+    async def _load(self) -> EventLog:
+        await asyncio.sleep(_FIRST)
+        return await self.current()
 
     async def _join(self, shared: SharedArrays) -> None:
         """Start from the log that another process read, or read it for all of them."""

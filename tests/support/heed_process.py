@@ -27,8 +27,8 @@ _FORKS.set_forkserver_preload(
         # Commands import these when they run, which is 40 % of the time of a small one.
         "service.cli.progress_bars",
         "service.engine.lists",
-        "service.maintenance.backups.backup",
-        "service.maintenance.doctor.diagnosis",
+        "service.maintenance.backup",
+        "service.maintenance.doctor",
         __name__,
         PRELOADED,
     ]

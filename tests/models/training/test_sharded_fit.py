@@ -20,6 +20,8 @@ from tests.support.shards import in_processes, shard_of
 from tests.support.small import DAY
 from tests.support.training import QUICK, content, tiny
 
+pytestmark = pytest.mark.verify
+
 ITEMS = 24
 # Nothing is drawn, and all windows are one batch: the order of sums alone is another.
 SURE = replace(

@@ -40,6 +40,8 @@ from tests.support.shards import in_processes, shard_of
 from tests.support.small import DAY
 from tests.support.training import tiny
 
+pytestmark = pytest.mark.verify
+
 COUNT, ITEMS, USERS = 3, 23, 90
 
 

@@ -24,6 +24,8 @@ from service.stores.sqlite.store import SQLiteStore
 from tests.support.command_line import Heed, counts
 from tests.support.tiny import World, events, items
 
+pytestmark = pytest.mark.verify
+
 ROOT = Path(__file__).parents[3]
 
 

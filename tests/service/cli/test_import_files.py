@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.command_line import Heed, counts
 
+pytestmark = pytest.mark.verify
+
 PRODUCTS = """\
 Stock Code;Description;Unit Price;Department
 85123A;WHITE HANGING HEART;2,55;HOME

@@ -18,6 +18,8 @@ from service.http.bodies import address_of
 from service.http.routes import context
 from tests.support.http_fake import Client, serving
 
+pytestmark = pytest.mark.verify
+
 SCORE = {"item_ids": ["a"]}
 JSON = {"host": "localhost", "content-type": "application/json"}
 

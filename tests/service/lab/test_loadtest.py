@@ -23,6 +23,8 @@ from service.lab.load_test import run
 from service.lab.open_loop import ALL, OpenLoop, draw_schedule, summarize
 from tests.support.loadtest_fake import ITEMS, USERS, Fake, faking
 
+pytestmark = pytest.mark.verify
+
 BASE = Options("", rate=100.0, duration=1.0, warmup=0.0, arrivals="constant", users=10)
 
 

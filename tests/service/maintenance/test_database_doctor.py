@@ -17,13 +17,12 @@ import pytest
 
 from service.domain.records import Event
 from service.jobs.job import Job
-from service.maintenance.backups.backup import back_up
+from service.maintenance import doctor
+from service.maintenance.backup import back_up
 from service.maintenance.copying import copy_store
-from service.maintenance.doctor import diagnosis
-from service.maintenance.doctor.diagnosis import diagnose
-from service.maintenance.doctor.findings import Finding, run_checks
-from service.maintenance.doctor.installation import Disk, summarise, summarise_database
-from service.maintenance.doctor.server_checks import SERVER_CHECKS
+from service.maintenance.doctor import diagnose
+from service.maintenance.doctor_checks import SERVER_CHECKS, Finding, run_checks
+from service.maintenance.installation import Disk, summarise, summarise_database
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.shared_registry import KIND, SharedRegistry
 from service.stores.postgres.connections import Connections
@@ -42,7 +41,10 @@ from tests.support.command_line import Heed
 from tests.support.heed_process import PATIENCE
 from tests.support.postgres_cluster import PostgresCluster
 from tests.support.postgres_server import PostgresDatabases, PostgresServer
+from tests.support.stores import run_on
 from tests.support.tiny import World
+
+pytestmark = pytest.mark.verify
 
 ROOMY = Disk(10**12, 9 * 10**11)
 
@@ -59,7 +61,7 @@ class Sound(NamedTuple):
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No service answers, and the environment has no settings."""
-    monkeypatch.setattr(diagnosis, "read_metrics", lambda *_: None)
+    monkeypatch.setattr(doctor, "read_metrics", lambda *_: None)
     for name in [name for name in os.environ if name.startswith("HEED_")]:
         monkeypatch.delenv(name)
 
@@ -112,10 +114,14 @@ def _given(server: PostgresServer, created: str) -> str:
     return created.replace("postgres@", "heed@")
 
 
+def examine(data: Path, **options: Any) -> list[Finding]:
+    """All findings but notes, on a disk with room."""
+    findings = diagnose(data, {}, **{"disk": ROOMY} | options)
+    return [each for each in findings if each.severity != "note"]
+
+
 def codes(data: Path, **options: Any) -> set[str]:
-    """The codes of all findings but notes, on a disk with room."""
-    found = diagnose(data, {}, **{"disk": ROOMY} | options)
-    return {each.code for each in found if each.severity != "note"}
+    return {each.code for each in examine(data, **options)}
 
 
 def found(state: ServerState, **changes: Any) -> set[str]:
@@ -125,7 +131,6 @@ def found(state: ServerState, **changes: Any) -> set[str]:
 
 
 def state_of(url: str) -> ServerState:
-    """The state of a server."""
     connections = Connections(url)
     try:
         return read_server(connections)
@@ -285,18 +290,14 @@ def test_contents(sound: Sound) -> None:
     """Faults of the log, of counts, of models and of jobs are found as in a directory."""
     now = time.time_ns() // 1000
 
-    async def write(*events: Event) -> None:
-        store = PostgresStore(sound.url)
-        await store.append(events)
-        await store.close()
-
-    asyncio.run(write(*(Event("u1", f"lost-{n}", timestamp=now) for n in range(50))))
-    (finding,) = _findings(sound.data)
+    lost = [Event("u1", f"lost-{n}", timestamp=now) for n in range(50)]
+    run_on(PostgresStore(sound.url), lambda store: store.append(lost))
+    (finding,) = examine(sound.data)
     assert (finding.code, finding.namespace) == ("unknown-items", "default")
     assert finding.what.startswith("50 of 530 events (9%)")
     items = [f"space-{n:02}" for n in range(15)]
     lent = [Event(f"u{n % 40}", items[n % 15], type="lend", timestamp=now - n) for n in range(900)]
-    asyncio.run(write(*lent))
+    run_on(PostgresStore(sound.url), lambda store: store.append(lent))
     assert codes(sound.data) == {"unknown-items", "untrained-types", "old-model"}
     job = Job("20260101t120000-000000", "running", {}, 1)
     store = PostgresStore(sound.url)
@@ -318,7 +319,7 @@ def test_models(sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
         name = "other"
 
     with monkeypatch.context() as patch:
-        patch.setattr(diagnosis, "open_encoder", lambda _: Other())
+        patch.setattr(doctor, "open_encoder", lambda _: Other())
         assert codes(sound.data) == {"other-encoder", "other-embeddings"}
     _execute(
         sound.url,
@@ -326,24 +327,18 @@ def test_models(sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
         " WHERE (set_no, chunk_no) IN (SELECT set_no, 0 FROM heed.file_sets WHERE name = %s)",
         sound.world.second,
     )
-    (finding,) = _findings(sound.data)
+    (finding,) = examine(sound.data)
     assert finding.code == "damaged-model"
     assert sound.world.second in finding.what
 
 
 def test_namespaces(sound: Sound) -> None:
     """All are looked at, or the one that is named; one that is missing is said."""
-
-    async def write() -> None:
-        store = PostgresStore(sound.url, namespace="shop")
-        events = [Event("guest", f"i{n}", type="dislike", timestamp=n) for n in range(200)]
-        await store.append(events)
-        await store.close()
-
-    asyncio.run(write())
+    events = [Event("guest", f"i{n}", type="dislike", timestamp=n) for n in range(200)]
+    run_on(PostgresStore(sound.url, namespace="shop"), lambda store: store.append(events))
     faults = {"unknown-items", "only-dislikes", "one-user"}
     assert codes(sound.data) == faults
-    assert {each.namespace for each in _findings(sound.data)} == {"shop"}
+    assert {each.namespace for each in examine(sound.data)} == {"shop"}
     assert codes(sound.data, namespace="shop") == faults
     assert codes(sound.data, namespace="other") == {"no-namespace"}
 
@@ -369,10 +364,6 @@ def test_both_stores_are_summarised_alike(postgres: PostgresDatabases, tmp_path:
     assert found.mean_weight == pytest.approx(expected.mean_weight)  # summed in another order
     assert found._replace(mean_weight=0) == expected._replace(mean_weight=0)
     assert expected.future_events == 0 < expected.unknown_item_events
-
-
-def _findings(data: Path) -> list[Finding]:
-    return [each for each in diagnose(data, {}, disk=ROOMY) if each.severity != "note"]
 
 
 def _wait(is_so: Any) -> None:

@@ -36,6 +36,8 @@ from tests.support.command_line import Heed
 from tests.support.judged import beir
 from tests.support.token_encoder import WORDS, TokenEncoder, sentences
 
+pytestmark = pytest.mark.verify
+
 
 @pytest.fixture
 def anyio_backend() -> str:

@@ -25,6 +25,8 @@ from service.training.process_group import ProcessGroupError, process_count, pro
 from tests.support.small import cycle
 from tests.support.training import QUICK, content
 
+pytestmark = pytest.mark.verify
+
 WORTHS = [[3.0, 0.0, 5.0], [0.0, 0.0, 0.0]]
 # Nothing is left to chance, so that sharing a batch changes nothing but the order of sums.
 SURE = replace(QUICK, epochs=3, attention_epochs=0, request_time_share=0.0, item_rows_share=0.0)

@@ -32,6 +32,8 @@ from service.training.training_corpus import TrainingCorpus
 from tests.support.shards import in_processes
 from tests.support.tiny import NOON, QUICK, events, populate
 
+pytestmark = pytest.mark.verify
+
 ROOT = Path(__file__).parents[3]
 FAST = replace(
     QUICK,

@@ -23,6 +23,8 @@ from service.stores.sqlite.store import SQLiteStore
 from service.training import train_and_publish, training_corpus
 from tests.support.tiny import NOON, QUICK, SECOND, World, events, item_id, items
 
+pytestmark = pytest.mark.verify
+
 FAST = replace(
     QUICK,
     train_config=replace(QUICK.train_config, epochs=2, attention_epochs=1, final_epochs=1),

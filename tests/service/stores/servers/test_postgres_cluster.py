@@ -11,6 +11,8 @@ import pytest
 from tests.support.heed_process import PATIENCE
 from tests.support.postgres_cluster import PostgresCluster
 
+pytestmark = pytest.mark.verify
+
 
 @pytest.fixture
 def cluster() -> Iterator[PostgresCluster]:
