@@ -4,7 +4,6 @@ import hashlib
 import io
 import os
 import pickle
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,15 +27,6 @@ CHANCY = replace(
     validate_every=2, validation_users=9,
 )  # fmt: skip
 LOG = cycle(users=14, length=7, items=20)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Small models train faster on one, and the same everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(
