@@ -304,10 +304,10 @@ def _collapse(
     if known is not None:
         held.enter_context(holding(known.lock))
         if known.rebind(snapshot):
-            if known.items.count > len(history.rows):
+            if known.count > len(history.rows):
                 return None
             # After items were deleted, the newest events that are left may be too few.
-            if known.items.count <= count or leaves_enough(snapshot, history, known.items.count):
+            if known.count <= count or leaves_enough(snapshot, history, known.count):
                 known.extend(snapshot, history, count, at)
                 return known
     if not count:

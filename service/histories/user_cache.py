@@ -100,7 +100,7 @@ class DerivedState:
         older = memory.collapsed
         if older is None:
             return memory
-        if older.items.count != memory.collapsed_count:
+        if older.count != memory.collapsed_count:
             return None
         older.advance_to(memory.at)
         return replace(memory, at=at) if older.advance_to(at) else memory
