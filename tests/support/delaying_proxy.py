@@ -8,7 +8,6 @@ import socket
 import struct
 import threading
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -51,12 +50,7 @@ class DelayingProxy:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def through(self, url: str) -> str:
@@ -81,11 +75,9 @@ class DelayingProxy:
         self._run(self._refuse())
 
     def cut(self) -> None:
-        """Reset all open connections, on both sides."""
         self._run(self._cut())
 
     def close(self) -> None:
-        """Cut everything, and free the port."""
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE)

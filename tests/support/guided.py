@@ -53,8 +53,6 @@ exit "$code"
 
 
 class Block(NamedTuple):
-    """A fenced block of a guide."""
-
     section: str  # its heading
     language: str
     text: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from types import TracebackType
 from typing import Any, Literal, Self
 from uuid import UUID
 
@@ -94,18 +93,12 @@ class HalfCommit:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.finish()
         for connection in (self._worker, self._coordinator):
             connection.close()
 
     def finish(self) -> None:
-        """Commit what is prepared."""
         if not self._is_finished:
             self._worker.execute(f"COMMIT PREPARED '{self._gid}'".encode())
             self._keeper.close()

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import httpx
@@ -49,18 +48,13 @@ class Replicas:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
             self._kill_all()
         for server in self.servers:
             server.terminate()
         for server in self.servers:
-            assert server.wait() == 0 or error is not None, server.log()
+            assert server.wait() == 0 or kind is not None, server.log()
 
     def url(self, number: int) -> str:
         """Return the address of a replica, which changes when it is restarted."""

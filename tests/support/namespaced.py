@@ -38,12 +38,10 @@ class NamespacedService:
 
     @property
     def namespaces(self) -> Namespaces:
-        """The engines of the app."""
         found: Namespaces = self.app.state.namespaces
         return found
 
     def close(self) -> None:
-        """Stop the app."""
         self.runner.run(self._http.aclose())
         self.runner.run(self._lifespan.__aexit__(None, None, None))
 

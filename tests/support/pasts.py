@@ -250,7 +250,6 @@ class Loop:
         target: int,
         options: AttentionOptions = DEFAULT_OPTIONS,
     ) -> float:
-        """The transitions part."""
         part = self.reference.transitions(self.user_state, self.trained, target_row(target))
         return part if options.exclude_self else part + self._again(target)
 
@@ -266,7 +265,6 @@ class Loop:
                 for row in self.recent]  # fmt: skip
 
     def similarity(self, target: int) -> float:
-        """The similarity part."""
         return math.fsum(self._similarity_shares(target))
 
     def _similarity_shares(self, target: int) -> NDArray[np.float64]:

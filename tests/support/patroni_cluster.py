@@ -6,7 +6,6 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -21,7 +20,7 @@ from tests.support.postgres_programs import (
     program,
     server_user,
 )
-from tests.support.process_tree import ProcessTree
+from tests.support.process_tree import ProcessTree, TreeInFolder
 
 PATIENCE = 120.0  # seconds until a cluster that has no leader is given up
 TTL = 10  # seconds for which a leader that does not answer stays the leader
@@ -30,7 +29,7 @@ RETRY_TIMEOUT = 3  # seconds until etcd or PostgreSQL counts as down
 _REST_TIMEOUT = 2.0  # seconds until Patroni's own API is taken for silent
 
 
-class PatroniNode:
+class PatroniNode(TreeInFolder):
     """A machine of the cluster: Patroni and the PostgreSQL server that it runs.
 
     Attributes:
@@ -48,22 +47,10 @@ class PatroniNode:
         self._file = self.folder / "patroni.yml"
         self._file.write_text(yaml.safe_dump({**configuration, **self._own(fsync)}))
         self._file.chmod(0o644)
-        self._tree: ProcessTree | None = None
-        self._frozen = False
-
-    @property
-    def is_alive(self) -> bool:
-        """True if a process of the node runs, be it frozen."""
-        return self._tree is not None and self._tree.is_alive
-
-    @property
-    def answers(self) -> bool:
-        """True if the node runs and is not frozen."""
-        return self.is_alive and not self._frozen
 
     def start(self) -> None:
         """Start Patroni, which starts PostgreSQL once it has found its role."""
-        assert self._tree is None or not self._tree.is_alive, "it runs"
+        assert not self.is_alive, "it runs"
         self._tree = ProcessTree(
             [patroni_program("patroni"), str(self._file)],
             self._log,
@@ -71,24 +58,6 @@ class PatroniNode:
             server_user(),
             {**ENVIRONMENT, "HOME": str(self.folder)},
         )
-
-    def kill(self) -> None:
-        """Kill Patroni and every process of PostgreSQL at once, as a loss of power does."""
-        if self._tree is not None:
-            self._tree.kill()
-            self._frozen = False
-
-    def freeze(self) -> None:
-        """Stop every process where it stands, as of a machine that hangs."""
-        assert self._tree is not None
-        self._tree.freeze()
-        self._frozen = True
-
-    def thaw(self) -> None:
-        """Let a frozen node go on; it finds out what has become of its role."""
-        assert self._tree is not None
-        self._tree.thaw()
-        self._frozen = False
 
     def members(self) -> list[dict[str, Any]]:
         """Return the cluster's members as this node sees them, none if it does not answer."""
@@ -100,15 +69,6 @@ class PatroniNode:
         """True if the node says that it is the primary and holds the leader's lock."""
         answer = self._ask("/primary")
         return answer is not None and answer.status_code == 200
-
-    def log(self) -> str:
-        """Return what Patroni and PostgreSQL have logged since the node was made."""
-        return self._log.read_text(errors="replace") if self._log.exists() else ""
-
-    def close(self) -> None:
-        """Kill what runs, and remove the data."""
-        self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _ask(self, path: str) -> httpx.Response | None:
         if not self.answers:
@@ -189,12 +149,7 @@ class PatroniCluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def url(self, database: str = "postgres", **options: object) -> str:
@@ -239,7 +194,6 @@ class PatroniCluster:
             time.sleep(0.1)
 
     def close(self) -> None:
-        """Kill everything, and remove the data."""
         for node in self.nodes:
             node.close()
         if self._etcd is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -47,12 +46,7 @@ class PostgresCluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -122,7 +116,6 @@ class PostgresCluster:
                 time.sleep(0.02)
 
     def close(self) -> None:
-        """Kill all servers, and remove their data."""
         for node in self.nodes:
             node.close()
 

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -24,7 +23,7 @@ from tests.support.postgres_programs import (
     run_as_server,
     server_user,
 )
-from tests.support.process_tree import ProcessTree
+from tests.support.process_tree import ProcessTree, TreeInFolder
 
 PATIENCE = 60.0  # seconds until a server that neither starts nor ends is given up
 
@@ -48,19 +47,11 @@ class PostgresDatabases:
         return self._server._replace(path=path).geturl()
 
     def create_database(self, name: str = "") -> str:
-        """Create an empty database, of a name that no other has if none is given.
-
-        Returns:
-            str: its URL.
-        """
+        """Create an empty database, of a name that no other has by default; return its URL."""
         return self._create(name, sql.SQL(""))
 
     def copy_database(self, url: str) -> str:
-        """Create a database with the contents of another one, which nobody is connected to.
-
-        Returns:
-            str: its URL.
-        """
+        """Return the URL of a new copy of a database that nobody is connected to."""
         return self._create(
             "", sql.SQL("TEMPLATE {}").format(sql.Identifier(urlsplit(url).path[1:]))
         )
@@ -83,7 +74,7 @@ class PostgresDatabases:
             connection.execute(statement)
 
 
-class PostgresServer(PostgresDatabases):
+class PostgresServer(PostgresDatabases, TreeInFolder):
     """A private server that runs from its construction to `close`, with its data in a folder.
 
     It listens to 127.0.0.1 alone, without a socket file, and trusts whoever connects. Its
@@ -127,8 +118,6 @@ class PostgresServer(PostgresDatabases):
             "cluster_name": name,
             "fsync": "on" if fsync else "off",
         }
-        self._tree: ProcessTree | None = None
-        self._frozen = False
         try:
             if standby_of is None:
                 self._make_data(initdb, settings or {})
@@ -142,23 +131,8 @@ class PostgresServer(PostgresDatabases):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def is_alive(self) -> bool:
-        """True if a process of the server runs, be it frozen."""
-        return self._tree is not None and self._tree.is_alive
-
-    @property
-    def answers(self) -> bool:
-        """True if the server runs and is not frozen."""
-        return self.is_alive and not self._frozen
 
     def start(self) -> None:
         """Start a server that was stopped or killed, and wait until it takes connections."""
@@ -179,24 +153,6 @@ class PostgresServer(PostgresDatabases):
             self.thaw()
             self._tree.send(signal.SIGINT)
             self._tree.wait(PATIENCE)
-
-    def kill(self) -> None:
-        """Kill every process of the server at once, as a loss of power does."""
-        if self._tree is not None:
-            self._tree.kill()
-            self._frozen = False
-
-    def freeze(self) -> None:
-        """Stop every process where it stands: connections stay open and nothing answers."""
-        assert self._tree is not None
-        self._tree.freeze()
-        self._frozen = True
-
-    def thaw(self) -> None:
-        """Let a frozen server go on."""
-        assert self._tree is not None
-        self._tree.thaw()
-        self._frozen = False
 
     def configure(self, name: str, value: object) -> None:
         """Set something for now and for later starts, as ALTER SYSTEM does."""
@@ -229,15 +185,6 @@ class PostgresServer(PostgresDatabases):
             ],
             self.folder,
         )
-
-    def close(self) -> None:
-        """Kill what runs, and remove the data."""
-        self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def log(self) -> str:
-        """Return what the server has logged since it was made."""
-        return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def _make_data(self, options: Sequence[str], settings: Mapping[str, object]) -> None:
         run_as_server(

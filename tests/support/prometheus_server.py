@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -74,12 +73,7 @@ class PrometheusServer:
             time.sleep(0.05)
         raise AssertionError("it did not become ready")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
         self._process.terminate()
         self._process.wait(PATIENCE)

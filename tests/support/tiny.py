@@ -107,8 +107,6 @@ def events(seed: int = 0, users: int = 40, each: int = 12) -> list[Event]:
 
 
 def populate(data: Path) -> None:
-    """Put the world into a data directory."""
-
     async def put(store: SQLiteStore) -> None:
         await store.put_items(items())
         await store.append(events())

@@ -100,7 +100,6 @@ class Walk:
         return process.out()
 
     def stored(self) -> Counter[Sale]:
-        """Return the stored events."""
         store = SQLiteStore(self.data / STORE_FILE)
         return Counter(
             Sale(each.user_id, each.item_id, each.type, each.timestamp or 0, round(each.weight, 6))
@@ -130,13 +129,11 @@ class Walk:
         self.again = self.stored()
 
     def train(self) -> None:
-        """Run the training."""
         (command,) = (each for each in self.guide.commands if each[0] == "train")
         self._timed(*command, *self._training)
 
     @contextmanager
     def serve(self) -> Iterator[httpx.Client]:
-        """Serve, and yield a client."""
         assert ["serve"] in self.guide.commands
         started = time.monotonic()
         with Server(self.data, fresh=self._fresh) as server, server.client() as client:
@@ -145,7 +142,6 @@ class Walk:
         assert "Traceback" not in server.log()
 
     def ask(self, http: httpx.Client) -> Any:
-        """Return the answer to the page's request."""
         request = self.guide.request.replace(f"localhost:{PORT}", http.base_url.netloc.decode())
         with self._step("curl …/v1/rows"):
             ran = subprocess.run(["bash", "-c", request], check=True, capture_output=True)

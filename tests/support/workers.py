@@ -93,7 +93,6 @@ def workers(server: Server) -> list[Worker]:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that one has started."""
     return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
 
@@ -129,7 +128,6 @@ def _inode(port: int, peer: int) -> str | None:
 
 
 def _has(pid: int, inode: str) -> bool:
-    """True if a process has a socket open."""
     try:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             try:

@@ -21,7 +21,6 @@ from service.runtime.durable_files import try_lock
 
 
 def fill(folder: Path) -> None:
-    """Write a store's file."""
     (folder / "heed.db").write_bytes(b"x" * 100)
 
 

@@ -11,7 +11,6 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
@@ -34,12 +33,7 @@ class Writer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ends.set()
         self._thread.join()
 
