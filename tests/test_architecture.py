@@ -61,7 +61,7 @@ EXCEPT = {
     ("models.text.encoders", "pathlib"),  # weights that ship inside an installed package
     ("models.text.encoders", "pathlib"),  # weights in a folder that the caller names
     ("models.catalogue.cow", "os"),  # memory that is backed by a file
-    ("models.compute.progress", "time"),  # a stopwatch, for progress
+    ("models.compute.checkpoint", "time"),  # a stopwatch, for progress
 }
 
 

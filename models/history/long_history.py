@@ -21,8 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import AttentionOptions
-from models.attention.kv_memory import KVTable, gather_rows
+from models.attention.attend import AttentionOptions, KVTable, gather_rows
 from models.attention.partial_softmax import (
     Attended,
     KVBlock,
@@ -53,10 +52,10 @@ def rank_contributions(contributions: NDArray[np.floating[Any]]) -> NDArray[np.i
 
 
 def foremost(contributions: NDArray[np.float64], top: int) -> NDArray[np.int64]:
-    """Choose the first `top` in the order of `rank_contributions`, and the largest half as many.
+    """Choose the first `top` in the order of `rank_contributions`, and the largest `top // 2`.
 
-    The latter may lower a score. If their weight is large, what is lost without them is not
-    proportional to it, so that they cannot be counted together with others.
+    The latter may lower a score. Without a large weight the loss is not proportional to it, so that
+    these cannot be counted together with others.
     """
     order = rank_contributions(contributions)[:top]
     largest = np.argsort(-np.abs(contributions), kind="stable")[: top // 2]
@@ -64,7 +63,7 @@ def foremost(contributions: NDArray[np.float64], top: int) -> NDArray[np.int64]:
 
 
 def shares_of(own: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the share of events [n] that add `own` to a score in what all share, 0 to 1.
+    """The share, 0 to 1, of events [n] that add `own` to a score in what all share.
 
     It has no step at 0, so that rounding does not decide who shares.
     """
@@ -72,7 +71,7 @@ def shares_of(own: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class _EventGroups(NamedTuple):
-    """Events of one item, age bucket and type, which differ in their weight alone: P groups."""
+    """Events of one item, age bucket and type, which differ only in their weight: P groups."""
 
     group: NDArray[np.int32]  # [count] of each event; P where it cannot be attended
     places: NDArray[np.int64]  # [P] of the item
@@ -93,18 +92,11 @@ class ItemWeights:
     """The weights of the items of a history's first `count` events.
 
     `items` [m] are the rows of the distinct items, and their indexes are called places. `weights`
-    is [H, m]. Not for several threads at once.
+    is [H, m]. The history has no vectors of its own and no mask, and its events are in the order of
+    time; ages are taken at `at`, microseconds UTC. Not for several threads at once.
     """
 
     def __init__(self, snapshot: Snapshot, history: UserHistory, count: int, at: int) -> None:
-        """Collapse events.
-
-        Args:
-            snapshot: the model's biases, and which items have a vector.
-            history: without vectors of its own and without a mask; events in the order of time.
-            count: how many of its events, from the first.
-            at: the time at which ages are taken, microseconds UTC.
-        """
         self.history = history  # any history that begins with the same events serves as well
         self.count = 0
         self.attendable = 0  # of those events, on items that can be attended
@@ -118,18 +110,16 @@ class ItemWeights:
         self.extend(snapshot, history, count)
 
     def __len__(self) -> int:
-        """Number of distinct items."""
         return len(self.items)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, without the history."""
         own = (self._places, self.items, self.weights, self._missing)
         groups = () if self._groups is None else self._groups
         return sum(part.nbytes for part in (*own, *groups))
 
     def depends_on(self, rows: NDArray[np.int64]) -> bool:
-        """Report whether a change of some items changes any key, value or weight here."""
+        """Whether a change of some items changes any key, value or weight here."""
         inside = rows[rows < len(self._places)]
         return bool((self._places[inside] >= 0).any() or np.isin(rows, self._missing).any())
 
@@ -139,15 +129,13 @@ class ItemWeights:
         return np.where(inside, self._places.take(rows, mode="clip"), -1)
 
     def log_weights(self, places: NDArray[np.int64] | slice) -> Tensor:
-        """Log of the weights at some places, [H, n]."""
         return log(self.weights[:, places])
 
     @torch.inference_mode()
     def extend(self, snapshot: Snapshot, history: UserHistory, count: int) -> NDArray[np.int64]:
         """Add the events up to `count` of a history that continues the one before.
 
-        Returns:
-            The places of the items whose weights have changed.
+        Returns the places of the items whose weights have changed.
         """
         rows = history.rows[self.count : count].astype(np.int64)
         part = slice(self.count, count)
@@ -194,10 +182,8 @@ class ItemWeights:
     def top_events(self, differences: NDArray[np.float64], top: int) -> TopEvents:
         """Choose the events without which a target's score would change most.
 
-        Args:
-            differences: what the items add to the score beyond the mean row, all their events
-                together, [H, m].
-            top: how many events to choose, as `foremost` does.
+        differences [H, m] are what the items add to the score beyond the mean row, all their events
+        together; `top` is as in `foremost`.
         """
         groups = self._event_groups()
         checkpoint()
@@ -307,7 +293,7 @@ def collapsible_events(events: int, window: int) -> int:
     """Number of a history's older events, which can be collapsed.
 
     The others are those whose position matters, all that the encoder reads, and some more, so that
-    one of them may be left out. They must be on items that can be attended: `collapsible_prefix`.
+    one may be left out. They must be on items that can be attended: `collapsible_prefix`.
     """
     recent = max(RECENT_EVENTS, 2 * window)
     return max(0, (events - recent) // _STEP * _STEP)
@@ -316,8 +302,8 @@ def collapsible_events(events: int, window: int) -> int:
 def collapsible_prefix(snapshot: Snapshot, history: UserHistory) -> int:
     """Choose how many of a history's oldest events to collapse.
 
-    As many as `collapsible_events`, or fewer, down to none, where most of the newest events are on
-    items that cannot be attended.
+    `collapsible_events`, or fewer where most of the newest events are on items that cannot be
+    attended.
     """
     events, spare = len(history.rows), 0
     while count := collapsible_events(max(0, events - spare), snapshot.model.config.window):
@@ -328,7 +314,7 @@ def collapsible_prefix(snapshot: Snapshot, history: UserHistory) -> int:
 
 
 def leaves_enough(snapshot: Snapshot, history: UserHistory, count: int) -> bool:
-    """Return whether all events whose position matters are among those after the first `count`."""
+    """Whether all events whose position matters are among those after the first `count`."""
     _, rows = attendable_events(snapshot, history.newest(count, 0))
     window = snapshot.model.config.window
     return int((rows >= 0).sum()) >= max(2 * window, _LEAST_ON_ITEMS)
@@ -342,7 +328,6 @@ class CollapsedHistory:
     """
 
     def __init__(self, snapshot: Snapshot, history: UserHistory, count: int, at: int) -> None:
-        """Collapse events. The arguments are those of `ItemWeights`."""
         self.lock = threading.RLock()  # a request may take it again for a part of its work
         self.lists: KeyLists | None = None
         self._rows: KVTable | None = None  # gathered
@@ -353,12 +338,10 @@ class CollapsedHistory:
         self.items = ItemWeights(snapshot, history, count, at)
 
     def __len__(self) -> int:
-        """Number of distinct items."""
         return len(self.items)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, without the history and without the tables."""
         indexes = [index for heads in list(self._indexes.values()) for index in heads]
         held = sum(index.nbytes for index in indexes) + sum(x.nbytes for x in self._rows or ())
         return self.items.nbytes + held + (0 if self.lists is None else self.lists.nbytes)
@@ -449,7 +432,7 @@ class CollapsedHistory:
         return found
 
     def nearest(self, query: Tensor, count: int, probes: int | None) -> Tensor:
-        """Return the places of largest score, and those among what changed since it was indexed."""
+        """The places of largest score, and those among what changed since it was indexed."""
         kind: IndexKind = "flat" if probes is None else "ivf"
         if len(self._beside) > RECENT_EVENTS:
             self._indexes, self._beside = {}, np.zeros(0, np.int64)
@@ -466,14 +449,14 @@ class CollapsedHistory:
         return torch.cat([found, torch.where(others < 0, -1, beside[others])], 2)
 
     def gather(self, places: Tensor) -> KVBlock:
-        """Gather keys [H, T, K, d], values and bias [H, T, K] of places."""
+        """Keys [H, T, K, d], values and bias [H, T, K] of places."""
         rows = torch.from_numpy(self.items.items)[places]
         head = torch.arange(len(places))[:, None, None]
         bias = torch.from_numpy(self.items.weights)[head, places].log().float()
         return KVBlock(self._table.keys[head, rows], self._table.values[head, rows], bias)
 
     def block(self) -> KVBlock:
-        """Return all items, in the order of their places; keys and values of few are kept."""
+        """All items, in the order of their places; keys and values of few are kept."""
         kept, rows = self._rows, torch.from_numpy(self.items.items)
         if kept is None or kept.keys.shape[1] != len(self):
             kept = KVTable(*(gather_rows(each, rows) for each in self._table))
@@ -481,7 +464,7 @@ class CollapsedHistory:
         return KVBlock(*kept, self.items.log_weights(slice(None)))
 
     def places(self, items: Tensor) -> Tensor:
-        """Return the places int64 [n] of item rows, -1 for items without events here."""
+        """The places int64 [n] of item rows, -1 for items without events here."""
         return torch.from_numpy(self.items.places(items.numpy()).astype(np.int64))
 
     def top_events(

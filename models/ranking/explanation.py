@@ -29,8 +29,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, attend, exclude_self, logits
-from models.attention.kv_memory import gather_rows
+from models.attention.attend import (
+    DEFAULT_OPTIONS,
+    AttentionOptions,
+    attend,
+    exclude_self,
+    gather_rows,
+    logits,
+)
 from models.attention.partial_softmax import PartialSoftmax, remove_partial
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
@@ -467,7 +473,7 @@ def _attention_without(
     left = (torch.arange(len(user.bias[0])) != rows[:, None])[:, None, None]  # (J, 1, 1, m)
     if options.exclude_self:
         left = left & (user.rows != target)
-    query, keys = target_queries(snapshot, user, target), user.memory.keys.transpose(0, 1)
+    query, keys = target_queries(snapshot, user, target), user.keys.transpose(0, 1)
     if options.mode == "coarse" and options.rows_kept < left.shape[-1]:
         # Another row is retrieved in place of the one that is missing.
         scores = logits(query, keys, bias=shifted, visible=left)  # (J, H, 1, m)

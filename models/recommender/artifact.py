@@ -93,8 +93,7 @@ class TrainedModel:
     def from_files(cls, files: Mapping[str, bytes | bytearray]) -> TrainedModel:
         """Read what `to_files` wrote. The weights are views of a bytearray, and copies of bytes.
 
-        Raises:
-            ValueError: naming the file that is missing, malformed or does not fit the others.
+        Raises ValueError, naming the file that is missing, malformed or does not fit the others.
         """
         for name in (WEIGHTS_FILE, DESCRIPTION_FILE, ITEMS_FILE):
             if name not in files:
@@ -182,9 +181,6 @@ def _tensors_in(data: bytes | bytearray) -> dict[str, Tensor]:
 
     The format is the one of https://huggingface.co/docs/safetensors. Its library copies each
     tensor, which takes longer than reading hundreds of megabytes, and as much memory again.
-
-    Raises:
-        ValueError, LookupError, TypeError: the file is malformed.
     """
     buffer = data if isinstance(data, bytearray) else bytearray(data)
     start = 8 + int.from_bytes(buffer[:8], "little")

@@ -28,7 +28,6 @@ class RecentPopularity:
     """Tables of the recent popularity of a log's items, one row for each step of a day or more."""
 
     def __init__(self, log: Interactions, device: torch.device | None = None) -> None:
-        """Count the events of a log; collective over its shards."""
         log = log.liked()
         times, shards = log.timestamps, log.shards
         some = shards.any(len(times) > 0)
@@ -48,12 +47,12 @@ class RecentPopularity:
         self._tables = torch.from_numpy(tables).to(device)
 
     def steps(self, times: Tensor) -> Tensor:
-        """Return the steps, for `scores`, of times int64 [...] in microseconds."""
+        """The steps, for `scores`, of times int64 [...] in microseconds."""
         last = self._tables.shape[1] - 1
         return ((times - self._first) // self._step).clamp(0, last)
 
     def scores(self, steps: Tensor, rows: Tensor) -> Tensor:
-        """Return x of items [C] at steps [n]: [half-lives, n, C]; row -1 is a new item."""
+        """X of items [C] at steps [n]: [half-lives, n, C]; row -1 is a new item."""
         return self._tables[:, steps][:, :, rows]
 
     @property
@@ -65,7 +64,7 @@ class RecentPopularity:
 def _counts_by_step(
     log: Interactions, step: NDArray[np.int64], steps: int
 ) -> Iterator[NDArray[np.int64]]:
-    """Iterate over the number of events of each item [items] at each step, in all shards."""
+    """The number of events of each item [items] at each step, in all shards."""
     order = np.argsort(step, kind="stable")
     edges = np.searchsorted(step[order], np.arange(1, steps))
     by_step = np.split(log.items[order], edges)

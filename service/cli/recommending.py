@@ -67,7 +67,8 @@ def recommend_all(
 
     A command that is stopped, even by kill -9, is continued by the same
     command, at the time of the first. Until the file is complete, the lists
-    stand in [bold]FILE.progress[/] beside it. Another model, store or option
+    stand in the folder [bold]FILE.progress[/] beside it, in parts of a
+    thousand users. Another model, store or option
     discards them, and the command says so.
 
     Shards have no user in common. Name a file for each, and one time:

@@ -19,8 +19,8 @@ from models.attention.attend import (
     logits,
     normalize,
     scaled_dot,
+    split_heads,
 )
-from models.attention.kv_memory import split_heads
 from models.attention.partial_softmax import KVBlock
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
@@ -129,7 +129,7 @@ def attend_user(
         Invalid: when another number of heads than the model's is requested, or a vector is not of
             the content space.
     """
-    block, heads = user.block, user.memory.heads
+    block, heads = user.block, user.keys.shape[1]
     if question.heads not in {None, heads}:
         raise Invalid("/heads", f"a user's memory has the model's own heads, {heads}")
     if isinstance(target, int):

@@ -16,7 +16,6 @@ import torch
 from models.text.encoders import TextEncoder
 from service.domain.errors import Corrupt, Incompatible, ModelRejected
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.engine import monitoring as readiness
 from service.engine.compose import Parts, compose
 from service.engine.live_scenarios import LiveScenarios
@@ -26,7 +25,7 @@ from service.jobs.job import Job, training_command
 from service.jobs.runner import JobRunner
 from service.questions.scalars import Checked
 from service.runtime.logs import REPEATED
-from service.runtime.tracing import Measurement
+from service.runtime.tracing import Measurement, StageClock
 from service.snapshots.registry import version_document
 from service.snapshots.served import Served
 

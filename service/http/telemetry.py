@@ -28,13 +28,12 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import __version__
-from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
 from service.http.access import RouteScopes
 from service.http.scope_keys import CLOSED_REQUEST, DISCONNECTED, REQUEST_ID, SERVED, STAGES
 from service.runtime import logs, tracing
 from service.runtime.logs import log_failure
-from service.runtime.tracing import Measurement
+from service.runtime.tracing import Measurement, StageClock
 from service.runtime.workers import WorkerRow, WorkerTable
 from service.stores.sqlite.schema import SCHEMA_VERSION
 

@@ -23,7 +23,7 @@ from models.recommender.artifact import TrainedModel
 from models.text.bm25 import BM25Writer
 from service.domain.errors import HeedError, ModelRejected
 from service.domain.settings import KEYWORD_FIELDS
-from service.domain.stage_clock import StageClock
+from service.runtime.tracing import StageClock
 from service.snapshots.catalogue_updates import CatalogueUpdates
 from service.snapshots.derived_files import CatalogueCache
 from service.snapshots.registry import Registry

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from models.catalogue.item_filter import ItemFilter
-from service.domain.stage_clock import StageClock
 from service.domain.timestamps import from_rfc3339
 from service.engine.engine import Engine
 from service.http.routes.questions import QUESTIONS
@@ -14,6 +13,7 @@ from service.questions.asked import InlineEventIn, RecommendIn, ScoreIn, SearchI
 from service.questions.attend import AttendIn, AttendQueryIn, MemoryIn
 from service.questions.parts import AtMostIn, FacetIn, PinIn, RetrievalIn, RuleIn, SortIn, VisibleIn
 from service.questions.ready import AffinitiesParams, AudienceParams, PopularIn, RowsIn, TogetherIn
+from service.runtime.tracing import StageClock
 
 _ROW = ("event_id", "item_id", "title", "type", "timestamp")
 

@@ -18,11 +18,11 @@ from starlette.types import Receive, Scope
 
 from service.domain.records import parse_json
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
 from service.http.bodies import MERGE_PATCH_TYPE, connection_of, media_type
 from service.http.scope_keys import BODY, BULK_TURN, ENGINE, STAGES
 from service.questions.scalars import Body
+from service.runtime.tracing import StageClock
 from service.runtime.work_queue import current_turn
 
 T = TypeVar("T")

@@ -44,7 +44,6 @@ SNAPSHOTS = {"drawn": drawn_snapshot(), "told": told_snapshot()}
 def test_attention_without_an_event_is_that_of_the_loop(
     made: UserHistory, temperature: float, exclude_self: bool, kind: str
 ) -> None:
-    """The attention part equals the loop over the past without the event, at any temperature."""
     snapshot = SNAPSHOTS[kind]
     user = build_memory(snapshot, made, AT)
     options = AttentionOptions(temperature=temperature, exclude_self=exclude_self)
@@ -71,7 +70,6 @@ def test_attention_without_an_event_is_that_of_the_loop(
 def test_products_of_factors_are_the_attention_of_every_row(
     monkeypatch: pytest.MonkeyPatch, temperature: float, exclude_self: bool
 ) -> None:
-    """The matrix products of a history of 300 events equal attention over its rows."""
     snapshot = small_snapshot(ITEMS, random_model(11, window=60))
     user = build_memory(snapshot, random_past(7, 300, ITEMS), AT)
     options = AttentionOptions(temperature=temperature, exclude_self=exclude_self)
@@ -114,7 +112,6 @@ def test_what_is_left_out_is_kept_with_the_memory() -> None:
 
 
 def test_without_events_nothing_is_left_out() -> None:
-    """A memory of which the encoder has read nothing has no newest events."""
     snapshot = SNAPSHOTS["drawn"]
     user = build_memory(snapshot, random_past(3, 0, ITEMS), AT)
     assert leave_out_newest(snapshot, user) is None

@@ -97,7 +97,6 @@ def assert_same(one: TrainingResult, other: TrainingResult) -> None:
 def test_resumed_training_equals_an_uninterrupted_one(
     blocks: int, validated: bool, config: dict[str, Any]
 ) -> None:
-    """A training resumed after any epoch gives the result of an uninterrupted one, bit for bit."""
     given: dict[str, Any] = {"blocks": blocks, "validated": validated}
     given["config"] = replace(CHANCY, **config)
     whole, saved = run(**given)
@@ -115,28 +114,6 @@ def test_resumed_training_equals_an_uninterrupted_one(
         assert not done & {float(progress.epoch) for progress in told}
 
 
-def test_a_training_may_be_interrupted_again_and_again() -> None:
-    """A training killed after every epoch and resumed each time gives the same result."""
-    whole, saved = run()
-    data = None
-    for _ in saved:
-        kept: list[bytes] = []
-
-        def die(state: bytes, kept: list[bytes] = kept) -> None:
-            kept.append(state)
-            raise KeyboardInterrupt
-
-        split = leave_one_out(LOG)
-        shape = tiny(20, dropout=0.2)
-        plan = TrainingPlan(split.train, content(20), shape, CHANCY, split.validation, seed=3)
-        with pytest.raises(KeyboardInterrupt):
-            fit(plan, save=die, resume=data)
-        (data,) = kept
-    resumed, rest = run(resume=data)
-    assert rest == []
-    assert_same(whole, resumed)
-
-
 def test_resumed_progress_reports_the_latest_validation_from_the_first_step() -> None:
     _, saved = run()
     told: list[TrainingProgress] = []
@@ -144,15 +121,6 @@ def test_resumed_progress_reports_the_latest_validation_from_the_first_step() ->
     assert told[0].epoch == 3
     assert told[0].validation is not None
     assert same(told[0].validation, Checkpoint.from_bytes(saved[1]).latest)
-
-
-def test_saving_checkpoints_does_not_change_training() -> None:
-    """Training with and without saving checkpoints gives the same result."""
-    whole, _ = run()
-    split = leave_one_out(LOG)
-    shape = tiny(20, dropout=0.2)
-    alone = fit(TrainingPlan(split.train, content(20), shape, CHANCY, split.validation, seed=3))
-    assert_same(whole, alone)
 
 
 # ---------------------------------------------------------------------------- another training
@@ -243,7 +211,6 @@ def test_every_damaged_byte_is_noticed(saved: bytes) -> None:
 
 
 def test_a_truncated_file_is_noticed(saved: bytes) -> None:
-    """A truncated or extended checkpoint is detected."""
     for length in [0, 1, 15, 16, 40, 48, 49, len(saved) // 2, len(saved) - 1]:
         with pytest.raises(CheckpointError):
             Checkpoint.from_bytes(saved[:length])

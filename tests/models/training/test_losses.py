@@ -19,12 +19,12 @@ import models.training.losses
 import models.training.window_batch
 from models.data.interactions import Interactions
 from models.recommender.recommender import Recommender
-from models.training.log_profile import has_repeat_consumption, repeat_share
+from models.training.log_profile import repeat_share
 from models.training.losses import SoftmaxItems, TrainingLosses, seen_columns
 from models.training.presets import TrainConfig
 from models.training.window_batch import WindowBatch, draw_stateless_rows
 from tests.support.plain_losses import PlainLosses, cross_entropy, probabilities, worths
-from tests.support.small import DAY, SECOND, TOLD, random_model
+from tests.support.small import DAY, SECOND, TOLD
 from tests.support.training import content, counted_model, drawn_log, tiny
 
 ALWAYS = np.array([[0, 7], [3, 9], [9, 11], [11, 15]])  # windows of `log_of`, one user's twice
@@ -168,7 +168,6 @@ def test_the_full_softmax_equals_the_loop(
 def test_the_sampled_softmax_equals_the_loop(
     told: bool, again: bool, shape: dict[str, Any], kind: dict[str, Any]
 ) -> None:
-    """The loss with the target in the queries equals the loop over the whole score."""
     log = log_of(2, again=again)
     log = in_baskets(log) if "next_basket" in kind else log
     model = counted_model(4, log, **shape, **kind)
@@ -213,7 +212,6 @@ def test_rows_without_states_equal_the_loop(
 
 
 def test_rows_without_states_are_drawn_by_window() -> None:
-    """A share of the windows has them: a fifth of these all rows, the others any number."""
     windows, length, share = 20_000, 6, 0.3
     rows = draw_stateless_rows(windows, length, share)
     assert rows.shape == (windows, 1)
@@ -229,7 +227,6 @@ def test_rows_without_states_are_drawn_by_window() -> None:
 def test_items_without_their_id_are_as_new_ones(
     stage: str, new: Collection[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Items with a dropped id are trained like new items: text, new prior, no transitions."""
     log = log_of(5, again=False)
     model = counted_model(6, log)
     texts = content(12)
@@ -245,20 +242,6 @@ def test_items_without_their_id_are_as_new_ones(
         for first, whole, target, seen in plain.at(begin, end)
     ]
     assert float(loss) == pytest.approx(mean(expected, log), abs=1e-4)
-
-
-def test_an_item_loses_its_id_only_where_a_text_is_left() -> None:
-    log = log_of(5, again=False)
-    texts = content(12)
-    texts[[2, 7]] = 0
-    model = counted_model(6, log)
-    given: dict[str, Any] = {
-        "request_time_share": 0.0,
-        "full_softmax_items": 1000,
-        "sampled_negatives": 5,
-    }
-    drawing = TrainingLosses(model, log, texts, TrainConfig(id_dropout=1.0, **given))
-    assert drawing.draw(ALWAYS).keep_id.nonzero().flatten().tolist() == [2, 7]
 
 
 def test_sampled_loss_equals_the_corrected_loop() -> None:
@@ -304,7 +287,6 @@ def test_a_narrow_dtype_stays_near(loss: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_batch_of_dislikes_teaches_nothing() -> None:
-    """A batch of dislikes has loss 0, weight 0 and no gradient."""
     log = log_of(9, again=False)
     log = replace(log, types=np.where(np.arange(len(log)) < 9, 1, log.types).astype(np.int16))
     model = counted_model(10, log, **TOLD)
@@ -320,7 +302,6 @@ def test_a_batch_of_dislikes_teaches_nothing() -> None:
 
 @pytest.mark.parametrize("blocks", [0, 2])
 def test_each_loss_teaches_its_own_part(blocks: int) -> None:
-    """Each loss has gradients for what its stage trains."""
     log = log_of(11, again=False)
     model = counted_model(12, log, blocks=blocks, **TOLD)
     never = ["cross_attention.w_q."]  # the target's part of the queries
@@ -336,7 +317,6 @@ def test_each_loss_teaches_its_own_part(blocks: int) -> None:
 
 
 def test_the_event_type_bias_learns_from_its_initial_value() -> None:
-    """A new model's type bias, all 0, has a gradient though every event weighs 1."""
     log = drawn_log(11, [9, 2, 4, 1], 12, again=False)
     types = np.random.default_rng(11).integers(0, 2, len(log)).astype(np.int16)
     log = replace(log, types=types, weights=np.ones(len(log), np.float32))
@@ -384,7 +364,6 @@ def far(found: NDArray[np.float64], exact: NDArray[np.float64]) -> tuple[float, 
 
 
 def test_sampled_gradient_equals_the_full_one_on_average() -> None:
-    """The mean gradient of the prior over sampled softmaxes equals the full one within 5 %."""
     items = 40
     log = drawn_log(13, [9, 5, 7, 3], items, again=False)
     model = calm(counted_model(14, log))
@@ -410,7 +389,6 @@ def test_sampled_gradient_equals_the_full_one_on_average() -> None:
 def test_the_attentions_gradient_is_on_average_that_of_all_items(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The mean gradient over sampled items equals that over all items within 6 %."""
     items = 40
     log = drawn_log(15, [6, 4, 7, 3], items, again=False)
     model = calm(counted_model(16, log))
@@ -445,7 +423,6 @@ def batch_of(inputs: Tensor, targets: Tensor) -> WindowBatch:
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1000), items=st.integers(1, 6), length=st.integers(1, 7))
 def test_seen_items_are_hidden_from_each_position(seed: int, items: int, length: int) -> None:
-    """Candidates seen up to a position are hidden from it, except its target."""
     rng = np.random.default_rng(seed)
     inputs, targets = (torch.from_numpy(rng.integers(0, items, (2, length))) for _ in range(2))
     rows = torch.from_numpy(rng.permutation(items)[: int(rng.integers(1, items + 1))])
@@ -458,27 +435,6 @@ def test_seen_items_are_hidden_from_each_position(seed: int, items: int, length:
         item = int(rows[at])
         before = item in inputs[row, : place + 1].tolist()
         assert bool(hidden[row, place, at]) == (before and item != int(targets[row, place]))
-
-
-@pytest.mark.parametrize(("events", "hidden"), [(101, True), (99, False)])
-def test_seen_items_are_hidden_below_one_percent_of_repeats(events: int, hidden: bool) -> None:
-    items = np.arange(events) % (events - 1)
-    log = Interactions.from_columns(
-        [0] * events, items, np.arange(events), n_users=1, n_items=events - 1
-    )
-    assert has_repeat_consumption(log) != hidden
-    model = random_model(
-        17, n_items=events - 1, transitions_per_item=0, blocks=1, repeat_consumption=not hidden
-    )
-    with torch.inference_mode():
-        loss, _ = losses(model, log).full_softmax(np.array([[events - 4, events]]))
-    plain = PlainLosses(model, log, content(events - 1), told=False)
-    expected = [
-        cross_entropy(first, target, seen if hidden else set())
-        for first, _, target, seen in plain.at(events - 4, events)
-    ]
-    whole = np.array([[events - 4, events]])
-    assert float(loss) == pytest.approx(mean(expected, log, whole), abs=2e-5)
 
 
 def test_trends_may_be_days_old(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,24 +126,6 @@ def test_a_query_without_known_words_finds_by_meaning() -> None:
     assert found(answer) == ["0"]
 
 
-def test_pages_of_a_search_are_the_parts_of_one_list() -> None:
-    """Pages by offset are the whole list in its order, and tell whether more items match."""
-    served = made(*[f"lamp {'lamp ' * (n % 7)}number {n}" for n in range(25)], "table")
-    whole = ask(served, asking.search(asking.who(), "lamp", limit=1000))
-    assert len(whole.items) == 25
-    assert whole.cursor is None
-    pages: list[Any] = []
-    offset = 0
-    while True:
-        page = ask(served, asking.search(asking.who(), "lamp", limit=10, offset=offset))
-        pages += page.items
-        offset += 10
-        if page.cursor is None:
-            break
-    assert pages == whole.items
-    assert offset == 30
-
-
 # ------------------------------------------------------------------ bounds
 
 

@@ -118,19 +118,6 @@ def test_derived_state_never_takes_the_half_of_the_events(snapshot: Snapshot) ->
     assert cache.put_derived(snapshot, small)
 
 
-def test_another_model_drops_what_was_derived(snapshot: Snapshot) -> None:
-    """Another model drops derived states and keeps events; another snapshot of it drops none."""
-    other = small_snapshot(ITEMS, random_model(2, window=8))
-    cache = UserCache(1 << 30)
-    put(cache, snapshot, "ann")
-    known = cache.derived("ann", replace(snapshot))
-    assert known is not None
-    assert cache.derived("ann", other) is None
-    assert cache.events("ann") is not None
-    assert not cache.put_derived(snapshot, known)
-    assert users(cache)[1] == 0
-
-
 def test_state_serves_its_events_by_the_same_tables(snapshot: Snapshot) -> None:
     """A state serves its version and epoch, by any snapshot with the same tables of its items."""
     events = stored_events("ann", 5)

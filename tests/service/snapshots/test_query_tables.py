@@ -58,12 +58,6 @@ def test_a_table_survives_a_round_trip(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_no_file_is_no_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a file there is no table, and nothing is said of it."""
-    assert load_query_table(tmp_path / QUERY_TABLE_FILE, TokenEncoder()) is None
-    assert caplog.records == []
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_a_damaged_table_is_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, seed: int
