@@ -18,7 +18,8 @@ from tests.support.prometheus_server import PrometheusServer
 from tests.support.server import Server
 from tests.support.stores import run_on
 from tests.support.tiny import AT, World, item_id
-from tests.support.workers import children, eventually
+from tests.support.waiting import eventually
+from tests.support.workers import children
 
 GRAFANA = ROOT / "deploy" / "grafana"
 DASHBOARD = json.loads((GRAFANA / "dashboards" / "heed.json").read_text())

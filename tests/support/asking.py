@@ -130,8 +130,8 @@ def attend(memory: Mapping[str, Any], **members: Any) -> Any:
 # ---------------------------------------------------------------------------------- parts
 
 
-def inline(item_id: str, type_: str = "view", weight: float = 1.0, **members: Any) -> Any:
-    return made(InlineEventIn, item_id=item_id, type=type_, weight=weight, **members)
+def inline(item_id: str, type_: str = "view", **members: Any) -> Any:
+    return made(InlineEventIn, item_id=item_id, type=type_, weight=1.0, **members)
 
 
 def visible(**members: Any) -> Any:
@@ -151,11 +151,9 @@ def steering(
     rules: Sequence[Any] = (),
     pins: Sequence[Any] = (),
     at_most: Sequence[Any] = (),
-    explore: float = 0.0,
-    seed: int | None = None,
 ) -> Any:
     """Return the members of a question that steer its ranking."""
-    return {"rules": rules, "pin": pins, "at_most": at_most, "explore": explore, "seed": seed}
+    return {"rules": rules, "pin": pins, "at_most": at_most}
 
 
 def pin(item_id: str, position: int) -> PinIn:

@@ -35,13 +35,8 @@ class HalfCommit:
     So it is between the two phases of a commit, or for as long as a worker is lost in between.
     Citus does not settle it before `finish`.
 
-    Args:
-        cluster: where the database is.
-        url: of the database.
-        namespace: name of the namespace.
-        event: with an id and a timestamp, of a user who has events, on an item that one is on.
-        held: the part that is only prepared: the user with the event, or the event's id.
-        import_no: number of the import that the event came with.
+    The event has an id and a timestamp; it is of a user who has events, on an item that one is on.
+    `held` is the part that is only prepared: the user with the event, or the event's id.
     """
 
     def __init__(

@@ -77,9 +77,9 @@ def appends(snapshot: Snapshot) -> Iterator[list[int]]:
         yield counts
 
 
-def long_user(snapshot: Snapshot, events: int = 300) -> UserMemory:
+def long_user(snapshot: Snapshot) -> UserMemory:
     """A memory of more events than `pasts` draws."""
-    return build_memory(snapshot, random_past(7, events, ITEMS), AT)
+    return build_memory(snapshot, random_past(7, 300, ITEMS), AT)
 
 
 def without_event(whole: UserHistory, event: int) -> UserHistory:

@@ -6,8 +6,7 @@ import shutil
 import signal
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -31,10 +30,7 @@ PATIENCE = 60.0  # seconds until a server that neither starts nor ends is given 
 class PostgresDatabases:
     """A running server in which tests create databases, which `drop_databases` takes away.
 
-    Args:
-        server: its URL; the database that it names, postgres if none, is connected to, and left
-            as it is.
-        prefix: with which every database that is created starts.
+    The database that the server's URL names, postgres if none, is connected to and left as it is.
     """
 
     def __init__(self, server: str, prefix: str = "") -> None:
@@ -84,10 +80,8 @@ class PostgresServer(PostgresDatabases, TreeInFolder):
         settings: go into postgresql.conf; a standby has those of its primary.
         name: that standbys are known by to their primary.
         fsync: wait for the disk, as a server does that is to survive a loss of power.
-        initdb: options of initdb besides those of this class.
         standby_of: a running server, of which this one becomes a standby by a base backup;
             nothing is made by initdb then.
-        place: the folder in which its own is made; that of temporary files if None.
 
     Raises:
         FileNotFoundError: no PostgreSQL is installed.
@@ -100,13 +94,11 @@ class PostgresServer(PostgresDatabases, TreeInFolder):
         *,
         name: str = "",
         fsync: bool = False,
-        initdb: Sequence[str] = ("--no-locale",),
         standby_of: PostgresServer | None = None,
-        place: Path | None = None,
     ) -> None:
         self.port = free_port()
         super().__init__(f"postgresql://{SUPERUSER}@127.0.0.1:{self.port}/postgres")
-        self.folder = owned_folder(place)
+        self.folder = owned_folder()
         self.data = self.folder / "data"
         self._log = self.folder / "server.log"
         # Not in the file, which is copied from one server to another.
@@ -120,7 +112,7 @@ class PostgresServer(PostgresDatabases, TreeInFolder):
         }
         try:
             if standby_of is None:
-                self._make_data(initdb, settings or {})
+                self._make_data(settings or {})
             else:
                 self.copy(standby_of)
             self.start()
@@ -186,13 +178,13 @@ class PostgresServer(PostgresDatabases, TreeInFolder):
             self.folder,
         )
 
-    def _make_data(self, options: Sequence[str], settings: Mapping[str, object]) -> None:
+    def _make_data(self, settings: Mapping[str, object]) -> None:
         run_as_server(
             [
                 program("initdb"),
                 *("--pgdata", str(self.data), "--username", SUPERUSER, "--encoding", "UTF8"),
                 *("--auth", "trust", "--data-checksums", "--no-sync", "--no-instructions"),
-                *options,
+                "--no-locale",
             ],
             self.folder,
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,10 +31,10 @@ from service.maintenance.copying import copy_store
 from service.runtime.data_layout import STORE_FILE
 from service.stores.postgres.store import PostgresStore
 from service.stores.sqlite.store import SQLiteStore
-from tests.support.server import PATIENCE, Server
+from tests.support.server import Server
 from tests.support.store_model import Notebook
 from tests.support.tiny import GENRES, World, item_id
-from tests.support.workers import eventually
+from tests.support.waiting import eventually
 
 STEPS = int(os.environ.get("HEED_STATE_STEPS", "50"))
 STEPS_OF_A_RUN = 50
@@ -282,10 +281,9 @@ class Machine(RuleBasedStateMachine):
         http = self._at(at)
         answer = http.post("/v1/models/train", json={"options": {"epochs": 1}})
         assert answer.status_code == 202, answer.text
-        job, until = answer.headers["location"], time.monotonic() + PATIENCE
-        while (done := http.get(job).json())["state"] in ("queued", "running"):
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        job = answer.headers["location"]
+        eventually(lambda: http.get(job).json()["state"] not in ("queued", "running"))
+        done = http.get(job).json()
         assert done["state"] == "succeeded", done
         version = (done["result"] or {}).get("version")
         if version is not None:
