@@ -19,13 +19,13 @@ from service.domain.settings import Settings
 from service.engine import monitoring
 from service.engine.compose import Parts, compose
 from service.engine.live_scenarios import LiveScenarios
-from service.engine.monitoring import Measurement, measure
+from service.engine.monitoring import measure
 from service.engine.pipeline import Request
 from service.jobs.job import Job, training_command
 from service.jobs.runner import JobRunner
 from service.questions.scalars import Checked
 from service.runtime.logs import REPEATED
-from service.runtime.tracing import StageClock
+from service.runtime.tracing import Measurement, StageClock
 from service.snapshots.registry import version_document
 from service.snapshots.served import Served
 

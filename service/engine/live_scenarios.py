@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from cachetools import LRUCache
 
 from service.domain.errors import NotFound, StoreUnreachable
-from service.domain.scenarios import Scenario
+from service.domain.records import Scenario
 from service.stores.base import Store
 
 _REMEMBERED = 256  # names

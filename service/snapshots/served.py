@@ -24,8 +24,7 @@ from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
 from models.index.ann_index import StructureCache
 from service.domain.errors import StoreUnreachable
-from service.domain.item_patch import ItemPatch
-from service.domain.records import Item
+from service.domain.records import Item, ItemPatch
 from service.runtime import durable_files
 from service.runtime.logs import REPEATED, log_failure
 from service.runtime.threads import run_in_daemon_thread
