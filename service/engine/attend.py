@@ -76,7 +76,7 @@ async def attend_memory(request: Request[AttendIn]) -> AttendedOut:
         named = await name_rows(parts.store, request.snapshot, request.events, sources)
     request.degraded = named.is_degraded
     answer["ids"] = [*named.ids]
-    answer["events"] = [row.written for row in named.events]
+    answer["events"] = named.events
     answer["degraded"] = request.is_degraded()
     return answer
 
