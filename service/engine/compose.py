@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
+import time
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 
 import torch
 
+from models.catalogue import cow
 from models.text.encoders import TextEncoder
+from service.domain.errors import Unavailable
 from service.domain.settings import Settings, check_embedding_dim
 from service.histories.memory_provider import MemoryProvider
 from service.runtime.data_layout import (
@@ -21,7 +27,9 @@ from service.runtime.data_layout import (
     check_restored,
 )
 from service.runtime.durable_files import make_directory
+from service.runtime.memory import trim
 from service.runtime.work_queue import MOST_ASIDE
+from service.runtime.workers import SharedArrays
 from service.snapshots.derived_files import INDEXES, CatalogueCache, open_cache_files
 from service.snapshots.live_event_log import LiveEventLog
 from service.snapshots.live_search import LiveSearch
@@ -142,3 +150,65 @@ def compute_executor(settings: Settings, threads: int | None = None) -> ThreadPo
         initializer=torch.set_num_threads,
         initargs=(1,),
     )
+
+
+_THREAD_EXIT_TIMEOUT = 10.0  # seconds for threads to end that were told to
+_TASKS = Path("/proc/self/task")
+
+
+def preload(settings: Settings) -> Served:
+    """What is served, in a process that has no thread but this one and no file of the store open.
+
+    A fork copies only the thread that asks for it: a lock that another held would stay held for
+    ever, and a pool would wait for threads that are not there. SQLite's locks do not survive one.
+
+    Raises what `compose` and `LiveSnapshot.open` raise; `Unavailable` when a thread does not end.
+    """
+    # Tokenizers would start threads of their own, which never end.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Not uvloop, whose library never ends its threads.
+    loaded = asyncio.run(_load(settings))
+    # What earlier states of the catalogue held is let go of, so that files hold the latest.
+    gc.collect()
+    cow.seal()
+    trim()
+    _wait_until_single_threaded()
+    # The collector writes to each object that it looks at, and a page that is written to is shared
+    # no more.
+    gc.freeze()
+    return loaded
+
+
+async def _load(settings: Settings) -> Served:
+    parts = compose(settings, threads=1)
+    try:
+        await parts.live.open()
+        parts.embeddings.load()
+    finally:
+        await parts.close()
+    index = parts.live.snapshot.catalogue.bm25_writer
+    if index is not None:
+        index.rest()
+    # The log is read by a worker: it would make the start longer with every event.
+    return replace(parts.live.served, event_log=SharedArrays())
+
+
+def _wait_until_single_threaded() -> None:
+    """Wait until this is the only thread. Raises `Unavailable`, naming those that stay."""
+    deadline = time.monotonic() + _THREAD_EXIT_TIMEOUT
+    while len(names := _threads()) > 1:
+        if time.monotonic() > deadline:
+            raise Unavailable(
+                f"workers cannot be forked beside running threads ({', '.join(names)}); "
+                "serve with HEED_WORKERS=1"
+            )
+        time.sleep(0.01)
+
+
+def _threads() -> list[str]:
+    """The names of this process' threads, those of libraries among them."""
+    names = []
+    for task in _TASKS.iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            names.append((task / "comm").read_text().strip())
+    return names

@@ -18,8 +18,7 @@ from service.domain.records import Event, Item, User
 from service.domain.scenarios import Scenario
 from service.domain.settings import Settings
 from service.domain.stage_clock import StageClock
-from service.engine.engine import Engine
-from service.engine.live_scenarios import LiveScenarios
+from service.engine.engine import Engine, LiveScenarios
 from service.engine.monitoring import Measurement
 from service.http.app import create_app
 from service.jobs.job import Job
