@@ -9,6 +9,7 @@ import asyncio
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -27,7 +28,7 @@ from models.data.vocabulary import Vocabulary
 from models.encoder.event_bias import bucket_margins
 from models.history.long_history import CollapsedHistory, collapsible_prefix, leaves_enough
 from models.history.user_history import UserHistory
-from models.history.user_memory import EncodedHistory, UserMemory, build_memory
+from models.history.user_memory import UserMemory, build_memory
 from models.recommender.recommender import Recommender
 from service.domain.errors import StoreUnreachable
 from service.domain.settings import Settings
@@ -51,38 +52,37 @@ _log = logging.getLogger(__name__)
 class DerivedState:
     """State that a model derived from a user's events: all of it can be computed again.
 
-    Each part has its own validity. `encoded` serves any history that begins with the events it was
-    computed from, under the same model. `collapsed` serves a history of the same epoch, as far as
-    `CollapsedHistory.rebind` accepts the snapshot. `history` and `memory` serve the events they
-    were made for, by any snapshot of the model that has the same tables of their items, and
-    `memory` only while every age stays in its bucket: time enters a memory through buckets of ages
-    alone (`models.encoder.event_bias`).
+    Each part has its own validity. What is encoded in `memory` serves any history that begins with
+    the events it was computed from, under the same model. `collapsed` serves a history of the same
+    epoch, as far as `CollapsedHistory.rebind` accepts the snapshot. `history` and `memory` serve
+    the events they were made for, by any snapshot of the model that has the same tables of their
+    items, and `memory` only while every age stays in its bucket: time enters a memory only through
+    buckets of ages (`models.encoder.event_bias`).
     """
 
     events: EventColumns
     step: int  # last step of the item tables
     written: int  # `last_written` for the items of the events and the profile
     history: UserHistory
-    encoded: EncodedHistory | None
+    memory: UserMemory
     collapsed: CollapsedHistory | None = None
-    memory: UserMemory | None = None
     is_plain: bool = True  # False: older events of `memory` were not collapsed, if they could be
     since: int = field(init=False, default=0)  # microseconds UTC: `memory` serves from then on
     until: int = field(init=False, default=0)  # and before then
     nbytes: int = field(init=False, default=0)  # held beside the events, when this was made
 
     def __post_init__(self) -> None:
-        size = self.history.types.nbytes
+        memory = self.memory
+        size = self.history.types.nbytes + memory.nbytes
         size += self.history.weights.nbytes if self.events.weights is None else 0
         size += 0 if self.collapsed is None else self.collapsed.nbytes
-        if self.memory is not None:
-            size += self.memory.nbytes  # `encoded` among them
-            younger, older = bucket_margins(self.memory.at - self.memory.history.timestamps)
-            object.__setattr__(self, "since", self.memory.at - younger)
-            object.__setattr__(self, "until", self.memory.at + older)
-        elif self.encoded is not None:
-            size += self.encoded.nbytes
-        object.__setattr__(self, "nbytes", size)
+        younger, older = bucket_margins(memory.at - memory.history.timestamps)
+        for name, value in (
+            ("since", memory.at - younger),
+            ("until", memory.at + older),
+            ("nbytes", size),
+        ):
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(
@@ -97,16 +97,7 @@ class DerivedState:
     ) -> DerivedState:
         """Return the state that holds a memory made from a user's events by a snapshot."""
         step, written = snapshot.cow_tables.step, _last_written(snapshot, events)
-        return cls(
-            events=events,
-            step=step,
-            written=written,
-            history=history,
-            encoded=user.encoded,
-            collapsed=collapsed,
-            memory=user,
-            is_plain=is_plain,
-        )
+        return cls(events, step, written, history, user, collapsed=collapsed, is_plain=is_plain)
 
     def serves(self, events: EventColumns, snapshot: Snapshot) -> bool:
         """Report whether this was derived from the same events and the same tables of their items.
@@ -123,10 +114,9 @@ class DerivedState:
 
         Its older events may be collapsed or not; where they are, the caller must hold their lock.
         """
-        memory = self.memory if self.since <= at < self.until else None
-        if memory is None or (memory.collapsed is not None) != collapsed:
+        memory, older = self.memory, self.memory.collapsed
+        if not self.since <= at < self.until or (older is not None) != collapsed:
             return None
-        older = memory.collapsed
         if older is None:
             return memory
         if older.items.count != memory.collapsed_count:
@@ -138,13 +128,13 @@ class DerivedState:
 class UserCache:
     """Events and derived state of users, by user id, in at most `max_bytes`.
 
-    Any entry may be dropped at any time without changing an answer. Either
-    kind may use what the other leaves free; when the cache is full, the kind that holds more bytes
-    drops its least recently used entries. Half of the budget is therefore safe for
-    events: the memories of a few users, of some 600 bytes an event, cannot displace the events of
-    many, of 20 bytes each. Derived state goes before its user's events, or with them.
+    Any entry may be dropped at any time without changing an answer. Either kind may use what the
+    other leaves free; when the cache is full, the kind that holds more bytes drops its least
+    recently used entries. Half of the budget is therefore safe for events: the memories of a few
+    users, of some 600 bytes an event, cannot displace the events of many, of 20 bytes each.
+    Derived state goes before its user's events, or with them.
 
-    The lock is held for bookkeeping alone; all entries are immutable but `CollapsedHistory`, which
+    The lock is held only for bookkeeping; all entries are immutable but `CollapsedHistory`, which
     has a lock of its own.
     """
 
@@ -296,10 +286,10 @@ class ListBuilder:
             self._worker.submit(work)
 
     def close(self) -> None:
-        """Begin no more work; what has begun is waited for."""
         self._worker.shutdown(cancel_futures=True)
 
 
+_COUNTED = "history_hits", "history_misses", "history_stale", "memory_hits", "memory_misses"
 Compute = Callable[[Callable[[], EventColumns]], Awaitable[EventColumns]]
 
 LONG = 4_096  # events: fewer are attended one by one in less time than collapsing them takes
@@ -325,14 +315,7 @@ class MemoryProvider:
         self._embeddings = embeddings
         self._cache = UserCache(settings.history_cache_bytes)
         self._forgotten = 0  # entries of the ledger when the cache was last compared with it
-        counts = (
-            "history_hits",
-            "history_misses",
-            "history_stale",
-            "memory_hits",
-            "memory_misses",
-        )
-        self._counts = dict.fromkeys(counts, 0)
+        self._counts = Counter[str]()
 
     async def load(
         self,
@@ -426,7 +409,7 @@ class MemoryProvider:
             older = None
             if may_collapse and not history.vectors:
                 older = _collapse(snapshot, history, collapsed, now, held)
-            encoded = None if known is None else known.encoded
+            encoded = None if known is None else known.memory.encoded
             user = build_memory(snapshot, history, now, encoded=encoded, collapsed=older)
             state = DerivedState.of(
                 snapshot,
@@ -476,7 +459,7 @@ class MemoryProvider:
         return {
             **self._cache.stats(),
             "long_histories_waiting_for_lists": self._lists.pending,
-            **self._counts,
+            **{name: self._counts[name] for name in _COUNTED},
         }
 
     def close(self) -> None:
