@@ -81,7 +81,6 @@ def compose(
     """Wire the service's parts over the settings' data directory.
 
     Args:
-        settings: of the service.
         encoder: of texts; by default the one that the settings name.
         preloaded: what the process has loaded already that this one was forked from.
         threads: of the executor; by default as many as suit the settings' workers.
@@ -106,7 +105,7 @@ def compose(
     patience = settings.deadline / 2
     store = open_store(settings.data, settings.store, quota=quota, patience=patience)
     registry = open_registry(settings.data, store)
-    executor = executor or compute_executor(settings, threads)
+    executor = executor or _compute_executor(settings, threads)
     live = LiveSnapshot(
         store,
         registry,
@@ -137,13 +136,10 @@ def compute_threads(settings: Settings) -> int:
     return min(4, ceil((os.cpu_count() or 1) / settings.workers))
 
 
-def compute_executor(settings: Settings, threads: int | None = None) -> ThreadPoolExecutor:
-    """Return an executor; by default with more threads than compute at once.
-
-    Long requests wait in their threads for short ones: the work queue, not the number of threads,
-    bounds how many compute.
-    """
+def _compute_executor(settings: Settings, threads: int | None) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(
+        # More threads than compute at once: long requests wait in theirs for short ones, and the
+        # work queue bounds how many compute.
         threads or compute_threads(settings) + 2 + MOST_ASIDE,
         thread_name_prefix="heed-compute",
         # A pool thread starts with OpenMP's default; requests run beside each other instead.
