@@ -30,7 +30,7 @@ BUDGETS = {
     "service.domain": 1_250,
     "service.engine": 5_300,
     "service.histories": 800,
-    "service.http": 5_700,
+    "service.http": 5_600,
     "service.jobs": 1_000,
     "service.lab": 3_250,
     "service.maintenance": 3_000,
