@@ -4,12 +4,17 @@ import gzip
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from service.datasets.imports import ImportWarnings
+from service.domain.records import Event
 from tests.support.command_line import Heed, counts
 
 pytestmark = pytest.mark.verify
@@ -348,12 +353,33 @@ def test_errors_of_a_pipe_name_the_pipe(
     assert "heed-import-" not in said.err  # the folder of the copy of the pipe
 
 
-def test_an_import_that_stops_says_how_to_take_it_back(heed: Heed, shop: Path) -> None:
-    """The first bad row stops it; what came before is stored under its id."""
+def test_an_import_that_stops_says_how_to_take_it_back(
+    heed: Heed, shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = heed("import", "events", shop / "orders.csv", *EVENT_OPTIONS)
     assert said.code == 1
-    assert "heed import --undo 1 takes it back" in said.err
+    assert "Import 1 stopped; nothing is stored." in said.err
     assert "line 6, Customer No (user_id): is required" in said.err
+
+    path = shop / "events.jsonl"
+    path.write_text("".join(f'{{"user_id":"u","item_id":"i{n}"}}\n' for n in range(4_500)))
+    with path.open("a") as file:
+        file.write("no event\n")
+    said = heed("import", "events", path)
+    assert said.code == 1
+    assert "Import 2 stopped after 4,000 events; they stay, and heed import --undo 2" in said.err
+
+    def events(_: ImportWarnings, stream: Iterator[Event]) -> Iterator[Event]:
+        yield from islice(stream, 4_200)
+        signal.raise_signal(signal.SIGINT)
+        yield from stream
+
+    monkeypatch.setattr(ImportWarnings, "events", events)
+    said = heed("import", "events", path, "--skip-bad")
+    assert "Import 3 stopped after 4,000 events" in said.err
+    listed = heed("import", "--list").out.splitlines()
+    rows = [[cell.strip() for cell in line.split("│")[4:-1]] for line in listed if "jsonl" in line]
+    assert rows == [["4,000", "0", "0", "kept"], ["0", "0", "0", "kept"]]
 
 
 def test_a_change_of_stock_sends_the_stock_alone(heed: Heed, shop: Path) -> None:
