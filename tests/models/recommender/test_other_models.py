@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from models.data.interactions import Interactions
-from models.evaluation.baselines import EASE, Repeats
+from models.evaluation.baselines import ease, repeats
 from models.evaluation.full_ranking import Ranker, evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import leave_one_out
@@ -28,7 +28,7 @@ ITEMS = 14
 SHOP = {"next_basket": True, "repeat_consumption": True}
 
 
-@pytest.mark.parametrize(("name", "fit"), [(EASE_NAME, EASE.fit), (BOUGHT_BEFORE, Repeats.fit)])
+@pytest.mark.parametrize(("name", "fit"), [(EASE_NAME, ease), (BOUGHT_BEFORE, repeats)])
 def test_a_baseline_model_ranks_as_the_baseline(
     name: str, fit: Callable[[Interactions], Ranker]
 ) -> None:
