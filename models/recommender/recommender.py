@@ -162,7 +162,6 @@ class LogStatistics(nn.Module):
 
     @property
     def recent_events(self) -> int:
-        """Number of newest events that any of the statistics is applied to."""
         depth = self.cooccurrence_window.depth
         return depth if self.similar_items is None else max(depth, SIMILARITY_DEPTH)
 
@@ -308,7 +307,6 @@ class Recommender(nn.Module):
 
     @property
     def counts_repeats(self) -> bool:
-        """Report whether the user's own count of an item is a second transition count."""
         return self.config.next_basket and self.config.repeat_consumption
 
     def set_similarity(self, similarity: ItemSimilarity | None) -> None:
