@@ -20,7 +20,7 @@ import orjson
 from service.domain.errors import Invalid
 from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.timestamps import to_rfc3339
-from service.runtime.file_paths import without_folders
+from service.runtime.data_layout import without_folders
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 

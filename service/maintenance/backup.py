@@ -165,7 +165,6 @@ class DirectoryParts:
         self._rest = rest
 
     def namespaces(self) -> Generator[str]:
-        """Yield the names of the namespaces."""
         return (name for name, _ in find_namespaces(self._data))
 
     def token(self, name: str) -> object:
@@ -183,7 +182,6 @@ class DirectoryParts:
         ]
 
     def current(self, name: str) -> str | None:
-        """Return the version in use."""
         folder = self._folder(name) / MODELS_FOLDER
         if not (folder / "current").exists():
             return None

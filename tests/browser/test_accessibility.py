@@ -28,7 +28,6 @@ TABS = ("Explore", "Catalogue", "People", "Models", "Scenarios")
 
 
 def fill(page: Page, tab: str) -> None:
-    """Open everything that a tab has to show."""
     open_tab(page, tab)
     if tab == "Explore":
         choose(page, "u3")

@@ -28,7 +28,6 @@ class _Page(http.server.BaseHTTPRequestHandler):
     """An empty page at every path."""
 
     def do_GET(self) -> None:
-        """Answer."""
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.end_headers()

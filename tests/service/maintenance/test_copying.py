@@ -103,7 +103,6 @@ async def opened() -> AsyncIterator[Open]:
 
 @pytest.fixture
 def stores(spots: tuple[Spot, Spot], opened: Open) -> tuple[Store, Store]:
-    """A source and a target, open and empty."""
     return opened(spots[0]), opened(spots[1])
 
 
