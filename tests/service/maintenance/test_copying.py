@@ -120,7 +120,7 @@ async def assert_same(source: Store, target: Store) -> None:
 async def test_everything_is_copied(
     stores: tuple[Store, Store], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a store with everything in it, all arrives, in small steps and in their order."""
+    """All records of a full store arrive, in small steps and in their order."""
     source, target = stores
     doomed_copy.take_small_steps(monkeypatch.setattr)
     await full_store.fill(source)
@@ -185,7 +185,7 @@ async def test_names_of_the_forgotten_are_deleted_at_the_target_too(
 
 
 async def test_a_finished_copy_is_analysed(make: Make, opened: Open, url: str) -> None:
-    """The server plans with the numbers of rows that were copied, before it looks by itself."""
+    """The server plans with the numbers of rows that were copied, before autovacuum looks."""
     source, target = opened(make("sqlite")), opened(make("postgres"))
     await full_store.fill(source)
     await copy_store(source, target, "here")
@@ -327,7 +327,7 @@ async def test_a_target_with_other_data_is_refused(
 async def test_a_copy_of_something_else_or_changed_since_is_refused(
     make: Make, opened: Open, kind: str
 ) -> None:
-    """A target goes on with its own source alone, and only until it is written to."""
+    """A target goes on only with its own source, and only until it is written to."""
     source, target = opened(make("sqlite")), opened(make(kind))
     await full_store.fill(source, 12)
     await copy_store(source, target, "here")
