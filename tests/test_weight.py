@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
-LINES_OF_TESTS, LINES_OF_BENCHMARKS = 71_500, 4_950
-FILES = 272  # of the rooms
+LINES_OF_TESTS, LINES_OF_BENCHMARKS = 70_500, 5_000
+FILES = 265  # of the rooms
 BUDGETS = {
     "models.attention": 600,
     "models.catalogue": 3_100,
@@ -27,16 +27,16 @@ BUDGETS = {
     "models.training": 1_900,
     "service.cli": 3_850,
     "service.datasets": 3_800,
-    "service.domain": 1_300,
-    "service.engine": 5_450,
-    "service.histories": 850,
+    "service.domain": 1_250,
+    "service.engine": 5_300,
+    "service.histories": 800,
     "service.http": 5_700,
     "service.jobs": 1_000,
     "service.lab": 3_250,
     "service.maintenance": 3_000,
     "service.questions": 2_550,
     "service.runtime": 2_350,
-    "service.snapshots": 2_950,
+    "service.snapshots": 2_800,
     "service.stores": 11_500,
     "service.training": 1_250,
 }

@@ -375,7 +375,19 @@ class TrainingRun:
             total = count + stage.epochs - epoch + later
             mean = 0.0
             for step, steps, mean in trainer.epoch(epoch, loss):
-                self._report(count, total, step, steps, mean)
+                if self._progress is not None:
+                    remaining = self._stopwatch.remaining((count - 1 + step / steps) / total)
+                    self._progress(
+                        TrainingProgress(
+                            epoch=count,
+                            epochs=total,
+                            step=step,
+                            steps=steps,
+                            loss=mean,
+                            remaining=remaining,
+                            validation=self._latest,
+                        )
+                    )
             record = {"epoch": float(count), "loss": mean}
             due = epoch % config.validate_every == 0 or epoch == stage.epochs
             if self._validation is not None and not is_final and (due or stage.name == "sampled"):
@@ -406,12 +418,6 @@ class TrainingRun:
                 )
         weights = _weights(trainer.ema) if is_final else self._best.weights
         model.load_state_dict(weights, strict=False)
-
-    def _report(self, epoch: int, epochs: int, step: int, steps: int, loss: float) -> None:
-        if self._progress is None:
-            return
-        remaining = self._stopwatch.remaining((epoch - 1 + step / steps) / epochs)
-        self._progress(TrainingProgress(epoch, epochs, step, steps, loss, remaining, self._latest))
 
     def _validate(self, model: Recommender, cases: Holdout) -> RankingMetrics:
         return evaluate(

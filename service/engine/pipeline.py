@@ -266,7 +266,7 @@ class Request(Generic[Q]):
         turn = current_turn.get()
         with self.stages(stage):
             on_loop, executor = size <= _ON_LOOP, self.parts.executor
-            if turn is None:  # outside of a request over HTTP
+            if turn is None:  # outside of HTTP, or of a request that waits in no queue
                 run = asyncio.get_running_loop().run_in_executor
                 return work() if on_loop else await run(executor, work)
             if turn.is_long or not on_loop:

@@ -26,9 +26,9 @@ from service import __version__
 from service.domain.errors import Invalid
 from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.settings import PREFIX, Settings, unknown_variables
+from service.engine.compose import preload
 from service.engine.engine import Engine, open_engine
 from service.engine.namespaces import Namespaces
-from service.engine.preload import preload
 from service.http.app import create_app
 from service.http.bodies import Arrivals
 from service.http.connection_limits import BURST, Crowd, LimitedHttpProtocol

@@ -16,8 +16,7 @@ from service.domain.errors import Conflict, Invalid, NotFound
 from service.domain.keys import ApiKey, Rate, Scope, issue_key
 from service.domain.records import Event, Item, ItemPatch, Scenario, User
 from service.domain.settings import Settings
-from service.engine.engine import Engine
-from service.engine.live_scenarios import LiveScenarios
+from service.engine.engine import Engine, LiveScenarios
 from service.http.app import create_app
 from service.jobs.job import Job
 from service.runtime.tracing import Measurement, StageClock

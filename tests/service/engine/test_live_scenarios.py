@@ -10,7 +10,7 @@ import pytest
 
 from service.domain.errors import NotFound, StoreUnreachable
 from service.domain.records import Scenario
-from service.engine.live_scenarios import LiveScenarios
+from service.engine.engine import LiveScenarios
 from service.stores.base import Store
 
 

@@ -10,6 +10,7 @@ from models.attention.attend import DEFAULT_OPTIONS
 from models.catalogue.item_filter import Condition
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
+from models.ranking.matches import DEFAULTS
 from models.text import terms
 from models.text.encoders import StaticEncoder
 from service.domain.records import Item
@@ -17,11 +18,13 @@ from service.engine.highlight import highlights
 from service.engine.search import list_matches, search_answer, search_items
 from service.engine.selection import filter_warnings, select_items
 from service.maintenance.search_calibration import build_snapshot
+from service.snapshots.live_search import SearchSetup
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.support import asking
 from tests.support.small import past
 
 EMBEDDINGS = EmbeddingCache(StaticEncoder())
+SETUP = SearchSetup(DEFAULTS, EMBEDDINGS.query, StaticEncoder.name, quick=True)
 
 
 def made(*titles: str, description: str = "") -> Snapshot:
@@ -35,15 +38,13 @@ def ask(snapshot: Snapshot, query: Any) -> Any:
     selection = select_items(snapshot, query.filter)
     if query.is_listing:
         return asking.Told(
-            list_matches(
-                query, snapshot, EMBEDDINGS.query, selection=selection, options=DEFAULT_OPTIONS
-            )
+            list_matches(query, snapshot, SETUP, selection=selection, options=DEFAULT_OPTIONS)
         )
     outcome = search_items(
         query,
         snapshot,
         build_memory(snapshot, past([], []), 0),
-        EMBEDDINGS.query,
+        SETUP,
         allowed=selection.allowed,
         options=DEFAULT_OPTIONS,
         offset=query.offset,

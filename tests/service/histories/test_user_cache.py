@@ -11,7 +11,7 @@ from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
 from service.domain.records import User
 from service.histories.event_columns import EventColumns
-from service.histories.user_cache import DerivedState, UserCache
+from service.histories.memory_provider import DerivedState, UserCache
 from tests.support.small import DAY, encode, random_model
 from tests.support.small import snapshot as small_snapshot
 from tests.support.stored_events import ITEMS, stored_events, user_history

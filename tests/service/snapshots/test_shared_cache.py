@@ -107,10 +107,13 @@ def test_what_is_damaged_in_the_database_is_made_anew(
     assert np.array_equal(machine("c").read("one"), DATA)  # type: ignore[arg-type]
 
 
-def test_the_oldest_files_go_from_the_database(store: PostgresStore, tmp_path: Path) -> None:
+def test_the_oldest_files_go_from_the_database(
+    store: PostgresStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The database keeps the files that were made last, within its bytes."""
     shared = store.shared.files(INDEXES)
-    files = SharedCacheFiles(tmp_path, 9, shared, shared_bytes=3 * len(DATA))
+    monkeypatch.setattr(derived_files, "SHARED_BYTES", 3 * len(DATA))
+    files = SharedCacheFiles(tmp_path, 9, shared)
     for number in range(5):
         files.write(f"key-{number}", DATA)
     files.write("large", np.tile(DATA, 4))

@@ -124,7 +124,7 @@ def test_versions_of_all_machines_are_listed_before_they_are_fetched(machine: Ma
 
 
 def test_names_sort_after_those_of_machines_with_other_clocks(
-    url: str, namespace: str, tmp_path: Path
+    url: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version is the newest one when it is published, whatever the clocks of machines show."""
     store = PostgresStore(url, namespace=namespace)
@@ -132,7 +132,8 @@ def test_names_sort_after_those_of_machines_with_other_clocks(
     published = []
     for name, clock in (("a", noon), ("b", noon - 3_600_000_000), ("a", noon), ("c", 5)):
         root = tmp_path / name
-        registry = SharedRegistry(root, store.shared.files("model"), clock=lambda now=clock: now)  # type: ignore[misc]
+        monkeypatch.setattr("service.snapshots.registry.now", lambda now=clock: now)
+        registry = SharedRegistry(root, store.shared.files("model"))
         published.append(registry.publish(FILES, {}, activate=False))
     assert published == sorted(published)
     assert len(set(published)) == 4
