@@ -8,7 +8,7 @@ import signal
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import psycopg
 import pytest
@@ -20,7 +20,6 @@ from service.domain.records import Event, Item, User
 from service.maintenance.copying import compare_stores, copy_store
 from service.maintenance.store_places import parse_place
 from service.stores.base import Store
-from service.stores.sqlite.check import check_store
 from tests.support import doomed_copy, full_store
 from tests.support.full_store import read_all, stored_items, stored_users
 from tests.support.heed_process import PATIENCE
@@ -207,22 +206,6 @@ def planned_rows(connection: psycopg.Connection, table: str) -> float:
     return float(rows)
 
 
-async def test_a_copy_goes_back_and_forth(make: Make, opened: Open) -> None:
-    """From SQLite to PostgreSQL to SQLite nothing changes, and the last one is sound."""
-    spots = [make(kind) for kind in ("sqlite", "postgres", "sqlite")]
-    first, middle, last = [opened(spot) for spot in spots]
-    await full_store.fill(first)
-    await copy_store(first, middle, "first")
-    await copy_store(middle, last, "middle")
-    await assert_same(first, last)
-    path = Path(spots[2].text) / "heed.db"
-    found = list(check_store(path, full=True))
-    assert [each.sentence for each in found if each.level == "problem"] == []
-    # A copy is a store like any other.
-    await last.append([Event("user 0000", "item 1", "after")])
-    assert (await last.counts())["events"] == (await first.counts())["events"] + 1
-
-
 @pytest.mark.parametrize("moment", ["inside", "after"])
 @pytest.mark.parametrize("direction", MOVES)
 async def test_a_killed_copy_goes_on_where_it_stopped(
@@ -265,29 +248,6 @@ def _copy_and_die(source: Spot, target: Spot, step: int, moment: str) -> int | N
     process.start()
     process.join(PATIENCE)
     return process.exitcode
-
-
-async def test_a_copy_of_a_store_that_is_written_is_not_whole(
-    make: Make, opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A write behind the position makes the stores differ, and the target is not opened."""
-    spot = make("sqlite")
-    source, target = opened(make("sqlite")), spot.open(is_target=True)
-    doomed_copy.take_small_steps(monkeypatch.setattr)
-    await full_store.fill(source)
-    loop = asyncio.get_running_loop()
-    written: list[asyncio.Task[Any]] = []
-
-    def write(stage: str, done: int, _total: int) -> None:
-        if stage == "events" and done > 200 and not written:
-            written.append(loop.create_task(source.append([Event("user 0000", "i", "behind")])))
-
-    copied = await copy_store(source, target, "here", progress=write)
-    await asyncio.gather(*written)
-    await target.close()
-    assert copied.differing == ["events"]
-    with pytest.raises(Corrupt, match="holds part of a copy of"):
-        spot.open()
 
 
 # ------------------------------------------------------------------------------ refusals
