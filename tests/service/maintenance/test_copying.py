@@ -23,7 +23,6 @@ from service.stores.base import Store
 from tests.support import doomed_copy, full_store
 from tests.support.full_store import read_all, stored_items, stored_users
 from tests.support.heed_process import PATIENCE
-from tests.support.postgres_server import PostgresDatabases
 from tests.support.store_contract import NOON
 
 pytestmark = pytest.mark.anyio
@@ -55,17 +54,6 @@ class Open(Protocol):
     """Function that opens a spot."""
 
     def __call__(self, spot: Spot, *, is_target: bool = False) -> Store: ...
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def url(postgres: PostgresDatabases) -> str:
-    """The URL of a database for all tests of a file, each of which has namespaces of its own."""
-    return postgres.create_database()
 
 
 @pytest.fixture

@@ -39,11 +39,6 @@ from tests.support.token_encoder import WORDS, TokenEncoder, sentences
 pytestmark = pytest.mark.verify
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_bert.make(tmp_path_factory.mktemp("models") / "tiny")
