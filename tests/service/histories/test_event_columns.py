@@ -24,11 +24,6 @@ MINUTE = 60_000_000
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
     opened = SQLiteStore(tmp_path / "heed.db")
     yield opened

@@ -45,11 +45,6 @@ class Encoder(StaticEncoder):
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
     opened = SQLiteStore(tmp_path / STORE_FILE)
     yield opened

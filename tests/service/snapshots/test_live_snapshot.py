@@ -55,11 +55,6 @@ class Slow(StaticEncoder):
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def data(world: World, tmp_path: Path) -> Path:
     return world.copy(tmp_path / "data")
 

@@ -27,11 +27,6 @@ from tests.support.token_encoder import WIDTH, TokenEncoder
 FITTED = SearchParameters(meaning=2.0)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def table_for(encoder: TokenEncoder, seed: int = 0) -> QueryTable:
     size = len(encoder.vocabulary), WIDTH
     return QueryTable(encoder, np.random.default_rng(seed).normal(size=size))

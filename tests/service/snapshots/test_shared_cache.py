@@ -34,16 +34,10 @@ from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.postgres.store import PostgresStore
 from tests.support import tiny
 from tests.support.heed_process import ROOT
-from tests.support.postgres_server import PostgresDatabases, PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 DATA = np.random.default_rng(0).integers(0, 256, 5_000).astype(np.uint8)
 Machine = Callable[[str], SharedCacheFiles]
-
-
-@pytest.fixture(scope="module")
-def url(postgres: PostgresDatabases) -> str:
-    """The URL of a database for all tests of this file, each of which has its own namespace."""
-    return postgres.create_database()
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from service.stores.postgres.shared_files import CHUNK_BYTES
 from service.stores.postgres.store import PostgresStore
 from tests.support import tiny
 from tests.support.heed_process import ROOT
-from tests.support.postgres_server import PostgresDatabases, PostgresServer
+from tests.support.postgres_server import PostgresServer
 from tests.support.replicas import ReplicaProcess, served
 from tests.support.tiny import World
 
@@ -36,12 +36,6 @@ FILES = {
     "empty": b"",
 }
 Machine = Callable[[str], Registry]
-
-
-@pytest.fixture(scope="module")
-def url(postgres: PostgresDatabases) -> str:
-    """The URL of a database for all tests of this file, each of which has its own namespace."""
-    return postgres.create_database()
 
 
 @pytest.fixture
