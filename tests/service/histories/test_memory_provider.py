@@ -135,7 +135,6 @@ def test_requests_without_events_share_one_memory(
     assert memories.stats()["memory_misses"] == 1
 
 
-@pytest.mark.anyio
 async def test_requests_with_sessions_or_masks_bypass_the_cache(
     memories: MemoryProvider, snapshot: Snapshot
 ) -> None:

@@ -24,8 +24,6 @@ from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.values import CatalogueChanges
 
-pytestmark = pytest.mark.anyio
-
 
 class Encoder(StaticEncoder):
     """A text encoder that can be blocked or made to fail."""
@@ -42,11 +40,6 @@ class Encoder(StaticEncoder):
         if self.fails:
             raise RuntimeError("the encoder failed")
         return super().encode(texts)
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture

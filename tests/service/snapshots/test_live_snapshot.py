@@ -34,8 +34,6 @@ from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.tiny import NOON, World, item_id, items
 
-pytestmark = pytest.mark.anyio
-
 Files = Mapping[str, bytes | bytearray]
 
 
@@ -52,11 +50,6 @@ class Slow(StaticEncoder):
         assert self.free.wait(60)
         self.asked += len(texts)
         return super().encode(texts)
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture
