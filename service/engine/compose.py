@@ -33,9 +33,8 @@ from service.runtime.workers import SharedArrays
 from service.snapshots.derived_files import INDEXES, CatalogueCache, open_cache_files
 from service.snapshots.live_event_log import LiveEventLog
 from service.snapshots.live_search import LiveSearch
-from service.snapshots.live_snapshot import LiveSnapshot
+from service.snapshots.live_snapshot import LiveSnapshot, Served
 from service.snapshots.registry import Registry
-from service.snapshots.served import Served
 from service.snapshots.shared_registry import open_registry
 from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 from service.stores.base import Store

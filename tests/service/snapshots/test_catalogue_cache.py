@@ -21,9 +21,8 @@ from service.domain.records import Event, Item
 from service.runtime.cache_files import CacheFiles
 from service.runtime.data_layout import STORE_FILE
 from service.snapshots.derived_files import CatalogueCache
-from service.snapshots.live_snapshot import LiveSnapshot
+from service.snapshots.live_snapshot import LiveSnapshot, Served
 from service.snapshots.registry import Registry
-from service.snapshots.served import Served
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.tiny import World, item_id

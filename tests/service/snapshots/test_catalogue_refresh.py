@@ -17,9 +17,8 @@ from models.catalogue.catalogue import Catalogue
 from models.text.encoders import StaticEncoder
 from service.domain.records import Item
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
-from service.snapshots.live_snapshot import LiveSnapshot
+from service.snapshots.live_snapshot import LiveSnapshot, Served, UnacknowledgedWrites
 from service.snapshots.registry import Registry
-from service.snapshots.served import Served, UnacknowledgedWrites
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.values import CatalogueChanges

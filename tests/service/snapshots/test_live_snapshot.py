@@ -27,9 +27,8 @@ from models.text.encoders import StaticEncoder
 from service.domain.errors import HeedError, ModelRejected, StoreUnreachable
 from service.domain.records import Event, Item
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
-from service.snapshots.live_snapshot import LiveSnapshot
+from service.snapshots.live_snapshot import LiveSnapshot, Served
 from service.snapshots.registry import Registry
-from service.snapshots.served import Served
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.tiny import NOON, World, item_id, items
@@ -150,8 +149,8 @@ async def test_the_catalogue_is_read_in_parts(
     serving: LiveSnapshot, store: SQLiteStore, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The snapshot does not depend on the size of the batches in which it is read."""
-    monkeypatch.setattr("service.snapshots.served._READ_BATCH", 7)
-    monkeypatch.setattr("service.snapshots.served._REFRESH_BATCH", 7)
+    monkeypatch.setattr("service.snapshots.live_snapshot._READ_BATCH", 7)
+    monkeypatch.setattr("service.snapshots.live_snapshot._REFRESH_BATCH", 7)
     with ThreadPoolExecutor(2) as pool:
         again = LiveSnapshot(store, registry, Served(EmbeddingCache(StaticEncoder())), pool)
         await again.open()
@@ -168,7 +167,7 @@ async def indexed(
     store: SQLiteStore, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[LiveSnapshot]:
     """A live snapshot with indexes from five rows on, built without delay."""
-    monkeypatch.setattr("service.snapshots.served._STEADY", 0)
+    monkeypatch.setattr("service.snapshots.live_snapshot._STEADY", 0)
     with ThreadPoolExecutor(2) as pool:
         opened = LiveSnapshot(
             store, registry, Served(EmbeddingCache(StaticEncoder())), pool, index_from=5

@@ -27,9 +27,8 @@ from service.snapshots.derived_files import (
     SharedCacheFiles,
     open_cache_files,
 )
-from service.snapshots.live_snapshot import LiveSnapshot
+from service.snapshots.live_snapshot import LiveSnapshot, Served
 from service.snapshots.registry import Registry
-from service.snapshots.served import Served
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.postgres.store import PostgresStore
 from tests.support import tiny
