@@ -46,14 +46,6 @@ def test_each_threat_names_tests_that_exist(row: list[str]) -> None:
     assert missing == []
 
 
-def test_links_lead_somewhere() -> None:
-    """README.md links to SECURITY.md, and its links lead to headings that exist."""
-    assert "(SECURITY.md)" in (ROOT / "README.md").read_text("utf-8")
-    for path, anchor in re.findall(r"\]\(([\w/.]+)#([\w-]+)\)", SECURITY):
-        headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text("utf-8"), re.MULTILINE)
-        assert anchor in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
-
-
 def test_what_answers_requests_opens_no_connections() -> None:
     """No module that answers requests imports a client of HTTP, whatever a request says."""
     files = [f for room in ANSWERING for f in sorted((ROOT / "service" / room).rglob("*.py"))]

@@ -36,7 +36,6 @@ class UserHistory:
 
     @classmethod
     def empty(cls) -> UserHistory:
-        """A history without events and profile."""
         none = np.zeros(0, np.int32)
         return cls(none, np.zeros(0, np.int64), np.zeros(0, np.float32), none)
 

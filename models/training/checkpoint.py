@@ -69,7 +69,7 @@ class Checkpoint:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Checkpoint:
-        """Read what `to_bytes` wrote. Raises `CheckpointError` for anything else."""
+        """Read what `to_bytes` wrote; raises `CheckpointError` for anything else."""
         start = len(HEADER) + _DIGEST
         if not data.startswith(HEADER):
             raise CheckpointError("this is no checkpoint, or one of another version")

@@ -29,7 +29,7 @@ from service.domain.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from service.domain.settings import Settings
-    from service.maintenance.backups.manifest import BackupManifest, BackupProgress
+    from service.maintenance.backup_manifest import BackupManifest, BackupProgress
     from service.maintenance.copying import CopyProgress, StoreCopy
     from service.maintenance.store_places import StorePlace
 
@@ -66,7 +66,7 @@ def backup(
     put_requests_first()
     set_threads(1)
     from service.domain.settings import Settings
-    from service.maintenance.backups.backup import back_up
+    from service.maintenance.backup import back_up
 
     settings = Settings.read({"data": data})
     recorded = {name: getattr(settings, name) for name in _RECORDED}
@@ -119,7 +119,7 @@ def restore(
     """
     set_threads(1)
     from service.domain.settings import Settings
-    from service.maintenance.backups import restore as drills
+    from service.maintenance import restore as drills
 
     settings = Settings.read({"data": data})
 
@@ -151,7 +151,7 @@ def _restore(
     source: Path, settings: Settings, work: Path | None, again: _Forgetting | None
 ) -> tuple[BackupManifest, str]:
     """Restore to where the settings say; return what, and the place without a password."""
-    from service.maintenance.backups.restore import restore, restore_to_database
+    from service.maintenance.restore import restore, restore_to_database
     from service.maintenance.store_places import parse_place
     from service.stores.opening import is_shared
 

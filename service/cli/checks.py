@@ -259,7 +259,7 @@ def doctor(
     The exit code is 1 if there is an error or a warning; notes leave it at 0.
     """
     set_threads(1)
-    from service.maintenance.doctor.diagnosis import diagnose
+    from service.maintenance.doctor import diagnose
     from service.runtime.data_layout import find_namespace
     from service.stores.opening import is_shared
 

@@ -228,8 +228,8 @@ class ImportWarnings:
             return None
         return (
             f"no event has a time: all {self.types.total():,} get the time of the import, newer "
-            "than what is stored, in no order of a user's own; a training takes them for older "
-            "than events with times"
+            "than what is stored, in no order of a user's own; a training learns without an order "
+            "if they are half of its log or more, else takes them for older than events with times"
         )
 
     def _note(self, kind: str, examples: list[T], value: T) -> None:

@@ -19,8 +19,8 @@ from models.attention.attend import (
     logits,
     normalize,
     scaled_dot,
+    split_heads,
 )
-from models.attention.kv_memory import split_heads
 from models.attention.partial_softmax import KVBlock
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
@@ -32,7 +32,7 @@ from service.engine.explanation import name_rows
 from service.engine.pipeline import Request
 from service.questions.answers import AttendedOut
 from service.questions.asked import attention_options
-from service.questions.attend import AttendIn, MemoryIn, ScorerName
+from service.questions.attend import INDEXED, AttendIn, MemoryIn, ScorerName
 
 Vector = NDArray[np.float32]
 
@@ -118,7 +118,7 @@ def attend_user(
     recency in the bias of each row, unless the query leaves out the state: then only the target
     decides. Raises `Invalid`.
     """
-    block, heads = user.block, user.memory.heads
+    block, heads = user.block, user.keys.shape[1]
     if question.heads not in {None, heads}:
         raise Invalid("/heads", f"a user's memory has the model's own heads, {heads}")
     if isinstance(target, int):
@@ -229,8 +229,9 @@ def _named(
     question: AttendIn, vector: Tensor, memory: KVBlock, options: AttentionOptions
 ) -> Tensor:
     """Name the rows [H, 1, k] of largest score, which FAISS orders by the inner product."""
-    if question.scorer == "additive":  # has no inner product: every row is scored
-        scores = logits(vector, memory.keys, bias=memory.bias[:, None], score=additive)
+    if question.scorer not in INDEXED:  # has no inner product: every row is scored
+        score = _SCORERS[question.scorer]
+        scores = logits(vector, memory.keys, bias=memory.bias[:, None], score=score)
         best = scores.topk(min(options.rows_kept, scores.shape[2]), 2)
         return best.indices.masked_fill(best.values == -math.inf, -1)
     if question.scorer == "cosine":

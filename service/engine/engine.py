@@ -16,17 +16,17 @@ from cachetools import LRUCache
 
 from models.text.encoders import TextEncoder
 from service.domain.errors import Corrupt, Incompatible, ModelRejected, NotFound, StoreUnreachable
-from service.domain.scenarios import Scenario
+from service.domain.records import Scenario
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
-from service.engine import monitoring as readiness
+from service.engine import monitoring
 from service.engine.compose import Parts, compose
-from service.engine.monitoring import Measurement, measure
+from service.engine.monitoring import measure
 from service.engine.pipeline import Request
 from service.jobs.job import Job, training_command
 from service.jobs.runner import JobRunner
 from service.questions.scalars import Checked
 from service.runtime.logs import REPEATED
+from service.runtime.tracing import Measurement, StageClock
 from service.snapshots.live_snapshot import Served
 from service.snapshots.registry import version_document
 from service.stores.base import Store
@@ -195,8 +195,8 @@ class Engine:
         return {"model_version": snapshot.version, "previous": before}
 
     async def ready(self) -> tuple[bool, Mapping[str, Any]]:
-        """True if requests can be answered, and the result of each check (`readiness.check`)."""
-        return await readiness.check(self.store, self.live, self.parts.settings.data)
+        """True if requests can be answered, and the result of each check (`monitoring.check`)."""
+        return await monitoring.check(self.store, self.live, self.parts.settings.data)
 
     async def unknown_items(self, item_ids: Iterable[str]) -> list[str]:
         """Return the ids that the catalogue does not have, in their order and each once.

@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 
 from models.attention.attend import AttentionOptions
-from models.compute.progress import ProgressCallback
+from models.compute.checkpoint import ProgressCallback
 from models.history.user_memory import UserMemory
 from models.ranking.recommend import Ranked, recommend
 from service import __version__

@@ -8,12 +8,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from service.domain.errors import HeedError
 from service.engine.compose import Parts
 from service.jobs.runner import JobRunner
-from service.runtime.file_paths import without_folders
+from service.runtime.data_layout import without_folders
+from service.runtime.tracing import Measurement
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.stores.base import Store
 
@@ -57,19 +58,6 @@ def _free_bytes(data: Path) -> tuple[int, str]:
         return shutil.disk_usage(data).free, ""
     except OSError as error:
         return 0, error.strerror or type(error).__name__
-
-
-Kind = Literal["gauge", "counter"]
-
-
-class Measurement(NamedTuple):
-    """A number of an engine. The name of a counter ends in `_total`."""
-
-    name: str
-    kind: Kind
-    description: str
-    value: float
-    labels: Mapping[str, str] = {}
 
 
 async def measure(

@@ -16,8 +16,7 @@ from service.domain.names import DEFAULT_NAMESPACE, is_name
 from service.domain.settings import Settings
 from service.engine.compose import Parts, compose
 from service.engine.engine import Engine
-from service.runtime.data_layout import StoreToken
-from service.runtime.file_paths import without_folders
+from service.runtime.data_layout import StoreToken, without_folders
 from service.runtime.logs import REPEATED, log_failure
 from service.runtime.threads import ExecutorShare
 from service.runtime.work_queue import place_left

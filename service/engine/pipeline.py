@@ -26,7 +26,6 @@ from models.ranking.explanation import Reason
 from models.ranking.scoring import Scores
 from service.domain.errors import NotFound, StoreUnreachable
 from service.domain.records import ATTRIBUTES, Item, check_finite
-from service.domain.stage_clock import StageClock
 from service.domain.timestamps import MAX_TIMESTAMP, to_rfc3339
 from service.engine.compose import Parts
 from service.engine.explanation import Contribution, name_reasons
@@ -46,6 +45,7 @@ from service.histories.memory_provider import LONG
 from service.questions.answers import AnsweredItemOut, AnswerOut, WarningOut
 from service.questions.asked import InlineEventIn, PersonalQuestion
 from service.questions.parts import ALL_EVENTS, FacetIn, RuleIn, SortIn, VisibleIn
+from service.runtime.tracing import StageClock
 from service.runtime.work_queue import current_turn
 
 T = TypeVar("T")
@@ -266,7 +266,7 @@ class Request(Generic[Q]):
         turn = current_turn.get()
         with self.stages(stage):
             on_loop, executor = size <= _ON_LOOP, self.parts.executor
-            if turn is None:  # outside of a request over HTTP
+            if turn is None:  # outside of HTTP, or of a request that waits in no queue
                 run = asyncio.get_running_loop().run_in_executor
                 return work() if on_loop else await run(executor, work)
             if turn.is_long or not on_loop:
@@ -323,7 +323,8 @@ class Request(Generic[Q]):
     def finish(self, answer: AnswerOut, *, with_log: bool = False) -> AnswerOut:
         """Return an answer with its members in the order in which they are documented."""
         answer["degraded"] = self.is_degraded(with_log=with_log)
-        warn(answer, self.warnings)
+        if self.warnings:
+            warn(answer, self.warnings)
         named: dict[str, Any] = {name: answer.get(name, _ABSENT) for name in _ORDER}
         return cast("AnswerOut", {k: v for k, v in named.items() if v is not _ABSENT})
 

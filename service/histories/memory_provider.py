@@ -119,7 +119,7 @@ class DerivedState:
             return None
         if older is None:
             return memory
-        if older.items.count != memory.collapsed_count:
+        if older.count != memory.collapsed_count:
             return None
         older.advance_to(memory.at)
         return replace(memory, at=at) if older.advance_to(at) else memory
@@ -504,10 +504,10 @@ def _collapse(
     if known is not None:
         held.enter_context(holding(known.lock))
         if known.rebind(snapshot):
-            if known.items.count > len(history.rows):
+            if known.count > len(history.rows):
                 return None
             # After items were deleted, the newest events that are left may be too few.
-            if known.items.count <= count or leaves_enough(snapshot, history, known.items.count):
+            if known.count <= count or leaves_enough(snapshot, history, known.count):
                 known.extend(snapshot, history, count, at)
                 return known
     if not count:

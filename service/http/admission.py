@@ -14,6 +14,7 @@ from service.domain.errors import DeadlineExceeded, Overloaded
 from service.domain.settings import Settings
 from service.engine.compose import compute_threads
 from service.http.bodies import Places, is_stream, sender_of
+from service.http.routes.questions import QUESTIONS
 from service.http.scope_keys import BODY, BULK_TURN, OPENING
 from service.http.telemetry import Metrics
 from service.runtime.work_queue import Turn, WorkQueue
@@ -21,8 +22,8 @@ from service.runtime.work_queue import Turn, WorkQueue
 MAX_SMALL_WRITE = 50  # events or items of a request that is no bulk import
 
 _EXEMPT = frozenset({"/health/live", "/health/ready", "/metrics"})
-_QUESTIONS = frozenset({"score", "recommend", "search", "popular", "rows", "attend", "batch"})
-_ABOUT = frozenset({"similar", "together", "audience", "events", "affinities"})
+_QUESTIONS = {"batch", *(row.path.removeprefix("/v1/") for row in QUESTIONS if not row.about)}
+_ABOUT = {row.path.rpartition("/")[2] for row in QUESTIONS if row.about}  # an item or a user
 
 
 class Kind(Enum):

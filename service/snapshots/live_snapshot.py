@@ -30,13 +30,12 @@ from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
 from models.text.bm25 import BM25Writer
 from service.domain.errors import HeedError, ModelRejected, StoreUnreachable
-from service.domain.item_patch import ItemPatch
-from service.domain.records import Item
+from service.domain.records import Item, ItemPatch
 from service.domain.settings import KEYWORD_FIELDS
-from service.domain.stage_clock import StageClock
 from service.runtime import durable_files
 from service.runtime.logs import REPEATED, log_failure
 from service.runtime.threads import run_in_daemon_thread
+from service.runtime.tracing import StageClock
 from service.runtime.work_queue import place_left
 from service.runtime.workers import SharedArrays
 from service.snapshots.catalogue_updates import CatalogueUpdates

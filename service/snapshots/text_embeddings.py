@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from models.catalogue.cow import CowArray
-from models.compute.progress import ProgressCallback
+from models.compute.checkpoint import ProgressCallback
 from models.text.encoders import SentenceEncoder, StaticEncoder, TextEncoder
 from service.domain.errors import Invalid
 from service.domain.settings import PREFIX, STATIC_ENCODER

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from service.domain.errors import Corrupt
 from service.domain.keys import ApiKey, Rate
-from service.domain.records import Item, User, Vector
-from service.domain.scenarios import Scenario
+from service.domain.records import Item, Scenario, User, Vector
 
 # ------------------------------------------------------------------------------ histories
 

@@ -42,13 +42,11 @@ def create(server: Server, tmp_path: Path) -> Create:
 
 @pytest.fixture
 def reads(create: Create) -> str:
-    """A key that may read."""
     return create("read")
 
 
 @pytest.fixture
 def writes(create: Create) -> str:
-    """A key that may read and write."""
     return create("read", "write")
 
 

@@ -250,10 +250,8 @@ def test_a_training_is_stopped(page: Page) -> None:
         asked.append(route.request.method)
         route.fulfill(status=202, json=JOB)
 
-    page.route("**/v1/jobs?*", lambda route: route.fulfill(json={"jobs": [JOB]}))
-    page.route("**/v1/jobs/job-1", lambda route: route.fulfill(json=JOB))
     page.route("**/v1/jobs/job-1/cancel", cancel)
-    open_tab(page, "Models")
+    follow(page, JOB)
     page.get_by_role("button", name="Stop the training").click()
     expect(page.get_by_role("alert")).to_contain_text("stops within some seconds")
     assert asked == ["POST"]
@@ -278,8 +276,8 @@ def test_a_model_that_was_judged_by_two_questions_shows_both(page: Page, world: 
 
     page.route("**/v1/models", judged)
     open_tab(page, "Models")
-    questions = page.locator(f"[data-version='{world.first}'] .question")
     card = page.locator(f"[data-version='{world.first}']")
+    questions = card.locator(".question")
     expect(card.locator(".reason")).to_have_text("Worse than the served model v9.")
     card.get_by_text("Figures").click()
     expect(questions).to_have_count(2)

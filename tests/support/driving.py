@@ -35,7 +35,6 @@ def settled(page: Page) -> None:
 
 
 def results(page: Page) -> Locator:
-    """Results of the search."""
     return page.locator("#results > li")
 
 
@@ -96,13 +95,11 @@ def ask_why(page: Page) -> None:
 
 
 def amounts(page: Page) -> list[float]:
-    """Contributions of the rows of the table."""
     cells = page.locator("#contributions td[data-adds]")
     return [float(text) for text in cells.evaluate_all("all => all.map(one => one.dataset.adds)")]
 
 
 def score(page: Page) -> float:
-    """The score that the service gave."""
     total = page.locator("#contributions tr.total td[data-score]")
     return float(total.get_attribute("data-score") or "nan")
 

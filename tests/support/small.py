@@ -100,7 +100,6 @@ def entries(count: int, first: int = 0) -> list[ItemEntry]:
 
 
 def catalogue(count: int) -> Catalogue:
-    """A catalogue of `entries`."""
     return Catalogue.empty(DIMENSION).updated(entries(count), [], encode)
 
 
@@ -171,7 +170,6 @@ class UserEvents(NamedTuple):
 
 
 def events_of(log: Interactions, user: int) -> UserEvents:
-    """The events of one user."""
     rows = slice(log.offsets[user], log.offsets[user + 1])
     return UserEvents(log.items[rows], log.timestamps[rows], log.weights[rows], log.types[rows])
 

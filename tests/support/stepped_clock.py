@@ -48,7 +48,6 @@ class SteppedClock:
         self.ahead = ahead
 
     def now(self) -> int:
-        """Return what the clock shows, microseconds UTC."""
         return time.time_ns() // 1000 + self.ahead * 1_000_000
 
     def served(self, data: Path, **settings: Any) -> Server:

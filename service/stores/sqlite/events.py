@@ -246,6 +246,16 @@ class Reads:
         tick: int = connection.execute("SELECT clock FROM state").get
         return tick
 
+    # Each request reads the next two, so they are no jobs.
+
+    def catalogue_version(self, connection: apsw.Connection) -> int:
+        tick: int = connection.execute("SELECT catalogue FROM state").get
+        return tick
+
+    def keys_version(self, connection: apsw.Connection) -> int:
+        tick: int = connection.execute("SELECT coalesce(max(change), 0) FROM keys").get
+        return tick
+
     def counts(self, connection: apsw.Connection) -> dict[str, int]:
         users, items, events = connection.execute("SELECT users, items, events FROM state").get
         return {"users": users, "items": items, "events": events}

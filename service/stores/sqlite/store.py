@@ -37,7 +37,7 @@ from service.stores.base import Store
 from service.stores.encoding import check_limit
 from service.stores.jobs import Job, Transaction, translate
 from service.stores.quota import StoreQuota
-from service.stores.records import catalogue, copying, keys
+from service.stores.records import copying
 from service.stores.sqlite.database_file import (
     WRITE_TIMEOUT_MS,
     DatabaseFile,
@@ -155,10 +155,10 @@ class SQLiteStore(Store):
     # ------------------------------------------------------------------ the store itself
 
     def announced_catalogue(self) -> int:
-        return self._look(run_job, catalogue.version())
+        return self._look(self._reads.catalogue_version)
 
     def announced_keys(self) -> int:
-        return self._look(run_job, keys.version())
+        return self._look(self._reads.keys_version)
 
     async def clock(self, *, patient: bool = False) -> int:  # noqa: ARG002 - there is no server
         return self._look(self._reads.clock)

@@ -13,8 +13,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, attend
-from models.attention.kv_memory import HeadProjections, merge_heads, split_heads
+from models.attention.attend import (
+    DEFAULT_OPTIONS,
+    AttentionOptions,
+    HeadProjections,
+    attend,
+    merge_heads,
+    split_heads,
+)
 from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory

@@ -32,7 +32,6 @@ SHOP = {"next_basket": True, "repeat_consumption": True}
 def test_a_baseline_model_ranks_as_the_baseline(
     name: str, fit: Callable[[Interactions], Ranker]
 ) -> None:
-    """Every rank is the baseline's, but where its own scores tie."""
     split = leave_one_out(drawn_log(4, [9, 12, 7, 8, 11, 6, 10, 9], ITEMS))
     model = counted_model(2, split.train, **SHOP)
     served = baseline_model(model, name, split.train)
@@ -67,7 +66,6 @@ def test_transitions_alone_follow_what_followed() -> None:
 
 
 def test_there_is_no_model_without_the_part() -> None:
-    """A model without counts of repeats cannot serve them, and popularity is no model."""
     log = drawn_log(5, [9, 12, 7, 8], ITEMS)
     model = counted_model(2, log)
     assert baseline_model(model, BOUGHT_BEFORE, log) is None
@@ -76,7 +74,6 @@ def test_there_is_no_model_without_the_part() -> None:
 
 
 def test_a_request_is_within_the_horizon() -> None:
-    """Request times are clamped to the horizon after the newest event."""
     statistics = random_model(1).statistics
     statistics.load(statistics.transition_counts, max_request_gap=3 * DAY)
     newest = torch.tensor([0, 0, 0, 10 * DAY, 10 * DAY])
@@ -88,7 +85,6 @@ def test_a_request_is_within_the_horizon() -> None:
 
 
 def test_followers_of_another_shape_are_refused() -> None:
-    """Transition counts of another shape are refused and change nothing."""
     statistics = random_model(1).statistics
     before = statistics.transition_counts
     for items, most in ((11, 5), (12, 4)):

@@ -65,8 +65,8 @@ def check(
     assert torch.equal(user.bias, expected.bias)
     # States that were appended one by one are computed by NumPy.
     np.testing.assert_allclose(user.query, expected.query, atol=1e-4)
-    np.testing.assert_allclose(user.memory.keys, expected.memory.keys, atol=1e-4)
-    np.testing.assert_allclose(user.memory.values, expected.memory.values, atol=1e-4)
+    np.testing.assert_allclose(user.keys, expected.keys, atol=1e-4)
+    np.testing.assert_allclose(user.values, expected.values, atol=1e-4)
     assert (user.source == expected.source).all()
 
 

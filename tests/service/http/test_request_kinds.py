@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from service.http.admission import Kind, kind_of
+from service.http.routes.questions import QUESTIONS, Question
 from service.http.scope_keys import BODY
 
 
@@ -47,3 +48,9 @@ def test_questions_and_single_events_come_before_imports(
     assert kind_of(scope) is kind
     escaped = {**scope, BODY: held.replace(b"item_id", b"item\\u005fid")}
     assert kind_of(escaped) is kind
+
+
+@pytest.mark.parametrize("row", QUESTIONS, ids=lambda row: f"{row.method} {row.path}")
+def test_every_question_waits_for_its_turn(row: Question) -> None:
+    path = row.path.replace("{", "").replace("}", "")
+    assert kind_of({"method": row.method, "path": path, "root_path": ""}) is Kind.QUESTION

@@ -96,7 +96,7 @@ def test_a_table_is_fitted_without_the_texts_it_is_compared_on() -> None:
     """Held-out texts are no texts of the fit, and the table finds about what the encoder finds."""
     items, encoder = catalogue(150), TokenEncoder(bend=0.2)
     found = fit_query_encoding(items, EmbeddingCache(encoder))
-    held = {text for part in hold_out(items, 0) for text, _ in part.queries}
+    held = {text for part in hold_out(items) for text, _ in part.queries}
     texts = {text for item in items for text in (item.title, *SENTENCE_END.split(item.description))}
     # These sentences are too short to be cut into pieces.
     assert found.fitted.texts == len({text for text in texts if plain_text(text) not in held})

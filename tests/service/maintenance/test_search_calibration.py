@@ -153,7 +153,7 @@ def test_an_encoder_that_says_nothing_leaves_words_alone() -> None:
     assert index is not None
     hits = index.search(index.parser.parse("w1 w2 w7"), 300, snapshot.catalogue.servable)
     scores = dict(zip(map(str, hits.rows.tolist()), hits.scores.tolist(), strict=True))
-    words = rank_by_weight(snapshot, embeddings.query, "w1 w2 w7", 20)[0]
+    words = rank_by_weight(snapshot, embeddings.query, "w1 w2 w7")[0][:20]
     # Some tie, in any order.
     assert [scores[item_id] for item_id in words] == pytest.approx(hits.scores[:20], rel=1e-5)
 
