@@ -149,15 +149,6 @@ async def test_read_does_not_wait_for_later_writes(
     assert written < 5
 
 
-async def test_concurrent_writes_are_served_when_acknowledged(live: LiveSnapshot) -> None:
-    async def put(name: str) -> int:
-        await live.catalogue.put_items(batch(name, 5))
-        return live.snapshot.catalogue.row(f"{name}4")
-
-    rows = await asyncio.gather(*(put(f"writer{n}-") for n in range(20)))
-    assert min(rows) >= 0
-
-
 async def test_failed_refresh_fails_reads_and_no_write(
     live: LiveSnapshot, encoder: Encoder
 ) -> None:
