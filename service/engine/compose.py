@@ -152,7 +152,7 @@ _TASKS = Path("/proc/self/task")
 
 
 def preload(settings: Settings) -> Served:
-    """What is served, in a process that has no thread but this one and no file of the store open.
+    """Return what is served, in a process with no thread but this one and no store file open.
 
     A fork copies only the thread that asks for it: a lock that another held would stay held for
     ever, and a pool would wait for threads that are not there. SQLite's locks do not survive one.
@@ -163,7 +163,7 @@ def preload(settings: Settings) -> Served:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Not uvloop, whose library never ends its threads.
     loaded = asyncio.run(_load(settings))
-    # What earlier states of the catalogue held is let go of, so that files hold the latest.
+    # Earlier states of the catalogue are freed, so that files hold the latest.
     gc.collect()
     cow.seal()
     trim()

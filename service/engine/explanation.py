@@ -221,7 +221,7 @@ _HIDDEN = _written(None, None, "", "hidden", None)  # of every item that must no
 # ------------------------------------------------------------------------------ reasons
 
 _SPARE = 8  # events beyond twice as many as reasons that are looked at for events of one item
-_MOST_OF_LONG = 2_000  # events of a long history that are looked at, each of which is costly
+_MOST_OF_LONG = 2_000  # events of a long history that are looked at; each is costly
 
 
 def explain_items(

@@ -26,10 +26,10 @@ _OVERHEAD = 512  # bytes of Python objects behind one user's columns, measured
 class EventColumns:
     """A user's events, oldest first by (timestamp, seq), at one version of the store.
 
-    20 bytes an event; weights take four more only where one differs from 1. Of two columns of one
-    `epoch`, the later begins with the events of the earlier. The `epoch` is the process's own: it
-    is new where the store's `generation` is, and also where an event arrived out of order or the
-    columns were read again.
+    20 bytes an event; weights take four more only where one differs from 1. Later columns of an
+    `epoch` begin with the events of earlier ones. The `epoch` is the process's own: it is new where
+    the store's `generation` is, and also where an event arrived out of order or the columns were
+    read again.
     """
 
     user_id: str

@@ -215,7 +215,7 @@ class IndexRefresh:
             took = time.monotonic() - started
             self.builds += 1
             self.build_seconds += took
-            _log.info("indexed %s items anew in %.0f s", f"{len(indexed.catalogue):,}", took)
+            _log.info("indexed %s items in %.0f s", f"{len(indexed.catalogue):,}", took)
         except Exception as error:  # noqa: BLE001 - the old ones still answer
             self.failures += 1
             log_failure(_log, "the catalogue was not indexed; the old indexes answer", error)

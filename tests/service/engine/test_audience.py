@@ -34,7 +34,7 @@ async def scores(engine: Engine, user: str) -> dict[str, float]:
 
 
 async def test_an_audience_is_ranked_by_the_score_above_the_users_level(engine: Engine) -> None:
-    """Of few users all are scored, as requests for scores say, and reasons raise the score."""
+    """All of few users are scored, as requests for scores say, and reasons raise the score."""
     item = item_id(1, 4)
     await engine.store.put_user(User("profile", interests=("cooking",)))  # and no event
     answer = await ask(engine, item, limit=1000)
@@ -70,7 +70,7 @@ async def test_an_audience_is_ranked_by_the_score_above_the_users_level(engine: 
 async def test_candidates_of_many_users_are_near_the_item(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of many users those on neighbours of the item are scored, and ranked as all would be."""
+    """Among many users, those near the item are scored, and ranked as all would be."""
     item = item_id(1, 4)
     every = await ask(engine, item, limit=1000, exclude_seen=False)
     monkeypatch.setattr(audience, "SCORED_USERS", 5)

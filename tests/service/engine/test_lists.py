@@ -349,7 +349,7 @@ def fill(folder: Path, parts: Sequence[ListBatch] = PARTS) -> None:
 
 @pytest.mark.parametrize("name", ["run", "0", "1", "2"])
 def test_a_damaged_file_and_all_behind_it_are_not_believed(tmp_path: Path, name: str) -> None:
-    """Of a folder with a cut file or a changed byte, only the parts before it are continued."""
+    """If a file is cut or has a changed byte, only the parts before it are continued."""
     folder = tmp_path / "p"
     fill(folder)
     data = (folder / name).read_bytes()
@@ -371,7 +371,7 @@ def test_a_damaged_file_and_all_behind_it_are_not_believed(tmp_path: Path, name:
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a full disk refuses is reported, and the next run goes on after the last part."""
+    """A part that a full disk refuses is reported; the next run goes on after the last one."""
     folder = tmp_path / "p"
     fill(folder, PARTS[:2])
 

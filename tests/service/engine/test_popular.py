@@ -260,7 +260,7 @@ async def test_weights_that_are_no_ratings_are_warned_of(
 ) -> None:
     """`rated` warns where its events have weights of no scale; other questions never do."""
     await fresh.live.catalogue.put_items(items())
-    # Of another type, and after the request: both count for no answer.
+    # Events of another type, and after the request, count for no answer.
     others = [Event("u", "i0", type="view", weight=n, timestamp=NOW) for n in range(1, 900)]
     later = [Event("u", "i0", type="rating", weight=9_999, timestamp=NOW + 1)]
     ratings = [

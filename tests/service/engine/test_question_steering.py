@@ -56,7 +56,7 @@ BURIED = asking.rule("german", Condition("attributes.language", {"eq": "de"}))
 
 
 def is_german(item: Item) -> bool:
-    """Whether the rule `BURIED` holds."""
+    """Report whether the rule `BURIED` holds."""
     return bool(item.attributes["language"] == "de")
 
 

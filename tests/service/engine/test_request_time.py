@@ -69,7 +69,7 @@ async def audience(engine: Engine, requester: asking.Who) -> Any:
 
 
 async def popular(engine: Engine, requester: asking.Who) -> Any:
-    """What everybody takes, without the items of a user."""
+    """Ask for what everybody takes, without the items of a user."""
     plain = asking.who(requester.get("user_id"), at=requester.get("at"))
     query = asking.popular(plain, limit=60, exclude_seen=True)
     return await asking.ask(engine, query)
@@ -161,7 +161,7 @@ async def test_only_items_taken_until_the_time_are_seen(engine: Engine) -> None:
 
 
 async def test_events_of_the_session_count_until_the_time(engine: Engine) -> None:
-    """Of a `history` sent along, events after the time are left out; those without a time count."""
+    """Events of a `history` after the time are left out; those without a time count."""
     counted = (asking.inline(item_id(0, 1)), asking.inline(item_id(0, 2), timestamp=AT))
     late = asking.inline(item_id(3, 3), timestamp=AT + 1)
     for user in (None, USER):

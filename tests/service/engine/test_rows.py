@@ -149,7 +149,7 @@ def deviation(answer: Any) -> float:
 
 
 async def test_a_boost_is_in_deviations_of_each_rows_scores(engine: Engine) -> None:
-    """A unit is the deviation of the best hundred scores of the row's ranking, asked by itself."""
+    """A unit is the deviation of the best hundred scores of the row's ranking."""
     rules = (asking.rule("even", Condition("categories", {"eq": "even"}), 1.5),)
     await plant_rise(engine)
     often = [Event("u1", item_id(2, n), timestamp=AT - t * DAY) for n in (1, 3, 6) for t in (1, 2)]

@@ -1,4 +1,4 @@
-"""Recommendations from events alone, without a catalogue."""
+"""Recommendations from events, without a catalogue."""
 
 import asyncio
 from pathlib import Path

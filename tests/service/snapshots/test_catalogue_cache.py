@@ -62,7 +62,7 @@ def catalogue_items() -> list[Item]:
 
 @pytest.fixture
 async def data(tmp_path: Path) -> Path:
-    """A data directory with items, one of which was deleted and one written twice."""
+    """A data directory with items, one deleted and one written twice."""
     store = SQLiteStore(tmp_path / STORE_FILE)
     try:
         await store.put_items(catalogue_items())

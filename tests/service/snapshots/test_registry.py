@@ -472,7 +472,7 @@ def test_publishers_do_not_disturb_each_other_or_readers(registry: Registry) -> 
 
 
 def test_one_name_has_one_winner(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of concurrent publications under one name exactly one succeeds."""
+    """Exactly one of concurrent publications under one name succeeds."""
     results: list[str] = []
     barrier = threading.Barrier(6, timeout=20)
     real = durable_files.write

@@ -41,7 +41,7 @@ Machine = Callable[[str], SharedCacheFiles]
 
 @pytest.fixture(scope="module")
 def url(postgres: PostgresDatabases) -> str:
-    """The URL of a database for all tests of this file, each of which has its own namespace."""
+    """The URL of a database for all tests of this file; each has its own namespace."""
     return postgres.create_database()
 
 
@@ -121,7 +121,7 @@ def test_the_oldest_files_go_from_the_database(
 
 
 def test_without_the_database_a_machine_makes_its_own(tmp_path: Path) -> None:
-    """While the database is away, files are made, kept and read on the disk alone."""
+    """While the database is away, files are made, kept and read only on the disk."""
     with PostgresServer() as server:
         store = PostgresStore(server.create_database())
         files = SharedCacheFiles(tmp_path, 3, store.shared.files(INDEXES))
@@ -138,7 +138,7 @@ def test_without_the_database_a_machine_makes_its_own(tmp_path: Path) -> None:
 def test_one_machine_builds_and_the_other_waits(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two machines that miss a file, one makes it, and the other one begins after that."""
+    """If two machines miss a file, one makes it, and the other one begins after that."""
     waited, happened = threading.Event(), []
     sleep = time.sleep
 

@@ -40,7 +40,7 @@ Machine = Callable[[str], Registry]
 
 @pytest.fixture(scope="module")
 def url(postgres: PostgresDatabases) -> str:
-    """The URL of a database for all tests of this file, each of which has its own namespace."""
+    """The URL of a database for all tests of this file; each has its own namespace."""
     return postgres.create_database()
 
 
@@ -420,7 +420,7 @@ def shop(url: str, namespace: str, world: World, tmp_path: Path) -> World:
 def test_processes_on_two_directories_follow_an_activation(
     url: str, namespace: str, shop: World, tmp_path: Path
 ) -> None:
-    """Both machines, one of which starts later, serve what a third one activates."""
+    """Both machines serve what a third one activates, also the one that starts later."""
     with (
         Machines(url, namespace, tmp_path) as machine,
         ReplicaProcess(url, namespace, tmp_path / "a") as first,
