@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,9 +15,9 @@ from models.data.event_log import EventLog
 from models.history.user_memory import UserMemory
 from models.ranking.audiences import because_rows, distinctive_categories
 from models.ranking.explanation import Reason, explain
-from models.ranking.lineup import QuotaChoice
+from models.ranking.lineup import take_first
 from models.ranking.recommend import Ranked, best_scores, recommend
-from models.ranking.steering import NO_STEERING, ItemSteering
+from models.ranking.steering import NO_STEERING, ItemSteering, QuotaCounts
 from service.domain.records import NEGATIVE, check_finite
 from service.engine.explanation import (
     Contribution,
@@ -296,10 +296,13 @@ class HomePage:
         self.steered.applied.describe(items, ranked.rows)
         return items
 
-    def _choice(self, rows: NDArray[np.integer]) -> QuotaChoice:
+    def _choice(
+        self, rows: NDArray[np.integer]
+    ) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
         """Return the choice of the items of a row from a pool, item rows [T]."""
         fields, quotas = self.snapshot.catalogue.fields, self.steered.steering.quotas
-        return QuotaChoice(fields, quotas, rows.astype(np.int64), self.question.limit)
+        counts = QuotaCounts.over(fields, quotas, rows.astype(np.int64))
+        return lambda order: take_first(order, counts.copy(), self.question.limit)
 
     def _without_used(self, row: RowOut) -> RowOut:
         unused = [item for item in row["items"] if item["item_id"] not in self.used]

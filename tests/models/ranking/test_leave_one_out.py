@@ -24,13 +24,12 @@ from tests.support.pasts import (
     Loop,
     basket_snapshot,
     drawn_snapshot,
-    parts_without,
     pasts,
     similar_snapshot,
     ways,
     without_event,
 )
-from tests.support.small import DAY, catalogue, past, random_model, random_past
+from tests.support.small import catalogue, random_model, random_past
 from tests.support.small import snapshot as small_snapshot
 
 few = settings(max_examples=25, deadline=None, derandomize=True)
@@ -109,35 +108,6 @@ def test_leave_one_out_for_any_window_start(events: int, window: int) -> None:
         assert got == pytest.approx(float(only[0]), abs=1e-4)
 
 
-def test_an_event_out_of_the_window_counts_by_attention_alone(snapshot: Snapshot) -> None:
-    """Leaving out an event before the window keeps every state."""
-    made = past(np.arange(10) % ITEMS, np.arange(10) * 3600)
-    user = build_memory(snapshot, made, AT)
-    got = scores_without(snapshot, user, {0: [6]})[0, 6]
-    less = score(snapshot, build_memory(snapshot, without_event(made, 0), AT), np.array([6]))
-    assert got == pytest.approx(float(less.total[0]), abs=1e-4)
-    rest = float(less.prior[0])
-    assert got == pytest.approx(rest + parts_without(snapshot, user, 6)[0], abs=1e-4)
-
-
-def test_horizon_moves_with_the_newest_event(snapshot: Snapshot) -> None:
-    made = past([3, 4, 5], [0, DAY, 40 * DAY])
-    user = build_memory(snapshot, made, 90 * DAY)
-    for source in range(3):
-        less = build_memory(snapshot, without_event(made, source), 90 * DAY)
-        got = scores_without(snapshot, user, {source: [6]})[source, 6]
-        assert got == pytest.approx(float(score(snapshot, less, np.array([6])).total[0]), abs=1e-4)
-
-
-def test_leaving_out_the_only_row_gives_the_prior(snapshot: Snapshot) -> None:
-    once = past([3], [0])
-    interest = past([], [], profile_rows=np.array([4], np.int32))
-    for made, source in ((once, 0), (interest, -1)):
-        for target, got in zip(TARGETS, every(snapshot, made).values(), strict=True):
-            assert got == float(snapshot.tables.prior[target])
-        assert [key for key, _ in every(snapshot, made)] == [source] * len(TARGETS)
-
-
 @few
 @given(made=pasts(least=1), options=ways)
 def test_leave_one_out_without_a_model(made: UserHistory, options: AttentionOptions) -> None:
@@ -192,21 +162,3 @@ def test_events_before_the_window_are_left_out_by_one_history(
     targets: Mapping[int, list[int]] = {source: [0] for source in range(60)}
     assert len(scores_without(served, user, targets)) == 60
     assert encoded == [(1, 39)]
-
-
-@few
-@given(made=pasts(least=1))
-def test_user_history_without_a_row(made: UserHistory) -> None:
-    """`UserHistory.without` removes one row from every column and leaves the original unchanged."""
-    rows = made.rows.copy()
-    for source in range(-len(made.profile_rows), len(made.rows)):
-        less, plain = made.without(source), without(made, source)
-        for name in ("rows", "timestamps", "weights", "visible", "profile_rows", "profile_content"):
-            one, other = getattr(less, name), getattr(plain, name)
-            assert (one is None) == (other is None)
-            assert one is None or np.array_equal(one, other)
-        assert less.vectors == plain.vectors
-    np.testing.assert_array_equal(made.rows, rows)
-    for missing in (len(made.rows), -1 - len(made.profile_rows)):
-        with pytest.raises(IndexError):
-            made.without(missing)
