@@ -18,7 +18,7 @@ AUDIT := $(VENV)-audit
 CLIENTS := $(VENV)-clients
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup demo test fuzz known walk faults distributed reference browser prometheus postgres clients cluster-drill weight lint audit bench bench-page bench-peers lock clean
+.PHONY: help install setup demo test verify fuzz known faults distributed reference browser prometheus postgres clients cluster-drill weight lint audit bench bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,25 +30,31 @@ setup: $(STAMP) ## the same, with what tests and checks need
 demo: $(INSTALLED) ## fetch a public data set, serve it, and train beside
 	@$(VENV)/bin/heed demo
 
+PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest
+SHARED = -n auto --dist loadfile --no-loadscope-reorder
 # Schemathesis makes a test of each operation, all of one id, of which processes that share tests would run one: these
 # run beside the others, and report when all of them are done.
 ALONE = tests/service/http/test_openapi.py tests/service/http/test_openapi_engine.py
 
 # Many tests start interpreters, each of which would compile its imports again if none kept the bytecode.
-test: export PYTHONDONTWRITEBYTECODE =
-test: $(STAMP) browser prometheus postgres clients tests/__pycache__ ## run the tests, in several processes (ARGS="-k name")
+test verify: export PYTHONDONTWRITEBYTECODE =
+test: $(STAMP) tests/__pycache__ ## run the tests that need Python only, in some three minutes (ARGS="-k name")
+	$(PYTEST) $(SHARED) -m "not verify" $(ALONE:%=--ignore %) $(ARGS)
+
+verify: $(STAMP) browser prometheus postgres clients tests/__pycache__ ## run all tests: services, browsers, databases (ARGS="-k name")
+	@echo "verify: starts services, PostgreSQL, Prometheus, Chromium and npm's programs, all on this machine"
 	@log=$$(mktemp); \
-	(for file in $(ALONE); do OMP_NUM_THREADS=1 $(PY) -m pytest $$file $(ARGS) || [ $$? = 5 ] || failed=1; done >$$log 2>&1; \
+	(for file in $(ALONE); do $(PYTEST) $$file $(ARGS) || [ $$? = 5 ] || failed=1; done >$$log 2>&1; \
 	cat $$log; rm -f $$log; exit $${failed:-0}) & \
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ALONE:%=--ignore %) $(ARGS) || status=1; \
+	$(PYTEST) $(SHARED) $(ALONE:%=--ignore %) $(ARGS) || status=1; \
 	wait $$! || status=1; exit $${status:-0}
 
 # Processes that start together would each compile all tests, so the first time one does it before them.
 tests/__pycache__: | $(STAMP)
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest --collect-only -qq >/dev/null || true
+	@PYTHONDONTWRITEBYTECODE= $(PYTEST) --collect-only -qq >/dev/null || true
 
 fuzz: $(STAMP) ## draw 500 requests of each operation, new ones each time (EXAMPLES=500, ARGS="-k search")
-	HEED_SCHEMATHESIS_EXAMPLES=$(or $(EXAMPLES),500) OMP_NUM_THREADS=1 $(PY) -m pytest tests/service/http/test_openapi_engine.py $(ARGS)
+	HEED_SCHEMATHESIS_EXAMPLES=$(or $(EXAMPLES),500) $(PYTEST) tests/service/http/test_openapi_engine.py $(ARGS)
 
 known: $(STAMP) ## search PyVideo for known items and record where they are found (PYVIDEO=DIR)
 	@test -e "$(PYVIDEO)/videos.jsonl.gz" || { echo "name a folder with PyVideo's videos.jsonl.gz: make known PYVIDEO=DIR" >&2; exit 1; }
@@ -57,10 +63,6 @@ known: $(STAMP) ## search PyVideo for known items and record where they are foun
 
 reference: $(STAMP) ## write the pages of docs/reference from the code
 	OMP_NUM_THREADS=1 $(PY) -m tests.support.reference_pages
-
-walk: $(STAMP) ## time the commands of docs/start.md over dirty exports of Online Retail (ONLINE_RETAIL=DIR, ARGS="--customers 1000")
-	@test -e "$(ONLINE_RETAIL)/purchases.csv.xz" || { echo "name a folder with Online Retail's purchases.csv.xz: make walk ONLINE_RETAIL=DIR" >&2; exit 1; }
-	$(PY) -m tests.acceptance.walk "$(ONLINE_RETAIL)" $(ARGS)
 
 faults: $(STAMP) ## inject faults into processes, disks and files; as root, with strace and faketime (ARGS="kill power --seed 1")
 	OMP_NUM_THREADS=1 $(PY) -m tests.faults $(ARGS)
@@ -72,13 +74,13 @@ cluster-drill: $(STAMP) ## kill each container of the cluster of docker-compose.
 OF_STORES := tests/acceptance/test_state_machine.py $(addprefix tests/service/,stores/test_postgres.py stores/test_bulk_access.py stores/shared maintenance/test_copying.py)
 distributed: $(STAMP) ## test stores on a Citus cluster of this machine, whose workers are killed (HEED_TEST_CITUS=postgresql://…)
 	@[ -n "$$HEED_TEST_CITUS" ] || { $(PY) -c 'from tests.support.citus_databases import MISSING; print(MISSING)'; exit 1; }
-	OMP_NUM_THREADS=1 $(PY) -m pytest tests/distributed $(OF_STORES) $(ARGS)
+	$(PYTEST) tests/distributed $(OF_STORES) $(ARGS)
 
 # The headless shell takes half the time of Chromium for a page, but not every distribution has it.
 browser: $(STAMP) ## Chromium's headless shell, which the tests of the page drive, unless there is one or a Chromium
 	@for each in chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable; do \
 	  if command -v $$each >/dev/null; then exit 0; fi; done; \
-	echo "test: installing Chromium"; \
+	echo "verify: installing Chromium"; \
 	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 	  apt-get update -qq; export DEBIAN_FRONTEND=noninteractive; install="apt-get install -y -qq --no-install-recommends"; \
 	  $$install chromium-headless-shell >/dev/null 2>&1 || $$install chromium >/dev/null; \
@@ -89,8 +91,8 @@ browser: $(STAMP) ## Chromium's headless shell, which the tests of the page driv
 prometheus: $(STAMP) browser ## Prometheus and promtool, which the tests of alerts and of the dashboard run, unless there are
 	@export PATH="$$PATH:$(abspath $(VENV))/bin"; \
 	if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit 0; fi; \
-	command -v apt-get >/dev/null || { echo "test: put prometheus and promtool on PATH (https://prometheus.io/download)" >&2; exit 1; }; \
-	echo "test: fetching Prometheus"; set -e; \
+	command -v apt-get >/dev/null || { echo "verify: put prometheus and promtool on PATH (https://prometheus.io/download)" >&2; exit 1; }; \
+	echo "verify: fetching Prometheus"; set -e; \
 	[ "$$(id -u)" != 0 ] || apt-get update -qq; \
 	folder=$$(mktemp -d); chmod 755 "$$folder"; (cd "$$folder" && apt-get download -qq -o APT::Sandbox::User=root prometheus && dpkg -x prometheus_*.deb .); \
 	cp "$$folder/usr/bin/prometheus" "$$folder/usr/bin/promtool" $(VENV)/bin/; rm -rf "$$folder"
@@ -102,9 +104,9 @@ postgres: $(STAMP) prometheus ## PostgreSQL's server, which the tests of stores 
 	@$(PY) -c 'from tests.support.postgres_programs import program; program("initdb"); program("postgres")' 2>/dev/null && exit 0; \
 	[ -z "$$HEED_TEST_POSTGRES" ] || exit 0; \
 	command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] || { \
-	  echo "test: put PostgreSQL's initdb and postgres on PATH (Debian: apt-get install postgresql)," \
-	    "or name a server that runs: make test HEED_TEST_POSTGRES=postgresql://user@host/database" >&2; exit 1; }; \
-	echo "test: installing PostgreSQL"; export DEBIAN_FRONTEND=noninteractive; \
+	  echo "verify: put PostgreSQL's initdb and postgres on PATH (Debian: apt-get install postgresql)," \
+	    "or name a server that runs: make verify HEED_TEST_POSTGRES=postgresql://user@host/database" >&2; exit 1; }; \
+	echo "verify: installing PostgreSQL"; export DEBIAN_FRONTEND=noninteractive; \
 	apt-get update -qq && apt-get install -y -qq --no-install-recommends postgresql-common >/dev/null || exit 1; \
 	echo "create_main_cluster = false # make postgres" >>$(CLUSTERS); \
 	apt-get install -y -qq --no-install-recommends postgresql >/dev/null; status=$$?; \
@@ -176,8 +178,8 @@ $(RECTOOLS)/.setup: requirements/rectools.txt requirements/torch.txt
 
 # openapi-python-client wants another typer than Heed's.
 $(CLIENTS)/.setup: Makefile | $(STAMP)
-	@command -v npm >/dev/null || { echo "test: put node and npm on PATH (https://nodejs.org)" >&2; exit 1; }
-	@echo "test: fetching generators of clients"
+	@command -v npm >/dev/null || { echo "verify: put node and npm on PATH (https://nodejs.org)" >&2; exit 1; }
+	@echo "verify: fetching generators of clients"
 	@$(PY) -m venv --clear --without-pip $(CLIENTS)
 	@$(subst -m pip,-m pip --python $(CLIENTS)/bin/python,$(PIP)) 'openapi-python-client==0.29.1'
 	@npm install --loglevel error --no-fund --no-audit --no-save --ignore-scripts --prefix $(CLIENTS) \

@@ -21,6 +21,12 @@ from tests.support.command_line import Heed, Said
 from tests.support.heed_process import PATIENCE
 from tests.support.postgres_server import PostgresDatabases, PostgresServer
 
+TESTS = Path(__file__).parent
+# Folders whose tests start services, browsers, databases or other programs.
+OF_PROGRAMS = {
+    *("acceptance", "browser", "deploy", "distributed", "faults", "known_items", "upgrades"),
+}
+
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> tiny.World:
@@ -56,6 +62,17 @@ def postgres() -> Iterator[PostgresDatabases]:
     databases = CitusDatabases(citus, prefix) if citus else PostgresDatabases(named or "", prefix)
     yield databases
     databases.drop_databases()
+
+
+@pytest.fixture(scope="module")
+def url(postgres: PostgresDatabases) -> str:
+    """The URL of a database for all tests of a file, each of which has a namespace of its own."""
+    return postgres.create_database()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @pytest.fixture
@@ -102,8 +119,12 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the longest file first, and refuse tests with equal ids."""
-    items.sort(key=lambda item: item.path.name != "test_documents.py")
+    """Mark what `make test` leaves to `make verify`, and refuse tests with equal ids."""
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        if folder in OF_PROGRAMS or "postgres" in getattr(item, "fixturenames", ()):
+            item.add_marker("verify")
+    items.sort(key=lambda item: item.path.name != "test_documents.py")  # the longest file
     names = Counter(item.nodeid for item in items)
     twice = [name for name, count in names.items() if count > 1]
     if twice and hasattr(config, "workerinput"):

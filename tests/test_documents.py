@@ -23,6 +23,8 @@ from tests.support import tiny
 from tests.support.command_line import Heed
 from tests.support.guided import check_heed
 
+pytestmark = pytest.mark.verify
+
 ROOT = Path(__file__).parents[1]
 PORT = 8000  # as the documents write it
 # Words as `wc -w` counts them, code and tables included.
@@ -61,7 +63,7 @@ SAMPLE = {
     "type": "purchase",
 }
 
-# What depends on the model that was trained: compared in kind, not in value.
+# Fields that depend on the trained model: compared in kind, not in value.
 TRAINED = {"item_id", "title", "event_id", "timestamp", "model_version", "type"}
 
 
@@ -91,7 +93,6 @@ def heed_commands(text: str) -> list[tuple[str, ...]]:
 
 
 def anchors(path: Path) -> set[str]:
-    """Return the anchors of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}
 

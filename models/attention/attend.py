@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Mode = Literal["auto", "exact", "coarse"]
 Retrieved = Literal["exact", "coarse", "lists"]
@@ -56,11 +56,9 @@ class AttentionOptions:
 
     @property
     def rows_kept(self) -> int:
-        """Rows that coarse retrieval keeps."""
         return DEFAULT_K if self.k is None else self.k
 
     def resolve_mode(self, rows: int) -> Literal["exact", "coarse"]:
-        """Resolve `auto` for this many keys, by `exact_up_to`."""
         if self.mode == "auto":
             return "exact" if rows <= self.exact_up_to else "coarse"
         return self.mode
@@ -77,24 +75,19 @@ _BLOCK = 1 << 22  # floats of tanh(...) that `additive` holds at once: 16 MiB
 
 
 def scaled_dot(query: Tensor, keys: Tensor) -> Tensor:
-    """Scaled dot product q · k / √d (Vaswani et al. 2017).
-
-    query [..., Q, d], keys [..., K, d] -> [..., Q, K].
-    Raises ValueError when the last dimensions differ.
-    """
+    """Q · k / √d (Vaswani et al. 2017): [..., Q, d] and [..., K, d] -> [..., Q, K]."""
     check_width(query, keys)
     # The product first, then the scale: scaling q first rounds each term, and exact ties drift.
     return (query @ keys.mT).div_(math.sqrt(query.shape[-1]))
 
 
 def cosine(query: Tensor, keys: Tensor) -> Tensor:
-    """Cosine of the angle between q and k, in [-1, 1].
+    """Cosine of q and k in [-1, 1]: [..., Q, d] and [..., K, d] -> [..., Q, K].
 
-    query [..., Q, d], keys [..., K, d] -> [..., Q, K]. A zero vector has cosine 0 with everything,
-    and no gradient. Raises ValueError when the last dimensions differ.
+    A zero vector has cosine 0 with everything, and no gradient.
     """
     check_width(query, keys)
-    # q·k over the length of k reads the keys twice, where unit keys are as many as the keys.
+    # q·k over the length of k reads the keys twice; unit keys would be another copy of them.
     lengths = torch.linalg.vector_norm(keys, dim=-1)
     least, most = _LENGTHS
     if bool(((lengths > least) & (lengths < most)).all()):
@@ -114,10 +107,9 @@ def normalize(vectors: Tensor) -> Tensor:
 
 
 def additive(query: Tensor, keys: Tensor) -> Tensor:
-    """Additive score Σ tanh(q + k): wᵀ tanh(W q + U k) (Bahdanau et al. 2015) before any training.
+    """Σ tanh(q + k), the untrained wᵀ tanh(W q + U k) of Bahdanau et al. 2015: as `scaled_dot`.
 
-    query [..., Q, d], keys [..., K, d] -> [..., Q, K]. It has no inner-product structure, so it
-    costs Q·K·d and no index can order it. Raises ValueError when the last dimensions differ.
+    It has no inner-product structure, so it costs Q·K·d and no index can order it.
     """
     check_width(query, keys)
     query, keys = query.unsqueeze(-2), keys.unsqueeze(-3)  # (..., Q, 1, d), (..., 1, K, d)
@@ -128,7 +120,6 @@ def additive(query: Tensor, keys: Tensor) -> Tensor:
 
 
 def check_width(query: Tensor, keys: Tensor) -> None:
-    """Raise ValueError unless the last dimensions agree."""
     if query.shape[-1] != keys.shape[-1]:
         raise ValueError(
             f"query: dimension {query.shape[-1]}, keys have {keys.shape[-1]}: they must agree"
@@ -136,10 +127,8 @@ def check_width(query: Tensor, keys: Tensor) -> None:
 
 
 class Attention(NamedTuple):
-    """Weights and contexts of Q queries.
-
-    weights: [..., Q, K] rows sum to 1; all zero where nothing is visible.
-    context: [..., Q, V] the weighted mean of the values.
+    """Weights [..., Q, K] of Q queries, whose rows sum to 1 or are all zero where nothing is
+    visible, and contexts [..., Q, V], the weighted means of the values.
     """
 
     weights: Tensor
@@ -154,12 +143,16 @@ def logits(
     visible: Tensor | None = None,
     score: Scorer = scaled_dot,
 ) -> Tensor:
-    """Compute scores plus bias [..., Q, K]; -inf where not visible. Arguments as for `attend`."""
+    """Scores plus bias [..., Q, K], -inf where not visible; arguments as for `attend`."""
     scores = score(query, keys)
     if bias is not None:
         scores = _plus(scores, bias)
     if visible is not None:
-        scores = _plus(scores, _as_bias(visible, scores.dtype))
+        if visible.dtype != torch.bool:
+            raise ValueError(f"visible: must be bool (True = may be attended), got {visible.dtype}")
+        # Adding -inf where hidden is faster than a broadcast masked_fill.
+        hidden = torch.full(visible.shape, -math.inf, dtype=scores.dtype, device=visible.device)
+        scores = _plus(scores, hidden.masked_fill_(visible, 0.0))
     return scores
 
 
@@ -179,8 +172,8 @@ def attend(
     query [..., Q, d], keys [..., K, d], values [..., K, V]; `bias` (float) and `visible` (bool)
     broadcast to [..., Q, K]. Leading dimensions broadcast; heads are one of them.
 
-    `hard` is the limit of temperature → 0: weights are one-hot, the context is that row's value,
-    and ties go to the lowest row. No gradient reaches the scores then.
+    `hard` is the limit of temperature → 0: one-hot weights, the context is that row's value, ties
+    go to the lowest row, and no gradient reaches the scores.
 
     Raises ValueError when a temperature is not finite and positive, or shapes do not fit.
     """
@@ -224,16 +217,7 @@ def attend(
     return Attention(weights, context)
 
 
-def _as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 0 where visible, -inf elsewhere; adding it is faster than a broadcast masked_fill."""
-    if visible.dtype != torch.bool:
-        raise ValueError(f"visible: must be bool (True = may be attended), got {visible.dtype}")
-    hidden = torch.full(visible.shape, -math.inf, dtype=dtype, device=visible.device)
-    return hidden.masked_fill_(visible, 0.0)
-
-
 def _plus(scores: Tensor, extra: Tensor) -> Tensor:
-    """Add, in place where no gradient needs the old scores."""
     fits = np.broadcast_shapes(scores.shape, extra.shape) == scores.shape
     if fits and not (scores.requires_grad or extra.requires_grad):
         return scores.add_(extra)
@@ -267,3 +251,64 @@ def _fingerprints(keys: Tensor) -> Tensor:
 def exclude_self(targets: Tensor, rows: Tensor) -> Tensor:
     """Mask [..., T, n] of items [..., T] over the items of rows [..., n]: False on itself."""
     return targets[..., :, None] != rows[..., None, :]
+
+
+class KVTable(NamedTuple):
+    """Keys [H, N, d] and values [H, N, d_v]; some of them are a memory's rows."""
+
+    keys: Tensor
+    values: Tensor
+
+
+def gather_rows(table: Tensor, rows: Tensor) -> Tensor:
+    """Select rows [T] of a table [H, N, d] into a copy [H, T, d] contiguous by head.
+
+    Selects along the first dimension of the transposed table, as it lies in memory: along its
+    second, torch would copy all of it first, and fancy indexing takes several times as long.
+    """
+    if not table.shape[1]:
+        return table.new_zeros(table.shape[0], len(rows), table.shape[2])
+    return table.transpose(0, 1).index_select(0, rows).transpose(0, 1).contiguous()
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[..., n, heads·d] -> [..., heads, n, d]; raises ValueError for another width."""
+    if heads < 1 or x.shape[-1] % heads:
+        raise ValueError(f"heads: {heads} does not divide the width {x.shape[-1]}")
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(-3, -2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """[..., heads, n, d] -> [..., n, heads·d]."""
+    return x.transpose(-3, -2).flatten(-2)
+
+
+class HeadProjections(nn.Module):
+    """The trained matrices around multi-head attention (Vaswani et al. 2017, section 3.2.2).
+
+    W_Q, W_K and W_V project into independent heads, W_O out of them.
+
+    `tied` makes W_V the same matrix as W_K (values are keys).
+    """
+
+    def __init__(self, dim: int, heads: int, size: int, *, tied: bool = False) -> None:
+        super().__init__()
+        self.heads = heads
+        self.w_q = nn.Linear(dim, heads * size, bias=False)
+        self.w_k = nn.Linear(dim, heads * size, bias=False)
+        # None, not a second name for w_k: a shared tensor would be saved twice.
+        self.w_v = None if tied else nn.Linear(dim, heads * size, bias=False)
+        self.w_o = nn.Linear(heads * size, dim, bias=False)
+
+    @property
+    def tied(self) -> bool:
+        return self.w_v is None
+
+    def queries(self, targets: Tensor) -> Tensor:
+        """Project targets [..., T, dim] to [..., heads, T, d]."""
+        return split_heads(self.w_q(targets), self.heads)
+
+    def keys_values(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Project rows [..., n, dim] to keys and values [..., heads, n, d], one tensor if tied."""
+        keys = split_heads(self.w_k(rows), self.heads)
+        return keys, keys if self.w_v is None else split_heads(self.w_v(rows), self.heads)

@@ -81,8 +81,8 @@ _LEAST_LEFT = 1e-6  # a smaller share of a softmax is nothing but rounding
 class PartialSoftmax(NamedTuple):
     """Attention over some rows, H heads and T targets.
 
-    context: [H, T, d_v] the weighted mean of their values; zero without rows.
-    logsumexp: [H, T] log of the sum of e^score; -1e30 without rows.
+    context [H, T, d_v] is the weighted mean of their values, zero without rows; logsumexp [H, T]
+    the log of the sum of e^score, -1e30 without rows.
     """
 
     context: Tensor
@@ -90,22 +90,20 @@ class PartialSoftmax(NamedTuple):
 
     @classmethod
     def empty(cls, heads: int, targets: int, width: int) -> PartialSoftmax:
-        """Attention over no rows."""
         return cls(torch.zeros(heads, targets, width), torch.full((heads, targets), LOWEST))
 
     def target(self, number: int) -> PartialSoftmax:
-        """Attention of one target, T = 1."""
         return PartialSoftmax(*(part[:, number : number + 1] for part in self))
 
 
 class Attended(NamedTuple):
-    """Attention of T targets over a memory, some rows of which may not be attended one by one.
+    """Attention of T targets over a memory whose rows need not all be attended one by one.
 
     partial: contexts and log-sum-exps; for the hard attention the largest score stands for these.
-    mass: [H, T] share of the full softmax that the rows attended one by one hold.
-    error: [H, T] of the context, relative to its length, at 99 % confidence.
-    scanned: [H, T] rows attended one by one.
-    rows: int64 [H, T, k] those that were retrieved, ascending, then -1; None = not retrieved.
+    mass, error [H, T]: the share of the full softmax that the rows attended one by one hold; the
+    context's error, relative to its length, at 99 % confidence. scanned [H, T]: rows attended one
+    by one. rows int64 [H, T, k]: those that were retrieved, ascending, then -1; None = not
+    retrieved.
     """
 
     partial: PartialSoftmax
@@ -123,7 +121,6 @@ class Attended(NamedTuple):
 
     @classmethod
     def concat(cls, parts: Sequence[Attended]) -> Attended:
-        """Concatenate the attention of some targets and others over the same memory."""
         if len(parts) == 1:
             return parts[0]
         context, logsumexp, mass, error, scanned = (
@@ -168,7 +165,6 @@ def _attend_block(query: Tensor, block: KVBlock) -> PartialSoftmax:
 
 
 def merge_partials(first: PartialSoftmax, second: PartialSoftmax) -> PartialSoftmax:
-    """Attend over the rows of both, given attention over each."""
     logsumexp = torch.logaddexp(first.logsumexp, second.logsumexp)
     share = (first.logsumexp - logsumexp).exp()
     return PartialSoftmax(torch.lerp(second.context, first.context, share[..., None]), logsumexp)
@@ -177,7 +173,7 @@ def merge_partials(first: PartialSoftmax, second: PartialSoftmax) -> PartialSoft
 def remove_partial(whole: PartialSoftmax, part: PartialSoftmax) -> PartialSoftmax:
     """Attend over the rows of `whole` without those of `part`, which are among them.
 
-    The error is that of `whole` divided by the share that is left, which is at least 1e-6.
+    The error is that of `whole` divided by the remaining share, at least 1e-6.
     """
     share = (part.logsumexp - whole.logsumexp).exp().clamp(max=1 - _LEAST_LEFT)
     context = whole.context - share[..., None] * part.context
@@ -196,14 +192,10 @@ def mass_from_sample(
     temperature: float = 1.0,
     hard: bool = False,
 ) -> Tensor:
-    """Estimate the mass [T, H] from the scores of a sample.
+    """Estimate the mass [T, H] of some rows from their scores and those of a sample of the others.
 
-    Args:
-        inside: scores of the rows whose share is wanted, [T, H, k]; -inf is no row.
-        outside: scores of a sample of the others, [T, H, m]; -inf is no row.
-        rest: how many others there are, [T, H].
-        temperature: of the softmax.
-        hard: 1 where no sampled row beats the retrieved ones, else 0.
+    `inside` [T, H, k] and `outside` [T, H, m] are scores, -inf for no row; `rest` [T, H] counts the
+    others. `hard` gives 1 if no sampled row beats the rows inside, else 0.
     """
     lowest = inside.new_full((*inside.shape[:2], 1), -math.inf)
     best_in = torch.cat([inside, lowest], 2).amax(2, keepdim=True)
@@ -238,11 +230,8 @@ def stratified_rows(n: int) -> Tensor:
 def query_jacobian(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
     """Compute J [..., d, d_v] of scaled dot product attention over n rows.
 
-    Args:
-        query: [..., d].
-        keys: [..., n, d].
-        values: [..., n, d_v].
-        bias: of the scores, [..., n]; -inf hides a row. Without a visible row J is zero.
+    query [..., d], keys [..., n, d], values [..., n, d_v] and a bias [..., n] on the scores; -inf
+    hides a row. J is zero without a visible row.
     """
     scale = keys.shape[-1] ** -0.5
     scores = (keys @ query[..., None])[..., 0] * scale + bias

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.kv_memory import merge_heads, split_heads
+from models.attention.attend import merge_heads, split_heads
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.cow import CowArray
 from models.data.interactions import DISLIKE, NEGATIVE

@@ -1,13 +1,18 @@
-"""Points at which long work asks whether its result is still wanted."""
+"""Long work: the points at which it asks whether its result is still wanted, and its progress."""
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
+
+ProgressCallback = Callable[[int, int], None]
+"""Called with the amount done and the total."""
 
 _WAIT = 0.02  # seconds between two checkpoints of a wait
 
@@ -30,7 +35,6 @@ def checkpoint(*, waits: bool = False) -> None:
 
 
 def watched(look: Look, work: Callable[[], T]) -> T:
-    """Return the result of work whose checkpoints call `look`."""
     _thread.look = look
     try:
         return work()
@@ -52,3 +56,21 @@ def holding(lock: _Lock) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+class Stopwatch:
+    """Measures elapsed time in seconds of `time.monotonic`, and estimates what remains."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._offset: tuple[float, float] | None = None  # share and time at the first estimate
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def remaining(self, share: float) -> float:
+        if self._offset is None:
+            self._offset = (share, self.seconds)
+        done, since = share - self._offset[0], self.seconds - self._offset[1]
+        return (1 - share) * since / done if done > 0 else math.nan

@@ -25,7 +25,7 @@ class LoggedEvents(NamedTuple):
     weights: NDArray[np.float32]  # [n]
 
     def take(self, which: NDArray[Any] | slice) -> LoggedEvents:
-        """Return some of the events, by a mask [n], their places or a range of these."""
+        """Return some of the events, by a mask [n], their places or a slice."""
         users, items, types, timestamps, weights = self
         return LoggedEvents(
             users[which], items[which], types[which], timestamps[which], weights[which]
@@ -44,9 +44,9 @@ NO_EVENTS = LoggedEvents(
 class EventLog:
     """One version of the event log; `changed` returns the next one.
 
-    Most events are sorted by time and indexed by item and by user, where that is asked for. Recent
-    ones stand beside them until they are many enough to be sorted in, so that a change costs what
-    it is long. Answers have their events in no order.
+    Most events are sorted by time, and indexed by item and by user on demand. Recent ones stand
+    beside them until there are enough to sort in, so that a change costs no more than its length.
+    Answers have their events in no order.
     """
 
     def __init__(
@@ -81,11 +81,9 @@ class EventLog:
     def from_arrays(
         cls, arrays: Mapping[str, NDArray[Any]], item_rows: NDArray[np.int32] | None = None
     ) -> EventLog:
-        """Return a log over arrays, which it shares and never writes to.
+        """Return a log over arrays of `to_arrays`, which it shares and never writes to.
 
-        Args:
-            arrays: from `to_arrays`.
-            item_rows: [rows] what each item row is here; None = the same.
+        `item_rows` says what each item row is here; None = the same.
         """
         events = LoggedEvents(*(arrays[name] for name in LoggedEvents._fields))
         indexed = _IndexedEvents(events)
@@ -117,7 +115,6 @@ class EventLog:
         return log if beside <= most else log._sorted()
 
     def _sorted(self) -> EventLog:
-        """Return the same log with all of its events sorted and none beside."""
         every = self.between(None, None)
         order = np.argsort(every.timestamps, kind="stable")
         return EventLog(_IndexedEvents(every.take(order)), sizes=self._sizes)
@@ -155,7 +152,6 @@ class EventLog:
         return _concat(found, recent.take(is_in))
 
     def of_item(self, row: int) -> LoggedEvents:
-        """Return the events of an item."""
         return self._of(self._indexed.by_item, "items", np.array([row]))
 
     def of_users(self, users: NDArray[np.integer]) -> LoggedEvents:
@@ -171,8 +167,6 @@ class EventLog:
 
 
 class _Index(NamedTuple):
-    """Places of events in the order of a column of small numbers."""
-
     order: NDArray[np.int32]  # [n]
     offsets: NDArray[np.int64]  # [highest + 2] in `order`, of each number
 
@@ -183,7 +177,6 @@ class _Index(NamedTuple):
         return cls(np.argsort(column, kind="stable").astype(np.int32), offsets)
 
     def places(self, wanted: NDArray[np.integer]) -> NDArray[np.int32]:
-        """Return the places of the events with some numbers."""
         known = wanted[wanted < len(self.offsets) - 1]
         begins, ends = self.offsets[known], self.offsets[known + 1]
         return self.order[expand_ranges(begins, ends - begins)[1]]
@@ -216,7 +209,6 @@ def log_sizes(events: LoggedEvents) -> tuple[int, int]:
 
 
 def of_types(events: LoggedEvents, types: NDArray[np.integer]) -> LoggedEvents:
-    """Return the events of some types, by their codes."""
     highest = max(int(events.types.max(initial=0)), int(types.max(initial=0)))
     wanted = np.zeros(highest + 1, np.bool_)
     wanted[types] = True

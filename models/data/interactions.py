@@ -1,135 +1,27 @@
 """The event log, stored as columns sorted by user and time, whole or in shards.
 
-A shard is one of users in each process, with collective operations on statistics. An order
-statistic is found by bisection: each step takes the sum of one number over the shards.
+Each process has a shard of the users. An order statistic of all shards is found by bisection: each
+step takes the sum of one number over them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor, distributed
 
+from models.compute.device import SINGLE_PROCESS, Processes
 from models.data.vocabulary import expand_ranges
-
-T = TypeVar("T")
-N = TypeVar("N", bound=np.generic)
-
-_BLOCK = 1 << 23  # elements that are reduced at once
-
-
-@dataclass(frozen=True, slots=True)
-class LogShards:
-    """Processes that divide an event log by users, seen from one; one shard is the whole log.
-
-    Each process of the torch.distributed group has the whole histories of its own users. Statistics
-    of the log are put together from those of the shards, so that counts are exchanged, and events
-    never. The methods are collective: all processes call the same ones in the same order.
-    """
-
-    index: int = 0
-    count: int = 1
-
-    @property
-    def is_first(self) -> bool:
-        """True for the process that computes what is computed once."""
-        return self.index == 0
-
-    def total(self, number: int) -> int:
-        """Return the sum of a number."""
-        return int(self.sum(np.array([number]))[0])
-
-    def any(self, condition: bool) -> bool:
-        """Report whether a condition holds in any shard."""
-        return self.total(int(condition)) > 0
-
-    def min(self, number: int) -> int:
-        """Return the smallest of a number, int64."""
-        return -self.max(-number)
-
-    def max(self, number: int) -> int:
-        """Return the largest of a number, int64."""
-        if self.count == 1:
-            return number
-        largest = np.array([number])
-        distributed.all_reduce(torch.from_numpy(largest), distributed.ReduceOp.MAX)
-        return int(largest[0])
-
-    def sum(self, array: NDArray[N]) -> NDArray[N]:
-        """Return the sum of an array of numbers, of one shape in all shards."""
-        if self.count == 1:
-            return array
-        total = np.array(array, order="C")
-        distributed.all_reduce(torch.from_numpy(total))
-        return total
-
-    def sum_on_first(self, matrix: Tensor) -> None:
-        """Replace a matrix by its sum, in place, in the first process; elsewhere it is spent."""
-        if self.count == 1:
-            return
-        rows = max(1, _BLOCK // max(1, matrix.shape[1]))
-        for block in torch.split(matrix, rows):
-            distributed.reduce(block, 0)
-
-    def gather(self, array: NDArray[N]) -> NDArray[N]:
-        """Concatenate arrays [n, ...], of any n, in the order of the shards."""
-        return array if self.count == 1 else np.concatenate(self.gather_objects(array))
-
-    def gather_objects(self, own: T) -> list[T]:
-        """Return an object of each shard, in their order."""
-        if self.count == 1:
-            return [own]
-        found: list[Any] = [None] * self.count
-        distributed.all_gather_object(found, own)
-        return cast(list[T], found)
-
-    def exchange(self, parts: Sequence[NDArray[N]]) -> list[NDArray[N]]:
-        """Send the i-th of some arrays [n] of one dtype to shard i; returns what each has sent."""
-        if self.count == 1:
-            return list(parts)
-        sent = [len(part) for part in parts]
-        sizes = torch.tensor(sent, device="cpu")
-        received = torch.empty_like(sizes)
-        distributed.all_to_all_single(received, sizes)
-        elements = torch.from_numpy(np.concatenate(parts))
-        out = torch.empty(int(received.sum()), dtype=elements.dtype, device="cpu")
-        distributed.all_to_all_single(out, elements, received.tolist(), sent)
-        array: NDArray[N] = out.numpy()
-        return np.split(array, np.cumsum(received.numpy())[:-1])
-
-    def broadcast(self, make: Callable[[], T], source: int = 0) -> T:
-        """Call `make` in one process and return its result in each."""
-        if self.count == 1:
-            return make()
-        box = [make() if self.index == source else None]
-        distributed.broadcast_object_list(box, source)
-        return cast(T, box[0])
-
-    def broadcast_tensor(self, tensor: Tensor) -> Tensor:
-        """Overwrite a tensor on the CPU by the one of the first process, and return it."""
-        if self.count > 1:
-            distributed.broadcast(tensor, 0)
-        return tensor
-
-
-WHOLE_LOG = LogShards()
-
 
 _MAGNITUDE = 0x7FFFFFFF  # the bits of a float32 without its sign
 
 
-def median(values: NDArray[np.float32], shards: LogShards) -> np.float32:
-    """Return the median of all finite values [n], as `np.median` of them together does.
-
-    Raises ValueError without values.
-    """
-    if shards.count == 1 and len(values):
+def median(values: NDArray[np.float32], shards: Processes) -> np.float32:
+    """The median of all finite values [n], as `np.median`; raises ValueError without values."""
+    if shards.count == 1 and len(values):  # sorting 8 bytes each takes more memory
         return np.float32(np.median(values))
     # As integers, floats of one sign are in the order of their bits.
     bits = values.view(np.int32)
@@ -140,11 +32,8 @@ def median(values: NDArray[np.float32], shards: LogShards) -> np.float32:
     return np.float32(np.median(np.where(back < 0, back ^ _MAGNITUDE, back).view(np.float32)))
 
 
-def quantile(values: NDArray[np.int64], share: float, shards: LogShards) -> float:
-    """Return a quantile of all values [n], as `np.quantile` of them together does.
-
-    Raises ValueError without values.
-    """
+def quantile(values: NDArray[np.int64], share: float, shards: Processes) -> float:
+    """A quantile of all values [n], as `np.quantile`; raises ValueError without values."""
     if shards.count == 1 and len(values):
         return float(np.quantile(values, share))
     keys = np.sort(values)
@@ -154,15 +43,15 @@ def quantile(values: NDArray[np.int64], share: float, shards: LogShards) -> floa
     return float(np.quantile(np.array(ends), place - below))
 
 
-def _total(keys: NDArray[np.int64], shards: LogShards) -> int:
+def _total(keys: NDArray[np.int64], shards: Processes) -> int:
     total = shards.total(len(keys))
     if not total:
         raise ValueError("there are no values")
     return total
 
 
-def _order_statistic(keys: NDArray[np.int64], place: int, shards: LogShards) -> int:
-    """Return the value at a place, from 0, of all sorted keys [n]."""
+def _order_statistic(keys: NDArray[np.int64], place: int, shards: Processes) -> int:
+    """The value at a place, from 0, of all sorted keys [n]."""
     low = shards.min(int(keys[0]) if len(keys) else np.iinfo(np.int64).max)
     high = shards.max(int(keys[-1]) if len(keys) else np.iinfo(np.int64).min + 1)
     while low < high:
@@ -200,7 +89,7 @@ class Interactions:
     offsets: NDArray[np.int64]  # [U + 1]
     n_items: int
     dislike_type: int = -1  # the event type of dislikes; -1 = none
-    shards: LogShards = WHOLE_LOG  # of which this log is one
+    shards: Processes = SINGLE_PROCESS  # of which this log is one
 
     @classmethod
     def from_columns(
@@ -214,7 +103,7 @@ class Interactions:
         n_users: int,
         n_items: int,
         dislike_type: int = -1,
-        shards: LogShards = WHOLE_LOG,
+        shards: Processes = SINGLE_PROCESS,
     ) -> Self:
         """Sort unordered columns [E] into a log; equal (user, timestamp) keep their input order.
 
@@ -253,17 +142,14 @@ class Interactions:
 
     @property
     def n_users(self) -> int:
-        """The number of users, including those without events."""
         return len(self.offsets) - 1
 
     @property
     def n_types(self) -> int:
-        """The number of event types, at least 1."""
         return int(max(self.types.max(initial=0), self.dislike_type)) + 1
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """[U] the number of events of each user."""
         return np.diff(self.offsets)
 
     @property
@@ -283,7 +169,6 @@ class Interactions:
         return disliked
 
     def liked(self) -> Interactions:
-        """The log without dislikes."""
         return self.where(~self.disliked)
 
     def item_counts(self) -> NDArray[np.int64]:
@@ -328,17 +213,13 @@ class Interactions:
 
 
 def _require_in_range(name: str, column: NDArray[Any], bound: int) -> None:
-    """Raise ValueError unless every entry lies in [0, bound)."""
     if column.size and (column.min() < 0 or column.max() >= bound):
         worst = column.min() if column.min() < 0 else column.max()
         raise ValueError(f"{name} must lie in [0, {bound}), got {worst}")
 
 
 def _as_integers(name: str, values: ArrayLike, dtype: type[Whole]) -> NDArray[Whole]:
-    """Convert to a 1-d integer array of `dtype` without rounding or wrap-around.
-
-    Raises ValueError for non-integers, other than one dimension, and values out of range.
-    """
+    """Convert to a 1-d integer array of `dtype` without rounding or wrap-around."""
     column = np.asarray(values)
     if column.size and column.dtype.kind not in "iu":
         raise ValueError(f"{name} must be whole numbers, got {column.dtype}")
@@ -355,14 +236,14 @@ _AT_ONCE = 10  # events at one time, on average, that no log of what people do h
 _SMALLEST = 10  # one in this many events, from which on they are an import of part of a log
 
 
-def lacks_order(imported: NDArray[np.bool_], shards: LogShards = WHOLE_LOG) -> bool:
+def lacks_order(imported: NDArray[np.bool_], shards: Processes = SINGLE_PROCESS) -> bool:
     """Report whether half of the events of a log [E] or more have the time of an import."""
     total = shards.total(len(imported))
     return total > 0 and 2 * shards.total(int(np.count_nonzero(imported))) >= total
 
 
 def at_import(
-    times: NDArray[np.int64], shards: LogShards = WHOLE_LOG, *, is_part: bool = False
+    times: NDArray[np.int64], shards: Processes = SINGLE_PROCESS, *, is_part: bool = False
 ) -> NDArray[np.bool_]:
     """Mark events [E] whose time, microseconds UTC, is that of their import; collective.
 
@@ -380,8 +261,8 @@ def at_import(
     return found
 
 
-def _import_hour(times: NDArray[np.int64], least: float, shards: LogShards) -> int | None:
-    """Return when an hour of an import begins that has at least so many events; None if none."""
+def _import_hour(times: NDArray[np.int64], least: float, shards: Processes) -> int | None:
+    """When an hour of an import with at least `least` events begins; None if none does."""
     times = np.sort(times)
     until = np.searchsorted(times, times + _HOUR, side="left")
     fullest = int(np.argmax(until - np.arange(len(times)))) if len(times) else 0

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.interactions import Interactions, LogShards
+from models.compute.device import Processes
+from models.data.interactions import Interactions
 
 
 class PaddedWindows(NamedTuple):
@@ -55,7 +56,7 @@ def window_start(length: int, window: int) -> int:
 
 
 def newest_windows(log: Interactions, users: NDArray[np.int32], window: int) -> PaddedWindows:
-    """Return the events that the encoder reads of the histories of `users` [B]."""
+    """The events that the encoder reads of the histories of `users` [B]."""
     begins, ends = log.offsets[users], log.offsets[users + 1]
     starts = [window_start(int(length), window) for length in ends - begins]
     return pad_windows(log, begins + np.array(starts, dtype=np.int64), ends)
@@ -103,22 +104,16 @@ def batch_windows(
 def batch_shard(
     windows: NDArray[np.int64],
     tokens: int,
-    shards: LogShards,
+    shards: Processes,
     own: np.random.Generator,
     common: np.random.Generator,
 ) -> list[NDArray[np.int64]]:
     """Divide the windows of a shard among the batches that all shards take together, shuffled.
 
-    A batch has windows of similar length of all shards and about `tokens` padded inputs, as if one
-    process had grouped all windows: of a shard as many as are its own, which may be none.
-    Collective; all shards return as many batches.
-
-    Args:
-        windows: of this shard, (first event, end) [n, 2].
-        tokens: padded inputs of a batch.
-        shards: the shards of the log.
-        own: generator of this shard.
-        common: generator in the same state in all shards.
+    A batch has windows (first event, end) [n, 2] of similar length of all shards and about `tokens`
+    padded inputs, as if one process had grouped all windows; a shard's part may be empty.
+    Collective; all shards return equally many batches. The generator `own` is the shard's, `common`
+    in the same state in all shards.
     """
     windows = own.permutation(windows)
     inputs = windows[:, 1] - windows[:, 0] - 1
@@ -136,14 +131,10 @@ def batch_shard(
 
 
 def _pack_lengths(counts: list[int], tokens: int) -> list[int]:
-    """Pack windows by length into batches of at most `tokens` padded inputs, or of one window.
+    """Pack `counts` windows with 0, 1, 2, … inputs into batches of at most `tokens`, or of one
+    window.
 
-    Args:
-        counts: number of windows with 0, 1, 2, … inputs.
-        tokens: padded inputs of a batch.
-
-    Returns:
-        list: the number of windows up to the end of each batch.
+    Returns the number of windows up to the end of each batch.
     """
     ends: list[int] = []
     first = total = 0  # windows before the batch that is being packed, and so far

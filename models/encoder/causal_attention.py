@@ -9,20 +9,15 @@ from torch import Tensor
 
 from models.encoder.event_bias import BUCKETS, bucket_sums, recency_bucket
 
-FUTURE_BUCKET = BUCKETS  # the bucket of a key in the query's future
+FUTURE_BUCKET = BUCKETS  # of a key in the query's future, above the diagonal
 _MASKED_BIAS = -1e9  # of a future key: weight 0 after softmax, yet finite in every dtype
 _BLOCK = 64  # queries at once; keys after a block's last query are skipped
 
 
 def causal_buckets(timestamps: Tensor, at: Tensor) -> Tensor:
-    """Bucket every event by position and age at each prefix of a window, for `causal_attention`.
+    """Bucket every event by position and age at each prefix: int32 [B, L, L], prefix by event.
 
-    Args:
-        timestamps: int64 microseconds [B, L].
-        at: the time at which each prefix takes ages, int64 microseconds [B, L].
-
-    Returns:
-        Tensor: int32 [B, L, L], prefix by event; `FUTURE_BUCKET` above the diagonal.
+    `timestamps` and `at`, the time at which a prefix takes ages, are int64 microseconds [B, L].
     """
     position = torch.arange(timestamps.shape[1], device=timestamps.device)
     distance = position[:, None] - position  # (L, L)
@@ -114,18 +109,11 @@ def causal_attention(
     bucket: Tensor,
     row_bias: Tensor | None = None,
 ) -> Tensor:
-    """Attend from each event of a window over itself and the events before it.
+    """Attend from each event of a window over itself and the events before it: [H, B, L, d_v].
 
-    Args:
-        query: [H, B, L, d].
-        key: [H, B, L, d].
-        value: [H, B, L, d_v].
-        table: the bias of each bucket, float32 [H, BUCKETS].
-        bucket: int32 [B, L, L], query by key; `FUTURE_BUCKET` above the diagonal.
-        row_bias: of each key, [H, B, L]; -inf hides it; None = 0.
-
-    Returns:
-        Tensor: [H, B, L, d_v], zero where every key so far is hidden.
+    query and key [H, B, L, d], value [H, B, L, d_v]; `table` float32 [H, BUCKETS] is the bias of
+    each bucket, `bucket` as from `causal_buckets`. `row_bias` [H, B, L] is a key's; -inf hides it.
+    The context is zero where every key so far is hidden.
     """
     context = _CausalAttention.apply(  # type: ignore[no-untyped-call]
         query, key, value, table, bucket, row_bias

@@ -47,14 +47,10 @@ def recency_bucket(distance: Tensor, age: Tensor) -> Tensor:
 
 
 def bucket_margins(ages: NDArray[np.int64]) -> tuple[int, int]:
-    """Compute how far all ages may shift before any of them changes its bucket.
+    """How far all ages [n] may shift before any changes its bucket, in microseconds.
 
-    Args:
-        ages: microseconds [n]; negative for events after the request.
-
-    Returns:
-        tuple: microseconds (younger, older): the largest decrease that keeps every bucket, and
-        the smallest increase that changes one. `FARTHEST` if unbounded.
+    Returns the largest decrease that keeps every bucket, and the smallest increase that changes
+    one; `FARTHEST` if unbounded. An age is negative if its event is after the request.
     """
     edges = AGE_EDGES.numpy()
     bucket = np.searchsorted(edges, ages, side="right")
@@ -97,11 +93,11 @@ class RecencyBias(nn.Module):
         self.joint = nn.Parameter(torch.zeros(heads, BUCKETS))
 
     def table(self) -> Tensor:
-        """Return the bias of every bucket of `recency_bucket`, [H, BUCKETS]."""
+        """The bias of every bucket of `recency_bucket`, [H, BUCKETS]."""
         return (self.position[:, :, None] + self.age[:, None, :]).flatten(1) + self.joint
 
     def forward(self, distance: Tensor, age: Tensor) -> Tensor:
-        """Return the bias [H, ...] for distances in events and ages in microseconds [...]."""
+        """The bias [H, ...] for distances in events and ages in microseconds [...]."""
         return gather_bias(recency_bucket(distance, age), self.table())
 
 
@@ -155,7 +151,7 @@ class EventEmbedding(nn.Module):
         self.log_weight_embedding = nn.Parameter(torch.zeros(dim))
 
     def forward(self, vectors: Tensor, types: Tensor, log_weights: Tensor) -> Tensor:
-        """Embed events: item vectors [..., dim], types int64 [...] and log weights [...]."""
+        """Embed item vectors [..., dim], types int64 [...] and log weights [...]."""
         if self.type_embedding is not None:
             table = pad(self.type_embedding, (0, 0, 0, 1))  # a row of zeros for unknown types
             vectors = vectors + embedding(_rows(types, len(self.type_embedding)), table)
@@ -167,7 +163,7 @@ class EventEmbedding(nn.Module):
 class EventTypeBias(nn.Module):
     """A score bias per head and type, initially 0; -inf masks a type from a head.
 
-    The last heads see dislikes alone, and the others never do: softmax weights cannot be negative,
+    The last heads see only dislikes, and the others none: softmax weights cannot be negative,
     so a dislike needs values of its own to count against a target.
     """
 
@@ -184,11 +180,10 @@ class EventTypeBias(nn.Module):
         self.register_buffer("hidden", hidden, persistent=False)
 
     def forward(self, types: Tensor) -> Tensor:
-        """Return the bias [H, ...] of types int64 [...]."""
+        """The bias [H, ...] of types int64 [...]."""
         table = pad(self.bias, (0, 1)).masked_fill(self.hidden, -math.inf)
         return gather_bias(_rows(types, self.bias.shape[1]), table)
 
 
 def _rows(types: Tensor, size: int) -> Tensor:
-    """Map types to rows of a table of `size` types, unknown ones to its last row."""
     return torch.where((types >= 0) & (types < size), types, size)

@@ -37,11 +37,9 @@ class PooledDropout(nn.Module):
         self._pool: Tensor | None = None
 
     def redraw(self) -> None:
-        """Discard the pool; the next use draws another."""
         self._pool = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Zero each entry with probability `rate` and scale the others to keep the mean."""
         if not self.training or not self.rate:
             return x
         if self._pool is None or self._pool.device != x.device:
@@ -95,12 +93,9 @@ class EncoderBlock(nn.Module):
         return queries, both[..., dim:]
 
     def add_outputs(self, x: Tensor, context: Tensor, gate: Tensor) -> Tensor:
-        """Add the attention's output and then the feed-forward network to the residual stream.
+        """Add attention and then the feed-forward network to the residual stream [B, L, dim].
 
-        Args:
-            x: the residual stream, [B, L, dim].
-            context: the attention's context, [H, B, L, d].
-            gate: before the sigmoid, [B, L, dim].
+        context [H, B, L, d]; gate [B, L, dim], before the sigmoid.
         """
         merged = context.permute(1, 2, 0, 3).reshape(x.shape)
         x = x + self.drop(torch.sigmoid(gate) * self.out(merged))
@@ -110,10 +105,7 @@ class EncoderBlock(nn.Module):
         return x + added
 
     def forward(self, x: Tensor, bucket: Tensor) -> Tensor:
-        """Run the block over whole windows [B, L, dim].
-
-        bucket: int32 [B, L, L], `FUTURE_BUCKET` above the diagonal.
-        """
+        """Run the block over whole windows [B, L, dim]; `bucket` as from `causal_buckets`."""
         normed = self.norm_attention(x)
         queries, gate = self.queries_gates(normed)
         keys, values = self.keys_values(normed)
@@ -123,12 +115,8 @@ class EncoderBlock(nn.Module):
     def step(self, x: Tensor, normed: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
         """Run the block for the newest events over cached keys and values.
 
-        Args:
-            x: the stream of the newest events, [B, n, dim].
-            normed: the stream after `norm_attention`.
-            keys: [H, B, N, d].
-            values: [H, B, N, d].
-            bias: on the scores, [H, B, n, N]; -inf hides a key.
+        x and normed, the stream after `norm_attention`, [B, n, dim]; keys and values [H, B, N, d];
+        bias on the scores [H, B, n, N], -inf hides a key.
         """
         queries, gate = self.queries_gates(normed)
         return self.add_outputs(x, attend_cached(queries, keys, values, bias), gate)
@@ -160,7 +148,6 @@ class EncoderCache(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensors in bytes."""
         return sum(part.nbytes for part in self)
 
 
@@ -168,7 +155,7 @@ class HistoryEncoder(nn.Module):
     """Encodes each event of a history, in the context of those before it, into a state.
 
     Positions are relative, and times enter as gaps between events. A request time changes no
-    state: it enters the user state alone (`at_request`), so that caches are append-only.
+    state: it enters only the user state (`at_request`), so that caches are append-only.
     """
 
     def __init__(self, dim: int, heads: int, blocks: int, dropout: float) -> None:
@@ -183,15 +170,10 @@ class HistoryEncoder(nn.Module):
         self.norm_out = nn.LayerNorm(dim)
 
     def forward(self, events: Tensor, timestamps: Tensor) -> Tensor:
-        """Compute the state of every event.
+        """Compute the state of every event, [B, L, dim].
 
-        Args:
-            events: input vectors of the events, oldest first, [B, L, dim]; padding may only
-                follow the events, from which causality hides it.
-            timestamps: int64 microseconds [B, L].
-
-        Returns:
-            Tensor: [B, L, dim].
+        events [B, L, dim] are input vectors, oldest first, timestamps [B, L] int64 microseconds.
+        Padding may only follow the events, from which causality hides it.
         """
         x = self._input(events, torch.diff(timestamps, dim=1, prepend=timestamps[:, :1]))
         bucket = causal_buckets(timestamps, timestamps)
@@ -201,20 +183,13 @@ class HistoryEncoder(nn.Module):
         return states
 
     def forward_gated(self, events: Tensor, timestamps: Tensor, gates: Tensor) -> Tensor:
-        """Compute the states of one history whose events have gates, by differentiable operations.
+        """Compute the states [n, dim] of a history [n, dim] whose events have gates [n],
+        differentiably.
 
         Gates of 1 change nothing, and a single gate of 0 gives the other events the states that
         they have in the history without its event. In every block log g_j is added to the scores of
         event j, but for its own query. To the degree 1 - g_j, earlier events are one place nearer
         to later ones, and the gap of the next event begins at the previous one.
-
-        Args:
-            events: input vectors, [n, dim].
-            timestamps: int64 microseconds [n].
-            gates: [n].
-
-        Returns:
-            Tensor: [n, dim].
         """
         times, missing = timestamps[None], 1 - gates
         x = self._input(events[None], torch.diff(times, prepend=times[:, :1]))
@@ -240,15 +215,10 @@ class HistoryEncoder(nn.Module):
         return states
 
     def at_request(self, states: Tensor, timestamps: Tensor, request_times: Tensor) -> Tensor:
-        """Compute user states: the newest event's state plus an embedding of the time since.
+        """Compute user states [..., dim]: the newest event's state and the time since.
 
-        Args:
-            states: of the newest events, [..., dim].
-            timestamps: of these events, int64 microseconds [...].
-            request_times: int64 microseconds [...], or `NO_REQUEST_TIME`.
-
-        Returns:
-            Tensor: [..., dim].
+        states [..., dim] and timestamps [...] are of the newest events, request_times [...] int64
+        microseconds or `NO_REQUEST_TIME`.
         """
         given = request_times != NO_REQUEST_TIME
         gap = age_bucket(torch.where(given, request_times, timestamps) - timestamps)
@@ -258,7 +228,6 @@ class HistoryEncoder(nn.Module):
     # ------------------------------------------------------------------ incremental, per user
 
     def empty_cache(self) -> EncoderCache:
-        """Return the cache of a user without events."""
         first = self._blocks()[0]
         weight = first.out.weight
         empty = weight.new_zeros(len(self.blocks), first.heads, 0, first.dim // first.heads)
@@ -266,7 +235,7 @@ class HistoryEncoder(nn.Module):
         return EncoderCache(empty, empty, times, weight.new_zeros(0, first.dim))
 
     def append(self, cache: EncoderCache, events: Tensor, timestamps: Tensor) -> EncoderCache:
-        """Return the cache with more events, oldest first, computing the new events alone.
+        """Return the cache with more events, oldest first, computing only the new ones.
 
         Input vectors [n, dim], and timestamps in int64 microseconds [n].
         """
@@ -277,13 +246,9 @@ class HistoryEncoder(nn.Module):
     def branch(
         self, cache: EncoderCache, shared: int, events: Tensor, timestamps: Tensor
     ) -> list[EncoderCache]:
-        """Return the caches of several histories with a common cached prefix.
+        """Return the caches of B histories that continue the first `shared` events of a cached one.
 
-        Args:
-            cache: of any history with that prefix.
-            shared: length of the prefix.
-            events: input vectors of each continuation, oldest first, [B, n, dim], n at least 1.
-            timestamps: int64 microseconds [B, n].
+        events [B, n, dim] are input vectors, n at least 1, timestamps int64 microseconds [B, n].
         """
         each = (-1, -1, len(events), -1, -1)
         keys, values, times, states = self._append(
@@ -305,18 +270,11 @@ class HistoryEncoder(nn.Module):
     def _append(
         self, keys: Tensor, values: Tensor, before: Tensor, events: Tensor, timestamps: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Append events to the caches of B histories.
+        """Append events [B, n, dim] to the caches of B histories.
 
-        Args:
-            keys: cached, [blocks, H, B, N, d].
-            values: cached, of the same shape.
-            before: int64 microseconds of the cached events, [B, N].
-            events: [B, n, dim].
-            timestamps: int64 microseconds [B, n].
-
-        Returns:
-            tuple: keys and values [blocks, H, B, N + n, d]; times [B, N + n]; the states of the
-            new events, [B, n, dim].
+        keys and values [blocks, H, B, N, d]; `before` [B, N] and `timestamps` [B, n] int64
+        microseconds. Returns keys, values and times of N + n events, and the states [B, n, dim] of
+        the new ones.
         """
         old = before.shape[1]
         times = torch.cat([before, timestamps], 1)
@@ -339,7 +297,7 @@ class HistoryEncoder(nn.Module):
         return all_keys, all_values, times, self.norm_out(x)
 
     def _input(self, events: Tensor, gaps: Tensor) -> Tensor:
-        """Return the first block's input: events [B, L, dim], microseconds before them [B, L]."""
+        """The first block's input: events [B, L, dim], microseconds before them [B, L]."""
         x: Tensor = self.drop(self.norm_in(events + GAP_SCALE * self.gap(age_bucket(gaps))))
         return x
 
@@ -354,8 +312,6 @@ _POSITIONS = POSITION_BUCKET_OF.numpy() * AGE_BUCKETS
 
 
 class _Norm:
-    """A LayerNorm."""
-
     def __init__(self, norm: nn.LayerNorm) -> None:
         self.weight, self.bias, self.eps = _array(norm.weight), _array(norm.bias), norm.eps
 
@@ -388,7 +344,6 @@ class _Block:
         return _sigmoid(gate) * (self.out @ context)
 
     def feed_forward(self, x: Array) -> Array:
-        """Return the residual stream after the gated SwiGLU."""
         projected = self.feed @ self.norm_feed(x) + self.feed_bias
         hidden = self.down.shape[1]
         left, right = projected[:hidden], projected[hidden : 2 * hidden]

@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from models.compute.device import SINGLE_PROCESS, DataParallelGroup
-from models.data.interactions import WHOLE_LOG, Interactions, LogShards
+from models.compute.device import SINGLE_PROCESS, Processes
+from models.data.interactions import Interactions
 from models.evaluation.splits import Holdout
 
 Ranks = NDArray[np.int64]  # [M], one per case
@@ -34,12 +34,12 @@ class PairedDifference(NamedTuple):
 
 
 def hits(ranks: Ranks, k: int = 10) -> CaseValues:
-    """Return [M] 1 if the target is among the first k; the mean is HR@k, here also recall@k."""
+    """1 if the target is among the first k, [M]; the mean is HR@k, here also recall@k."""
     return (ranks < k).astype(np.float64)
 
 
-def mean(values: CaseValues, shards: LogShards = WHOLE_LOG) -> float:
-    """Return the mean of values [M] over the cases of all shards; nan without cases. Collective."""
+def mean(values: CaseValues, shards: Processes = SINGLE_PROCESS) -> float:
+    """The mean of values [M] over the cases of all shards; nan without cases. Collective."""
     if shards.count == 1:
         return float(values.mean()) if len(values) else float("nan")
     total, count = shards.sum(np.array([values.sum(), len(values)]))
@@ -47,15 +47,11 @@ def mean(values: CaseValues, shards: LogShards = WHOLE_LOG) -> float:
 
 
 def share_of_users(
-    users: NDArray[np.int32], ranks: Ranks, k: int = 10, *, shards: LogShards = WHOLE_LOG
+    users: NDArray[np.int32], ranks: Ranks, k: int = 10, *, shards: Processes = SINGLE_PROCESS
 ) -> float:
-    """Return the share of users with a target among the first k; nan without cases.
+    """The share of users with a target among the first k; nan without cases.
 
-    Args:
-        users: [M], of each case; a user has one for each item of the next basket.
-        ranks: [M].
-        k: the cut-off.
-        shards: the shards of the log, over which this is collective.
+    users [M] of each case: one has a case for each item of the next basket. Collective over shards.
     """
     rows, of_user = np.unique(users, return_inverse=True)
     found = np.zeros(len(rows))
@@ -64,21 +60,21 @@ def share_of_users(
 
 
 def ndcg_gains(ranks: Ranks, k: int = 10) -> CaseValues:
-    """Return [M] 1 / log2(rank + 2) if the target is among the first k, else 0; mean: NDCG@k.
+    """1 / log2(rank + 2) if the target is among the first k, else 0, [M]; mean: NDCG@k.
 
-    With one relevant item the ideal gain is 1, so the gain is its own normalisation
-    (Järvelin & Kekäläinen 2002).
+    With one relevant item the ideal gain is 1, so the gain is its own normalisation (Järvelin &
+    Kekäläinen 2002).
     """
     return np.where(ranks < k, discounts(ranks), 0.0)
 
 
 def reciprocal_ranks(ranks: Ranks) -> CaseValues:
-    """Return [M] 1 / (rank + 1) over the full ranking; the mean is MRR."""
+    """1 / (rank + 1) over the full ranking, [M]; the mean is MRR."""
     return 1.0 / (ranks.astype(np.float64) + 1.0)
 
 
 def popularity_weights(counts: NDArray[np.int64]) -> CaseValues:
-    """Return [M] 1 / sqrt(1 + n), n being the number of training events of each case's target.
+    """1 / sqrt(1 + n), [M], n being the number of training events of each case's target.
 
     The weighted mean sum(w * v) / sum(w) is the popularity-debiased metric: inverse propensity
     scoring (Yang et al. 2018), self-normalised (Swaminathan & Joachims 2015), with the propensity
@@ -89,16 +85,13 @@ def popularity_weights(counts: NDArray[np.int64]) -> CaseValues:
 
 
 def discounts(ranks: Ranks) -> CaseValues:
-    """Return [...] 1 / log2(rank + 2), the discount of each rank in DCG."""
+    """1 / log2(rank + 2), the discount of each rank [...] in DCG."""
     discount: CaseValues = 1.0 / np.log2(ranks.astype(np.float64) + 2.0)
     return discount
 
 
-def standard_error(values: CaseValues, shards: LogShards = WHOLE_LOG) -> float:
-    """Return the standard error of the mean over the cases of all shards; nan for fewer than two.
-
-    Collective over the shards.
-    """
+def standard_error(values: CaseValues, shards: Processes = SINGLE_PROCESS) -> float:
+    """The standard error of the mean over the cases of all shards; nan for fewer than two."""
     if shards.count == 1:
         return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
     squares = (values - mean(values, shards)) ** 2
@@ -146,7 +139,7 @@ def graded_ndcg(ranking: Sequence[str], relevance: Mapping[str, float], k: int =
 
 
 def recall(ranking: Sequence[str], relevance: Mapping[str, float], k: int = 100) -> float:
-    """Return the share of the relevant ids (judged above 0) among the first k; 0 without any."""
+    """The share of the relevant ids (judged above 0) among the first k; 0 without any."""
     relevant = {name for name, gain in relevance.items() if gain > 0}
     retrieved = relevant.intersection(ranking[:k])
     return len(retrieved) / len(relevant) if relevant else 0.0
@@ -155,7 +148,7 @@ def recall(ranking: Sequence[str], relevance: Mapping[str, float], k: int = 100)
 def first_relevant_rank(
     ranking: Sequence[str], relevance: Mapping[str, float], k: int = 100
 ) -> int:
-    """Return the rank of the first relevant id (judged above 0), from 0; k if the first k lack one.
+    """The rank of the first relevant id (judged above 0), from 0; k if the first k lack one.
 
     The mean of `hits` over these ranks is success@k.
     """
@@ -164,8 +157,6 @@ def first_relevant_rank(
 
 
 class Ranker(Protocol):
-    """A model that scores the whole catalogue for a batch of users."""
-
     def scores(
         self,
         history: Interactions,
@@ -195,7 +186,6 @@ class RankingMetrics:
     ranks: NDArray[np.int64]  # [M], 0 = first; of a log in several shards, of this one's cases
 
     def standard_errors(self) -> tuple[float, float]:
-        """Return the standard errors of hr and ndcg over the cases of `ranks`."""
         return (
             standard_error(hits(self.ranks, self.k)),
             standard_error(ndcg_gains(self.ranks, self.k)),
@@ -211,29 +201,22 @@ def evaluate(
     exclude_seen: bool = True,
     max_seen: int | None = None,
     use_target_time: bool = False,
-    group: DataParallelGroup = SINGLE_PROCESS,
+    group: Processes = SINGLE_PROCESS,
 ) -> RankingMetrics:
     """Rank each target among all items, or among those the user has not seen.
 
     Ties are pessimistic: a target ranks behind every candidate of the same score, so a constant
     ranker scores 0. A target that was seen before stays a candidate.
 
-    Collective over the shards of the cases' log: each ranks its own, and the metrics are of all.
+    k cuts off HR, NDCG and coverage. `exclude_seen` leaves out the items of the user's history, or
+    with `max_seen` those of the newest events. `use_target_time` passes the target's own time as
+    the request time; report metrics with and without it.
 
-    Args:
-        ranker: the model.
-        holdout: the cases.
-        k: cut-off of HR, NDCG and coverage.
-        batch_size: cases at once.
-        exclude_seen: leave out the items of the user's history.
-        max_seen: leave out only those of this many newest events.
-        use_target_time: pass the target's own time as the request time; report metrics with and
-            without it.
-        group: its processes share the batches, and each returns the whole result; not used where
-            the log has several shards.
+    Collective over the shards of the cases' log: each ranks its own, and the metrics are of all. Of
+    a log in one shard the processes of `group` share the batches, and each returns the whole
+    result.
 
-    Raises:
-        ValueError: for scores of the wrong shape or with NaN.
+    Raises ValueError for scores of the wrong shape or with NaN.
     """
     ranks = np.zeros(len(holdout), dtype=np.int64)
     shown = np.zeros(holdout.history.n_items, dtype=np.int64)
@@ -246,7 +229,7 @@ def evaluate(
         shown[_top_items(scores, candidates, k)] = 1
     shards = holdout.history.shards
     if shards.count == 1:
-        ranks, shown = group.all_reduce_sum(ranks), group.all_reduce_sum(shown)
+        ranks, shown = group.sum(ranks), group.sum(shown)
     covered, cases = shards.sum(shown) > 0, shards.total(len(ranks))
     values = (hits(ranks, k), ndcg_gains(ranks, k), reciprocal_ranks(ranks))
     hr, ndcg, mrr = (mean(each, shards) for each in values)
@@ -262,20 +245,12 @@ def ranks_by_weight(
     *,
     batch_size: int = 256,
     exclude_seen: bool = True,
-    group: DataParallelGroup = SINGLE_PROCESS,
+    group: Processes = SINGLE_PROCESS,
 ) -> NDArray[np.int64]:
-    """Rank each target by the scores of a ranker plus weighted scores of others.
+    """Rank each target by the scores of a ranker plus weighted scores of the parts, W times.
 
-    Every case is scored once. Arguments that are not listed are as in `evaluate`.
-
-    Args:
-        ranker: the model.
-        parts: the other rankers.
-        weights: a weight for each of the parts, W times.
-        holdout: the cases.
-
-    Returns:
-        NDArray: ranks [W, M], 0 = first; of a log in several shards, of this one's cases.
+    Every case is scored once. Returns ranks [W, M], 0 = first; of a log in several shards, of this
+    one's cases. Other arguments are as in `evaluate`.
     """
     ranks = np.zeros((len(weights), len(holdout)), dtype=np.int64)
     for rows in _batches(holdout, batch_size, group):
@@ -289,15 +264,15 @@ def ranks_by_weight(
                 if weight:
                     total += np.float32(weight) * part
             ranks[number, rows] = _target_ranks(total, holdout.targets[rows], candidates)
-    return group.all_reduce_sum(ranks) if holdout.history.shards.count == 1 else ranks
+    return group.sum(ranks) if holdout.history.shards.count == 1 else ranks
 
 
-def _batches(holdout: Holdout, batch_size: int, group: DataParallelGroup) -> Iterator[slice]:
-    """Iterate over this process's batches of cases; all shards of a log have as many."""
+def _batches(holdout: Holdout, batch_size: int, group: Processes) -> Iterator[slice]:
+    """Iterate over this process's batches of cases; all shards of a log have equally many."""
     shards = holdout.history.shards
     starts = range(0, len(holdout), batch_size)
     if shards.count == 1:
-        starts = starts[group.rank :: group.world_size]
+        starts = starts[group.index :: group.count]
     else:  # some may be empty: rankers ask the other shards
         starts = range(0, batch_size * shards.max(len(starts)), batch_size)
     for start in starts:
@@ -307,7 +282,7 @@ def _batches(holdout: Holdout, batch_size: int, group: DataParallelGroup) -> Ite
 def _candidates(
     holdout: Holdout, rows: slice, exclude_seen: bool, max_seen: int | None
 ) -> NDArray[np.bool_]:
-    """Return which items are ranked for each case, [B, n_items]."""
+    """Which items are ranked for each case, [B, n_items]."""
     users = holdout.users[rows]
     candidates = np.ones((len(users), holdout.history.n_items), dtype=np.bool_)
     if exclude_seen:
@@ -348,7 +323,6 @@ def _target_ranks(
 def _top_items(
     scores: NDArray[np.float32], candidates: NDArray[np.bool_], k: int
 ) -> NDArray[np.int64]:
-    """Return the items among any case's first k candidates, -inf excluded, flattened."""
     scores = np.where(candidates, scores, -np.inf)
     k = min(k, scores.shape[1])
     top = np.argpartition(-scores, k - 1, axis=1)[:, :k]

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.kv_memory import gather_rows
+from models.attention.attend import gather_rows
 from models.attention.partial_softmax import KVBlock, attend_blocks, query_jacobian
 from models.compute.device import autocast, product_dtype
 from models.data.interactions import Interactions
@@ -37,19 +37,14 @@ class ModelRanker:
         two_stage: bool = False,
         rows: NDArray[np.int64] | None = None,
     ) -> None:
-        """Precompute the item tables.
+        """Precompute the item tables of a model in eval mode for items with `content` [items, D].
 
-        Args:
-            model: in eval mode.
-            content: text embeddings of the items to rank [items, D].
-            target_in_query: whether queries have the target's part beside the user's.
-            reduced_precision: take matrix products in the dtype of training: twice as fast, and
-                accurate enough to choose an epoch by.
-            two_stage: rank as recommendations do: the candidates of the coarse step get their
-                exact scores, the others those to first order in the target's part of the queries.
-                In a large catalogue that takes a tenth of the time.
-            rows: of the model for each item to rank [items], -1 for one that it was not trained
-                on; by default the items are those of the model.
+        `target_in_query`: queries have the target's part beside the user's. `reduced_precision`:
+        matrix products in the dtype of training, twice as fast and accurate enough to choose an
+        epoch by. `two_stage`: rank as recommendations do, the candidates of the coarse step by
+        their exact scores, the others by those to first order in the target's part of the queries:
+        a tenth of the time in a large catalogue. `rows` [items] are the model's rows of the items,
+        -1 for one that it was not trained on; by default the items are those of the model.
         """
         self._model = model
         self._device = device = model.prior.device
@@ -70,7 +65,7 @@ class ModelRanker:
         users: NDArray[np.int32],
         request_times: NDArray[np.int64] | None,
     ) -> NDArray[np.float32]:
-        """Score each user's next event, [B, n_items]; an empty history gets the prior alone."""
+        """Score each user's next event, [B, n_items]; an empty history gets the prior."""
         if history.n_items != self._items:
             raise ValueError(f"the model ranks {self._items} items, the log has {history.n_items}")
         order = np.argsort(history.lengths[users], kind="stable")
@@ -113,20 +108,13 @@ class ModelRanker:
             total += model.transition_scores(user, torch.stack(counts))
         similarity = model.statistics.similarity
         if similarity is not None:
-            total += torch.stack(
-                [
-                    _spread(
-                        user_similarity(
-                            similarity,
-                            _rows_of(items, self._rows),
-                            event_types,
-                            model.config.dislike_type,
-                        ),
-                        self._rows,
-                    )
-                    for items, event_types in _newest_first(events, types, every.lengths)
-                ]
-            )
+            sums = [
+                similarity.sums(
+                    _rows_of(items, self._rows), is_liked(event_types, model.config.dislike_type)
+                )
+                for items, event_types in _newest_first(events, types, every.lengths)
+            ]
+            total += torch.stack([_spread(each, self._rows) for each in sums])
         distance = last[:, None] - torch.arange(events.shape[1], device=self._device)  # (B, L)
         bias = model.memory_bias(distance, at[:, None] - times, log_weights, types)
         hidden = (distance < 0) | ~some
@@ -154,12 +142,9 @@ class ModelRanker:
     ) -> None:
         """Score all items to first order in the target's part of the queries, the best exactly.
 
-        Args:
-            near: scores without the target's part of the queries, [B, N], changed in place.
-            others: the parts of the scores but the attention, [B, N].
-            seen: the items of each history, B times.
-            memory: the user's part of the queries [B, H, d], keys and values [B, H, L, d] and bias
-                [B, H, L].
+        `near` [B, N], scores without that part, is changed in place; `others` [B, N] are the parts
+        of the scores but the attention; `seen` the items of each history. `memory` is the user's
+        part of the queries [B, H, d], keys and values [B, H, L, d] and bias [B, H, L].
         """
         tables = self._tables
         for row, (items, *own) in enumerate(zip(seen, *memory, strict=True)):
@@ -201,57 +186,42 @@ class ModelRanker:
         return torch.from_numpy(array).to(self._device)
 
 
-class TransitionRanker:
-    """Scores the catalogue by one of a model's transition counts, log(1 + count), alone."""
+class PartRanker:
+    """Scores the catalogue by one part of a model's scores.
 
-    def __init__(self, model: Recommender, count: int) -> None:
-        """Take a model with a transition part; `count` is the row of λ, 0 for 2F."""
-        self._model, self._count = model, count
+    `score` gives a user's [n_items] from their items and types int64 [n], newest first.
+    """
 
-    def scores(
-        self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
-    ) -> NDArray[np.float32]:
-        """Return the logarithms of the counts, [B, n_items]."""
-
-        def score(items: Tensor, types: Tensor) -> Tensor:
-            return torch.log1p(_user_counts(self._model, items, types)[self._count])
-
-        return _score_each(score, history, users, self._model.prior.device)
-
-
-class SimilarityRanker:
-    """Scores the catalogue by item similarities alone."""
-
-    def __init__(self, similarity: ItemSimilarity, dislike_type: int = -1) -> None:
-        self._similarity, self._dislike_type = similarity, dislike_type
+    def __init__(self, score: Callable[[Tensor, Tensor], Tensor], device: torch.device) -> None:
+        self._score, self._device = score, device
 
     def scores(
         self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
     ) -> NDArray[np.float32]:
-        """Return the sums of the weights, [B, n_items]."""
+        out = np.empty((len(users), history.n_items), dtype=np.float32)
+        for row, user in enumerate(users):
+            events = slice(history.offsets[user], history.offsets[user + 1])
+            items, types = (
+                torch.from_numpy(part[events][::-1].copy()).long().to(self._device)
+                for part in (history.items, history.types)
+            )
+            out[row] = self._score(items, types).cpu().numpy()
+        return out
 
-        def score(items: Tensor, types: Tensor) -> Tensor:
-            return user_similarity(self._similarity, items, types, self._dislike_type)
 
-        return _score_each(score, history, users, self._similarity.weights.device)
+def transition_ranker(model: Recommender, count: int) -> PartRanker:
+    """Rank by log(1 + one of a model's transition counts): `count` is the row of λ, 0 for 2F."""
+    return PartRanker(
+        lambda items, types: torch.log1p(_user_counts(model, items, types)[count]),
+        model.prior.device,
+    )
 
 
-def _score_each(
-    score: Callable[[Tensor, Tensor], Tensor],
-    history: Interactions,
-    users: NDArray[np.int32],
-    device: torch.device,
-) -> NDArray[np.float32]:
-    """Score each user, [B, n_items], by items and types int64 [n], newest first."""
-    out = np.empty((len(users), history.n_items), dtype=np.float32)
-    for row, user in enumerate(users):
-        events = slice(history.offsets[user], history.offsets[user + 1])
-        items, types = (
-            torch.from_numpy(part[events][::-1].copy()).long().to(device)
-            for part in (history.items, history.types)
-        )
-        out[row] = score(items, types).cpu().numpy()
-    return out
+def similarity_ranker(similarity: ItemSimilarity, dislike_type: int) -> PartRanker:
+    return PartRanker(
+        lambda items, types: similarity.sums(items, is_liked(types, dislike_type)),
+        similarity.weights.device,
+    )
 
 
 def _newest_first(
@@ -260,13 +230,6 @@ def _newest_first(
     """Iterate over the rows [L] of padded columns, without the padding and newest first."""
     for own, own_types, length in zip(items, types, lengths.tolist(), strict=True):
         yield own[:length].flip(0), own_types[:length].flip(0)
-
-
-def user_similarity(
-    similarity: ItemSimilarity, items: Tensor, types: Tensor, dislike_type: int
-) -> Tensor:
-    """Return the similarity part of one user, [N], from items and types [n], newest first."""
-    return similarity.sums(items, is_liked(types, dislike_type))
 
 
 def _user_counts(
@@ -290,5 +253,5 @@ def _rows_of(items: Tensor, rows: Tensor | None) -> Tensor:
 
 
 def _spread(sums: Tensor, rows: Tensor | None) -> Tensor:
-    """Return sums of a model's items [n_items] for other items, by `rows` [N]; 0 at row -1."""
+    """Sums of a model's items [n_items] for other items, by `rows` [N]; 0 at row -1."""
     return sums if rows is None else torch.cat([sums, sums.new_zeros(1)])[rows]

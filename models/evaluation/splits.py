@@ -29,21 +29,19 @@ class Holdout:
         return len(self.users)
 
     def where(self, keep: NDArray[np.bool_]) -> Holdout:
-        """Select the cases whose `keep` [M] is True, over the same history."""
         return Holdout(self.users[keep], self.targets[keep], self.timestamps[keep], self.history)
 
     def targets_seen(self) -> NDArray[np.bool_]:
-        """Return [M] whether the target is among the user's visible events."""
+        """[M] whether the target is among the user's visible events."""
         n = self.history.n_items
         seen = user_item_keys(self.history.users, self.history.items, n)
         return np.isin(user_item_keys(self.users, self.targets, n), seen)
 
     def new_to_user(self) -> Holdout:
-        """Select the cases whose target is not among the user's visible events."""
         return self.where(~self.targets_seen())
 
     def gaps(self) -> NDArray[np.int64]:
-        """Return [M] microseconds from the newest visible event to the target; -1 without any."""
+        """[M] microseconds from the newest visible event to the target; -1 without any."""
         ends = self.history.offsets[self.users + 1]
         known = ends > self.history.offsets[self.users]
         gaps = np.full(len(self), -1, dtype=np.int64)
@@ -52,8 +50,6 @@ class Holdout:
 
 
 class Split(NamedTuple):
-    """Training events, validation cases and test cases."""
-
     train: Interactions
     validation: Holdout
     test: Holdout
@@ -92,9 +88,9 @@ def leave_last_basket_out(log: Interactions) -> tuple[Interactions, Holdout]:
 
 
 def draw_cases(cases: Holdout, most: int, seed: int) -> Holdout:
-    """Draw at most so many cases; fewer are among more of the same seed.
+    """Draw at most `most` cases; fewer are among more of the same seed.
 
-    Collective over the shards of the log, of which each keeps its cases of all that are drawn.
+    Collective over the shards of the log: each keeps its own of all cases that are drawn.
     """
     shards = cases.history.shards
     rng = np.random.default_rng(seed)
@@ -110,7 +106,7 @@ def draw_cases(cases: Holdout, most: int, seed: int) -> Holdout:
 def _draw_shares(
     counts: NDArray[np.int64], most: int, rng: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Draw from groups of so many things, without putting back: how many are of each, [n]."""
+    """Draw from groups of `counts` things without putting back: how many are of each, [n]."""
     left = counts.copy()
     for drawn in rng.random(min(most, int(counts.sum()))).tolist():
         ends = np.cumsum(left)

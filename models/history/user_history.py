@@ -36,7 +36,6 @@ class UserHistory:
 
     @classmethod
     def empty(cls) -> UserHistory:
-        """A history without events and profile."""
         none = np.zeros(0, np.int32)
         return cls(none, np.zeros(0, np.int64), np.zeros(0, np.float32), none)
 
@@ -62,7 +61,6 @@ class UserHistory:
         return replace(self._select(slice(start, None)), before=self.before + before)
 
     def _select(self, events: NDArray[np.int64] | slice) -> UserHistory:
-        """Keep some events, by their ascending positions, and the profile."""
         return replace(
             self,
             rows=self.rows[events],

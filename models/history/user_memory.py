@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, exclude_self
-from models.attention.kv_memory import KeyValueMemory, gather_rows
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, exclude_self, gather_rows
 from models.attention.partial_softmax import (
     Attended,
     KVBlock,
@@ -47,7 +46,6 @@ class EncodedHistory(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         return self.events.nbytes + self.cache.nbytes
 
 
@@ -60,11 +58,8 @@ def encode(
 ) -> EncodedHistory | None:
     """Encode the newest events that can be attended; None without an encoder.
 
-    Args:
-        source: positions of the events that can be attended, from `attendable_events`.
-        rows: their item rows.
-        before: from an earlier call with the same model. Where it read a beginning of the same
-            events, and the same inputs, only the rest is computed; else it is ignored.
+    `source` and `rows` are from `attendable_events`. `before` is from an earlier call with the same
+    model: where it read a beginning of the same inputs, only the rest is computed.
     """
     encoder = snapshot.model.encoder
     if encoder is None:
@@ -95,7 +90,7 @@ def encode(
 def encoder_inputs(
     snapshot: Snapshot, history: UserHistory, source: NDArray[np.int64], rows: Tensor
 ) -> Tensor:
-    """The encoder's inputs for events on items, [n, dim], by their positions and item rows [n]."""
+    """The encoder's inputs [n, dim] for events on items, by their positions and item rows [n]."""
     vectors = torch.index_select(snapshot.tables.vectors, 0, rows)
     return snapshot.model.event_inputs(vectors, *types_and_log_weights(history, source))
 
@@ -130,8 +125,9 @@ NEWEST_LEFT_OUT = 8  # events; the memory is encoded again without each, to expl
 class UserMemory:
     """Keys and values of the rows that can be attended, m of them: events, then profile entries."""
 
-    memory: KeyValueMemory  # keys and values [m, H, d]
-    bias: Tensor  # [H, m], the memory's: recency + log weight + type; -inf = not for this head
+    keys: Tensor  # [m, H, d]
+    values: Tensor  # [m, H, d]
+    bias: Tensor  # [H, m] recency + log weight + type; -inf = not for this head
     rows: Tensor  # int64 [m] item rows, -1 where the row is no item
     source: NDArray[np.int64]  # [m] event of the history; -1 - i is profile entry i
     distance: Tensor  # int64 [m] events between this one and the newest
@@ -143,7 +139,7 @@ class UserMemory:
     encoded_rows: Tensor  # int64 [n] memory rows of the events in `encoded`, oldest first
     recent: Tensor  # int64 [r] memory rows of the newest events on items, newest first
     recent_items: Tensor  # int64 [r] their rows of the id embedding, -1 = not trained
-    # Parts of the scores of all N trained items, which depend on the user alone. The last entry, 0,
+    # Parts of the scores of all N trained items, which depend only on the user. The last entry, 0,
     # is of the other items, whose row is -1.
     transitions: Tensor | None  # [N + 1]; None where they depend on more, and of many items
     similarity: Tensor | None  # [N + 1]; None without this part
@@ -156,17 +152,14 @@ class UserMemory:
     built: dict[IndexKind, Indexes] = field(default_factory=dict)  # of its rows, once asked for
 
     def __len__(self) -> int:
-        older = 0 if self.collapsed is None else self.collapsed.items.attendable
-        return len(self.memory) + older
+        older = 0 if self.collapsed is None else self.collapsed.attendable
+        return len(self.keys) + older
 
     @property
     def block(self) -> KVBlock:
-        """The rows of the memory itself, heads first."""
-        memory = self.memory
-        return KVBlock(memory.keys.transpose(0, 1), memory.values.transpose(0, 1), self.bias)
+        return KVBlock(self.keys.transpose(0, 1), self.values.transpose(0, 1), self.bias)
 
     def indexes(self, kind: IndexKind) -> Indexes:
-        """Return FAISS's index of each head, which is kept with the memory."""
         if kind not in self.built:
             self.built[kind] = index_heads(self.block, kind)
         return self.built[kind]
@@ -179,7 +172,7 @@ class UserMemory:
         memory is counted, and what explanations keep, of it without each of the newest events.
         """
         parts = (
-            *(self.memory.keys, self.memory.values, self.bias, self.rows, self.distance, self.age),
+            *(self.keys, self.values, self.bias, self.rows, self.distance, self.age),
             *(self.log_weights, self.types, self.user_state, self.query),
             *(self.encoded_rows, self.recent, self.recent_items),
         )
@@ -198,8 +191,7 @@ class UserMemory:
     def taken(self, dislike: int) -> tuple[Tensor, Tensor]:
         """Item rows [r] of the newest events on items, newest first, and bool [r]: not disliked.
 
-        Args:
-            dislike: the model's type of dislikes, or -1.
+        `dislike` is the model's type of dislikes, or -1.
         """
         return self.rows[self.recent], is_liked(self.types[self.recent], dislike)
 
@@ -215,15 +207,12 @@ def build_memory(
 ) -> UserMemory:
     """Build the memory of a history: events that are not visible count as if they never happened.
 
-    Args:
-        snapshot: whose tables hold the keys and values.
-        at: the request's time, microseconds UTC; an event after it has age 0.
-        encoded: from `encode` or an earlier memory, where there is one; used as `encode` says.
-        collapsed: its first events, collapsed; the memory's rows are then those of the others.
+    `at` is the request's time, microseconds UTC; an event after it has age 0. `encoded` is from
+    `encode` or an earlier memory. The rows are those after the events in `collapsed`, if given.
     """
     if collapsed is not None:
-        count = collapsed.items.count
-        newer = history.newest(count, collapsed.items.attendable)
+        count = collapsed.count
+        newer = history.newest(count, collapsed.attendable)
         near = build_memory(snapshot, newer, at, encoded=encoded)
         source = np.where(near.source < 0, near.source, near.source + count)
         return replace(near, source=source, collapsed=collapsed, collapsed_count=count)
@@ -235,9 +224,9 @@ def build_memory(
            if int(event) in history.vectors] if history.vectors else []  # fmt: skip
     for at_row, (key, value) in own:
         row = int(rows[at_row])
-        alone = row < 0 or not snapshot.has_vector[row]  # no item to take a missing one from: K = V
-        own_key = value if key is None and alone else key
-        own_value = key if value is None and alone else value
+        itemless = row < 0 or not snapshot.has_vector[row]  # a missing one is the other: K = V
+        own_key = value if key is None and itemless else key
+        own_value = key if value is None and itemless else value
         if own_key is not None:
             keys[at_row] = snapshot.projected(own_key).keys[:, 0]
         if own_value is not None:
@@ -252,7 +241,7 @@ def build_memory(
     projections = snapshot.model.state_attention
     encoded_rows = on_items[len(on_items) - (0 if encoded is None else len(encoded.cache)) :]
     if encoded is not None and projections is not None and len(encoded_rows):
-        # Rows that the encoder did not read keep the keys and values of their items alone.
+        # Rows that the encoder did not read keep the keys and values of their items.
         keys[encoded_rows] += projections.keys(encoded.cache.states)
         values[encoded_rows] += projections.values(encoded.cache.states)
     cache = None if encoded is None else encoded.cache
@@ -274,9 +263,9 @@ def build_memory(
         types = torch.cat([types, torch.full((count,), UNKNOWN)])
         source = np.concatenate([source, -1 - np.arange(count)])
     bias = snapshot.model.memory_bias(distance, age, log_weights, types)  # (H, m)
-    memory = KeyValueMemory(keys, values, bias=bias)
     return UserMemory(
-        memory=memory,
+        keys=keys,
+        values=values,
         bias=bias,
         rows=rows,
         source=source,
@@ -314,7 +303,7 @@ def _and_zero(part: Tensor) -> Tensor:
 
 
 def user_state_at(model: Recommender, cache: EncoderCache | None, at: int) -> Tensor:
-    """Return the user state m_u [dim] at a request's time; zero without events."""
+    """The user state m_u [dim] at a request's time; zero without events."""
     if cache is None or not len(cache):
         return torch.zeros(model.config.dim)
     newest = cache.timestamps[-1]
@@ -323,7 +312,7 @@ def user_state_at(model: Recommender, cache: EncoderCache | None, at: int) -> Te
 
 
 def target_queries(snapshot: Snapshot, user: UserMemory, targets: Tensor) -> Tensor:
-    """Compute the queries [H, T, d] of targets, item rows int64 [T], over a user's memory."""
+    """The queries [H, T, d] of targets, item rows int64 [T], over a user's memory."""
     return gather_rows(snapshot.tables.queries, targets) + user.query[:, None]
 
 
@@ -351,7 +340,7 @@ REMAINDER = -(1 << 62)  # the source of the row that stands for all other older 
 
 
 def user_memory(user: UserMemory, targets: Tensor, options: AttentionOptions) -> Memory:
-    """Return a user's rows as targets, item rows int64 [T], see them."""
+    """A user's rows as targets, item rows int64 [T], see them."""
     hides, older = options.exclude_self, user.collapsed
     return Memory(
         user.block._replace(visible=exclude_self(targets, user.rows) if hides else None),
@@ -376,7 +365,7 @@ def attend_user(
 def retrieve_user(
     snapshot: Snapshot, user: UserMemory, targets: Tensor, options: AttentionOptions
 ) -> Tensor | None:
-    """Return the rows int64 [H, T, k] that targets retrieve; None where the mode is not coarse."""
+    """The rows int64 [H, T, k] that targets retrieve; None where the mode is not coarse."""
     if options.mode != "coarse":
         return None
     query = target_queries(snapshot, user, targets)
@@ -385,12 +374,12 @@ def retrieve_user(
 
 
 def is_known(user: UserMemory) -> bool:
-    """Return whether all of a user's rows are few enough to be read one by one."""
+    """Whether all of a user's rows are few enough to be read one by one."""
     return user.collapsed is None or len(user.collapsed) < LISTS_FROM
 
 
 def known_rows(user: UserMemory) -> KVBlock:
-    """Return a user's rows, with the older ones behind them if they are few: see `at_request`."""
+    """A user's rows, with the older ones behind them if they are few: see `at_request`."""
     if user.collapsed is None or not len(user.collapsed) or not is_known(user):
         return user.block
     parts = zip(user.block[:3], user.collapsed.block()[:3], strict=True)
@@ -418,15 +407,9 @@ def expand_top_events(
 
     All other older events become one row, of their mass and their context, whose source is
     `REMAINDER`: the target attends to the same context as before. Rows that were not retrieved are
-    hidden. Twice as many events are added as are to be named, since they are chosen by what they
-    add while the others keep their weight.
-
-    Args:
-        user: of a long history.
-        target: an item row.
-        top: how many older events may be named.
-        whole: attention of the target over the whole history, [H, 1].
-        options: of that attention.
+    hidden. Twice `top` events are added, since they are chosen by what they add while the others
+    keep their weight. `whole` [H, 1] is the target's attention over the whole history, with
+    `options`.
     """
     if user.collapsed is None:
         return user
@@ -434,10 +417,10 @@ def expand_top_events(
     query = target_queries(snapshot, user, targets)  # (H, 1, d)
     outputs = snapshot.tables.outputs[:, target]
     retrieved = retrieve_user(snapshot, user, targets, options)
-    near, size = user_memory(user, targets, options).near, len(user.memory)
+    near, size = user_memory(user, targets, options).near, len(user.keys)
     seen = None
     with at_request(user):
-        history = collapsed.items.history
+        history = collapsed.history
         if retrieved is not None:
             mask = as_mask(retrieved, size + len(collapsed))[:, 0]
             near = near._replace(bias=near.bias.masked_fill(~mask[:, :size], -torch.inf))
@@ -464,15 +447,11 @@ def expand_top_events(
     nothing = torch.zeros(len(keys), 1, keys.shape[2])
     keys, values = torch.cat([keys, nothing], 1), torch.cat([values, rest.context], 1)
     bias = torch.cat([near.bias, biases, rest.logsumexp], 1)
-    memory = KeyValueMemory(
-        torch.cat([user.memory.keys, keys.transpose(0, 1)]),
-        torch.cat([user.memory.values, values.transpose(0, 1)]),
-        bias,
-    )
     forever = torch.full((count,), FARTHEST)
     return replace(
         user,
-        memory=memory,
+        keys=torch.cat([user.keys, keys.transpose(0, 1)]),
+        values=torch.cat([user.values, values.transpose(0, 1)]),
         bias=bias,
         rows=torch.cat([user.rows, rows, torch.tensor([-1])]),
         source=np.concatenate([user.source, events, [REMAINDER]]),

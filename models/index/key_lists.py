@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.attention.kv_memory import KVTable, gather_rows
+from models.attention.attend import KVTable, gather_rows
 from models.attention.partial_softmax import (
     Attended,
     KVBlock,

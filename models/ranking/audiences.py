@@ -117,7 +117,7 @@ def _attention_mass(
             keys,
             values,
             bias=bias[:, None],
-            visible=None if rows is None else as_mask(rows, len(user.memory)),
+            visible=None if rows is None else as_mask(rows, len(user.keys)),
             temperature=options.temperature,
             hard=options.hard,
         ).weights

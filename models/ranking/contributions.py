@@ -33,8 +33,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, attend, exclude_self
-from models.attention.kv_memory import gather_rows
+from models.attention.attend import (
+    DEFAULT_OPTIONS,
+    AttentionOptions,
+    attend,
+    exclude_self,
+    gather_rows,
+)
 from models.attention.partial_softmax import KVBlock
 from models.catalogue.snapshot import Snapshot
 from models.encoder.event_bias import FARTHEST
@@ -187,7 +192,7 @@ def _left_out(
     """Project user states without each of some events, and changes [P, dim] of later states."""
     model = snapshot.model
     later = rows[pairs[1]]
-    keys, values = user.memory.keys[later], user.memory.values[later]  # (P, H, d)
+    keys, values = user.keys[later], user.values[later]  # (P, H, d)
     if model.state_attention is not None:
         keys = keys + model.state_attention.keys(changes)
         values = values + model.state_attention.values(changes)
@@ -234,15 +239,15 @@ def _by_factors(
     query, outputs = (gather_rows(each, targets) for each in (tables.queries, tables.outputs))
     scale = query.shape[2] ** -0.5
     # The factor of the targets: rows as they are, then those of the pairs.
-    keys = torch.cat([user.memory.keys.transpose(0, 1), changed.keys], 1).mT  # (H, d, m + P)
-    values = torch.cat([user.memory.values.transpose(0, 1), changed.values], 1).mT
+    keys = torch.cat([user.keys.transpose(0, 1), changed.keys], 1).mT  # (H, d, m + P)
+    values = torch.cat([user.values.transpose(0, 1), changed.values], 1).mT
     by_target = (query @ keys).mul_(scale / temperature)  # (H, T, m + P)
     by_target = by_target.sub_(by_target.amax(-1, keepdim=True)).exp_()
     if options.exclude_self:
         rows = torch.cat([user.rows, user.rows[left_out.pair_rows]])
         by_target *= exclude_self(targets, rows)
     # The factor of the user: a pair counts if its event is left out.
-    size, pairs = len(user.memory), left_out.pairs
+    size, pairs = len(user.keys), left_out.pairs
     by_user = query.new_full((len(left_out.rows), len(query), keys.shape[2]), -torch.inf)
     by_user[..., :size] = left_out.bias
     by_user[pairs[0], :, size + torch.arange(pairs.shape[1])] = changed.bias.T
@@ -269,9 +274,7 @@ def _one_by_one(
     tables, changed = snapshot.tables, left_out.changed
     chosen = left_out.pairs[0] == place
     later = left_out.pair_rows[chosen]
-    keys, values = (
-        each.transpose(0, 1).clone() for each in (user.memory.keys, user.memory.values)
-    )  # (H, m, d)
+    keys, values = (each.transpose(0, 1).clone() for each in (user.keys, user.values))  # (H, m, d)
     keys[:, later], values[:, later] = changed.keys[:, chosen], changed.values[:, chosen]
     bias = left_out.bias[place].clone()
     bias[:, later] = changed.bias[:, chosen]
@@ -325,15 +328,15 @@ def contributions(
     A memory from `expand_top_events`, which answers only one query, needs `without` from
     `attention_without_newest`.
     """
-    values = user.memory.values.transpose(0, 1)  # (H, m, d)
+    values = user.values.transpose(0, 1)  # (H, m, d)
     gain = gains(values, gather_rows(snapshot.tables.outputs, targets))
     seen = exclude_self(targets, user.rows) if options.exclude_self else None
     retrieved = retrieve_user(snapshot, user, targets, options)
     if retrieved is not None:
-        seen = as_mask(retrieved, len(user.memory))
+        seen = as_mask(retrieved, len(user.keys))
     weights = attend(
         target_queries(snapshot, user, targets),
-        user.memory.keys.transpose(0, 1),
+        user.keys.transpose(0, 1),
         values,
         bias=user.bias[:, None],
         visible=seen,

@@ -29,8 +29,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, attend, exclude_self, logits
-from models.attention.kv_memory import gather_rows
+from models.attention.attend import (
+    DEFAULT_OPTIONS,
+    AttentionOptions,
+    attend,
+    exclude_self,
+    gather_rows,
+    logits,
+)
 from models.attention.partial_softmax import PartialSoftmax, remove_partial
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
@@ -116,7 +122,7 @@ def encoder_slopes(
     with at_request(user):
         block, items = known_rows(user), user.rows
         if user.collapsed is not None and block.bias.shape[1] > len(items):
-            items = torch.cat([items, torch.from_numpy(user.collapsed.items.items)])
+            items = torch.cat([items, torch.from_numpy(user.collapsed.item_rows)])
         seen = exclude_self(targets, items) if options.exclude_self else None
         retrieved = retrieve_user(snapshot, user, targets, options)
         if retrieved is not None:
@@ -232,7 +238,7 @@ def _encoded_without(
 
 def _place(user: UserMemory, source: int) -> int:
     """Return the place of a source in `user.history`, which has a long history's newest events."""
-    return source if source < 0 or user.collapsed is None else source - user.collapsed.items.count
+    return source if source < 0 or user.collapsed is None else source - user.collapsed.count
 
 
 # Events that the encoder reads, up to which no effect is estimated: the derivative fails most for
@@ -277,7 +283,7 @@ def effects_of(
     places = window.places
     count = EXACT_EVENTS if len(places) <= EXACT_EVENTS else NEWEST_LEFT_OUT
     newest = set(list(places)[-count:])
-    collapsed = 0 if user.collapsed is None else user.collapsed.items.count
+    collapsed = 0 if user.collapsed is None else user.collapsed.count
     known = {} if window.earlier else _known_of_newest(named)
     left_out: dict[int, list[int]] = {}
     for one in named:
@@ -416,7 +422,7 @@ def _attention_without(
     left = (torch.arange(len(user.bias[0])) != rows[:, None])[:, None, None]  # (J, 1, 1, m)
     if options.exclude_self:
         left = left & (user.rows != target)
-    query, keys = target_queries(snapshot, user, target), user.memory.keys.transpose(0, 1)
+    query, keys = target_queries(snapshot, user, target), user.keys.transpose(0, 1)
     if options.mode == "coarse" and options.rows_kept < left.shape[-1]:
         # Another row is retrieved in place of the one that is missing.
         scores = logits(query, keys, bias=shifted, visible=left)  # (J, H, 1, m)

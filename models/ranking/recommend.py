@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
-from models.attention.kv_memory import merge_heads
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, merge_heads
 from models.attention.partial_softmax import query_jacobian
 from models.catalogue.snapshot import Snapshot, popular_first
 from models.data.vocabulary import RowIndices, sorted_union
@@ -406,4 +405,4 @@ def candidate_count(snapshot: Snapshot, user: UserMemory, limit: int, items: int
 
 def _cost(user: UserMemory) -> float:
     older = 0 if user.collapsed is None else min(len(user.collapsed), LEAST_ROWS)
-    return len(user.memory) + older
+    return len(user.keys) + older

@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, Retrieved
-from models.attention.kv_memory import gather_rows
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, Retrieved, gather_rows
 from models.attention.partial_softmax import Attended, PartialSoftmax
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory, attend_user
@@ -110,7 +109,7 @@ def score(
     scanned = 0.0
     if len(user) and len(chosen):
         rows = 1 if user.collapsed is not None else len(user)
-        step = min(_TARGETS, max(1, _TARGET_BLOCK // (rows * user.memory.heads)))
+        step = min(_TARGETS, max(1, _TARGET_BLOCK // (rows * user.keys.shape[1])))
         blocks = [chosen] if len(chosen) <= step else torch.split(chosen, step)
         parts = [attend_user(snapshot, user, block, options) for block in blocks]
         sums = [

@@ -33,7 +33,7 @@ from models.data.vocabulary import sorted_union, user_item_keys
 
 
 def row_sums(items: Tensor, values: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    """Return the weighted sum of rows, [N]."""
+    """The weighted sum of rows, [N]."""
     size = len(items)
     chosen = rows.clamp(min=0)
     entries = values.index_select(0, chosen) * (weights * (rows >= 0))[:, None]
@@ -45,10 +45,10 @@ def row_sums(items: Tensor, values: Tensor, rows: Tensor, weights: Tensor) -> Te
 def row_products(
     items: Tensor, values: Tensor, rows: Tensor, weights: Tensor, targets: Tensor
 ) -> Tensor:
-    """Return each row's addend to the sums of targets, int64 [T]: [T, n].
+    """Each row's addend to the sums of targets, int64 [T]: [T, n]; a target of -1 is no column.
 
-    A target of -1 is no column. All tensors must be on the CPU: few of the entries are of a
-    target, and NumPy finds these in a quarter of the time that torch takes to add up all.
+    All tensors must be on the CPU: few entries are of a target, and NumPy finds these in a quarter
+    of the time that torch takes to add up all.
     """
     columns, kept = items.numpy(), values.numpy()
     row, target = rows.numpy(), targets.numpy()
@@ -90,12 +90,9 @@ PairSums = tuple[NDArray[np.int64], NDArray[np.float32]]
 def transition_matrix(log: Interactions, *, window: int, power: float) -> Tensor:
     """Sum 1 / distance ** power over all pairs of events of a user at most `window` apart.
 
-    M[a, b] counts a followed by b, so M is not symmetric; dislikes follow nothing. Working memory
-    is bounded; the result holds at most window * E entries. Collective over the shards of the log:
-    each process returns the whole matrix. Raises ValueError for a window below 1.
-
-    Returns:
-        Tensor: sparse COO [n_items, n_items], coalesced, float32.
+    M[a, b] counts a followed by b; dislikes follow nothing. Returns a coalesced sparse float32
+    [n_items, n_items] with at most window * E entries; working memory is bounded. Collective over
+    the shards of the log: each process returns the whole matrix.
     """
     n, shards = log.n_items, log.shards
     keys, counts = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.float32)]
@@ -110,13 +107,11 @@ def transition_matrix(log: Interactions, *, window: int, power: float) -> Tensor
 
 
 def pair_chunks(log: Interactions, *, window: int, power: float) -> Iterator[PairSums]:
-    """Iterate over the sums of `transition_matrix`, some whole rows of it at a time.
+    """Iterate over the sums of `transition_matrix`, some whole rows at a time.
 
-    Of a log in several shards each process adds up the sums of all for a part of the rows of a
+    Each process of a log in several shards adds up the sums of all for a part of the rows of a
     chunk: those of the first shard come first. Collective: a process goes through all chunks.
     """
-    if window < 1:
-        raise ValueError(f"window must be at least 1, got {window}")
     n, shards = log.n_items, log.shards
     # Events in order of their item: one chunk then holds whole rows of M.
     by_item = np.argsort(log.items, kind="stable")
@@ -127,7 +122,7 @@ def pair_chunks(log: Interactions, *, window: int, power: float) -> Iterator[Pai
         size = every[first] + max(1, shards.count * CHUNK // window)
         last = max(first + 1, int(np.searchsorted(every, size, side="right")) - 1)
         events = by_item[edges[first] : edges[last]]
-        keys, sums = _sum_pairs(log, log.items, events, window, power)
+        keys, sums = sum_pairs(log, log.items, events, window, power)
         if shards.count > 1:
             shares = np.linspace(every[first], every[last], shards.count + 1)[1:-1]
             rows = np.clip(np.searchsorted(every, shares), first, last)
@@ -142,7 +137,6 @@ def _merged(
     sums: NDArray[np.float64],
     cuts: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Send the parts of ascending keys and their sums to a shard each; add up what came."""
     received = np.concatenate(log.shards.exchange(np.split(keys, cuts)))
     parts = np.concatenate(log.shards.exchange(np.split(sums, cuts)))
     order = np.argsort(received, kind="stable")
@@ -155,30 +149,13 @@ def sum_pairs(
     events: NDArray[np.int64],
     window: int,
     power: float,
-) -> PairSums:
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Sum 1 / distance ** power over the pairs that start at some events, by source and item.
 
-    Args:
-        sources: a code for each event of the log, [E].
-        events: rows of the log, [n].
-        window: largest distance between the events of a pair.
-        power: of the distance.
-
-    Returns:
-        tuple: keys source * n_items + item of the second event, ascending, and their sums.
+    `sources` is a code for each event of the log, [E]; `events` are rows of the log, [n]; pairs are
+    at most `window` events apart. Returns the keys source * n_items + item of the second event,
+    ascending, and their sums.
     """
-    keys, sums = _sum_pairs(log, sources, events, window, power)
-    return keys, sums.astype(np.float32)
-
-
-def _sum_pairs(
-    log: Interactions,
-    sources: NDArray[np.integer[Any]],
-    events: NDArray[np.int64],
-    window: int,
-    power: float,
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Sum as `sum_pairs` does, in float64."""
     following = np.repeat(log.offsets[1:], log.lengths)[events] - events - 1
     pairs = np.minimum(following, window)
     first = np.repeat(events, pairs)
@@ -204,21 +181,17 @@ _SMOOTHING = 5.0  # events added to each item's
 
 
 class CooccurrenceWindow(NamedTuple):
-    """Weights of a user's recent events, of their items, and of the distance within a pair."""
-
     decay: float  # of an event's weight for each newer event
     depth: int  # number of newest events that count
     power: float  # exponent of the distance within a pair
     damping: float = 0.0  # exponent of an item's popularity by which its counts are divided
 
     def item_weights(self, log: Interactions) -> NDArray[np.float32]:
-        """Return w_a = ((n_a + 5) / (n̄ + 5))^-damping of items with n_a events, n̄ on average.
+        """Weights [n_items] w_a = ((n_a + 5) / (n̄ + 5))^-damping of items with n_a events, n̄ on
+        average.
 
         An item that followed a popular one says less about it than one that followed a rare one.
         Collective over the shards of the log.
-
-        Returns:
-            NDArray: float32 [n_items].
         """
         counts = log.total_item_counts()
         mean = counts.mean() if len(counts) else 0.0
@@ -239,8 +212,8 @@ BASKET_WINDOW = CooccurrenceWindow(1.0, 180, 1.0)
 class TransitionCounts(NamedTuple):
     """The K largest transition counts of each of N items.
 
-    Wherever `recent` stands below, it is a user's item rows, int64 [n], newest first, of which
-    the first `window.depth` count; -1 is an item outside the table, which still takes its place.
+    `recent` stands for a user's item rows, int64 [n], newest first. The first `window.depth` count;
+    -1 is an item outside the table, which still takes its place.
     """
 
     items: Tensor  # int32 [N, K], N where fewer than K items followed
@@ -248,30 +221,23 @@ class TransitionCounts(NamedTuple):
     window: CooccurrenceWindow = SEQUENCE_WINDOW
 
     def sums(self, recent: Tensor) -> Tensor:
-        """Return F(c) of every item c, [N]."""
+        """F(c) of every item c, [N]."""
         recent, decay = self._weighted(recent)
         return row_sums(self.items, self.counts, recent, decay)
 
     def top(self, recent: Tensor, count: int) -> Tensor:
-        """Return the items [≤ count] with the largest F above 0, in descending order."""
+        """The items [≤ count] with the largest F above 0, in descending order."""
         return top_items(self.items, self.sums(recent), recent[: self.window.depth], count)
 
     def shares(self, recent: Tensor, targets: Tensor, beyond: int = 0) -> Tensor:
-        """Return what each recent item adds to F of targets, int64 [T].
+        """What each recent item adds to F of targets, int64 [T]: [T, min(n, depth + beyond)].
 
-        Args:
-            recent: as above.
-            targets: item rows.
-            beyond: further items that would count if the depth were so much larger.
-
-        Returns:
-            Tensor: [T, min(n, depth + beyond)].
+        `beyond` further items count as if the depth were larger.
         """
         recent, decay = self._weighted(recent, beyond)
         return row_products(self.items, self.counts, recent, decay, targets)
 
     def _weighted(self, recent: Tensor, beyond: int = 0) -> tuple[Tensor, Tensor]:
-        """Return the recent items that count, and their weights."""
         depth = self.window.depth + beyond
         recent = recent[:depth]
         weights = self.window.decay ** torch.arange(depth)
@@ -281,10 +247,7 @@ class TransitionCounts(NamedTuple):
 def count_transitions(
     log: Interactions, per_item: int, window: CooccurrenceWindow = SEQUENCE_WINDOW
 ) -> TransitionCounts:
-    """Count the transitions of a log and keep the `per_item` largest counts of each item.
-
-    Collective over the shards of the log.
-    """
+    """Count a log's transitions and keep the `per_item` largest of each item; collective."""
     n, shards, weights = log.n_items, log.shards, window.item_weights(log)
     items = np.full((n, per_item), n, dtype=np.int32)
     counts = np.zeros((n, per_item), dtype=np.float32)
@@ -310,38 +273,36 @@ WEIGHTS_PER_ITEM = 256  # largest that are kept of each item
 class ItemSimilarity(NamedTuple):
     """The K largest similarity weights of each of N items, in units of the score.
 
-    Wherever `recent` stands below, it is a user's item rows, int64 [n], newest first, of which the
-    first `SIMILARITY_DEPTH` count; -1 is an item outside the table. `liked` is bool [n].
+    `recent` is as in `TransitionCounts`, with `SIMILARITY_DEPTH` for the depth; `liked` is bool
+    [n].
     """
 
     items: Tensor  # int32 [N, K], N where fewer than K items have a weight
     weights: Tensor  # float32 [N, K], 0 there
 
     def scaled(self, factor: float) -> ItemSimilarity:
-        """Return the weights times a factor."""
         return self._replace(weights=self.weights * factor)
 
     def to(self, device: torch.device) -> ItemSimilarity:
-        """Return the table on a device."""
         return ItemSimilarity(self.items.to(device), self.weights.to(device))
 
     def sums(self, recent: Tensor, liked: Tensor) -> Tensor:
-        """Return the part of every item, [N]."""
+        """The part of every item, [N]."""
         recent = recent[:SIMILARITY_DEPTH]
         return row_sums(self.items, self.weights, recent, event_shares(recent, liked))
 
     def top(self, recent: Tensor, sums: Tensor, count: int) -> Tensor:
-        """Return the items [≤ count] of the largest `sums` above 0, in descending order."""
+        """The items [≤ count] of the largest `sums` above 0, in descending order."""
         return top_items(self.items, sums, recent[:SIMILARITY_DEPTH], count)
 
     def shares(self, recent: Tensor, liked: Tensor, targets: Tensor) -> Tensor:
-        """Return what each recent event adds to targets, int64 [T]: [T, min(n, depth)]."""
+        """What each recent event adds to targets, int64 [T]: [T, min(n, depth)]."""
         recent = recent[:SIMILARITY_DEPTH]
         return row_products(self.items, self.weights, recent, event_shares(recent, liked), targets)
 
 
 def event_shares(recent: Tensor, liked: Tensor) -> Tensor:
-    """Return the share of each recent event in its item, [n]: an item counts once.
+    """The share of each recent event in its item, [n]: an item counts once.
 
     The liked events on an item have equal shares; others, and those on row -1, have none.
     """
@@ -365,13 +326,10 @@ def ease_similarity(log: Interactions) -> ItemSimilarity:
 def ease_weights(log: Interactions, *, ridge: float = RIDGE) -> Tensor:
     """Regress each item on the others: B, float32 [n_items, n_items], of source and target.
 
-    With G = X'X of the binary user-item matrix X and P = (G + ridge I)^-1, B = I - P / diag(P).
-    A user scores X_u B. Dislikes are left out, and the order of events is ignored. Time grows with
-    n_items**3; memory is about 20 * n_items**2 bytes (8 GB at 20,000 items). Collective over the
-    shards of the log, of which the first process inverts the sum of their matrices G.
-
-    Raises:
-        ValueError: for a catalogue of more than `MAX_EASE_ITEMS`.
+    With G = X'X of the binary user-item matrix X and P = (G + ridge I)^-1, B = I - P / diag(P). A
+    user scores X_u B. Dislikes are left out. Time grows with n_items**3; memory is about 20 *
+    n_items**2 bytes (8 GB at 20,000 items). Collective over the shards of the log: the first
+    process inverts the sum of their matrices G. Raises ValueError for more than `MAX_EASE_ITEMS`.
     """
     return log.shards.broadcast_tensor(_solve(log, ridge))
 

@@ -28,7 +28,6 @@ class RecentPopularity:
     """Tables of the recent popularity of a log's items, one row for each step of a day or more."""
 
     def __init__(self, log: Interactions, device: torch.device | None = None) -> None:
-        """Count the events of a log; collective over its shards."""
         log = log.liked()
         times, shards = log.timestamps, log.shards
         some = shards.any(len(times) > 0)
@@ -39,33 +38,36 @@ class RecentPopularity:
         steps = span // self._step + 2
         tables = np.empty((len(HALF_LIVES), steps, log.n_items + 1), dtype=np.float32)
         decays = [0.5 ** (self._step / (days * DAY)) for days in HALF_LIVES]
-        decayed = [_DecayedPopularity(log.n_items, decay) for decay in decays]
-        for at, counts in enumerate(
-            _counts_by_step(log, (times - self._first) // self._step, steps)
-        ):
-            for table, popularity in zip(tables, decayed, strict=True):
-                table[at] = popularity.at_step(counts)
+        decayed = np.zeros((len(HALF_LIVES), log.n_items + 1))  # n_c
+        by_step = _counts_by_step(log, (times - self._first) // self._step, steps)
+        for at, counts in enumerate(by_step):
+            for row, decay in enumerate(decays):
+                own = decayed[row]
+                mean = own[:-1].mean() if log.n_items else 0.0
+                tables[row, at] = np.log((own + 1) / (mean + 1))
+                own[:-1] += counts
+                own *= decay
         self._tables = torch.from_numpy(tables).to(device)
 
     def steps(self, times: Tensor) -> Tensor:
-        """Return the steps, for `scores`, of times int64 [...] in microseconds."""
+        """The steps, for `scores`, of times int64 [...] in microseconds."""
         last = self._tables.shape[1] - 1
         return ((times - self._first) // self._step).clamp(0, last)
 
     def scores(self, steps: Tensor, rows: Tensor) -> Tensor:
-        """Return x of items [C] at steps [n]: [half-lives, n, C]; row -1 is a new item."""
+        """Popularities x of items [C] at steps [n]: [half-lives, n, C]; row -1 is a new item."""
         return self._tables[:, steps][:, :, rows]
 
     @property
     def latest(self) -> Tensor:
-        """X at the end of the log, [half-lives, N + 1]; the last column is a new item."""
+        """Popularities x at the end of the log, [half-lives, N + 1]; the last is a new item's."""
         return self._tables[:, -1].clone()
 
 
 def _counts_by_step(
     log: Interactions, step: NDArray[np.int64], steps: int
 ) -> Iterator[NDArray[np.int64]]:
-    """Iterate over the number of events of each item [items] at each step, in all shards."""
+    """The number of events of each item [items] at each step, in all shards."""
     order = np.argsort(step, kind="stable")
     edges = np.searchsorted(step[order], np.arange(1, steps))
     by_step = np.split(log.items[order], edges)
@@ -75,19 +77,3 @@ def _counts_by_step(
         yield from log.shards.sum(
             np.stack([np.bincount(items, minlength=log.n_items) for items in part])
         )
-
-
-class _DecayedPopularity:
-    """Popularity x of the items, step by step."""
-
-    def __init__(self, items: int, decay: float) -> None:
-        self._counts, self._decay = np.zeros(items + 1), decay
-
-    def at_step(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return x [items + 1] at a step; then count the events of the step, [items]."""
-        own = self._counts
-        mean = own[:-1].mean() if len(own) > 1 else 0.0
-        popularity: NDArray[np.float64] = np.log((own + 1) / (mean + 1))
-        own[:-1] += counts
-        own *= self._decay
-        return popularity

@@ -10,7 +10,7 @@ state and the time since. The rows of the attention are events and profile entri
     o^h_c = W_O^T x_c                    v^h_j = W_V LN(x_j) + W_VS h_j
 
 α is the softmax of ⟨q, k⟩ / √d with per-head position, age and type biases. A row that the encoder
-has not read, as an event older than its window or a profile entry, has the terms of its item alone.
+has not read, as an event older than its window or a profile entry, has only its item's terms.
 The transition counts are 2 F_u(c), how often c followed the user's last items in other histories; a
 next-basket model with repeat consumption adds how often the user took c, and the prior of a next-
 basket model includes the recent popularity. S are item similarities, of the distinct items i of the
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.attention.kv_memory import HeadProjections, split_heads
+from models.attention.attend import HeadProjections, split_heads
 from models.data.interactions import Interactions
 from models.encoder.event_bias import POSITION_BUCKETS, EventEmbedding, EventTypeBias, RecencyBias
 from models.encoder.history_encoder import HistoryEncoder
@@ -70,7 +70,7 @@ class RecommenderConfig:
     tied_values: bool = False  # W_V = W_K
     n_event_types: int = 1
     dislike_type: int = -1  # the event type of dislikes; -1 = none
-    dislike_heads: int = 0  # the last heads of the target attention, which see dislikes alone
+    dislike_heads: int = 0  # the last heads of the target attention, which see only dislikes
     small_log: bool = False  # transitions are of more of the newest events
     next_basket: bool = False  # predicts the next basket; events of one time have no order
     repeat_consumption: bool = False  # users take items again, so seen items stay candidates
@@ -98,18 +98,13 @@ class RecommenderConfig:
     def with_event_types(
         self, types: int, *, dislike_type: int, has_dislikes: bool
     ) -> RecommenderConfig:
-        """Return this configuration for a log with these event types.
-
-        Args:
-            types: number of event types.
-            dislike_type: the event type of dislikes, or -1.
-            has_dislikes: whether the log has any; one head is then theirs if another is left.
+        """Return this configuration for a log's event types; dislikes get one head if another is
+        left.
         """
         heads = 1 if has_dislikes and self.attention_heads > 1 else 0
         return replace(self, n_event_types=types, dislike_type=dislike_type, dislike_heads=heads)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return asdict(self)
 
 
@@ -145,21 +140,18 @@ class LogStatistics(nn.Module):
 
     @property
     def transition_counts(self) -> TransitionCounts:
-        """The largest transition counts of each item, by rows of the id embedding."""
         return TransitionCounts(
             self.transition_items, self.transition_sums, self.cooccurrence_window
         )
 
     @property
     def cooccurrence_window(self) -> CooccurrenceWindow:
-        """The weights of a user's recent events in the transition counts."""
         if self._config.next_basket:
             return BASKET_WINDOW
         return SMALL_LOG_WINDOW if self._config.small_log else SEQUENCE_WINDOW
 
     @property
     def similarity(self) -> ItemSimilarity | None:
-        """The largest similarity weights of each item, by rows of the id embedding, if any."""
         if self.similar_items is None or self.similarity_weights is None:
             return None
         return ItemSimilarity(self.similar_items, self.similarity_weights)
@@ -170,7 +162,6 @@ class LogStatistics(nn.Module):
 
     @property
     def recent_events(self) -> int:
-        """Number of newest events that any of the statistics is applied to."""
         depth = self.cooccurrence_window.depth
         return depth if self.similar_items is None else max(depth, SIMILARITY_DEPTH)
 
@@ -182,41 +173,24 @@ class LogStatistics(nn.Module):
     ) -> None:
         """Replace the statistics.
 
-        Args:
-            transition_counts: counted with the model's own `cooccurrence_window`.
-            max_request_gap: microseconds, see `clamp_request_time`.
-            recent_popularity: of a next-basket model, [half-lives, N + 1] as in
-                `models.recommender.recent_popularity`.
-
-        Raises:
-            ValueError: for a statistic of another shape.
+        The counts are of the model's own `cooccurrence_window`, `max_request_gap` is in
+        microseconds, `recent_popularity` [half-lives, N + 1] that of a next-basket model.
         """
-        shape = (self._config.n_items, self._config.transitions_per_item)
-        items, counts, _ = transition_counts
-        if items.shape != shape or counts.shape != shape:
-            raise ValueError(f"transition counts must be {shape}, not {tuple(items.shape)}")
         if recent_popularity is not None:
-            own = self.recent_popularity
-            if own is None or recent_popularity.shape != own.shape:
-                wanted = None if own is None else tuple(own.shape)
-                raise ValueError(
-                    f"recent popularity must be {wanted}, not {tuple(recent_popularity.shape)}"
-                )
             self.recent_popularity = recent_popularity
-        self.transition_items, self.transition_sums = items, counts
+        self.transition_items, self.transition_sums, _ = transition_counts
         self.max_request_gap = torch.tensor(max_request_gap)
 
     def clamp_request_time(self, request_time: Tensor, newest: Tensor) -> Tensor:
-        """Clamp a request time to at most `max_request_gap` after the newest event.
+        """Clamp request times to `max_request_gap` after the newest event, microseconds.
 
-        Longer gaps hardly occur in training, so their embeddings are not learned. All int64
-        microseconds.
+        Longer gaps hardly occur in training, so their embeddings are not learned.
         """
         return torch.minimum(request_time, newest + self.max_request_gap)
 
 
 class StateProjections(nn.Module):
-    """Projects the encoder's states into the target attention, beside the items' projections.
+    """Projects the encoder's states [..., dim] into the target attention, [..., H, d] each.
 
     A user state, of the newest event, gives an addend to the query of every target; the state of
     each event an addend to its key and its value.
@@ -236,15 +210,12 @@ class StateProjections(nn.Module):
             self.value.weight += identity_copies(dim, heads * size)
 
     def queries(self, states: Tensor) -> Tensor:
-        """Project user states [..., dim] to queries [..., H, d]."""
         return self._split(self.query(states))
 
     def keys(self, states: Tensor) -> Tensor:
-        """Project states of events [..., dim] to keys [..., H, d]."""
         return self._split(self.key(states))
 
     def values(self, states: Tensor) -> Tensor:
-        """Project states of events [..., dim] to values [..., H, d]."""
         return self._split(self.value(states))
 
     def query_moment(self) -> Tensor:
@@ -279,7 +250,7 @@ def initialise_readout(attention: HeadProjections, states: StateProjections | No
 
 
 def identity_copies(dim: int, width: int) -> Tensor:
-    """Return as many identities of `dim` below one another as fill `width` rows, [width, dim]."""
+    """Identities of `dim` below one another, as many as fill `width` rows: [width, dim]."""
     return torch.eye(dim).repeat(-(-width // dim), 1)[:width]
 
 
@@ -322,12 +293,10 @@ class Recommender(nn.Module):
 
     @property
     def has_transitions(self) -> bool:
-        """Report whether there is a transition part; λ is a function of the user state."""
         return self.encoder is not None and self.config.transitions_per_item > 0
 
     @property
     def counts_repeats(self) -> bool:
-        """Report whether the user's own count of an item is a second transition count."""
         return self.config.next_basket and self.config.repeat_consumption
 
     def set_similarity(self, similarity: ItemSimilarity | None) -> None:
@@ -339,15 +308,10 @@ class Recommender(nn.Module):
     # ------------------------------------------------------------------ item tower
 
     def item_vectors(self, rows: Tensor, content: Tensor, keep_id: Tensor | None = None) -> Tensor:
-        """Compute item vectors from the id embedding and the projected text embedding.
+        """Add the id embedding and the projected text embedding, [..., dim].
 
-        Args:
-            rows: int64 [...], -1 for an item without a trained id.
-            content: text embeddings [..., content].
-            keep_id: bool [...], False drops the id so that text alone must work.
-
-        Returns:
-            Tensor: [..., dim].
+        rows int64 [...], -1 for an item without a trained id; content [..., D]; `keep_id` bool
+        [...] is False where the id is dropped so that text alone must work.
         """
         known = rows >= 0 if keep_id is None else (rows >= 0) & keep_id
         id_part = self.id_embedding(rows.clamp(min=0)) * known[..., None]
@@ -357,9 +321,7 @@ class Recommender(nn.Module):
     def item_tables(self, rows: Tensor, content: Tensor) -> ItemTables:
         """Precompute everything that scoring needs of each item.
 
-        Args:
-            rows: int64 [N], -1 for an item that was not in training.
-            content: text embeddings [N, content].
+        rows int64 [N], -1 for an item that was not in training; content, text embeddings [N, D].
         """
         vectors = self.item_vectors(rows, content)
         prior = torch.where(rows >= 0, self.prior[rows.clamp(min=0)], self.new_prior)
@@ -370,7 +332,6 @@ class Recommender(nn.Module):
         return self.project_items(vectors, prior)
 
     def project_items(self, vectors: Tensor, prior: Tensor) -> ItemTables:
-        """Project item vectors [N, dim] with the cross-attention's matrices."""
         normed, attention = self.item_norm(vectors), self.cross_attention
         keys, values = attention.keys_values(normed)
         outputs = split_heads(vectors @ attention.w_o.weight, attention.heads)
@@ -393,11 +354,8 @@ class Recommender(nn.Module):
     ) -> Tensor:
         """Compute the score bias [H, ...] of a memory's rows; -inf hides a row from a head.
 
-        Args:
-            distance: events between a row and the newest, broadcastable against `age`.
-            age: microseconds [...].
-            log_weights: broadcastable against `age`.
-            types: int64, as in `event_inputs`.
+        `distance` counts events between a row and the newest, `age` is in microseconds [...]; the
+        others, `types` as in `event_inputs`, broadcast against it.
         """
         bias: Tensor = self.recency(distance, age) + log_weights
         if self.type_bias is None:
@@ -407,20 +365,14 @@ class Recommender(nn.Module):
         return bias + type_bias
 
     def event_states(self, events: Tensor, timestamps: Tensor) -> Tensor:
-        """Compute the encoder's state of each event, [B, L, dim].
-
-        Arguments as in `HistoryEncoder.forward`.
-        """
+        """The encoder's state of each event, [B, L, dim]; as `HistoryEncoder.forward`."""
         if self.encoder is None or events.shape[1] == 0:
             return torch.zeros_like(events)
         states: Tensor = self.encoder(events, timestamps)
         return states
 
     def user_states(self, states: Tensor, timestamps: Tensor, request_times: Tensor) -> Tensor:
-        """Compute m [..., dim] from the states of newest events; zero without an encoder.
-
-        Arguments as in `HistoryEncoder.at_request`.
-        """
+        """M [..., dim] as of `HistoryEncoder.at_request`; zero without an encoder."""
         if self.encoder is None:
             return states
         return self.encoder.at_request(states, timestamps, request_times)
@@ -430,10 +382,8 @@ class Recommender(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Compute keys and values, [B, H, L, d] each, of the events of windows.
 
-        Args:
-            vectors: item vectors, [B, L, dim].
-            states: of the encoder, [B, L, dim].
-            has_state: [B, L, 1], 0 for a row with the key and the value of its item alone.
+        vectors of items and states of the encoder, [B, L, dim] each; has_state [B, L, 1] is 0 for a
+        row with only the key and the value of its item.
         """
         keys, values = self.cross_attention.keys_values(self.item_norm(vectors))
         if self.state_attention is None:
@@ -443,24 +393,17 @@ class Recommender(nn.Module):
         return keys, values + (self.state_attention.values(states) * read).transpose(1, 2)
 
     def read_out(self, values: Tensor, scores: Tensor) -> Tensor:
-        """Attend by scores that are the same for every target.
+        """Attend by scores that are the same for every target: r [B, dim].
 
-        Args:
-            values: [B, H, L, d].
-            scores: [B, H, L]; -inf hides a row; without a visible row a head adds nothing.
-
-        Returns:
-            Tensor: r [B, dim], whose product with an item's vector is the attention part.
+        Its product with an item's vector is the attention part. values [B, H, L, d]; scores [B, H,
+        L], -inf hides a row; a head without a visible row adds nothing.
         """
         weights = torch.softmax(scores, -1).nan_to_num(0.0).to(values.dtype)
         readout: Tensor = self.cross_attention.w_o((weights[:, :, None] @ values).flatten(1))
         return readout
 
     def user_query(self, user_state: Tensor) -> Tensor:
-        """Project user states [..., dim] to the addend of every target's query, [..., H, d].
-
-        Zero without an encoder.
-        """
+        """Project user states [..., dim] to the addend of every query, [..., H, d]."""
         if self.state_attention is None:
             heads, size = self.config.attention_heads, self.config.dim // self.config.heads
             return user_state.new_zeros(*user_state.shape[:-1], heads, size)
@@ -468,26 +411,21 @@ class Recommender(nn.Module):
         return queries
 
     def transition_scores(self, user_state: Tensor, counts: Tensor) -> Tensor:
-        """Compute Σ_s λ_s(m)·log(1 + counts_s).
+        """Compute Σ_s λ_s(m)·log(1 + counts_s) from user states m [..., dim].
 
-        Args:
-            user_state: m, [..., dim].
-            counts: of the targets [..., S, T]: 2F and, if the model `counts_repeats`, the user's
-                own counts.
+        counts [..., S, T] of the targets: 2F and, if the model `counts_repeats`, the user's own
+        counts.
         """
         scale: Tensor = self.transition_scale(user_state)[..., None]
         return (scale * torch.log1p(counts)).sum(-2)
 
 
 def content_only_model(dimension: int) -> Recommender:
-    """Build the untrained model: one head whose projections are the identity on content.
+    """Build the untrained model for text embeddings: one head with the identity as projections.
 
     Layer-normed unit vectors have length √d, so a score is √d·cos(c, j): sharp enough that the most
     similar events count most. Its values point back at content, so that the attention part is the
     mean cosine of a target with the attended events.
-
-    Args:
-        dimension: of the text embeddings.
     """
     config = RecommenderConfig(
         n_items=0, content_dim=dimension, dim=dimension, heads=1, blocks=0, transitions_per_item=0,
@@ -511,18 +449,12 @@ _TIES = 1e-6  # of popularity, which orders what a baseline scores alike
 
 
 def baseline_model(model: Recommender, name: str, log: Interactions) -> Recommender | None:
-    """Return a copy of a model that scores as a baseline does, by parts that the model has.
+    """Return a copy of a model in eval mode that scores as a baseline does, by parts of the model.
 
-    The attention adds nothing, and the prior no more than an order among equals. Similarities are
-    the largest of each item, and transitions those of the model's own window.
-
-    Args:
-        model: in eval mode.
-        name: `EASE_NAME`, `TRANSITIONS` or `BOUGHT_BEFORE`.
-        log: the model's training events; collective over its shards.
-
-    Returns:
-        Recommender: None for another baseline, or one that the model has no part for.
+    `log` has its training events; collective over its shards. The attention adds nothing, and the
+    prior no more than an order among equals. Similarities are the largest of each item, and
+    transitions those of the model's own window. None for another name than `EASE_NAME`,
+    `TRANSITIONS` and `BOUGHT_BEFORE`, or one that the model has no part for.
     """
     parts = {TRANSITIONS: 0, BOUGHT_BEFORE: 1}
     own = model.transition_scale.out_features if model.has_transitions else 0

@@ -1,15 +1,16 @@
 """Target cross-attention of the whole catalogue: every item as the target of one history.
 
-The coarse step ranks the items by their attention to first order in the target's part of the query.
-The query of a target is the user's part plus the target's. To first order in the latter, the
-attention part of item c is
+Trainings and evaluations score by it; serving scores by `models.ranking.scoring`, and takes the
+coarse step from here. That step ranks the items by their attention to first order in the target's
+part of the query. The query of a target is the user's part plus the target's. To first order in the
+latter, the attention part of item c is
 
     ⟨r_u, x_c⟩ + Σ_h q_cʰ Jʰ o_cʰ
 
 with one readout r_u and one Jacobian J of the user's part of the queries for all items: products
-with the item tables instead of a softmax for each item. Of 600 users of MovieLens 1M, whose model
+with the item tables instead of a softmax for each item. For 600 users of MovieLens 1M, whose model
 had learned for one epoch, the first 20 of exact scores were among 155 items at most, and among 905
-by ⟨r_u, x_c⟩ alone.
+by ⟨r_u, x_c⟩.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.attention.kv_memory import gather_rows
+from models.attention.attend import gather_rows
 
 
 class ItemTables(NamedTuple):
@@ -35,16 +36,10 @@ class ItemTables(NamedTuple):
 
 
 def target_attention(tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Compute Σ_h ⟨context_h, o_h⟩ of every item as the target of one history per batch row.
+    """Compute Σ_h ⟨context_h, o_h⟩ of every item as the target of one history per batch row: [B,
+    N].
 
-    Args:
-        tables: the targets, N items.
-        keys: [B, H, L, d].
-        values: [B, H, L, d].
-        bias: [B, H, L]; -inf hides a row.
-
-    Returns:
-        Tensor: [B, N].
+    keys and values [B, H, L, d]; bias [B, H, L], -inf hides a row.
     """
     rows = []
     # One history and one head at a time: its scores with every item still fit the cache, and
@@ -66,23 +61,15 @@ def target_attention(tables: ItemTables, keys: Tensor, values: Tensor, bias: Ten
 def target_attention_prefixes(
     queries: Tensor, outputs: Tensor, keys: Tensor, values: Tensor, bias: Tensor
 ) -> Tensor:
-    """Compute the target attention of T prefixes of each history at once, in matrix products.
+    """Compute the target attention of T prefixes of each history at once, [B, T, N].
 
     The exponential of a score factors into a part of (target, row) and a part of (prefix, row),
     e^(s_cj + b_tj) = e^(s_cj) e^(b_tj), so numerator and denominator of all prefixes are the
-    products E·Wᵀ and (E ⊙ G)·Wᵀ with E = e^s [N, L], G = ⟨v_j, o_c⟩ [N, L], W = e^b [T, L]:
-    L exponentials a target instead of T·L.
+    products E·Wᵀ and (E ⊙ G)·Wᵀ with E = e^s [N, L], G = ⟨v_j, o_c⟩ [N, L], W = e^b [T, L]: L
+    exponentials a target instead of T·L.
 
-    Args:
-        queries: of N targets per history or shared, [B, H, N, d] or [H, N, d].
-        outputs: of the same targets.
-        keys: [B, H, L, d].
-        values: [B, H, L, d].
-        bias: [B, H, T, L]; -inf hides a row from a prefix; a prefix without a visible row
-            gets 0.
-
-    Returns:
-        Tensor: [B, T, N].
+    queries and outputs of N targets, [B, H, N, d] or shared [H, N, d]; keys and values [B, H, L,
+    d]; bias [B, H, T, L], -inf hides a row from a prefix. A prefix without a visible row gets 0.
     """
     score = (queries @ keys.mT).float() / keys.shape[-1] ** 0.5  # (B, H, N, L)
     gain = outputs @ values.mT  # (B, H, N, L)
@@ -111,17 +98,11 @@ def nearest_items(
     count: int,
     compared: int,
 ) -> Tensor:
-    """Return the `count` rows [count] of the largest scores to first order, in no order.
+    """Return the `count` rows of the largest scores to first order, int64 [count], in no order.
 
-    Args:
-        tables: of all items.
-        rows: of the items that are compared, int64 [T].
-        near: their scores [T], whose attention part is ⟨r_u, x_c⟩; -inf leaves an item out.
-        jacobian: J of each head, [H, d, d], from `query_jacobian` of the user's part; None leaves
-            the scores as they are.
-        count: at most T.
-        compared: how many items of the largest scores are compared to first order, at least
-            `count`.
+    `near` [T] are the scores of `rows` int64 [T] with the attention part ⟨r_u, x_c⟩; -inf leaves an
+    item out. `jacobian` [H, d, d] is that of the user's part of the queries; None leaves the scores
+    as they are. The `compared` largest, at least `count`, are compared to first order.
     """
     if jacobian is not None:
         if len(rows) > compared:
@@ -133,12 +114,9 @@ def nearest_items(
 
 
 def first_order(queries: Tensor, outputs: Tensor, jacobian: Tensor) -> Tensor:
-    """Return what the target's part of the queries adds to scores of T items, to first order: [T].
+    """What the target's part of the queries adds to scores of T items, to first order: [T].
 
-    Args:
-        queries: of the items, [H, T, d].
-        outputs: of the same targets.
-        jacobian: J of each head, [H, d, d].
+    queries and outputs [H, T, d], jacobian [H, d, d].
     """
     added: Tensor = torch.linalg.vecdot(queries @ jacobian, outputs).sum(0)
     return added

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.compute.device import SINGLE_PROCESS, DataParallelGroup, training_device
-from models.compute.progress import Stopwatch
+from models.compute.checkpoint import Stopwatch
+from models.compute.device import SINGLE_PROCESS, Processes, training_device
 from models.data.interactions import Interactions, quantile
 from models.data.windows import batch_shard, batch_windows, tile_windows
 from models.encoder.history_encoder import PooledDropout
@@ -41,7 +41,6 @@ _GAP_QUANTILE = 0.999  # of the gaps between events, beyond which request times 
 
 
 def fit_statistics(model: Recommender, log: Interactions) -> None:
-    """Initialise transition counts, request-gap cap, popularity prior and recent popularity."""
     _count(model, log)
     prior = _log_popularity(log)
     with torch.no_grad():
@@ -50,9 +49,9 @@ def fit_statistics(model: Recommender, log: Interactions) -> None:
 
 
 def update_statistics(model: Recommender, before: Interactions, log: Interactions) -> None:
-    """Count a longer log; the trained prior of an item moves with its popularity.
+    """Count the longer `log` of a model trained on `before`.
 
-    `before` is the log that the model was trained on.
+    The trained prior of an item moves with its popularity.
     """
     _count(model, log)
     change = _log_popularity(log) - _log_popularity(before)
@@ -70,7 +69,7 @@ def _count(model: Recommender, log: Interactions) -> None:
 
 
 def _log_popularity(log: Interactions) -> Tensor:
-    """Return the initial prior: the log of each item's share, 0 for an item of mean popularity.
+    """The initial prior: the log of each item's share, 0 for an item of mean popularity.
 
     The steps of a small log would not learn it, nor those of a large catalogue's rare items.
     """
@@ -81,7 +80,6 @@ def _log_popularity(log: Interactions) -> Tensor:
 
 
 def _max_request_gap(log: Interactions) -> int:
-    """Return the largest gap between a user's events, outliers aside, in microseconds."""
     gaps = np.diff(log.timestamps)[np.diff(log.users) == 0]
     if not log.shards.any(len(gaps) > 0):
         return 0
@@ -108,7 +106,7 @@ class Stage:
 class StageTrainer:
     """Trains the parameters that require a gradient, on one rank.
 
-    All random draws follow from the seed, the epoch and the rank alone, so that a training can
+    All random draws follow from the seed, the epoch and the rank, so that a training can
     resume from the end of any epoch.
     """
 
@@ -118,7 +116,7 @@ class StageTrainer:
         stage: Stage,
         config: TrainConfig,
         seed: tuple[int, ...],
-        group: DataParallelGroup = SINGLE_PROCESS,
+        group: Processes = SINGLE_PROCESS,
     ) -> None:
         self._model, self._stage, self._config = model, stage, config
         self._seed, self._group = seed, group
@@ -138,7 +136,7 @@ class StageTrainer:
     def epoch(self, number: int, loss: LossFunction) -> Iterator[tuple[int, int, float]]:
         """Train epoch `number`, yielding (step, steps, mean loss so far) after every step."""
         batches = self._batches(number)
-        torch.manual_seed(self._derive_seed(number, 1 + self._group.rank))
+        torch.manual_seed(self._derive_seed(number, 1 + self._group.index))
         for module in self._model.children():  # frozen modules run without dropout
             module.train(any(part.requires_grad for part in module.parameters()))
         for module in self._model.modules():
@@ -161,7 +159,7 @@ class StageTrainer:
             own_loss, weight = loss(shard)
             own_loss.backward()  # type: ignore[no-untyped-call]
             reported = own_loss.detach().float()
-        if self._group.world_size > 1:
+        if self._group.count > 1:
             for part in self._trained:  # all ranks must reduce the same tensors
                 if part.grad is None:
                     part.grad = torch.zeros_like(part)
@@ -178,22 +176,20 @@ class StageTrainer:
         return float(reported), total
 
     def state(self) -> dict[str, Any]:
-        """Return the optimiser's state, for `restore`."""
         return {"step": self._step, "optimiser": self._optimiser.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
         self._step = state["step"]
         self._optimiser.load_state_dict(state["optimiser"])
 
     def _schedule(self) -> float:
-        """Return the learning rate's factor: linear warm-up, then a cosine to 5 %."""
+        """The learning rate's factor: linear warm-up, then a cosine to 5 %."""
         warmup = min(self._config.warmup_steps, max(1, self._steps // 10))
         decay = 0.5 * (1 + math.cos(math.pi * min(1.0, self._step / self._steps)))
         return min(1.0, (self._step + 1) / warmup) * (0.05 + 0.95 * decay)
 
     def _batches(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Draw the batches of an epoch: the same on all ranks, or as many of their own shards."""
+        """Draw the batches of an epoch: the same on all ranks, or equally many of their shards."""
         log, longest = self._stage.log, self._model.config.window + 1
         tokens, shards = self._stage.batch_tokens, log.shards
         common = np.random.default_rng(self._derive_seed(epoch, 0))
@@ -204,18 +200,15 @@ class StageTrainer:
         return batch_shard(tile_windows(log, longest, own), tokens, shards, own, common)
 
     def _derive_seed(self, epoch: int, stream: int) -> int:
-        """Derive the seed of a random stream of an epoch."""
         sequence = np.random.SeedSequence((*self._seed, epoch, stream))
         return int(sequence.generate_state(1, np.uint64)[0])
 
 
-_VALIDATION_BATCH = 64  # cases, few enough for all ranks to have about as many batches
+_VALIDATION_BATCH = 64  # cases, few enough for all ranks to have about equally many batches
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """The state of a running training, passed to the callback after every step."""
-
     epoch: int  # from 1, of all stages together
     epochs: int  # that there will be, if no further stage stops early
     step: int  # of the epoch, from 1
@@ -227,8 +220,6 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """A trained model and its validation history."""
-
     plan: TrainingPlan  # with the event types, the task and the epochs of its log
     model: Recommender  # in eval mode, trained on all events that the training was given
     validated: Recommender  # with the best epoch's weights; `model` itself without final epochs
@@ -240,18 +231,16 @@ class TrainingResult:
 
 
 class TrainingRun:
-    """One training: its model, losses and best epoch so far."""
-
     def __init__(
         self,
         plan: TrainingPlan,
-        group: DataParallelGroup,
+        group: Processes,
         progress: Callable[[TrainingProgress], None] | None,
         save: Callable[[bytes], None] | None,
     ) -> None:
         self._plan, self._group = plan, group
-        self._progress = progress if group.is_rank_zero else None
-        self._save = save if group.is_rank_zero else None
+        self._progress = progress if group.is_first else None
+        self._save = save if group.is_first else None
         log, validation, config = plan.log, plan.validation, plan.train_config
         self._fingerprint = fingerprint(
             [log] if plan.every_event is None else [log, plan.every_event],
@@ -266,7 +255,7 @@ class TrainingRun:
             for part in self._model.parameters():  # machines may draw them differently
                 log.shards.broadcast_tensor(part.detach())
             fit_statistics(self._model, log)
-        self._model.to(training_device(group.rank))
+        self._model.to(training_device(group.index))
         self._validation: Holdout | None = None
         self._weight_cases: Holdout | None = None
         # Without cases every metric is nan, and no epoch would be the best.
@@ -281,10 +270,6 @@ class TrainingRun:
         self._stopwatch = Stopwatch()
 
     def fit(self, resume: Checkpoint | None) -> TrainingResult:
-        """Train all stages, or those from the checkpoint on.
-
-        Raises `CheckpointError` for a checkpoint of another training.
-        """
         if resume is not None and resume.run != self._fingerprint:
             raise CheckpointError("the checkpoint is of another training: other events or settings")
         stages = self._stages()
@@ -382,7 +367,19 @@ class TrainingRun:
             total = count + stage.epochs - epoch + later
             mean = 0.0
             for step, steps, mean in trainer.epoch(epoch, loss):
-                self._report(count, total, step, steps, mean)
+                if self._progress is not None:
+                    remaining = self._stopwatch.remaining((count - 1 + step / steps) / total)
+                    self._progress(
+                        TrainingProgress(
+                            epoch=count,
+                            epochs=total,
+                            step=step,
+                            steps=steps,
+                            loss=mean,
+                            remaining=remaining,
+                            validation=self._latest,
+                        )
+                    )
             record = {"epoch": float(count), "loss": mean}
             due = epoch % config.validate_every == 0 or epoch == stage.epochs
             if self._validation is not None and not is_final and (due or stage.name == "sampled"):
@@ -414,12 +411,6 @@ class TrainingRun:
         weights = _weights(trainer.ema) if is_final else self._best.weights
         model.load_state_dict(weights, strict=False)
 
-    def _report(self, epoch: int, epochs: int, step: int, steps: int, loss: float) -> None:
-        if self._progress is None:
-            return
-        remaining = self._stopwatch.remaining((epoch - 1 + step / steps) / epochs)
-        self._progress(TrainingProgress(epoch, epochs, step, steps, loss, remaining, self._latest))
-
     def _validate(self, model: Recommender, cases: Holdout) -> RankingMetrics:
         return evaluate(
             ModelRanker(model, self._plan.content, reduced_precision=True, two_stage=True),
@@ -438,7 +429,6 @@ class TrainingRun:
 
 
 def _ready(model: Recommender) -> Recommender:
-    """Return the model on the CPU, in eval mode."""
     return model.requires_grad_(True).eval().cpu()
 
 
@@ -453,7 +443,7 @@ def fit(
     progress: Callable[[TrainingProgress], None] | None = None,
     save: Callable[[bytes], None] | None = None,
     resume: bytes | None = None,
-    group: DataParallelGroup = SINGLE_PROCESS,
+    group: Processes = SINGLE_PROCESS,
 ) -> TrainingResult:
     """Train a recommender by full cross-entropy over the catalogue at every event.
 
@@ -466,23 +456,20 @@ def fit(
     of that log, for `train_config.final_epochs` epochs: in a short history the validation case is
     much of what there is to learn, and the newest.
 
-    Args:
-        progress: called after every step, on rank zero only.
-        save: called after every epoch with bytes for `resume`, on rank zero only.
-        resume: a checkpoint, to continue to the same model as an uninterrupted training.
-        group: the data-parallel processes. Each is called with the same plan, and trains on a share
-            of every batch; or, if the logs are shards, with the events and cases of its own users.
+    Rank zero calls `progress` after every step, and `save` after every epoch with bytes for
+    `resume`, which continues to the same model as an uninterrupted training. Each process of
+    `group` is given the same plan, and trains on a share of every batch; or, if the logs are
+    shards, on the events of its own users.
 
-    Raises:
-        ValueError: if no user has two events, the later of them liked; if content or
-            `model_config` do not fit the log; if content is not finite or a weight not above 0.
-        CheckpointError: if `resume` is damaged or of another training.
+    Raises ValueError if no user has two events, the later of them liked, and for content, weights
+    or a `model_config` that do not fit; `CheckpointError` for a checkpoint that is damaged or of
+    another training.
     """
     shards = plan.log.shards
-    if shards.count > 1 and (shards.index, shards.count) != (group.rank, group.world_size):
+    if shards.count > 1 and (shards.index, shards.count) != (group.index, group.count):
         raise ValueError(f"shard {shards.index} of {shards.count} is not that of {group}")
     plan = plan.checked()
-    device = training_device(group.rank)
+    device = training_device(group.index)
     on_gpu = device.type == "cuda"
     # A default device costs every call a little, so the context is entered for a GPU only.
     with torch.random.fork_rng([device] if on_gpu else []), device if on_gpu else nullcontext():

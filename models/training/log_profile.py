@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.data.interactions import Interactions, LogShards, median
+from models.compute.device import Processes
+from models.data.interactions import Interactions, median
 from models.data.vocabulary import is_first_occurrence, user_item_keys
 from models.evaluation.splits import Holdout, leave_last_basket_out, leave_one_out
 
@@ -23,7 +24,7 @@ _REPEAT_SHARE = 0.01  # of events on an item their user had before, in a log wit
 
 
 def target_weights(log: Interactions) -> NDArray[np.float32]:
-    """Return the weight of each event as a target, [E]: relative to the median, in [0.1, 10].
+    """The weight of each event as a target, [E]: relative to the median, in [0.1, 10].
 
     Dislikes weigh 0: they are never to be predicted.
     """
@@ -43,7 +44,6 @@ def first_interactions(log: Interactions) -> NDArray[np.bool_]:
 
 
 def repeat_share(log: Interactions) -> float:
-    """Return the share of events on an item that their user had before, dislikes aside."""
     log = log.liked()
     first = _mean(first_interactions(log), log.shards)
     return 0.0 if first is None else 1.0 - first
@@ -55,8 +55,6 @@ def has_repeat_consumption(log: Interactions) -> bool:
 
 
 class PredictionTask(NamedTuple):
-    """The prediction task, as far as it changes the training objective."""
-
     next_basket: bool  # predict the next basket, never the rest of the current one
     repeat_consumption: bool  # items that the user had may be targets
 
@@ -65,7 +63,7 @@ def prediction_task(log: Interactions, cases: Holdout | None = None) -> Predicti
     """Infer the prediction task from a log and the cases that evaluate it.
 
     A log of baskets with hardly any case inside one is evaluated by whole baskets; a log with
-    repeats but no repeated target, by new items alone. Without cases, or with too few to tell, the
+    repeats but no repeated target, only by new items. Without cases, or with too few to tell, the
     task is any next event.
     """
     repeated, tied = repeat_share(log), tied_share(log)
@@ -84,7 +82,6 @@ HoldOut = Callable[[Interactions], tuple[Interactions, Holdout]]
 
 
 def hold_out(log: Interactions) -> tuple[Interactions, Holdout]:
-    """Split a log into training events and validation cases by its own `hold_out_rule`."""
     return hold_out_rule(log)(log)
 
 
@@ -92,8 +89,8 @@ def hold_out_rule(log: Interactions) -> HoldOut:
     """Choose how events of a log are held out: the question that its service will be asked.
 
     The cases are each user's last event, or their last basket in a log of baskets. If most users
-    have only one basket, as in a log without times, the last event is taken. What is left of a log
-    has fewer baskets: it is split by the same rule, so that validation and test ask the same.
+    have only one basket, as in a log without times, the last event is taken. The rest of a log has
+    fewer baskets: it is split by the same rule, so that validation and test ask the same.
     """
     if tied_share(log) >= _BASKET_SHARE:
         _, cases = leave_last_basket_out(log)
@@ -144,12 +141,12 @@ def imported_first(
 
 
 def tied_share(log: Interactions) -> float:
-    """Return the share of events at the time of the user's previous event, first events aside."""
+    """The share of events at the time of the user's previous event, first events aside."""
     after = np.diff(log.users) == 0
     return _mean(np.diff(log.timestamps)[after] == 0, log.shards) or 0.0
 
 
-def _mean(flags: NDArray[np.bool_], shards: LogShards) -> float | None:
-    """Return the share of flags [n] that are set in all shards; None without flags."""
+def _mean(flags: NDArray[np.bool_], shards: Processes) -> float | None:
+    """The share of flags [n] that are set in all shards; None without flags."""
     total = shards.total(len(flags))
     return shards.total(int(np.count_nonzero(flags))) / total if total else None

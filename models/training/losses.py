@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from models.attention.kv_memory import merge_heads
+from models.attention.attend import merge_heads
 from models.compute.device import autocast, product_dtype
 from models.data.interactions import Interactions
 from models.encoder.causal_attention import causal_attention, causal_buckets
@@ -112,15 +112,9 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Compute the mean cross-entropy under softmax(h Eᵀ + b + Σ_s λ_s C_s) without keeping logits.
 
-    Args:
-        states: h, float32 [T, d].
-        scale: λ, float32 [T, S].
-        classes: E, float32 [C, d].
-        bias: b, float32 [C].
-        targets: int64 [T].
-        target_weights: float32 [T], each row's weight in the mean.
-        chunks: cover the rows.
-        dtype: of the matrix products; sums stay in float32.
+    `states` h [T, d], `scale` λ [T, S], `classes` E [C, d], `bias` b [C] and `target_weights` [T]
+    of the rows in the mean are float32, `targets` int64 [T]; `chunks` cover the rows. Matrix
+    products are in `dtype`, sums in float32.
     """
     loss = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         states, scale, classes, bias, targets, target_weights, chunks, dtype
@@ -136,18 +130,13 @@ class SoftmaxItems(NamedTuple):
     correction: Tensor  # [C] log of how many items each stands for
 
     def columns(self, items: Tensor) -> Tensor:
-        """Return the column of each item, C if it has none."""
         return items if self.column is None else self.column[items]
 
 
 def softmax_items(items: int, targets: Tensor, full: int, negatives: int) -> SoftmaxItems:
     """Select all items of a catalogue up to `full`, else the targets and sampled negatives.
 
-    Args:
-        items: size of the catalogue.
-        targets: int64 [any] item rows.
-        full: largest catalogue that is taken whole.
-        negatives: number of items to sample otherwise, at most.
+    targets int64 [any] are item rows; at most `negatives` others are sampled.
     """
     if items <= full:
         return SoftmaxItems(torch.arange(items), None, torch.zeros(items))
@@ -174,15 +163,9 @@ def sample_columns(logits: Tensor, own: Tensor, valid: Tensor, count: int) -> tu
     weighted by the inverse: the estimate of the partition function is unbiased (Horvitz and
     Thompson 1952), and of low variance since likely items are nearly always drawn.
 
-    Args:
-        logits: [B, L, C].
-        own: int64 [B, L], the targets' columns; C may stand where it is not valid.
-        valid: bool [B, L].
-        count: expected number of other columns per window, about.
-
-    Returns:
-        tuple: columns int64 [B, P] and the logarithm of their weights [B, P], `MASKED_LOGIT` in
-        the padding.
+    logits [B, L, C]; `own` int64 [B, L] are the targets' columns, C may stand where `valid` [B, L]
+    is False; `count` other columns per window are expected, about. Returns columns int64 [B, P] and
+    the logarithm of their weights [B, P], `MASKED_LOGIT` in the padding.
     """
     size = logits.shape[2]
     share = torch.softmax(logits, -1).mul_(valid[:, :, None]).sum(1)
@@ -199,12 +182,9 @@ def sample_columns(logits: Tensor, own: Tensor, valid: Tensor, count: int) -> tu
 
 
 def seen_columns(batch: WindowBatch, items: SoftmaxItems, own: Tensor) -> Tensor:
-    """Mark the columns that a user has seen by each position, bool [B, L, C], targets aside.
+    """Mark the columns that a user has seen by each position, bool [B, L, C].
 
-    Args:
-        batch: B windows of L inputs.
-        items: C items of the softmax.
-        own: int64 [B, L], the targets' columns.
+    The targets' own columns int64 [B, L] are not marked.
     """
     width, (count, length) = len(items.rows), batch.inputs.shape
     first = torch.full((count, width + 1), length)  # the position that first saw a column
@@ -219,8 +199,6 @@ ATTENTION_SAMPLE = 256  # items drawn for each window beside its targets
 
 
 class TrainingStep(NamedTuple):
-    """A batch with everything drawn for it."""
-
     batch: WindowBatch
     items: SoftmaxItems  # C items of the softmax
     keep_id: Tensor  # bool [N], items that keep their id in this step
@@ -340,7 +318,6 @@ class TrainingLosses:
     # ------------------------------------------------------------------ a step's parts
 
     def draw(self, windows: NDArray[np.int64]) -> TrainingStep:
-        """Build the batch and draw its softmax items and dropped ids."""
         batch = self._batches.batch(windows)
         items = softmax_items(
             self._log.n_items,
@@ -377,7 +354,7 @@ class TrainingLosses:
         return AttendedRows(keys, values, users, model.user_query(users).transpose(1, 2))
 
     def _read_out(self, batch: WindowBatch, rows: AttendedRows) -> Tensor:
-        """Attend from each prefix by its user's query alone: r_t [B, L, dim]."""
+        """Attend from each prefix by its user's query only: r_t [B, L, dim]."""
         latest = torch.where(
             batch.request_times == NO_REQUEST_TIME, batch.timestamps, batch.request_times
         )
@@ -398,7 +375,7 @@ class TrainingLosses:
         return readout
 
     def _rest_logits(self, step: TrainingStep, users: Tensor) -> Tensor:
-        """Compute transitions + prior at each position, [B, L, C], from user states."""
+        """Transitions + prior at each position, [B, L, C], from user states."""
         logits = step.prior.expand(*users.shape[:2], -1)
         scales = self._count_scales(users).unbind(-1)
         for scale, counts in zip(scales, self._log_counts(step), strict=True):
@@ -406,7 +383,7 @@ class TrainingLosses:
         return logits
 
     def _prefix_bias(self, batch: WindowBatch, rows: AttendedRows) -> Tensor:
-        """Compute the scores of each prefix without the target, [B, H, L, L]; -inf hides a row."""
+        """The scores of each prefix without the target, [B, H, L, L]; -inf hides a row."""
         newest = batch.newest_inputs()
         distance = newest[..., None] - torch.arange(batch.inputs.shape[1])  # (L, L) or (B, L, L)
         latest = batch.visible_state(batch.timestamps)
@@ -424,7 +401,7 @@ class TrainingLosses:
         return scores
 
     def _count_scales(self, states: Tensor) -> Tensor:
-        """Return the factor of each of `_log_counts`, [..., S], from user states [..., dim]."""
+        """The factor of each of `_log_counts`, [..., S], from user states [..., dim]."""
         model = self._model
         parts = [] if self._transitions is None else [model.transition_scale(states)]
         if model.recent_popularity_weight is not None:

@@ -44,7 +44,6 @@ class TrainConfig:
 
     @property
     def total_epochs(self) -> int:
-        """Number of epochs of all stages together, if none stops early."""
         return self.asked_epochs or self.epochs + self.attention_epochs + self.final_epochs
 
     def divided(self, *, has_final: bool) -> TrainConfig:
@@ -148,8 +147,6 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A model's size and its training."""
-
     name: str
     dim: int
     blocks: int
@@ -159,7 +156,7 @@ class Preset:
     small_log: bool = False  # see `RecommenderConfig`
 
     def model_config(self, items: int, content: int) -> RecommenderConfig:
-        """Return the configuration for `items`, with text embeddings of `content` numbers."""
+        """Return the configuration for `items` with text embeddings [content]."""
         return RecommenderConfig(
             n_items=items,
             content_dim=content,
@@ -179,7 +176,6 @@ class Preset:
         every_event: Interactions | None = None,
         seed: int = 0,
     ) -> TrainingPlan:
-        """Return the plan of a training on a log by this preset."""
         config = self.model_config(log.n_items, content.shape[1])
         return TrainingPlan(
             log, content, config, self.train_config, validation, every_event=every_event, seed=seed
@@ -188,11 +184,8 @@ class Preset:
     def as_trained(self, log: Interactions, cases: Holdout | None) -> Preset:
         """Return the preset with the hyperparameters that a training on a log ends up with.
 
-        A report shows these. `fit` is given the preset's own, and changes them in the same way.
-
-        Args:
-            log: the training events.
-            cases: that choose the epoch; without them nothing is held out to learn at last.
+        Reports show these; `fit` is given the preset's own, and changes them in the same way.
+        Without `cases`, which choose the epoch, nothing is held out to learn at last.
         """
         config = self.train_config
         if prediction_task(log, cases).next_basket:
@@ -207,7 +200,7 @@ class Preset:
 def choose_preset(
     events: int, items: int, name: str | None = None, *, epochs: int | None = None
 ) -> Preset:
-    """Choose the preset for a log by its numbers of events and items.
+    """Choose the preset for a log of some events and items.
 
     Without a name, it is `quick` up to `SMALL_LOG` events and `best` beyond. Given `epochs` are
     those of all stages together, instead of the preset's. Raises ValueError for another name.
@@ -250,5 +243,4 @@ def choose_preset(
 
 
 def max_transitions_per_item(items: int) -> int:
-    """Return the number of transition counts that a model of `items` items keeps of each."""
     return min(_TRANSITIONS_PER_ITEM, max(1, _TRANSITIONS // max(1, items)))

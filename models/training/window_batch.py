@@ -26,7 +26,6 @@ class HeldOutTransitions:
     """Transition counts at every position of a window, without the window's own user."""
 
     def __init__(self, counts: TransitionCounts, log: Interactions) -> None:
-        """Prepare the counts of a log, which `counts` were counted from."""
         self._items, self._counts, self._window = counts.items.long(), counts.counts, counts.window
         n = max(log.n_items, 1)
         # Dense codes of (user, item), so that pairs of them fit an integer in any log.
@@ -37,7 +36,9 @@ class HeldOutTransitions:
             log, sources, np.arange(len(log)), MAX_PAIR_DISTANCE, counts.window.power
         )
         source, self._own_items = np.divmod(keys, n)
-        self._own_counts = sums * counts.window.item_weights(log)[held[source] % n]
+        self._own_counts = (
+            sums.astype(np.float32) * counts.window.item_weights(log)[held[source] % n]
+        )
         self._begin = np.searchsorted(source, sources, "left")  # [E]
         self._lengths = np.searchsorted(source, sources, "right") - self._begin
 
@@ -46,12 +47,8 @@ class HeldOutTransitions:
     ) -> Tensor:
         """Return log(1 + 2F) at each position, [B, L, width].
 
-        Args:
-            items: int64 [B, L] item rows.
-            events: their rows in the log, [B, L].
-            column: int64 [N + 1], the column of each item, `width` if it has none; None if an
-                item's column is its row.
-            width: number of columns.
+        items [B, L] are item rows, events [B, L] their rows in the log. `column` int64 [N + 1] is
+        the column of each item, `width` if it has none; None if an item's column is its row.
         """
         batch, length = items.shape
         flat = items.reshape(-1)
@@ -90,11 +87,8 @@ class HeldOutTransitions:
 def log_repeat_counts(columns: Tensor, liked: Tensor, width: int, depth: int) -> Tensor:
     """Return log(1 + the user's own count) of each column at each position, [B, L, width].
 
-    Args:
-        columns: int64 [B, L], `width` for an item without a column.
-        liked: [B, L], 0 for dislikes, else 1.
-        width: number of columns.
-        depth: number of newest positions that count.
+    columns int64 [B, L], `width` for an item without a column; liked [B, L], 0 for dislikes, else
+    1; the `depth` newest positions count.
     """
     counts = liked.new_zeros(*columns.shape, width + 1)
     counts.scatter_(2, columns[..., None], liked[..., None])
@@ -138,15 +132,13 @@ class WindowBatch(NamedTuple):
         return x[torch.arange(len(x))[:, None], self.newest_visible[windows]]
 
     def newest_inputs(self, windows: slice = slice(None)) -> Tensor:
-        """Return the newest input that each target may see, [L], or [b, L] of some windows."""
+        """The newest input that each target may see, [L], or [b, L] of some windows."""
         if self.newest_visible is None:
             return torch.arange(self.inputs.shape[1])
         return self.newest_visible[windows]
 
 
 class WindowBatches:
-    """Makes batches from windows of one log."""
-
     def __init__(
         self,
         log: Interactions,
@@ -158,12 +150,9 @@ class WindowBatches:
     ) -> None:
         """Weigh the targets of a log.
 
-        Args:
-            log: the training log.
-            device: of the tensors.
-            next_basket: hide the events of a target's own time from it.
-            exclude_seen: seen items are never recommended, so they are no targets either.
-            request_time_share: share of windows whose request times are their targets' times.
+        `next_basket` hides the events of a target's own time from it. With `exclude_seen`, seen
+        items are never recommended, so they are no targets either. In `request_time_share` of the
+        windows request times are the targets' times.
         """
         self._log, self._device = log, device
         self._next_basket, self._request_time_share = next_basket, request_time_share

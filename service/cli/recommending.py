@@ -67,7 +67,8 @@ def recommend_all(
 
     A command that is stopped, even by kill -9, is continued by the same
     command, at the time of the first. Until the file is complete, the lists
-    stand in [bold]FILE.progress[/] beside it. Another model, store or option
+    stand in the folder [bold]FILE.progress[/] beside it, in parts of a
+    thousand users. Another model, store or option
     discards them, and the command says so.
 
     Shards have no user in common. Name a file for each, and one time:
@@ -75,7 +76,7 @@ def recommend_all(
     """
     # Users are ranked in parallel, one thread each; set before torch and FAISS are imported.
     set_threads(1)
-    from service.cli.progress_bars import rate_bars
+    from service.cli.progress_bars import bars
     from service.domain.settings import Settings
     from service.engine.lists import write_lists
     from service.questions.asked import RecommendIn
@@ -84,7 +85,7 @@ def recommend_all(
     question = RecommendIn(limit=limit, exclude_seen=not include_seen)
     if at is not None:
         question = question.model_copy(update={"at": _time(at)})
-    with rate_bars(out, "users") as draw:
+    with bars(out, "users") as draw:
         draw("loading", 0, None)
         listed = asyncio.run(
             write_lists(

@@ -26,7 +26,6 @@ from models.ranking.explanation import Reason
 from models.ranking.scoring import Scores
 from service.domain.errors import NotFound, StoreUnreachable
 from service.domain.records import ATTRIBUTES, Item, check_finite
-from service.domain.stage_clock import StageClock
 from service.domain.timestamps import MAX_TIMESTAMP, to_rfc3339
 from service.engine.compose import Parts
 from service.engine.explanation import Contribution, name_reasons
@@ -46,6 +45,7 @@ from service.histories.memory_provider import LONG
 from service.questions.answers import AnsweredItemOut, AnswerOut, WarningOut
 from service.questions.asked import InlineEventIn, PersonalQuestion
 from service.questions.parts import ALL_EVENTS, FacetIn, RuleIn, SortIn, VisibleIn
+from service.runtime.tracing import StageClock
 from service.runtime.work_queue import current_turn
 
 T = TypeVar("T")
@@ -110,9 +110,7 @@ class Request(Generic[Q]):
             if user_id is not None or history:
                 self.events = await self.load(user_id, history or ())
             await (self._open_log() if with_log else self._open_snapshot())
-            self.warnings = await unknown_types(
-                self.parts, visible.types, "/visible/types", self.events
-            )
+            self.warnings = await self._unknown_types(visible.types or ())
 
     async def open_snapshot(self) -> None:
         """Read the snapshot, for a question that attends nobody's memory."""
@@ -150,6 +148,17 @@ class Request(Generic[Q]):
                 self.parts.event_log.is_stale = True
             self.snapshot = live.snapshot
 
+    async def _unknown_types(self, names: Collection[str]) -> tuple[WarningOut, ...]:
+        """Return a warning of each visible event type that no event of anybody has."""
+        log = self.parts.event_log
+        unknown = set(names).difference(self.events.type_names)
+        if unknown.difference(log.loaded.types.ids):
+            try:
+                await log.current()
+            except StoreUnreachable:  # cannot tell
+                return ()
+        return _type_warnings(unknown.difference(log.loaded.types.ids), "/visible/types")
+
     @property
     def until(self) -> int:
         """The time until which logged events count; without `at` all do, as clocks may be ahead."""
@@ -165,7 +174,11 @@ class Request(Generic[Q]):
 
     def excluded_rows(self, exclude: Sequence[str], *, seen: bool) -> NDArray[np.int64]:
         """Return the rows of items that are excluded by name, and of those that were seen."""
-        return excluded_rows(self.snapshot, exclude, self.events if seen else None)
+        catalogue = self.snapshot.catalogue
+        excluded = catalogue.rows(sorted(exclude)).astype(np.int64)
+        if seen:
+            excluded = np.concatenate([excluded, self.events.items])
+        return excluded[(excluded >= 0) & (excluded < len(catalogue))]
 
     def counted_types(
         self, names: frozenset[str] | None
@@ -253,7 +266,7 @@ class Request(Generic[Q]):
         turn = current_turn.get()
         with self.stages(stage):
             on_loop, executor = size <= _ON_LOOP, self.parts.executor
-            if turn is None:  # outside of a request over HTTP
+            if turn is None:  # outside of HTTP, or of a request that waits in no queue
                 run = asyncio.get_running_loop().run_in_executor
                 return work() if on_loop else await run(executor, work)
             if turn.is_long or not on_loop:
@@ -310,23 +323,10 @@ class Request(Generic[Q]):
     def finish(self, answer: AnswerOut, *, with_log: bool = False) -> AnswerOut:
         """Return an answer with its members in the order in which they are documented."""
         answer["degraded"] = self.is_degraded(with_log=with_log)
-        warn(answer, self.warnings)
+        if self.warnings:
+            warn(answer, self.warnings)
         named: dict[str, Any] = {name: answer.get(name, _ABSENT) for name in _ORDER}
         return cast("AnswerOut", {k: v for k, v in named.items() if v is not _ABSENT})
-
-
-async def unknown_types(
-    parts: Parts, names: Collection[str] | None, pointer: str, events: EventColumns = EMPTY
-) -> tuple[WarningOut, ...]:
-    """Return a warning of each event type that no event has, of these `events` or of anybody."""
-    log = parts.event_log
-    unknown = set(names or ()).difference(events.type_names)
-    if unknown.difference(log.loaded.types.ids):
-        try:
-            await log.current()
-        except StoreUnreachable:  # cannot tell
-            return ()
-    return _type_warnings(unknown.difference(log.loaded.types.ids), pointer)
 
 
 def _type_warnings(unknown: Collection[str], pointer: str) -> tuple[WarningOut, ...]:
@@ -334,16 +334,6 @@ def _type_warnings(unknown: Collection[str], pointer: str) -> tuple[WarningOut, 
         WarningOut(pointer=pointer, detail=f"no event has the type {name!r}")
         for name in sorted(unknown)
     )
-
-
-def excluded_rows(
-    snapshot: Snapshot, exclude: Sequence[str], seen: EventColumns | None
-) -> NDArray[np.int64]:
-    """Return the rows of items that are excluded by name, and of the items of events."""
-    excluded = snapshot.catalogue.rows(sorted(exclude)).astype(np.int64)
-    if seen is not None:
-        excluded = np.concatenate([excluded, seen.items])
-    return excluded[(excluded >= 0) & (excluded < len(snapshot.catalogue))]
 
 
 def answer_of(snapshot: Snapshot, items: list[AnsweredItemOut], **members: Any) -> AnswerOut:

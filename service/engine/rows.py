@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attend import AttentionOptions
-from models.catalogue.snapshot import Snapshot
-from models.data.event_log import EventLog
 from models.history.user_memory import UserMemory
 from models.ranking.audiences import because_rows, distinctive_categories
 from models.ranking.explanation import Reason, explain
 from models.ranking.lineup import take_first
 from models.ranking.recommend import Ranked, best_scores, recommend
-from models.ranking.steering import NO_STEERING, ItemSteering, QuotaCounts
+from models.ranking.steering import ItemSteering, QuotaCounts
 from service.domain.records import NEGATIVE, check_finite
 from service.engine.explanation import (
     Contribution,
-    ExplanationWriter,
-    MemoryRow,
     merge_events,
     name_events,
     remainder_of,
+    write_explanation,
 )
 from service.engine.pipeline import Request, attended
 from service.engine.popular import popular_items
 from service.engine.recommend import scored_items
 from service.engine.selection import Counted, ItemSelection, SteeredItems, count_items
 from service.histories.event_columns import EventColumns
-from service.questions.answers import AnsweredItemOut, RowOut, RowReasonOut, RowsOut
+from service.questions.answers import (
+    AnsweredItemOut,
+    AttendedEventOut,
+    RowOut,
+    RowReasonOut,
+    RowsOut,
+)
 from service.questions.asked import attention_options
 from service.questions.ready import PopularIn, RowsIn
 
@@ -78,32 +82,21 @@ async def answer_rows(request: Request[RowsIn]) -> RowsOut:
     if (buried := steered.steering.buried) is not None:
         selection = replace(selection, allowed=selection.allowed & ~buried)
 
+    page = HomePage(request, selection, steered, excluded)
+
     def count() -> Counted | None:
-        mask = showable_items(selection.allowed, events, excluded)
+        mask = selection.allowed.copy()
+        mask[events.items[events.items < len(mask)]] = False
+        again = repeated_items(events, len(mask))
+        mask[again] = selection.allowed[again]
+        mask[excluded] = False
         return count_items(snapshot, mask, question.facets)
 
-    def rank(user: UserMemory) -> PersonalPool:
-        return personal_pool(
-            snapshot,
-            user,
-            events,
-            request.options,
-            allowed=selection.allowed,
-            excluded=excluded,
-            size=min(MOST_POOLED, _POOLED * question.rows * question.limit),
-            limit=question.limit,
-            steering=steered.steering,
-        )
-
     counted = await request.compute(count, stage="filter") if question.facets else None
-    pool = await request.attend(rank)
+    pool = await request.attend(page.pool)
     with request.stages("explain"):
         named = await name_events(request.parts.store, snapshot, events, pool.reasons)
     request.degraded = named.is_degraded
-    types = request.parts.event_log.type_codes(None)
-    page = HomePage(
-        question, snapshot, request.log, types, events, selection, steered, excluded, request.now
-    )
     rows = await request.compute(lambda: page.rows(pool, named.of_items), stage="count")
     await request.add_fields([item for row in rows for item in row["items"]], question.fields)
     answer: RowsOut = {
@@ -119,41 +112,65 @@ async def answer_rows(request: Request[RowsIn]) -> RowsOut:
     return answer
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class PersonalPool:
+    """Ranked items of a requester: new ones with their reasons, and those that come back."""
+
+    fresh: Ranked  # items that the requester has not had, best first
+    reasons: Sequence[Sequence[Reason]]  # of each of these
+    again: Ranked  # items that the requester took at several times
+
+
 class HomePage:
     """Rows under construction: no item comes twice.
 
     Args:
-        question: the request.
-        snapshot: the model and the catalogue.
-        log: all events.
-        types: codes of the event types that count.
-        events: the requester's.
+        request: opened with the log of all events.
         selection: of the items that may be answered, without buried ones.
         steered: boosts as the question has them, and the quotas of each row.
         excluded: item rows that may not be in any row.
-        at: the time of the request, microseconds UTC.
     """
 
-    question: RowsIn
-    snapshot: Snapshot
-    log: EventLog
-    types: NDArray[np.integer]
-    events: EventColumns
-    selection: ItemSelection
-    steered: SteeredItems
-    excluded: NDArray[np.int64]
-    at: int
-    used: set[str] = field(default_factory=set)
+    def __init__(
+        self,
+        request: Request[RowsIn],
+        selection: ItemSelection,
+        steered: SteeredItems,
+        excluded: NDArray[np.int64],
+    ) -> None:
+        self.request, self.question = request, request.question
+        self.snapshot, self.events = request.snapshot, request.events
+        self.selection, self.steered, self.excluded = selection, steered, excluded
+        self.used: set[str] = set()
+
+    def pool(self, user: UserMemory) -> PersonalPool:
+        """Rank new items, fewer of a long history, and items that come back."""
+        question, allowed = self.question, self.selection.allowed
+        snapshot, options = self.snapshot, self.request.options
+        steering = self.steered.steering
+        if steering.boost is not None:
+            scaled = steering.scaled(best_scores(snapshot, user, allowed, options))
+            steering = ItemSteering(boost=scaled.boost)
+        size = min(MOST_POOLED, _POOLED * question.rows * question.limit)
+        ranked = partial(recommend, snapshot, user, options=options, steering=steering)
+        fresh = ranked(
+            limit=size if user.collapsed is None else min(size, MOST_OF_LONG),
+            allowed=allowed,
+            excluded=np.concatenate([self.excluded, self._seen()]),
+        )
+        part = fresh.scores.partial
+        reasons = explain(snapshot, user, fresh.rows, REASONS, options, partial=part)
+        repeated = np.zeros_like(allowed)
+        repeated[repeated_items(self.events, len(allowed))] = True
+        again = ranked(limit=question.limit, allowed=allowed & repeated, excluded=self.excluded)
+        return PersonalPool(fresh, reasons, again)
 
     def rows(
         self, pool: PersonalPool, explanations: Sequence[tuple[Contribution, ...]]
     ) -> list[RowOut]:
         """Return the rows of a requester, those of strangers where nothing is known of them.
 
-        Args:
-            pool: what is recommended to the requester; of strangers it is not personal.
-            explanations: of each new item of the pool, its named reasons.
+        `explanations` are the named reasons of each new item of the pool.
         """
         count = self.question.rows
         if not pool.fresh.personal:
@@ -178,7 +195,6 @@ class HomePage:
     # ------------------------------------------------------------------ kinds of rows
 
     def _others(self, pool: PersonalPool, count: int) -> list[RowOut]:
-        """Return rows that are not due to one item."""
         made: list[RowOut] = []
         if len(made) < count:
             made += self._ranked("trending")
@@ -200,20 +216,20 @@ class HomePage:
         causes: dict[str, int] = {}
         entries: list[tuple[int, int, float]] = []
         raising = [
-            [e for e in named if e.contribution > 0 and e.row.type not in NEGATIVE]
+            [e for e in named if e.contribution > 0 and e.row["type"] not in NEGATIVE]
             for named in explanations
         ]
         for target, named in enumerate(raising):
-            for each in named:
-                name = _name(each)
+            for reason in named:
+                name = _name(reason)
                 row = catalogue.row(name)
                 if row < 0 or servable[row]:  # one that is only known from events has no title
                     cause = causes.setdefault(name, len(causes))
-                    entries.append((target, cause, each.contribution))
+                    entries.append((target, cause, reason.contribution))
         gains = np.zeros((len(items), len(causes)))
         for target, cause, gain in entries:
             gains[target, cause] += gain
-        names, writer = list(causes), ExplanationWriter()
+        names = list(causes)
         rows: list[RowOut] = []
         for chosen in because_rows(
             gains,
@@ -222,17 +238,17 @@ class HomePage:
             least=self._fewest,
             choose=self._choice(pool.fresh.rows),
         ):
-            own: list[AnsweredItemOut] = []
+            of_row: list[AnsweredItemOut] = []
             events: list[Contribution] = []
             for target in chosen.targets.tolist():
                 of_cause = [e for e in raising[target] if _name(e) == names[chosen.cause]]
                 item = items[target].copy()
                 merged = merge_events(of_cause)
-                item["explanation"] = writer.write(merged)
+                item["explanation"] = write_explanation(merged)
                 item["remainder"] = remainder_of(merged, personal[target], scores.memory_rows)
-                own.append(item)
+                of_row.append(item)
                 events += of_cause
-            rows.append({"reason": _because_reason(events), "items": own})
+            rows.append({"reason": _because_reason(events), "items": of_row})
         return rows
 
     def _ranked(
@@ -246,23 +262,21 @@ class HomePage:
         question = PopularIn.model_construct(
             by=kind, limit=self.question.limit, at=self.question.at
         )
-        seen = self.events.items
         used = self.snapshot.catalogue.rows(sorted(self.used))
-        rows = np.concatenate([self.excluded, seen[seen < len(selection.allowed)], used])
         answer = popular_items(
             question,
             self.snapshot,
-            self.log,
-            self.types,
+            self.request.log,
+            self.request.parts.event_log.type_codes(None),
             selection=selection,
             steered=self.steered,
-            excluded=rows.astype(np.int64),
-            at=self.at,
+            excluded=np.concatenate([self.excluded, self._seen(), used]).astype(np.int64),
+            at=self.request.now,
         )
         text = {
             "popular": "Popular with everybody",
             "trending": "Trending now",
-            "newest": f"New in {_listed(categories)}" if categories else "New",
+            "newest": f"New in {' and '.join(categories)}" if categories else "New",
         }[kind]
         reason: RowReasonOut = {"kind": kind, "text": text}
         if categories:
@@ -279,8 +293,8 @@ class HomePage:
     def _rest(self, ranked: Ranked, reason: RowReasonOut) -> list[RowOut]:
         """Return a row of the best items that are in no other row; none of too few items."""
         items, rows = self._items(ranked), ranked.rows
-        left = np.flatnonzero([item["item_id"] not in self.used for item in items])
-        chosen = self._choice(rows)(left).tolist()
+        unused = np.flatnonzero([item["item_id"] not in self.used for item in items])
+        chosen = self._choice(rows)(unused).tolist()
         row: RowOut = {"reason": reason, "items": [items[place] for place in chosen]}
         return [row] if self._take(row) else []
 
@@ -304,6 +318,11 @@ class HomePage:
         counts = QuotaCounts.over(fields, quotas, rows.astype(np.int64))
         return lambda order: take_first(order, counts.copy(), self.question.limit)
 
+    def _seen(self) -> NDArray[np.int64]:
+        """Return the rows of the requester's items in the catalogue."""
+        seen = self.events.items
+        return seen[seen < len(self.selection.allowed)]
+
     def _without_used(self, row: RowOut) -> RowOut:
         unused = [item for item in row["items"] if item["item_id"] not in self.used]
         return {"reason": row["reason"], "items": unused}
@@ -316,115 +335,35 @@ class HomePage:
         return True
 
 
-def _name(each: Contribution) -> str:
+def _name(reason: Contribution) -> str:
     """Return the item of an event, or the interest of a profile."""
-    return each.row.item_id or each.row.title
+    return reason.row["item_id"] or reason.row["title"]
 
 
 def _because_reason(contributions: Sequence[Contribution]) -> RowReasonOut:
     """Return the reason of a row: its item, and the events that add most to the row's scores."""
-    sums: dict[MemoryRow, float] = {}
-    for each in contributions:
-        sums[each.row] = sums.get(each.row, 0.0) + each.contribution
-    best = sorted(sums, key=lambda row: -sums[row])
+    sums: dict[tuple[object, ...], float] = {}
+    rows: dict[tuple[object, ...], AttendedEventOut] = {}
+    for part in contributions:
+        key = tuple(part.row.values())
+        rows[key] = part.row
+        sums[key] = sums.get(key, 0.0) + part.contribution
+    best = [rows[key] for key in sorted(sums, key=lambda key: -sums[key])]
     first = best[0]
-    begin = _BECAUSE.get(first.type, "Because of")
-    events = [row.event_id for row in best[:_NAMED_EVENTS] if row.event_id is not None]
-    text = f"{begin} {first.title or first.item_id}"
+    begin = _BECAUSE.get(first["type"], "Because of")
+    events = [row["event_id"] for row in best[:_NAMED_EVENTS] if row["event_id"] is not None]
+    text = f"{begin} {first['title'] or first['item_id']}"
     reason: RowReasonOut = {"kind": "because", "text": text}
-    if first.item_id is not None:
-        reason["item_id"] = first.item_id
+    if first["item_id"] is not None:
+        reason["item_id"] = first["item_id"]
     if events:
         reason["event_ids"] = events
     return reason
 
 
 def _alternating(first: Sequence[RowOut], second: Sequence[RowOut]) -> list[RowOut]:
-    made: list[RowOut] = []
-    for place in range(max(len(first), len(second))):
-        made += [*first[place : place + 1], *second[place : place + 1]]
-    return made
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(names)
-
-
-# -------------------------------------------------------------------------------- pool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PersonalPool:
-    """Ranked items of a requester: new ones with their reasons, and those that come back."""
-
-    fresh: Ranked  # items that the requester has not had, best first
-    reasons: Sequence[Sequence[Reason]]  # of each of these
-    again: Ranked  # items that the requester took at several times
-
-
-def personal_pool(
-    snapshot: Snapshot,
-    user: UserMemory,
-    events: EventColumns,
-    options: AttentionOptions,
-    *,
-    allowed: NDArray[np.bool_],
-    excluded: NDArray[np.int64],
-    size: int,
-    limit: int,
-    steering: ItemSteering = NO_STEERING,
-) -> PersonalPool:
-    """Rank up to `size` new items and up to `limit` items that come back.
-
-    Args:
-        snapshot: the model and the catalogue.
-        user: from `build_memory` with the same snapshot.
-        events: the requester's.
-        options: as the memory is attended.
-        allowed: bool [N], items that may be answered.
-        excluded: item rows that may not.
-        size: the most new items; of a long history at most `MOST_OF_LONG`.
-        limit: the most items that come back.
-        steering: of the same catalogue, of which only boosts count.
-    """
-    if steering.boost is not None:
-        scaled = steering.scaled(best_scores(snapshot, user, allowed, options))
-        steering = ItemSteering(boost=scaled.boost)
-    seen = events.items[events.items < len(allowed)]
-    fresh = recommend(
-        snapshot,
-        user,
-        limit=size if user.collapsed is None else min(size, MOST_OF_LONG),
-        allowed=allowed,
-        excluded=np.concatenate([excluded, seen]),
-        options=options,
-        steering=steering,
-    )
-    reasons = explain(snapshot, user, fresh.rows, REASONS, options, partial=fresh.scores.partial)
-    repeated = np.zeros_like(allowed)
-    repeated[repeated_items(events, len(allowed))] = True
-    again = recommend(
-        snapshot,
-        user,
-        limit=limit,
-        allowed=allowed & repeated,
-        excluded=excluded,
-        options=options,
-        steering=steering,
-    )
-    return PersonalPool(fresh, reasons, again)
-
-
-def showable_items(
-    allowed: NDArray[np.bool_], events: EventColumns, excluded: NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Mark the allowed items [N] that may be in a pool: new ones, and those that come back."""
-    mask = allowed.copy()
-    mask[events.items[events.items < len(mask)]] = False
-    again = repeated_items(events, len(mask))
-    mask[again] = allowed[again]
-    mask[excluded] = False
-    return mask
+    pairs = zip_longest(first, second)
+    return [row for pair in pairs for row in pair if row is not None]
 
 
 def liked_events(events: EventColumns, size: int) -> NDArray[np.int64]:

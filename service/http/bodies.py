@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.domain.errors import Crowded, Overloaded, TooLarge
@@ -144,7 +144,6 @@ class HeadRequests:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
@@ -313,7 +312,6 @@ class Paths:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         raw: bytes | None = scope.get("raw_path")
         if raw is None and scope["type"] == "http":  # the server does not tell them apart
             path = scope["path"].replace("%", "%25")
@@ -352,7 +350,6 @@ class Bodies:
         self._timeout = settings.body_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -399,12 +396,18 @@ class Bodies:
         try:
             async with asyncio.timeout(self._timeout) as timer:
                 with connection.waits(timer):
-                    async for chunk in Request(scope, receive).stream():
+                    more = True
+                    while more:
+                        message = await receive()
+                        if message["type"] == "http.disconnect":
+                            raise ClientDisconnect
+                        chunk = message.get("body", b"")
                         size += len(chunk)
                         if size > self._max_body:
                             raise self._too_large()
                         self._arrivals.buffered.take(sender, len(chunk))
                         chunks.append(chunk)
+                        more = message.get("more_body", False)
         except TimeoutError:
             raise self._ended(connection) from None
         finally:

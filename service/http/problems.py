@@ -27,7 +27,7 @@ from service.domain.keys import ApiKey
 from service.domain.names import DEFAULT_NAMESPACE
 from service.http.bodies import connection_of, lingering
 from service.http.scope_keys import DISCONNECTED, KEY, METHOD, NAMESPACE, REQUEST_ID
-from service.runtime.file_paths import without_folders
+from service.runtime.data_layout import without_folders
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 20  # a batch may be wrong in every line; naming twenty of them is enough
@@ -152,7 +152,6 @@ class Problems:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

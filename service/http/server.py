@@ -26,9 +26,9 @@ from service import __version__
 from service.domain.errors import Invalid
 from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.settings import PREFIX, Settings, unknown_variables
+from service.engine.compose import preload
 from service.engine.engine import Engine, open_engine
 from service.engine.namespaces import Namespaces
-from service.engine.preload import preload
 from service.http.app import create_app
 from service.http.bodies import Arrivals
 from service.http.connection_limits import BURST, Crowd, LimitedHttpProtocol
@@ -39,7 +39,6 @@ from service.http.telemetry import export_measurements
 from service.runtime import logs, tracing
 from service.runtime.data_layout import STORE_FILE, namespace_folder, namespace_names
 from service.runtime.workers import (
-    Heartbeats,
     PreforkServer,
     ShutdownLimit,
     WorkerPeers,
@@ -227,7 +226,6 @@ async def _serve(
     loaded: Served | None = None,
     peers: WorkerPeers | None = None,
     rates: RateLimits | None = None,
-    heartbeats: Heartbeats | None = None,
 ) -> None:
     """Serve in this process, which may be one of several workers: it talks to its `peers`.
 
@@ -250,7 +248,7 @@ async def _serve(
     if tracing.start(__version__):
         export_measurements(engine)
     try:
-        await _listen(settings, console, sockets, app, on_serving, peers, heartbeats)
+        await _listen(settings, console, sockets, app, on_serving, peers)
     finally:
         await asyncio.to_thread(tracing.stop)
 
@@ -262,7 +260,6 @@ async def _listen(
     app: FastAPI,
     on_serving: OnServing | None,
     peers: WorkerPeers | None,
-    heartbeats: Heartbeats | None,
 ) -> None:
     """Serve the app until it is stopped, and answer the other workers."""
     config = configure(app, settings)
@@ -275,7 +272,7 @@ async def _listen(
     limit = ShutdownLimit(settings.drain_timeout + _CLOSING, abandon=abandon)
     beside = None if on_serving is None else partial(on_serving, namespaces.default)
     server = _Server(config, console, beside, limit)
-    if peers is None or heartbeats is None:
+    if peers is None:
         await server.serve(sockets)
         return
 
@@ -307,7 +304,7 @@ async def _listen(
             "ping": ping,
         }
     )
-    beating = asyncio.create_task(heartbeats.keep_beating(peers.number))
+    beating = asyncio.create_task(peers.table.keep_beating(peers.number))
     try:
         await server.serve(sockets)
     finally:
@@ -328,7 +325,6 @@ def _share(settings: Settings, console: Console, *, on_serving: OnServing | None
     points = worker_sockets(settings.workers)
     rates = RateLimits()  # before the fork, so that all workers count together
     table = WorkerTable(settings.workers)
-    heartbeats = Heartbeats(settings.workers)
 
     def work(number: int, first: bool) -> None:
         logs.set_process_fields(worker=number)
@@ -341,17 +337,14 @@ def _share(settings: Settings, console: Console, *, on_serving: OnServing | None
                     [_bind(one.family, one.getsockname(), shared=True) for one in bound],
                     on_serving=on_serving,
                     loaded=loaded,
-                    peers=WorkerPeers(points, number, heartbeats, table),
+                    peers=WorkerPeers(points, number, table),
                     rates=rates,
-                    heartbeats=heartbeats,
                 )
             )
 
     PreforkServer(
-        settings.workers,
         work,
         grace=settings.drain_timeout + _CLOSING + _GRACE,
-        heartbeats=heartbeats,
         patience=settings.worker_timeout,
         table=table,
     ).run()

@@ -28,13 +28,12 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import __version__
-from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
-from service.engine.monitoring import Measurement
-from service.http.access import RouteScopes
+from service.http.access import RouteTable
 from service.http.scope_keys import CLOSED_REQUEST, DISCONNECTED, REQUEST_ID, SERVED, STAGES
 from service.runtime import logs, tracing
 from service.runtime.logs import log_failure
+from service.runtime.tracing import Measurement, StageClock
 from service.runtime.workers import WorkerRow, WorkerTable
 from service.stores.sqlite.schema import SCHEMA_VERSION
 
@@ -361,7 +360,6 @@ class Telemetry:
         self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -395,9 +393,9 @@ class Telemetry:
                 status = CLOSED_REQUEST
             is_refused = "route" not in scope and status >= _REFUSED  # before the routing
             if "route" not in scope:
-                routes: RouteScopes = scope["app"].state.route_scopes
+                table: RouteTable = scope["app"].state.route_table
                 path = scope["path"].removeprefix(scope["root_path"])
-                scope["route"] = routes.nearest(scope["method"], path)
+                scope["route"] = table.nearest(scope["method"], path)
             self._metrics.observe(scope, status, stages, is_refused=is_refused)
             self._access_log.write(scope, status, size, stages)
             self._export(scope, status, size, stages, span)
@@ -448,10 +446,10 @@ def export_measurements(engine: Engine) -> None:
     """Export what `/metrics` has of an engine. Call it on the event loop that serves it."""
     loop = asyncio.get_running_loop()
 
-    def read() -> Sequence[tracing.Reading]:
+    def read() -> Sequence[Measurement]:
         measured = asyncio.run_coroutine_threadsafe(engine.measure(), loop)
         try:
-            return [tracing.Reading(*each) for each in measured.result(_PATIENCE)]
+            return measured.result(_PATIENCE)
         except Exception as error:  # noqa: BLE001 - the next export may succeed
             measured.cancel()
             log_failure(_log, "an engine was not measured for OpenTelemetry", error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import platform
 import signal
 import sys
 import threading
@@ -22,15 +21,11 @@ from service.jobs.job_records import JobRecords, LeaseWatch, TrainingLease
 from service.stores.base import Store
 
 _SAVE_INTERVAL = 1.0  # seconds between two writes of progress to disk
-_ATTEMPTS = 10  # a process that marks interrupted jobs holds the lock for a moment
-_PAUSE = 0.05  # seconds between two attempts
 _INTERRUPTION = signal.SIGUSR1  # raises KeyboardInterrupt in the main thread
 _GRACE = 3.0  # seconds for a cancelled training to end
 
 
 class CommandJob:
-    """The job of a training that runs in this process."""
-
     def __init__(self, records: JobRecords, lease: TrainingLease, job: Job) -> None:
         self._records = records
         self._job = job
@@ -40,7 +35,7 @@ class CommandJob:
 
     @property
     def stopped_for(self) -> str | None:
-        """Return why the process was interrupted; None where nobody but its user did so."""
+        """Why the process was interrupted; None where nobody but its user did so."""
         return {
             "held": None,
             "cancelled": "the training was cancelled on request",
@@ -68,7 +63,6 @@ class CommandJob:
             os._exit(1)
 
     def end(self, error: BaseException | None) -> None:
-        """Record how the training ended."""
         self._ended.set()
         now = time.time_ns() // 1000
         if error is None:
@@ -92,22 +86,14 @@ def command_job(
 ) -> Iterator[CommandJob]:
     """Run a training in the block, and record it as a job.
 
-    Args:
-        data: the data directory.
-        options: of the training.
-        store: of the namespace. If several machines share it, one of them trains at a time.
-
-    Raises:
-        Conflict: another training of the namespace is running.
-        StoreFull: the disk has no room for the job's file.
-        Unavailable: the database does not answer.
+    Raises Conflict while another training of the namespace runs, on any machine that shares its
+    store; StoreFull for a full disk, Unavailable without the database.
     """
     records = JobRecords(data, store)
     with contextlib.ExitStack() as stack:
-        lease = _claim(records, stack)
+        lease = records.claim_training(stack)
         now = time.time_ns() // 1000
-        who = f"heed train, process {os.getpid()} on {platform.node() or 'this machine'}"
-        job = records.store.create(options, now, who)
+        job = records.create(options, now, "heed train")
         job = dataclasses.replace(job, state="running", started=now)
         running = CommandJob(records, lease, job)
         running.take({"stage": "starting"})
@@ -120,12 +106,3 @@ def command_job(
             running.end(error)
             raise
         running.end(None)
-
-
-def _claim(records: JobRecords, stack: contextlib.ExitStack) -> TrainingLease:
-    for _ in range(_ATTEMPTS):
-        lease = records.claim(stack)
-        if lease is not None:
-            return lease
-        time.sleep(_PAUSE)
-    raise records.conflict()

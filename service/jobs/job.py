@@ -20,7 +20,7 @@ import orjson
 from service.domain.errors import Invalid
 from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.timestamps import to_rfc3339
-from service.runtime.file_paths import without_folders
+from service.runtime.data_layout import without_folders
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
@@ -54,11 +54,9 @@ class Job:
 
     @property
     def is_final(self) -> bool:
-        """True when the job has ended, successfully or not."""
         return self.state not in {"queued", "running"}
 
     def with_stdout(self, line: str) -> Job:
-        """Return the job after its process wrote `line` to stdout."""
         match message := _message(line):
             case {"result": dict(result)}:
                 metrics = result.get("metrics")
@@ -80,16 +78,12 @@ class Job:
         return dataclasses.replace(self, log=_tail(self.log, line))
 
     def with_stderr(self, line: str) -> Job:
-        """Return the job after its process wrote `line` to stderr."""
         return dataclasses.replace(self, stderr=_tail(self.stderr, line))
 
     def with_exit(self, code: int, finished: int, stopped: JobState | None) -> Job:
-        """Return the job after its process ended with `code`.
+        """Return the job after its process ended with an exit code, or minus a signal's number.
 
-        Args:
-            code: the exit code, or minus the number of the signal.
-            finished: the time, microseconds UTC.
-            stopped: the state, unless it succeeded, of a job that the service stopped.
+        `stopped` is the state, unless it succeeded, of a job that was stopped.
         """
         done = dataclasses.replace(self, exit_code=code, finished=finished)
         if code == 0 and self.result is not None and self.error is None:
@@ -103,12 +97,11 @@ class Job:
         return dataclasses.replace(self, state="failed", error=error, finished=finished)
 
     def to_json(self) -> bytes:
-        """Serialise the job."""
         return orjson.dumps(self, option=orjson.OPT_INDENT_2)
 
     @classmethod
     def from_json(cls, data: bytes) -> Job:
-        """Parse what `to_json` returned. Raises ValueError when the bytes are damaged."""
+        """Parse what `to_json` returned; raises ValueError for damaged bytes."""
         try:
             job = cls(**orjson.loads(data))
             if job.state not in get_args(JobState) or not isinstance(job.created, int):
@@ -146,7 +139,6 @@ def _message(line: str) -> dict[str, Any] | None:
 def _extended(
     curve: tuple[Mapping[str, Any], ...], progress: Mapping[Any, Any]
 ) -> tuple[Mapping[str, Any], ...]:
-    """Return the curve with a message's point, which replaces an earlier one of its epoch."""
     epoch, loss = progress.get("epoch"), progress.get("loss")
     if not isinstance(epoch, int) or not isinstance(loss, int | float):
         return curve
@@ -159,7 +151,6 @@ def _tail(lines: tuple[str, ...], line: str) -> tuple[str, ...]:
 
 
 def job_document(job: Job) -> dict[str, Any]:
-    """Return the public fields of a job."""
     return {
         "job_id": job.id,
         "state": job.state,
@@ -190,8 +181,7 @@ OPTIONS: Mapping[str, tuple[int, int] | tuple[str, ...]] = {
 def training_command(data: Path, encoder: str, options: Mapping[str, Any]) -> Sequence[str]:
     """Return the command that trains on an absolute directory and publishes without activating.
 
-    Raises:
-        Invalid: at `/options/NAME`, for an unknown option or a value that is not allowed.
+    Raises Invalid, at `/options/NAME`, for an unknown option or a value that is not allowed.
     """
     argv = [sys.executable, "-m", "service.cli", "train", "--as-job", "--json-progress"]
     # The directory is a namespace's own already, whatever HEED_NAMESPACE is inherited.

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import platform
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import orjson
 
 from service.domain.errors import Busy, Conflict, HeedError, Unavailable
 from service.jobs.job import Job, JobState
-from service.jobs.job_records import CHILD_LOCK, KEPT, JobRecords, LeaseWatch, TrainingLease
+from service.jobs.job_records import CHILD_LOCK, JobRecords, LeaseWatch, TrainingLease
 from service.runtime import durable_files, tracing
 from service.runtime.child_process import ChildProcess
 from service.runtime.logs import log_failure
@@ -62,7 +61,6 @@ logger = logging.getLogger(__name__)
 
 _POLL = 0.1  # seconds between two checks of the process and of requests to cancel
 _SAVE_INTERVAL = 1.0  # seconds between two writes of progress to disk
-_CLAIMS = 5  # tries: a process that marks interrupted jobs has the lock for a moment
 _NICE = 10  # increment to this process's niceness for the training, which keeps requests fast
 _LOST = "interrupted: the database did not answer, and another machine may train now"
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -71,17 +69,12 @@ _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 class JobRunner:
     """Runs the training jobs of one namespace, which any number of processes share.
 
-    Args:
-        root: the data directory; its folder `jobs` is created when missing. A job whose service
-            was killed is marked as failed on construction, and its process, if alive, killed.
-        argv: builds the command line from a job's options. It may raise Invalid.
-        store: of the namespace. Where several machines share it, they share the jobs, of which one
-            at a time runs.
-        on_success: awaited after a training succeeded and before its job is `succeeded`, so that
-            clients that see this state see the new version too. Its exceptions fail the job.
-        threads: threads of the training's numerical libraries.
-        grace: seconds between SIGTERM and SIGKILL.
-        keep: number of jobs kept.
+    A job whose service was killed is marked as failed on construction, and its process, if alive,
+    killed. `argv` builds the command line from a job's options, and may raise Invalid. Machines
+    that share the `store` share the jobs, of which one at a time runs. `on_success` is awaited
+    after a training succeeded and before its job is `succeeded`, so that clients that see this
+    state see the new version too; its exceptions fail the job. `grace` is the seconds between
+    SIGTERM and SIGKILL.
     """
 
     def __init__(
@@ -93,14 +86,13 @@ class JobRunner:
         on_success: Callable[[Job], Awaitable[None]] | None = None,
         threads: int = 1,
         grace: float = 10.0,
-        keep: int = KEPT,
     ) -> None:
         self._argv = argv
         self._file = store if store is not None and store.shared is None else None
         self._on_success = on_success
         self._threads = threads
         self._grace = grace
-        self._records = JobRecords(root, store, keep)
+        self._records = JobRecords(root, store)
         self._live: dict[str, Job] = {}  # the job that this process runs
         self._task: asyncio.Task[None] | None = None
         self._child: ChildProcess | None = None
@@ -113,22 +105,19 @@ class JobRunner:
 
     @property
     def is_running(self) -> bool:
-        """True while this process runs a training."""
         return self._task is not None and not self._task.done()
 
     @property
     def running_for(self) -> float:
-        """Seconds that the training of this process has run so far; 0 without one."""
+        """Seconds that the training of this process has run; 0 without one."""
         return time.monotonic() - self._began if self._began else 0.0
 
     async def start(self, options: Mapping[str, Any]) -> str:
         """Start a training and return the id of its job.
 
-        Raises:
-            Conflict: one is running, in this process or in another.
-            Invalid: `argv` refuses the options.
-            StoreFull: the disk has no room for the job's file.
-            Unavailable: the service is shutting down, or the database does not answer.
+        Raises Conflict while one runs, in this process or another; Invalid where `argv` refuses the
+        options; StoreFull; Unavailable while the service shuts down or the database does not
+        answer.
         """
         if self._closing:
             raise Busy("the service is shutting down")
@@ -143,9 +132,8 @@ class JobRunner:
             child_lock = await self._claim_child(stack)
             if child_lock is None:
                 raise Conflict("an interrupted training has not ended yet; one runs at a time")
-            who = f"the service, process {os.getpid()} on {platform.node() or 'this machine'}"
-            create = self._records.store.create
-            job = await asyncio.to_thread(create, options, _now(), who)
+            create = self._records.create
+            job = await asyncio.to_thread(create, options, _now(), "the service")
             if self._closing:  # since the check above: nothing would stop the new training
                 raise Busy("the service is shutting down")
         except BaseException:
@@ -157,13 +145,11 @@ class JobRunner:
         return job.id
 
     async def get(self, job_id: str) -> Job:
-        """Return the job as it is now. Raises NotFound."""
         if job_id in self._live:
             return self._live[job_id]
         return await asyncio.to_thread(self._records.read, job_id)
 
     async def latest(self, limit: int) -> list[Job]:
-        """Return the newest jobs as they are now, newest first."""
         jobs = await asyncio.to_thread(self._records.latest, limit, frozenset(self._live))
         return [self._live.get(job.id, job) for job in jobs]
 
@@ -174,7 +160,7 @@ class JobRunner:
         """
         job = await self.get(job_id)
         if not job.is_final:
-            await asyncio.to_thread(self._records.store.request_cancellation, job_id)
+            await asyncio.to_thread(self._records.request_cancellation, job_id)
         return job
 
     async def close(self) -> None:
@@ -302,20 +288,16 @@ class JobRunner:
     # Locks --------------------------------------------------------------------------------------
 
     async def _claim(self, stack: contextlib.ExitStack) -> TrainingLease:
-        """Take the right to train for as long as `stack` is open. Raises Conflict."""
-        for _ in range(_CLAIMS):
-            own = contextlib.ExitStack()
-            claiming = asyncio.ensure_future(asyncio.to_thread(self._records.claim, own))
-            try:
-                lease = await asyncio.shield(claiming)
-            except asyncio.CancelledError:
-                claiming.add_done_callback(lambda _, own=own: own.close())  # type: ignore[misc]
-                raise
-            if lease is not None:
-                stack.enter_context(own)
-                return lease
-            await asyncio.sleep(0.02)
-        raise await asyncio.to_thread(self._records.conflict)
+        own = contextlib.ExitStack()
+        claiming = asyncio.ensure_future(asyncio.to_thread(self._records.claim_training, own))
+        try:
+            lease = await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            claiming.add_done_callback(lambda done: done.cancelled() or done.exception())
+            claiming.add_done_callback(lambda _: own.close())
+            raise
+        stack.enter_context(own)
+        return lease
 
     async def _claim_child(self, stack: contextlib.ExitStack) -> int | None:
         """Take the lock that the training inherits; None if it stays taken."""

@@ -1,1 +1,1 @@
-"""Maintenance of a data directory: backups, restores, drills, and the diagnosis of faults."""
+"""Maintenance of a data directory or database: backups, restores, copies, and the doctor."""

@@ -29,7 +29,6 @@ class ComparedTable(NamedTuple):
 
     @property
     def is_same(self) -> bool:
-        """Report whether both have the same records."""
         return self.source == self.target
 
 
@@ -42,7 +41,6 @@ class StoreCopy(NamedTuple):
 
     @property
     def differing(self) -> list[str]:
-        """Names of the tables that differ."""
         return [table.name for table in self.tables if not table.is_same]
 
 
@@ -64,15 +62,11 @@ async def compare_stores(source: Store, target: Store) -> list[ComparedTable]:
 
 
 async def begin_copy(target: Store, origin: str) -> str | None:
-    """Mark the target as an unfinished copy.
+    """Mark the target as an unfinished copy; return the last user written, None if it is whole.
 
     Args:
         target: an empty store, or a copy from this source that was not changed since.
         origin: identity of the source, which is recorded in the target.
-
-    Returns:
-        str | None: id of the last user whom an interrupted copy has written; None if the target is
-        whole.
 
     Raises:
         Conflict: the target has data that are not of a copy from this source.
@@ -111,11 +105,8 @@ async def copy_store(
     their ids. Each transaction records the position, from which the next call goes on if this one
     is killed. Until source and target are the same, only a copy opens the target.
 
-    Args:
-        source: is only read. Writes to it meanwhile make the stores differ.
-        target: as of `begin_copy`, as is `origin`.
-        origin: identity of the source.
-        progress: called as it proceeds.
+    The source is only read; writes to it meanwhile make the stores differ. `target` and `origin`
+    are as of `begin_copy`.
 
     Raises:
         Conflict: the target has data that are not of a copy from this source, or is changed by
@@ -155,7 +146,6 @@ async def _read_registers(store: Store) -> Registers:
 
 
 async def _copy_registers(source: Store, target: Store, bulk: BulkAccess) -> None:
-    """Insert the records that the target lacks."""
     ours, theirs = await _read_registers(source), await _read_registers(target)
     entries = sorted(set(ours.forgotten) - set(theirs.forgotten))
     missing = Registers(

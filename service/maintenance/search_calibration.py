@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
+from models.attention.attend import AttentionOptions
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import INDEX_FROM, UNTRAINED, Snapshot
 from models.evaluation.full_ranking import first_relevant_rank, ndcg_gains, standard_error
@@ -27,7 +27,7 @@ from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.training_corpus import StageProgressCallback, encode_with_progress
 
 WEIGHTS = (0.0, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)  # of meaning that are compared
-MIN_QUERIES = 100  # with fewer of which nothing is calibrated
+MIN_QUERIES = 100  # with fewer, nothing is calibrated
 _QUERIES = 250  # of each kind, at most
 _MAX_ITEMS = 10_000  # that are searched: a sample of larger catalogues
 _LONGEST = 1_000  # characters of a query; longer ones are not typed, and take seconds
@@ -71,19 +71,15 @@ class Calibration:
 def build_snapshot(
     items: Iterable[Item],
     embeddings: EmbeddingCache,
-    progress: StageProgressCallback | None = None,
+    progress: StageProgressCallback = lambda *_: None,
     *,
     index_from: int = INDEX_FROM,
     keywords: bool = True,
 ) -> Snapshot:
     """Build a snapshot of items as the service would search them; their embeddings are saved.
 
-    Args:
-        items: the catalogue.
-        embeddings: of texts.
-        progress: called as items are embedded.
-        index_from: number of items from which on an index of their keys is built.
-        keywords: whether items are found by their ids and other keywords.
+    An index of keys is built from `index_from` items on. With `keywords`, items are found by their
+    ids and other keywords.
     """
     empty = Catalogue.empty(embeddings.encoder.dimension, bm25_writer=BM25Writer())
     entries = [to_entry(item, embeddings.encoder.dimension) for item in items]
@@ -99,18 +95,17 @@ def calibrate(
     items: Iterable[Item],
     embeddings: EmbeddingCache,
     *,
-    seed: int = 0,
-    progress: StageProgressCallback | None = None,
+    progress: StageProgressCallback = lambda *_: None,
 ) -> Calibration:
     """Choose the weight of meaning by how well held-out texts of a catalogue find their own items.
 
-    `seed` is of the samples. Takes seconds, and the time to embed the texts that are new to
+    Takes seconds, and the time to embed the texts that are new to
     `embeddings`.
 
     Raises:
         Invalid: too few items have several texts.
     """
-    parts = hold_out(sample_items(items, seed), seed)
+    parts = hold_out(sample_items(items))
     return calibrate_held_out(parts, embeddings, [embeddings.query], progress)[0]
 
 
@@ -118,7 +113,7 @@ def calibrate_held_out(
     parts: Sequence[HeldOut],
     embeddings: EmbeddingCache,
     encoders: Sequence[Callable[[str], NDArray[np.float32]]],
-    progress: StageProgressCallback | None = None,
+    progress: StageProgressCallback = lambda *_: None,
 ) -> list[Calibration]:
     """Return the calibration of each encoder of queries, on the same texts held out.
 
@@ -136,13 +131,15 @@ def calibrate_held_out(
         )
         for text, item_id in part.queries:
             for own, encode in zip(gains, encoders, strict=True):
-                rankings = rank_by_weight(snapshot, encode, text, _DEPTH, _COARSE)
+                rankings = rank_by_weight(snapshot, encode, text)
                 own.append(_gains(rankings, item_id))
             done = len(gains[0])
-            if progress is not None and (done % _TELL == 0 or done == total):
+            if done % _TELL == 0 or done == total:
                 progress("calibrating search", done, total, None)
-    found = [np.array(own) for own in gains]
-    return [Calibration(replace(DEFAULTS, meaning=choose_weight(own)), own) for own in found]
+    return [
+        Calibration(replace(DEFAULTS, meaning=choose_weight(each)), each)
+        for each in map(np.array, gains)
+    ]
 
 
 def choose_weight(gains: NDArray[np.float64]) -> float:
@@ -164,12 +161,12 @@ def choose_weight(gains: NDArray[np.float64]) -> float:
     return WEIGHTS[at]
 
 
-def sample_items(items: Iterable[Item], seed: int) -> list[Item]:
+def sample_items(items: Iterable[Item]) -> list[Item]:
     """Return all items but the hidden ones, or a uniform sample of very many.
 
-    Reservoir sampling, Vitter 1985; `seed` is of the sample.
+    Reservoir sampling, Vitter 1985.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     sample: list[Item] = []
     for count, item in enumerate(item for item in items if not item.hidden):
         if count < _MAX_ITEMS:
@@ -179,13 +176,13 @@ def sample_items(items: Iterable[Item], seed: int) -> list[Item]:
     return sample
 
 
-def hold_out(items: Sequence[Item], seed: int) -> list[HeldOut]:
-    """Hold out titles and, apart from them, sentences; `seed` is of the samples.
+def hold_out(items: Sequence[Item]) -> list[HeldOut]:
+    """Hold out titles and, apart from them, sentences.
 
     Raises:
         Invalid: there are too few of both.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     parts = [hold_out_titles(items, rng), hold_out_sentences(items, rng)]
     total = sum(len(part.queries) for part in parts)
     if total < MIN_QUERIES:
@@ -235,26 +232,21 @@ def hold_out_sentences(items: Sequence[Item], rng: np.random.Generator) -> HeldO
 
 
 def rank_by_weight(
-    snapshot: Snapshot,
-    encode: Callable[[str], NDArray[np.float32]],
-    text: str,
-    depth: int,
-    options: AttentionOptions = DEFAULT_OPTIONS,
+    snapshot: Snapshot, encode: Callable[[str], NDArray[np.float32]], text: str
 ) -> list[list[str]]:
-    """Return the ids of the first `depth` items of a search, for each of `WEIGHTS`.
+    """Return the ids of the first items of a search, for each of `WEIGHTS`.
 
     `encode` maps the text to its embedding [D].
     """
     catalogue = snapshot.catalogue
-    _, matches = match_text(text, snapshot, encode, allowed=catalogue.servable, options=options)
+    _, matches = match_text(text, snapshot, encode, allowed=catalogue.servable, options=_COARSE)
     weighted = (
         replace(matches, parameters=replace(DEFAULTS, meaning=weight)) for weight in WEIGHTS
     )
-    return [catalogue.vocabulary.ids_of(nearest(each, depth).tolist()) for each in weighted]
+    return [catalogue.vocabulary.ids_of(nearest(each, _DEPTH).tolist()) for each in weighted]
 
 
 def _gains(rankings: Sequence[Sequence[str]], item_id: str) -> NDArray[np.float64]:
-    """Return the gain [W] of an item's rank in each ranking."""
     ranks = [first_relevant_rank(ranking, {item_id: 1.0}, _DEPTH) for ranking in rankings]
     return ndcg_gains(np.array(ranks), _DEPTH)
 
@@ -308,13 +300,12 @@ def fit_query_encoding(
     items: Iterable[Item],
     embeddings: EmbeddingCache,
     *,
-    seed: int = 0,
-    progress: StageProgressCallback | None = None,
+    progress: StageProgressCallback = lambda *_: None,
 ) -> QueryEncoding:
     """Fit a table to the titles and sentences of a catalogue, and compare it on held-out ones.
 
     Takes minutes, most of them for encoding up to 30,000 sentences and pieces of them, and the time
-    to embed the texts that are new to `embeddings`. `seed` is of the samples.
+    to embed the texts that are new to `embeddings`.
 
     Raises:
         Invalid: the encoder of `embeddings` needs no table, or too few items have several texts, or
@@ -325,13 +316,12 @@ def fit_query_encoding(
         raise Invalid("", f"{encoder.name} needs no query table: it encodes queries itself")
 
     def report(stage: str, done: int, total: int) -> None:
-        if progress is not None:
-            progress(stage, done, total, None)
+        progress(stage, done, total, None)
 
-    searched = sample_items(items, seed)
-    parts = hold_out(searched, seed)
+    searched = sample_items(items)
+    parts = hold_out(searched)
     try:
-        fitted = fit_query_table(encoder, _texts(searched, parts), seed=seed, progress=report)
+        fitted = fit_query_table(encoder, _texts(searched, parts), progress=report)
     except ValueError as error:
         raise Invalid("", f"no query table can be fitted: {error}") from error
     by_table, by_encoder = calibrate_held_out(

@@ -66,7 +66,7 @@ class SQLitePlace:
         check_restored(self._data)
         if namespace != DEFAULT_NAMESPACE and not path.parent.is_dir():
             data_layout.create_namespace(
-                self._data, namespace, lambda folder: _make_store(folder / STORE_FILE), own_id
+                self._data, namespace, lambda folder: _create_store(folder / STORE_FILE), own_id
             )
         make_directory(path.parent)
         return SQLiteStore(path, is_target=is_target)
@@ -138,14 +138,10 @@ StorePlace = SQLitePlace | PostgresPlace
 
 
 def parse_place(text: str) -> StorePlace:
-    """Return the place that a text names.
-
-    Args:
-        text: a data directory or the file of a store, `sqlite:` before either, or a
-            `postgresql://` URL.
+    """Return the place of a directory or file, `sqlite:` and either, or a `postgresql://` URL.
 
     Raises:
-        Invalid: it names none.
+        Invalid: the text is none of these.
     """
     scheme, colon, rest = text.partition(":")
     if scheme in {"postgresql", "postgres"} and rest.startswith("//"):
@@ -158,7 +154,7 @@ def parse_place(text: str) -> StorePlace:
     return SQLitePlace(Path(path))
 
 
-def _make_store(path: Path) -> None:
+def _create_store(path: Path) -> None:
     DatabaseFile(path)  # which creates it
 
 

@@ -29,36 +29,52 @@ BEAT_INTERVAL = 1.0  # seconds
 STALLED = 5.0  # seconds without a beat, after which peers do not wait for a worker
 
 
-class Heartbeats:
-    """The last heartbeat of each worker; create it before the workers are forked.
+class WorkerRow(NamedTuple):
+    """One worker number. Times are of the monotonic clock, the same in all processes."""
+
+    is_running: bool
+    started: float  # of its latest process; 0.0 before the first
+    restarts: int
+    beat: float = 0.0  # the last heartbeat of that process; 0.0 before its first
+
+
+class WorkerTable:
+    """One row for each worker, in shared memory; create it before the workers are forked.
 
     The event loop of a worker beats, so that a worker whose process is stopped or whose loop is
-    blocked falls silent. Memory that is shared needs no reader, as a pipe would: a parent that is
-    slow holds up nobody. Times are of the system's monotonic clock, the same in all processes.
+    blocked falls silent. Unlike a pipe, shared memory needs no reader: a slow parent holds up
+    nobody.
     """
 
     def __init__(self, count: int) -> None:
-        # One aligned double each, which is written in one piece.
-        self._times = memoryview(mmap.mmap(-1, 8 * count)).cast("d")
+        columns = len(WorkerRow._fields)
+        self._rows = np.frombuffer(mmap.mmap(-1, 8 * count * columns)).reshape(count, columns)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> WorkerRow:
+        running, started, restarts, beat = self._rows[number].tolist()
+        return WorkerRow(bool(running), started, int(restarts), beat)
+
+    def start(self, number: int) -> None:
+        """Note that a process of this worker is about to start."""
+        restarts = self._rows[number, 2] + (self._rows[number, 1] > 0)
+        self._rows[number] = 1, time.monotonic(), restarts, 0.0
+
+    def end(self, number: int) -> None:
+        """Note that the process of this worker has ended."""
+        self._rows[number, 0] = 0
 
     def beat(self, number: int) -> None:
         """Note that a worker is alive now."""
-        self._times[number] = time.monotonic()
-
-    def clear(self, number: int) -> None:
-        """Forget a worker that has ended: its successor is silent until it serves."""
-        self._times[number] = 0.0
-
-    def last(self, number: int) -> float:
-        """Return the time of a worker's last beat; 0.0 before its first."""
-        return self._times[number]
+        self._rows[number, 3] = time.monotonic()
 
     def is_stalled(self, number: int) -> bool:
         """True for a worker that does not serve now: silent for a while, ended, or starting."""
-        return time.monotonic() - self._times[number] > STALLED
+        return time.monotonic() - self[number].beat > STALLED
 
     async def keep_beating(self, number: int) -> None:
-        """Beat until cancelled."""
         while True:
             self.beat(number)
             await asyncio.sleep(BEAT_INTERVAL)
@@ -71,8 +87,8 @@ class SilenceWatch:
     counts for nothing, since it would be held against workers that had no chance to beat.
     """
 
-    def __init__(self, heartbeats: Heartbeats) -> None:
-        self._heartbeats = heartbeats
+    def __init__(self, table: WorkerTable) -> None:
+        self._table = table
         self._checked = time.monotonic()
         self._silence: dict[int, tuple[float, float]] = {}  # number -> last beat, silent seconds
 
@@ -81,56 +97,17 @@ class SilenceWatch:
         now = time.monotonic()
         passed, self._checked = min(now - self._checked, 2 * BEAT_INTERVAL), now
         for number, (last, silent) in self._silence.items():
-            latest = self._heartbeats.last(number)
+            latest = self._table[number].beat
             self._silence[number] = (latest, silent + passed if latest == last else 0.0)
 
     def restart(self, number: int) -> None:
         """Begin again with a worker, which is being started."""
-        self._heartbeats.clear(number)
         self._silence[number] = (0.0, 0.0)
 
     def silence(self, number: int) -> float:
         """Return a worker's seconds of silence; 0.0 until its first beat, however long it loads."""
         last, silent = self._silence[number]
         return silent if last else 0.0
-
-
-_COLUMNS = 3  # process id, start, restarts
-
-
-class WorkerRow(NamedTuple):
-    """One worker number as its parent sees it."""
-
-    is_running: bool
-    started: float  # of its latest process, by the monotonic clock; 0 before the first
-    restarts: int
-
-
-class WorkerTable:
-    """One row for each worker, in memory that forked processes share.
-
-    Times are of the system's monotonic clock, the same in all processes, which nobody sets.
-    """
-
-    def __init__(self, count: int) -> None:
-        memory = mmap.mmap(-1, count * _COLUMNS * 8)
-        self._rows = np.frombuffer(memory, np.float64).reshape(count, _COLUMNS)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, number: int) -> WorkerRow:
-        running, started, restarts = self._rows[number].tolist()
-        return WorkerRow(bool(running), started, int(restarts))
-
-    def start(self, number: int) -> None:
-        """Note that a process of this worker is about to start."""
-        restarts = self._rows[number, 2] + (self._rows[number, 1] > 0)
-        self._rows[number] = 1, time.monotonic(), restarts
-
-    def end(self, number: int) -> None:
-        """Note that the process of this worker has ended."""
-        self._rows[number, 0] = 0
 
 
 _log = logging.getLogger(__name__)
@@ -163,21 +140,13 @@ class WorkerPeers:
     Args:
         sockets: from `worker_sockets`.
         number: index of this worker's own socket.
-        heartbeats: of all workers. One that has stalled is not waited for.
-        table: the workers as their parent sees them.
+        table: of all workers. One that has stalled is not waited for.
     """
 
-    def __init__(
-        self,
-        sockets: Sequence[socket.socket],
-        number: int,
-        heartbeats: Heartbeats,
-        table: WorkerTable | None = None,
-    ) -> None:
+    def __init__(self, sockets: Sequence[socket.socket], number: int, table: WorkerTable) -> None:
         self._sockets = sockets
-        self._heartbeats = heartbeats
         self.number = number
-        self.table = table or WorkerTable(len(sockets))
+        self.table = table
 
     async def listen(self, handlers: MessageHandlers) -> asyncio.Server:
         """Answer requests of the other workers until the returned server is closed."""
@@ -229,7 +198,7 @@ class WorkerPeers:
         asking = asyncio.ensure_future(self._ask(number, request, patience))
         try:
             while not asking.done():
-                if self._heartbeats.is_stalled(number):
+                if self.table.is_stalled(number):
                     _log.warning("worker %d is not waited for: it does not serve now", number)
                     return b""
                 await asyncio.wait([asking], timeout=_STALL_POLL)
@@ -275,36 +244,32 @@ class _Slot:
 
 
 class PreforkServer:
-    """Runs `count` processes that do the same work, until SIGTERM or SIGINT.
+    """Runs a process for each row of a table, all with the same work, until SIGTERM or SIGINT.
 
     The process must be single-threaded: it forks, at the start and whenever a worker has died.
 
     Args:
-        count: number of workers.
         work: called in each worker with its number, and whether it is the first process of that
             number; the process ends when it returns. It handles SIGTERM and SIGINT itself.
         grace: seconds between SIGTERM to the workers and SIGKILL.
-        heartbeats: of the workers, which `work` keeps up once it serves.
+        table: of the workers. `work` keeps their heartbeats up once it serves.
         patience: seconds without a heartbeat after which a worker is killed and replaced.
-        table: gets each start and end, for the workers to read.
     """
 
     def __init__(
         self,
-        count: int,
         work: Callable[[int, bool], None],
         *,
         grace: float,
-        heartbeats: Heartbeats,
+        table: WorkerTable,
         patience: float,
-        table: WorkerTable | None = None,
     ) -> None:
-        self._slots = [_Slot(number) for number in range(count)]
+        self._slots = [_Slot(number) for number in range(len(table))]
         self._work = work
         self._grace = grace
-        self._watch = SilenceWatch(heartbeats)
+        self._watch = SilenceWatch(table)
         self._patience = patience
-        self._table = table or WorkerTable(count)
+        self._table = table
         self._mask: set[int | signal.Signals] = set()  # of signals, before `run`
 
     def run(self) -> None:
@@ -468,7 +433,6 @@ class ShutdownLimit:
 
 
 _ALIGNMENT = 64  # bytes
-_UNPUBLISHED = 0
 
 
 class SharedArrays:
@@ -487,7 +451,7 @@ class SharedArrays:
     @property
     def is_published(self) -> bool:
         """True once `arrays` can be called."""
-        return self._size[0] != _UNPUBLISHED
+        return bool(self._size[0])
 
     def claim(self) -> bool:
         """Try to become the process that makes the arrays; `release` ends the claim.
@@ -505,7 +469,6 @@ class SharedArrays:
         return True
 
     def release(self) -> None:
-        """End the claim of this process."""
         fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def publish(self, arrays: Mapping[str, NDArray[Any]]) -> None:

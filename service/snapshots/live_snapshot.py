@@ -23,7 +23,7 @@ from models.recommender.artifact import TrainedModel
 from models.text.bm25 import BM25Writer
 from service.domain.errors import HeedError, ModelRejected
 from service.domain.settings import KEYWORD_FIELDS
-from service.domain.stage_clock import StageClock
+from service.runtime.tracing import StageClock
 from service.snapshots.catalogue_updates import CatalogueUpdates
 from service.snapshots.derived_files import CatalogueCache
 from service.snapshots.registry import Registry
@@ -41,8 +41,6 @@ class LiveSnapshot:
         index_from: number of rows from which on an index is built, as in `Snapshot.build`.
         keyword_fields: attributes that hold identifiers.
         indexing_lock: a file that processes of one catalogue lock while they build indexes.
-        index_cache: of indexes that were built before.
-        catalogue_cache: of the catalogue that an earlier process read.
     """
 
     def __init__(
@@ -96,15 +94,13 @@ class LiveSnapshot:
 
     @property
     def is_activating(self) -> bool:
-        """True while a model version is being activated."""
         return bool(self._activations)
 
     async def open(self) -> None:
         """Load the catalogue, popularity and the current model; of a preloaded state, what changed.
 
-        A preloaded model goes on serving, `degraded`, where one that was made current since cannot
-        be served. Likewise, where the current model of a first start cannot be served, the newest
-        other one that can be is.
+        If a model that was made current since cannot be served, the preloaded one goes on,
+        `degraded`; at a first start, the newest other one that can be is served.
 
         Raises:
             Corrupt: naming the model file that fails its checks, when no other model can be served.
@@ -134,7 +130,6 @@ class LiveSnapshot:
         _log.info("loaded: %s", ", ".join(f"{n} {s:.2f} s" for n, s in stages.seconds.items()))
 
     def close(self) -> None:
-        """Abandon the work beside requests."""
         self.catalogue.close()
         self.indexes.close()
 
@@ -150,12 +145,8 @@ class LiveSnapshot:
         """Serve a model version; requests in flight keep the snapshot they have.
 
         The work goes on when the request that began it runs out of time, for the next one would
-        begin it again, and run out of time again.
-
-        Raises:
-            NotFound: when there is no such version.
-            Corrupt: naming the file that fails its checks.
-            ModelRejected: when the model does not fit; the old one goes on serving.
+        begin it again, and run out of time again. Raises what `_load` raises; the old model goes on
+        then.
         """
         task = asyncio.create_task(self._activate(version))
         self._activations.add(task)
@@ -201,8 +192,6 @@ class LiveSnapshot:
                 return
             refreshed = partial(base.refreshed, catalogue, counts.copy())
             await self.served.replace(self._executor, refreshed)
-
-    # ------------------------------------------------------------------ the parts
 
     async def _activate(self, version: str) -> Snapshot:
         def proven() -> Snapshot:

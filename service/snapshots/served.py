@@ -24,8 +24,7 @@ from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import Vocabulary
 from models.index.ann_index import StructureCache
 from service.domain.errors import StoreUnreachable
-from service.domain.item_patch import ItemPatch
-from service.domain.records import Item
+from service.domain.records import Item, ItemPatch
 from service.runtime import durable_files
 from service.runtime.logs import REPEATED, log_failure
 from service.runtime.threads import run_in_daemon_thread
@@ -87,7 +86,7 @@ class UnacknowledgedWrites:
 
     def acknowledged_at(self, version: int) -> int:
         """Return the latest version, up to this one, that a client may have been told of."""
-        previous = {own: before for before, own in self._table.tolist() if own}
+        previous = {after: before for before, after in self._table.tolist() if after}
         while (before := previous.get(version)) is not None:
             version = before
         return version
@@ -131,11 +130,7 @@ class Served:
 class IndexRefresh:
     """Builds new indexes where they are due, on a thread of their own.
 
-    Args:
-        executor: where the indexes are put into the snapshot of then.
-        index_from: number of rows from which on an index is built, as in `Snapshot.build`.
-        lock: a file that processes of one catalogue lock, to build one after the other.
-        cache: of indexes that were built before.
+    Processes of one catalogue lock the file `lock`, to build one after the other.
     """
 
     def __init__(
@@ -173,19 +168,17 @@ class IndexRefresh:
 
     @property
     def is_building(self) -> bool:
-        """True while indexes are built."""
         return self._building is not None
 
     async def wait(self) -> None:
-        """Return when no indexes are being built."""
         if self._building is not None:
             await asyncio.wait([self._building])
 
     def close(self) -> None:
         """Abandon the indexes that are being built."""
-        for each in (self._timer, self._building):
-            if each is not None:
-                each.cancel()
+        for work in (self._timer, self._building):
+            if work is not None:
+                work.cancel()
 
     def _are_due(self, times: int = 1) -> bool:
         return self._served.snapshot.needs_reindex(index_from=times * self._index_from)
@@ -232,12 +225,8 @@ T = TypeVar("T")
 class CatalogueRefresh:
     """Applies the changes of the store's catalogue, batch by batch, on a thread of its own.
 
-    A write is acknowledged once its changes are served, and a request waits for acknowledged
-    changes alone: it is writers that wait for refreshes.
-
-    Args:
-        indexes: are scheduled after each refresh.
-        cache: of the catalogue that an earlier process read.
+    A write is acknowledged once its changes are served, and a request waits only for acknowledged
+    changes: it is writers that wait for refreshes.
     """
 
     def __init__(
@@ -393,10 +382,10 @@ class CatalogueRefresh:
         """Apply changes batch by batch until this version is served; callers share batches."""
         while self.version < version:
             if self._batch is None or self._batch.done():
-                self._batch = asyncio.create_task(self._take_over())
+                self._batch = asyncio.create_task(self._apply_batch())
             await asyncio.shield(self._batch)
 
-    async def _take_over(self) -> None:
+    async def _apply_batch(self) -> None:
         async with self._served.lock:
             changes = await self._store.catalogue_changes(self.version, _REFRESH_BATCH)
             await self._update(partial(self._updates.apply, changes=changes, defer=True))

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from models.catalogue.cow import CowArray
-from models.compute.progress import ProgressCallback
+from models.compute.checkpoint import ProgressCallback
 from models.text.encoders import SentenceEncoder, StaticEncoder, TextEncoder
 from service.domain.errors import Invalid
 from service.domain.settings import PREFIX, STATIC_ENCODER
@@ -32,12 +32,8 @@ from service.runtime.durable_files import make_directory, write
 def open_encoder(setting: str) -> TextEncoder:
     """Open a text encoder. Nothing is downloaded: an encoder that is not installed is refused.
 
-    Args:
-        setting: `static`; or the name of an installed package that carries a
-            sentence-transformers model; or, with a slash in it, the folder of one.
-
-    Raises:
-        Invalid: naming the setting, what is wrong with it, and what to do.
+    `setting` is `static`, or the name of an installed package that carries a sentence-transformers
+    model, or, with a slash in it, the folder of one. Raises `Invalid`, which says what to do.
     """
     if setting == STATIC_ENCODER:
         return StaticEncoder()

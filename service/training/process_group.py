@@ -16,7 +16,7 @@ import torch
 from torch import distributed
 from torch.multiprocessing.spawn import ProcessException, spawn
 
-from models.compute.device import SINGLE_PROCESS, DataParallelGroup
+from models.compute.device import SINGLE_PROCESS, Processes
 from service.domain.errors import HeedError
 
 _COLLECTIVE_TIMEOUT = timedelta(days=7)  # a slow process is awaited; a dead one is noticed at once
@@ -38,13 +38,11 @@ def is_rank_zero() -> bool:
 
 
 def process_count(cores: int, *, tokens: int, work: int, weights: int) -> int:
-    """Return the number of processes that train fastest on these cores, or one for each GPU.
+    """The number of processes that train fastest on these cores, or one for each GPU.
 
-    Args:
-        cores: threads that may compute.
-        tokens: padded positions of a batch. Small operations cost more than a small share saves.
-        work: positions in all epochs. A training of seconds is not worth the start of a process.
-        weights: number of weights. Many gradients take longer to exchange than to compute.
+    `tokens` are padded positions of a batch: small operations cost more than a small share saves.
+    `work` counts positions in all epochs: a training of seconds is not worth the start of a
+    process. Many `weights` have gradients that take longer to exchange than to compute.
     """
     most = torch.cuda.device_count() or cores
     worthwhile = work >= _MIN_WORK and weights <= _MAX_WEIGHTS
@@ -52,18 +50,11 @@ def process_count(cores: int, *, tokens: int, work: int, weights: int) -> int:
 
 
 @contextlib.contextmanager
-def process_group(
-    size: int, work: Callable[..., object], *args: Any
-) -> Iterator[DataParallelGroup]:
+def process_group(size: int, work: Callable[..., object], *args: Any) -> Iterator[Processes]:
     """Yield the process group of this process: rank 0 of a new one, or its place in torchrun's.
 
-    Args:
-        size: number of processes; ignored under torchrun.
-        work: called in the other processes as `work(group, *args)`; importable by name.
-        args: picklable.
-
-    Raises:
-        ProcessGroupError: another process ended early.
+    `size` is ignored under torchrun. The other processes call `work(group, *args)`, importable by
+    name and picklable. Raises ProcessGroupError when another process ended early.
     """
     if _is_under_torchrun():
         yield join_torchrun()
@@ -85,7 +76,7 @@ def process_group(
                 others.join(_POLL)  # raises if one has failed
             try:
                 _join_group(folder, 0, size)
-                yield DataParallelGroup(0, size)
+                yield Processes(0, size)
             except RuntimeError:
                 others.join(_EXIT_TIMEOUT)  # connections close before their process has ended
                 raise
@@ -103,13 +94,13 @@ def process_group(
                 other.kill()
 
 
-def join_torchrun() -> DataParallelGroup:
+def join_torchrun() -> Processes:
     """Return the place of this process among those of torchrun; the only one without torchrun."""
     if not _is_under_torchrun():
         return SINGLE_PROCESS
     if not distributed.is_initialized():  # a second rendezvous would find the keys of the first
         distributed.init_process_group(_backend(), timeout=_COLLECTIVE_TIMEOUT)
-    return DataParallelGroup(distributed.get_rank(), distributed.get_world_size())
+    return Processes(distributed.get_rank(), distributed.get_world_size())
 
 
 def _is_under_torchrun() -> bool:
@@ -137,14 +128,13 @@ def _run_member(
     work: Callable[..., object],
     args: tuple[Any, ...],
 ) -> None:
-    """Do the work of a spawned process, the index-th beside rank 0."""
     rank = index + 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 gets it too, and ends this process
     torch.set_num_threads(threads)
     (folder / f"{rank}.started").touch()
     _join_group(folder, rank, size)
     try:
-        work(DataParallelGroup(rank, size), *args)
+        work(Processes(rank, size), *args)
     except RuntimeError as error:
         # Most often rank 0 has ended, and has reported why.
         raise SystemExit(f"process {rank}: {error}") from None

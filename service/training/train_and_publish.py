@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from models.compute.device import DataParallelGroup
+from models.compute.device import Processes
 from models.data.interactions import Interactions
 from models.recommender.artifact import TrainedModel
 from models.training.checkpoint import CheckpointError
@@ -22,9 +22,8 @@ from service.domain.errors import ModelRejected
 from service.runtime import durable_files
 from service.runtime.memory import trim
 from service.snapshots.registry import Registry
-from service.training.gate import JUDGED_FILE, CurrentModel, decide, judged_file
-from service.training.judgement import judge
-from service.training.process_group import is_rank_zero, process_count, process_group
+from service.training.judgement import JUDGED_FILE, CurrentModel, decide, judge, judged_file
+from service.training.process_group import process_count, process_group
 from service.training.training_corpus import StageProgressCallback, TrainingCorpus
 
 _ENOUGH = 100  # users, from which shares are said of 100
@@ -33,8 +32,7 @@ _ENOUGH = 100  # users, from which shares are said of 100
 def training_sentence(result: Mapping[str, Any]) -> str:
     """Say how what was trained compares with what was served, and what is served now.
 
-    Args:
-        result: metadata of a model version, with the `verdict` of `service.training.gate`.
+    `result` is the metadata of a model version, with the `verdict` of `service.training.judgement`.
     """
     found = result["verdict"]
     against, is_served = found["against"], found["is_served"]
@@ -75,7 +73,6 @@ def training_sentence(result: Mapping[str, Any]) -> str:
 
 
 def _figures(result: Mapping[str, Any]) -> str:
-    """Say both figures, their difference and the cases."""
     found = result["verdict"]
     cases = "held-out events" if result["has_times"] else "held-out events, drawn at random"
     if found["new_items"]:
@@ -91,7 +88,6 @@ def _figures(result: Mapping[str, Any]) -> str:
 
 
 def _share_sentence(result: Mapping[str, Any]) -> str:
-    """Say for how many users ten recommendations hold a target; nothing if few were judged."""
     found = result.get("new_items", result)
     users, share = result["verdict"]["users"], found["metrics"]["user_hr"]
     if result["verdict"]["outcome"] == "unknown":
@@ -107,7 +103,6 @@ def _share_sentence(result: Mapping[str, Any]) -> str:
 
 
 def _epochs_sentence(result: Mapping[str, Any]) -> str:
-    """Say why fewer epochs were trained than were asked; nothing otherwise."""
     trained, asked = result["epochs"], result["epochs_asked"]
     if asked is None or trained >= asked:
         return ""
@@ -118,7 +113,7 @@ def _epochs_sentence(result: Mapping[str, Any]) -> str:
 
 
 def share_of(users: int, share: float, name: str = "users") -> str:
-    """Say a share of users, of 100 only if there are as many."""
+    """Say a share of users, of 100 only if there are that many."""
     if users < _ENOUGH:
         return f"{share * users:.3g} of {users} {name}"
     return f"{100 * share:.0f} of 100 {name}"
@@ -147,37 +142,21 @@ def train(
 ) -> dict[str, Any]:
     """Fit on all but each user's last events, evaluate on these, publish what ranks them best.
 
-    The published model has been trained on these events too, in the final epochs: they
-    are the newest that there are, and of a short history many. It becomes current only if it is
-    better than what is served, by `service.training.gate`.
+    The published model has been trained on these events too, in the final epochs: they are the
+    newest that there are, and of a short history many. It becomes current only if
+    `service.training.judgement` finds it better than what is served, and with `activate`;
+    `caller_activates` leaves that to the caller, by `is_served` of the verdict.
+
+    `checkpoint` is the file of the training's state, written after every epoch, resumed if it is of
+    the same events and settings, and removed at the end. `processes` share the work, by default the
+    fastest number. `announce` is called before the training with the preset as it is for these
+    events. `count_forgotten` returns the number of users who were forgotten since the corpus was
+    read: the model has learned from them, and its metadata have the number.
 
     Collective over the shards of the corpus's log: their processes train and judge together, and
-    the first one publishes.
-
-    Args:
-        corpus: the log and the texts of its items.
-        registry: to publish the model in.
-        encoder: name of the text encoder.
-        preset: configuration of the model and of its training.
-        seed: of the training.
-        activate: make the model current if it is better than what is served.
-        caller_activates: the caller does so, if the verdict is that it `is_served`.
-        progress: called as the training proceeds.
-        checkpoint: file of the training's state, written after every epoch. An existing one of the
-            same events and settings is resumed. It is removed at the end.
-        processes: number of processes that share the work; by default the fastest number. Of a log
-            in shards they are those of the shards.
-        announce: called before the training, with the preset as it is for these events.
-        count_forgotten: returns the number of users who were forgotten since the corpus was read;
-            the model has learned from them, and its metadata have the number.
-
-    Returns:
-        dict: the version, its metrics and those of the baselines, the verdict, and a sentence that
-            says it; empty in processes other than rank 0.
-
-    Raises:
-        ModelRejected: there are too few events, or popularity, which is served without a model
-            too, ranks as well; nothing is published.
+    the first one publishes. Returns the version, its metrics and those of the baselines, the
+    verdict, and a sentence that says it; nothing in processes other than rank 0. Raises
+    ModelRejected, and publishes nothing, if there are too few events or popularity ranks as well.
     """
     if corpus.events < MIN_EVENTS:
         raise ModelRejected(
@@ -203,7 +182,7 @@ def train(
         verdict = replace(verdict, is_served=False)
     judged = judged_file(found, corpus, exclude_seen=exclude_seen)
     outcome, item_counts = found.as_dict(), corpus.log.liked().total_item_counts()
-    if not (is_rank_zero() and corpus.log.shards.is_first):
+    if not corpus.log.shards.is_first:
         return {}
     if found.popular_is_best:
         _remove_checkpoint(checkpoint)
@@ -262,7 +241,6 @@ def train(
 
 
 def _without_cases(log: Interactions) -> str:
-    """Say why no event can be held out."""
     if not len(log.liked()) and len(log):
         return (
             "every event is a dislike or a return: without an event of another type there is "
@@ -280,12 +258,11 @@ def fit_model(
 ) -> TrainingResult:
     """Call `models.training.fit.fit` in each of the processes that share the work or the log.
 
-    The arguments are as in `train`. Raises `ProcessGroupError` when a process of the group ended
-    early.
+    Arguments are as in `train`. Raises `ProcessGroupError` when a process ended early.
     """
     shards, config = plan.log.shards, plan.train_config
     if shards.count > 1:
-        return _fit(DataParallelGroup(shards.index, shards.count), plan, progress, checkpoint)
+        return _fit(shards, plan, progress, checkpoint)
     size = processes or process_count(
         torch.get_num_threads(),
         tokens=config.batch_tokens,
@@ -297,12 +274,11 @@ def fit_model(
 
 
 def _fit(
-    group: DataParallelGroup,
+    group: Processes,
     plan: TrainingPlan,
     progress: StageProgressCallback | None = None,
     checkpoint: Path | None = None,
 ) -> TrainingResult:
-    """Take part in a training, or in the rest of one whose checkpoint exists."""
     announces_resumption = False
 
     def on_step(step: TrainingProgress) -> None:
@@ -326,7 +302,7 @@ def _fit(
             return run(resume=data)
         except CheckpointError as error:
             announces_resumption = False
-            if group.is_rank_zero:
+            if group.is_first:
                 _log.warning("training starts from the beginning: %s", error)
     return run()
 

@@ -17,16 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from models.catalogue.catalogue import Catalogue
-from models.compute.device import SINGLE_PROCESS, DataParallelGroup
-from models.data.interactions import (
-    DISLIKE,
-    NEGATIVE,
-    WHOLE_LOG,
-    Interactions,
-    LogShards,
-    at_import,
-    lacks_order,
-)
+from models.compute.device import SINGLE_PROCESS, Processes
+from models.data.interactions import DISLIKE, NEGATIVE, Interactions, at_import, lacks_order
 from models.data.vocabulary import Vocabulary
 from models.encoder.event_bias import UNKNOWN
 from models.evaluation.splits import Holdout
@@ -57,10 +49,10 @@ NO_COLUMNS = LogColumns(
 )
 
 
-def check_same_store(store: Store, shards: LogShards) -> None:
-    """Check that the store of each process has about as many events as those of the others.
+def check_same_store(store: Store, shards: Processes) -> None:
+    """Raise Invalid, in all processes, unless their stores have about equally many events.
 
-    Raises `Invalid` otherwise, in all processes: users would be missing.
+    Users would be missing.
     """
     counts = shards.gather_objects(asyncio.run(store.counts())["events"])
     if max(counts) - min(counts) > _MAX_DIFFERENCE * max(counts):
@@ -72,7 +64,7 @@ def check_same_store(store: Store, shards: LogShards) -> None:
         )
 
 
-def with_common_names(columns: LogColumns, shards: LogShards) -> LogColumns:
+def with_common_names(columns: LogColumns, shards: Processes) -> LogColumns:
     """Encode items and types of a shard by the names of all shards, in ascending order."""
     if shards.count == 1:
         return columns
@@ -82,9 +74,9 @@ def with_common_names(columns: LogColumns, shards: LogShards) -> LogColumns:
 
 
 def _encode(
-    own: Sequence[str], codes: NDArray[np.int32], shards: LogShards
+    own: Sequence[str], codes: NDArray[np.int32], shards: Processes
 ) -> tuple[list[str], NDArray[np.int32]]:
-    """Return the names of all shards, and the codes of this one's names as rows of them."""
+    """The names of all shards, and the codes of this one's names as rows of them."""
     known: set[str] = set()
     for source in range(shards.count):
         known.update(shards.broadcast(lambda: [each for each in own if each not in known], source))
@@ -92,18 +84,6 @@ def _encode(
     rows = {name: row for row, name in enumerate(names)}
     lookup = np.array([rows[name] for name in own], dtype=np.int32)
     return names, lookup[codes]
-
-
-def first_content(
-    make: Callable[[], NDArray[np.float32]], shape: tuple[int, int], shards: LogShards
-) -> NDArray[np.float32]:
-    """Return the embeddings [N, D] that the first process makes: all must train on the same."""
-    if shards.count == 1:
-        return make()
-    content: NDArray[Any] = make() if shards.is_first else np.empty(shape, np.float32)
-    content = np.require(content, np.float32, ["C", "W"])
-    shards.broadcast_tensor(torch.from_numpy(content))
-    return content
 
 
 StageProgressCallback = Callable[[str, int, int, TrainingProgress | None], None]
@@ -130,11 +110,10 @@ class TrainingCorpus:
 
     @property
     def events(self) -> int:
-        """Number of events in all shards."""
         return sum(self.shard_events)
 
     def case_keys(self, cases: Holdout) -> NDArray[np.uint64]:
-        """Return a digest of each case [M]: its user, its target and, if known, its time."""
+        """A digest of each case [M]: its user, its target and, if it has one, its time."""
         items = _digests(self.item_ids)[cases.targets]
         pairs = _mix(self.user_keys[cases.users] + _mix(items))
         return _mix(pairs + cases.timestamps.astype(np.uint64)) if self.has_times else pairs
@@ -144,25 +123,16 @@ def read_store(
     store: Store,
     embeddings: EmbeddingCache,
     progress: StageProgressCallback | None = None,
-    group: DataParallelGroup = SINGLE_PROCESS,
+    shards: Processes = SINGLE_PROCESS,
 ) -> TrainingCorpus:
     """Read the log of a store and the texts of its items.
 
     Items of the catalogue without an event are left out: nothing can be learned about them, and
-    serving them needs their text alone.
+    serving them needs only their text. The `shards` call this together, each with the
+    store or an equal copy of it; each reads the events of its own users, and rank zero the texts.
 
-    Args:
-        store: the store, or with several processes an equal copy of it for each.
-        embeddings: of the texts.
-        progress: called as events are read and texts are encoded.
-        group: processes that call this together. Each reads the events of users of its own, a shard
-            of the log, and rank zero the texts.
-
-    Raises:
-        ModelRejected: the store has no events.
-        Invalid: the processes do not read the same store.
+    Raises ModelRejected for a store without events, Invalid if the processes read different stores.
     """
-    shards = LogShards(group.rank, group.world_size)
     if shards.count > 1:
         check_same_store(store, shards)
     parts = [NO_COLUMNS]
@@ -188,7 +158,6 @@ def read_store(
 
 
 def read_dataset(dataset: Dataset, embeddings: EmbeddingCache) -> TrainingCorpus:
-    """Read a data set without a store. Raises the errors of its reader."""
     users, items, types = Vocabulary(), Vocabulary(), Vocabulary()
     rows = [
         (
@@ -211,7 +180,7 @@ def _corpus(
     items: Iterable[Item],
     embeddings: EmbeddingCache,
     progress: StageProgressCallback | None = None,
-    shards: LogShards = WHOLE_LOG,
+    shards: Processes = SINGLE_PROCESS,
 ) -> TrainingCorpus:
     codes, types = _encode_types(columns.types, columns.type_names, shards)
     log = Interactions.from_columns(
@@ -233,11 +202,13 @@ def _corpus(
     if count:
         keys = _mix(user_keys[log.users] + _mix(_digests(item_ids)[log.items]))
         log = imported_first(log, imported, keys) if has_times else without_order(log, keys)
-    content = first_content(
-        lambda: _content(item_ids, items, embeddings, progress),
-        (len(item_ids), embeddings.encoder.dimension),
-        shards,
-    )
+    if shards.is_first:
+        content = _content(item_ids, items, embeddings, progress)
+    else:  # all must train on the same
+        content = np.empty((len(item_ids), embeddings.encoder.dimension), np.float32)
+    if shards.count > 1:
+        content = np.require(content, np.float32, ["C", "W"])
+        shards.broadcast_tensor(torch.from_numpy(content))
     counts = tuple(shards.gather_objects(len(log)))
     return TrainingCorpus(
         log=log,
@@ -252,7 +223,7 @@ def _corpus(
 
 
 def _digests(ids: Sequence[str]) -> NDArray[np.uint64]:
-    """Return a number of each id, the same in every training."""
+    """A number of each id, the same in every training."""
     made = b"".join(blake2b(name.encode(), digest_size=8).digest() for name in ids)
     return np.frombuffer(made, np.uint64)
 
@@ -270,7 +241,7 @@ def _content(
     embeddings: EmbeddingCache,
     progress: StageProgressCallback | None,
 ) -> NDArray[np.float32]:
-    """Return the text embeddings [N, D] of these ids, and save them; 0 where an item is unknown."""
+    """The text embeddings [N, D] of these ids, which are saved; 0 where an item is unknown."""
     catalogue = Catalogue.empty(embeddings.encoder.dimension, Vocabulary(item_ids))
     entries = (to_entry(item, embeddings.encoder.dimension) for item in items)
     touched = [entry for entry in entries if entry.item_id in catalogue.vocabulary]
@@ -282,7 +253,6 @@ def _content(
 def encode_with_progress(
     embeddings: EmbeddingCache, progress: StageProgressCallback | None = None
 ) -> Callable[[Sequence[str]], NDArray[np.float32]]:
-    """Return a function that encodes texts and reports their number to `progress`."""
     if progress is None:
         return embeddings.encode
     return partial(
@@ -292,7 +262,7 @@ def encode_with_progress(
 
 
 def _encode_types(
-    codes: NDArray[np.integer[Any]], names: Sequence[str], shards: LogShards
+    codes: NDArray[np.integer[Any]], names: Sequence[str], shards: Processes
 ) -> tuple[NDArray[np.int16], tuple[str, ...]]:
     """Encode event types [E] as rows of the returned names; -1 for the rarest beyond the limit.
 

@@ -18,7 +18,8 @@ import pytest
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
 from service.domain.records import Event
-from service.engine.list_progress import ListBatch, ListProgress
+from service.engine import lists
+from service.engine.lists import ListBatch, ListParts
 from service.histories.event_columns import EventColumns
 from service.histories.memory_provider import MemoryProvider
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
@@ -114,7 +115,7 @@ def crowd(world: tiny.World, tmp_path: Path) -> Path:
 def test_stopped_run_leaves_no_output_file(
     crowd: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    """SIGINT and SIGKILL leave no output, only the file from which the next run goes on."""
+    """SIGINT and SIGKILL leave no output, only the folder from which the next run goes on."""
     out = tmp_path / "lists" / "x.parquet"
     out.parent.mkdir()
     process = start(crowd, "--out", out, prepare=partial(stop_after, 48, number))
@@ -146,7 +147,7 @@ def test_killed_runs_go_on_to_the_same_file(
     everybody = sorted([*(f"one of many {n}" for n in range(300)), *(f"u{n}" for n in range(40))])
     before = b"yesterday's"
     out.write_bytes(before)
-    # How each run ends, after how many users' lists, and bytes that are then cut off its progress.
+    # How each run ends, after how many users' lists, and bytes that are cut off its last part.
     runs: list[tuple[Callable[[], None] | None, int, int]] = [
         (partial(stop_after, 0, signal.SIGKILL), 0, 0),
         (partial(stop_after, 16, signal.SIGKILL), 16, 0),
@@ -172,8 +173,8 @@ def test_killed_runs_go_on_to_the_same_file(
         assert continues == bool(kept)
         kept = written - (16 if torn else 0)
         if torn:
-            progress = out.with_name(f"{name}.progress")
-            os.truncate(progress, progress.stat().st_size - torn)
+            part = out.with_name(f"{name}.progress") / str(kept // 16)
+            os.truncate(part, part.stat().st_size - torn)
         is_complete = stop in (kill_before_progress_is_removed, None)
         assert out.read_bytes() == (whole.read_bytes() if is_complete else before)
     assert [entry.name for entry in out.parent.iterdir()] == [name]
@@ -224,7 +225,7 @@ def test_two_runs_of_one_file_exclude_each_other(crowd: Path, tmp_path: Path) ->
     try:
         progress = out.with_name("x.csv.progress")
         for _ in range(int(PATIENCE / 0.01)):
-            if (progress.exists() and progress.stat().st_size > 10_000) or not first.is_alive:
+            if (progress / "0").exists() or not first.is_alive:
                 break
             time.sleep(0.01)
         second = start(crowd, "--out", out, log="second")
@@ -241,16 +242,17 @@ def test_two_runs_of_one_file_exclude_each_other(crowd: Path, tmp_path: Path) ->
 
 
 def stop_after(users: int, number: signal.Signals) -> None:
-    """Have this process send itself a signal once it has written the lists of so many users."""
-    append = ListProgress.append
+    """Have this process, whose parts are of 16 users, stop once it has the lists of some users."""
+    append = ListParts.append
 
-    def append_and_stop(progress: ListProgress, batch: ListBatch) -> None:
+    def append_and_stop(parts: ListParts, part: ListBatch) -> None:
         if users:
-            append(progress, batch)
-        if progress.users == users:
+            append(parts, part)
+        if parts.users == users:
             os.kill(os.getpid(), number)
 
-    setattr(ListProgress, "append", append_and_stop)  # noqa: B010  # a method, which mypy guards
+    setattr(ListParts, "append", append_and_stop)  # noqa: B010  # a method, which mypy guards
+    lists._PART = 16
 
 
 def kill_before_it_appears(name: str) -> None:
@@ -268,10 +270,10 @@ def kill_before_it_appears(name: str) -> None:
 def kill_before_progress_is_removed() -> None:
     """Have this process killed when the output is there, before its progress is removed."""
 
-    def die(_: ListProgress) -> None:
+    def die(_: ListParts) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(ListProgress, "remove", die)  # noqa: B010  # a method, which mypy guards
+    setattr(ListParts, "remove", die)  # noqa: B010  # a method, which mypy guards
 
 
 def record(log: Path, stop: Callable[[], None] | None) -> None:

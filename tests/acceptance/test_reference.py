@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.domain.settings import Settings
-from service.maintenance.doctor.installation import read_metrics
+from service.maintenance.installation import read_metrics
 from tests.support import reference_pages
 from tests.support.server import Server
 

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from models.attention.attend import DEFAULT_K, MAX_ERROR, AttentionOptions
-from models.attention.kv_memory import KVTable
+from models.attention.attend import DEFAULT_K, MAX_ERROR, AttentionOptions, KVTable
 from models.attention.partial_softmax import Attended, KVBlock, PartialSoftmax, attend_blocks
 from models.catalogue.snapshot import Snapshot
 from models.history.long_history import LISTS_FROM

@@ -30,12 +30,14 @@ expect.set_options(timeout=15_000)
 def browser(world: World) -> Iterator[Browser]:
     """Chromium: the system's, or else the one that `playwright install chromium` fetched.
 
-    For one module alone, since no other loop can run in this thread meanwhile.
+    Every name under `.example` is this machine. It lives for one module, since no other loop can
+    run in this thread meanwhile.
     """
     found = next(filter(None, map(shutil.which, NAMES)), None)
     with sync_playwright() as playwright:
         # Its sandbox needs rights that containers do not give; it loads nothing but our own page.
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        options = ["--no-sandbox", "--host-resolver-rules=MAP *.example 127.0.0.1"]
+        browser = playwright.chromium.launch(executable_path=found, args=options)
         yield browser
         browser.close()
 
@@ -62,7 +64,6 @@ def server(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Iter
 
 @pytest.fixture
 def size() -> tuple[int, int]:
-    """Size of the window in CSS pixels."""
     return 1300, 900
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
@@ -78,22 +79,19 @@ def test_results_come_while_typing(page: Page) -> None:
     expect(recommended(page).first).to_be_visible()
 
 
-def test_the_reason_why_nothing_is_found_is_shown(page: Page) -> None:
-    """The warning of an answer without items is on the page."""
-    reason = "no item has a description to compare the meaning with"
-    empty = {"items": [], "total": 0, "warnings": [{"pointer": "/query", "detail": reason}]}
-    page.route("**/v1/search", lambda route: route.fulfill(json=route.fetch().json() | empty))
-    search(page, "a film about friendship")
-    expect(page.locator("#search-note")).to_have_text(f"Nothing was found: {reason}")
-
-
-def test_words_above_results_are_sentences(page: Page) -> None:
-    """The number of matches is not that of the list, and a warning beside it is a sentence."""
-    more = {"total": 40, "warnings": [{"pointer": "/query", "detail": "no item is described"}]}
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ({"items": [], "total": 0}, "Nothing was found: no item is described"),
+        ({"total": 40}, "The best 8 of 40 matches. No item is described."),
+    ],
+)
+def test_the_warning_of_an_answer_is_shown(page: Page, answer: dict[str, Any], told: str) -> None:
+    """A warning is the reason why nothing is found, or a sentence after the number of matches."""
+    more = answer | {"warnings": [{"pointer": "/query", "detail": "no item is described"}]}
     page.route("**/v1/search", lambda route: route.fulfill(json=route.fetch().json() | more))
     search(page, "rocket")
-    note = "The best 8 of 40 matches. No item is described."
-    expect(page.locator("#search-note")).to_have_text(note)
+    expect(page.locator("#search-note")).to_have_text(told)
 
 
 def test_further_results_are_shown_when_asked_for(page: Page, server: Server) -> None:
@@ -207,34 +205,6 @@ def test_only_the_latest_text_is_answered(page: Page) -> None:
         route.abort() if page.is_closed() else route.continue_()
     expect(page.get_by_role("heading", name="Results for “rocket”")).to_be_visible()
     expect(results(page).first.locator("mark").first).to_have_text("rocket")
-
-
-def test_only_the_latest_temperature_is_explained(page: Page) -> None:
-    """The explanation of an earlier temperature never replaces that of the latest."""
-    choose(page, "u3")
-    ask_why(page)
-    before = score(page)
-    held: list[Route] = []
-
-    def hold(route: Route) -> None:
-        """Answer the question of another temperature last."""
-        if '"temperature":1,' in (route.request.post_data or ""):
-            route.continue_()
-        else:
-            held.append(route)
-
-    page.route("**/v1/score", hold)
-    slider = page.get_by_label("Temperature")
-    with page.expect_request("**/v1/score"):
-        slider.fill("1")
-    with page.expect_response("**/v1/score"):
-        slider.fill("0")
-    for route in held:
-        route.continue_()
-    page.unroute_all(behavior="wait")
-    settled(page)
-    assert held
-    assert score(page) == pytest.approx(before, abs=5e-3)
 
 
 def test_facets_filter_what_is_recommended_and_found(page: Page) -> None:
@@ -361,6 +331,10 @@ def test_shown_contributions_sum_to_the_score(page: Page) -> None:
     assert bars.count() == len(amounts(page))
     signs = bars.evaluate_all("all => all.map(one => one.getAttribute('class'))")
     assert signs == ["negative" if amount < 0 else "positive" for amount in amounts(page)]
+    # A bar is as wide as its amount, by one scale: half the width for the largest.
+    widths = bars.evaluate_all("all => all.map(one => Number(one.getAttribute('width')))")
+    largest = max(map(abs, amounts(page)))
+    assert widths == pytest.approx([50 * abs(one) / largest for one in amounts(page)], abs=1e-6)
 
 
 def test_picture_and_table_follow_the_options(page: Page) -> None:

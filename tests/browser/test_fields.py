@@ -93,19 +93,10 @@ def test_mapped_fields_are_shown_with_each_item(browser: Browser, mapped: Server
     page.close()
 
 
-def test_no_picture_is_loaded_unless_the_settings_say_so(page: Page) -> None:
-    """Without `image` in the mapping the page asks nobody else."""
+def test_no_picture_is_loaded_unless_the_settings_say_so(page: Page, server: Server) -> None:
+    """Without `image` in the mapping the page asks nobody else; by default there is none."""
+    with server.client() as http:
+        fields = http.get("/playground/settings.json").json()["fields"]
+    assert fields == {"price": "attributes.price", "url": "attributes.url"}
     policy = page.evaluate("fetch('.').then(page => page.headers.get('content-security-policy'))")
     assert policy.endswith("img-src 'self'")
-
-
-@pytest.mark.parametrize("fields", ["", "price=attributes.price"])
-def test_the_page_reads_its_settings(world: World, tmp_path: Path, fields: str) -> None:
-    """The route of the settings answers the mapping; empty means the default."""
-    with (
-        Server(world.copy(tmp_path / "data"), page_fields=fields) as server,
-        server.client() as http,
-    ):
-        told = http.get("/playground/settings.json").json()["fields"]
-    assert told["price"] == "attributes.price"
-    assert ("url" in told) == (not fields)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import http.server
-import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
-from tests.browser.conftest import NAMES
 from tests.support.driving import stored
 from tests.support.server import Server
 from tests.support.tiny import World
@@ -30,7 +28,6 @@ class _Page(http.server.BaseHTTPRequestHandler):
     """An empty page at every path."""
 
     def do_GET(self) -> None:
-        """Answer."""
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.end_headers()
@@ -48,17 +45,6 @@ def elsewhere() -> Iterator[int]:
         yield site.server_port
         site.shutdown()
         thread.join()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Chromium, to which every name under `.example` is this machine."""
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    rules = "--host-resolver-rules=MAP *.example 127.0.0.1"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", rules])
-        yield browser
-        browser.close()
 
 
 @pytest.mark.parametrize("host", ["evil.example", "localhost", "127.0.0.1"])
@@ -99,7 +85,7 @@ def test_dns_rebinding_is_refused(browser: Browser, server: Server) -> None:
     before = stored(server)
     own = f"http://evil.example:{server.url.rpartition(':')[2]}"
     page = browser.new_page()
-    page.goto(f"{own}/")  # for its origin alone: the page of another site came before
+    page.goto(f"{own}/")  # only for its origin: the page of another site came before
     json = {"headers": {"content-type": "application/json"}}
     for path, options in [
         ("/v1/users", {}),

@@ -14,11 +14,12 @@ pytestmark = pytest.mark.changes_data
 
 
 def test_people_are_listed_page_by_page_and_opened(page: Page, server: Server) -> None:
-    """Everybody is listed; a person's page shows their events as the API has them."""
+    """Everybody is listed; a person's page shows their events, earlier ones on request."""
     events = [{"user_id": f"more-{n:02}", "item_id": "space-00"} for n in range(30)]
+    events += [{"user_id": "u7", "item_id": "music-01"} for _ in range(60)]
     with server.client() as http:
         http.post("/v1/events", json={"events": events}).raise_for_status()
-        history = http.get("/v1/users/u7/history").json()["events"]
+        history = http.get("/v1/users/u7/history?limit=100").json()["events"]
     open_tab(page, "People")
     listed = page.locator("#people-list > li")
     expect(listed).to_have_count(50)
@@ -28,6 +29,9 @@ def test_people_are_listed_page_by_page_and_opened(page: Page, server: Server) -
     page.get_by_role("link", name="u7", exact=True).click()
     expect(page.get_by_role("heading", name="u7")).to_be_visible()
     rows = page.locator("#people-history > li time")
+    expect(rows).to_have_count(50)
+    page.get_by_role("button", name="Show earlier events").click()
+    expect(page.get_by_role("button", name="Show earlier events")).to_be_hidden()
     expect(rows).to_have_count(len(history))
     times = rows.evaluate_all("all => all.map(one => one.dateTime)")
     assert times == [event["timestamp"] for event in history]
@@ -53,18 +57,6 @@ def test_people_are_found_by_the_beginning_of_their_id(page: Page, server: Serve
     options = page.locator("#users > option")
     expect(options).to_have_count(2)
     assert [one.get_attribute("value") for one in options.all()] == ["zoe-1", "zoe-2"]
-
-
-def test_a_long_history_is_read_page_by_page(page: Page, server: Server) -> None:
-    """Earlier events come on request, until all are there."""
-    events = [{"user_id": "long", "item_id": "music-01"} for _ in range(60)]
-    with server.client() as http:
-        http.post("/v1/events", json={"events": events}).raise_for_status()
-    page.goto(f"{server.url}/#/people/long")
-    expect(page.locator("#people-history > li")).to_have_count(50)
-    page.get_by_role("button", name="Show earlier events").click()
-    expect(page.locator("#people-history > li")).to_have_count(60)
-    expect(page.get_by_role("button", name="Show earlier events")).to_be_hidden()
 
 
 def test_a_history_is_searched(page: Page, server: Server) -> None:
@@ -134,18 +126,11 @@ def test_a_person_is_forgotten_after_a_question(page: Page, server: Server) -> N
 
 
 def test_profiles_are_edited_as_json(page: Page, server: Server, refusals: list[int]) -> None:
-    """A profile is saved as written; a refusal marks the place that the service names."""
-    refusals += [404, 422]  # there is no profile yet, and the first one is refused
+    """A profile is saved as written; what is no JSON is not sent."""
+    refusals.append(404)  # there is no profile yet
     page.goto(f"{server.url}/#/people/u6")
     page.get_by_text("Edit the profile").click()
     editor = page.get_by_label("Profile as JSON")
-    editor.fill('{"attributes": {"country": "NL"}, "interests": ["space", 7]}')
-    with page.expect_response(lambda answer: answer.status == 422):
-        page.get_by_role("button", name="Save").click()
-    expect(page.locator("#people-profile .errors")).to_contain_text("/interests/1")
-    expect(editor).to_have_attribute("aria-invalid", "true")
-    chosen = "area => area.value.slice(area.selectionStart, area.selectionEnd)"
-    assert editor.evaluate(chosen) == "7"
     editor.fill('{"attributes": {"country": "NL"}, "interests": ["space"]')
     page.get_by_role("button", name="Save").click()
     expect(page.locator("#people-profile .errors")).to_contain_text("not JSON")

@@ -18,12 +18,10 @@ OTHER = HOME | {"filter": {"field": "categories", "eq": "music"}}
 
 
 def write(page: Page, scenario: Any) -> None:
-    """Write a scenario into the editor."""
     page.get_by_label("Question as JSON").fill(json.dumps(scenario))
 
 
 def items(side: Locator) -> list[str]:
-    """Items of one side of the preview."""
     found: list[str] = side.evaluate_all("all => all.map(one => one.dataset.item)")
     return found
 
@@ -70,23 +68,6 @@ def test_a_scenario_begins_with_a_template(page: Page, server: Server) -> None:
     page.get_by_label("Template").select_option(label="New arrivals")
     expect(page.get_by_text("The newest items first.")).to_be_visible()
     assert json.loads(page.get_by_label("Question as JSON").input_value())["by"] == "newest"
-
-
-def test_a_refused_scenario_points_at_the_place(
-    page: Page, server: Server, refusals: list[int]
-) -> None:
-    """The value that the service refuses is selected in the editor; nothing is saved."""
-    refusals.append(422)
-    page.goto(f"{server.url}/#/scenarios/home")
-    wrong = {"question": "recommend", "filter": {"all": [{"field": "categories", "gte": 5}]}}
-    write(page, wrong)
-    page.get_by_role("button", name="Create").click()
-    expect(page.locator("#scenarios-one .errors")).to_contain_text("/filter/all/0")
-    editor = page.get_by_label("Question as JSON")
-    chosen = editor.evaluate("area => area.value.slice(area.selectionStart, area.selectionEnd)")
-    assert json.loads(chosen) in (5, {"field": "categories", "gte": 5})
-    with server.client() as http:
-        assert http.get("/v1/scenarios").json()["scenarios"] == []
 
 
 def test_two_answers_are_previewed_side_by_side(page: Page, server: Server) -> None:

@@ -6,23 +6,20 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import httpx
 from fastapi import FastAPI
 
 from service.domain.errors import Conflict, Invalid, NotFound
-from service.domain.item_patch import ItemPatch
 from service.domain.keys import ApiKey, Rate, Scope, issue_key
-from service.domain.records import Event, Item, User
-from service.domain.scenarios import Scenario
+from service.domain.records import Event, Item, ItemPatch, Scenario, User
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
-from service.engine.engine import Engine
-from service.engine.live_scenarios import LiveScenarios
-from service.engine.monitoring import Measurement
+from service.engine.engine import Engine, LiveScenarios
 from service.http.app import create_app
 from service.jobs.job import Job
+from service.runtime.tracing import Measurement, StageClock
 from service.snapshots.registry import Version, version_document
 from service.stores.base import Store
 from service.stores.values import AppendResult, PatchResult
@@ -50,6 +47,8 @@ _ATTENDED = {
     "model_version": None,
     "events": None,
 }
+_ABOUT_AN_ITEM = ("similar_items", "items_together", "item_audience", "item_events")
+T = TypeVar("T")
 
 
 class FakeEngine:
@@ -80,10 +79,8 @@ class FakeEngine:
         self.changes_of_keys = 0
 
     executor = None  # the event loop's own
-
-    @property
-    def store(self) -> FakeEngine:
-        return self
+    store = live = catalogue = jobs = property(lambda self: self)
+    model_version = "v1"
 
     # ------------------------------------------------------------------ API keys
 
@@ -94,7 +91,6 @@ class FakeEngine:
         return token
 
     def change(self, key: ApiKey) -> None:
-        """Store or replace a key."""
         self.api_keys[key.key_id] = key
         self.changes_of_keys += 1
 
@@ -108,22 +104,6 @@ class FakeEngine:
         return self.api_keys.get(key_id)
 
     # ------------------------------------------------------------------ parts
-
-    @property
-    def live(self) -> FakeEngine:
-        return self
-
-    @property
-    def catalogue(self) -> FakeEngine:
-        return self
-
-    @property
-    def jobs(self) -> FakeEngine:
-        return self
-
-    @property
-    def model_version(self) -> str:
-        return "v1"
 
     async def _work(self, query: Any) -> None:
         self.asked.append(query)
@@ -167,18 +147,14 @@ class FakeEngine:
     async def page_items(
         self, *, cursor: str | None, limit: int, hidden: bool = False
     ) -> tuple[list[Item], str | None]:
-        start = _offset(cursor)
         items = [item for item in self.items.values() if item.hidden or not hidden]
-        page = items[start : start + limit]
-        return page, str(start + limit) if start + limit < len(items) else None
+        return _page(items, cursor, limit)
 
     async def page_users(
         self, *, cursor: str | None, limit: int, prefix: str
     ) -> tuple[list[User], str | None]:
-        start = _offset(cursor)
         users = [user for user in self.users.values() if user.user_id.startswith(prefix)]
-        page = users[start : start + limit]
-        return page, str(start + limit) if start + limit < len(users) else None
+        return _page(users, cursor, limit)
 
     async def event_counts(self, user_ids: Sequence[str]) -> list[int]:
         return [len(self.events.get(user_id, [])) for user_id in user_ids]
@@ -214,17 +190,13 @@ class FakeEngine:
     async def page_scenarios(
         self, *, cursor: str | None, limit: int
     ) -> tuple[list[Scenario], str | None]:
-        start = _offset(cursor)
-        found = [each[-1] for each in self.saved.values() if each[-1].body is not None]
-        more = str(start + limit) if start + limit < len(found) else None
-        return found[start : start + limit], more
+        versions = [each[-1] for each in self.saved.values() if each[-1].body is not None]
+        return _page(versions, cursor, limit)
 
     async def page_scenario_versions(
         self, name: str, *, cursor: str | None, limit: int
     ) -> tuple[list[Scenario], str | None]:
-        start, found = _offset(cursor), self.saved.get(name, [])[::-1]
-        more = str(start + limit) if start + limit < len(found) else None
-        return found[start : start + limit], more
+        return _page(self.saved.get(name, [])[::-1], cursor, limit)
 
     async def put_user(self, user: User) -> None:
         self.users[user.user_id] = user
@@ -235,10 +207,7 @@ class FakeEngine:
     async def page(
         self, user_id: str, *, cursor: str | None, limit: int
     ) -> tuple[list[Event], str | None]:
-        start = _offset(cursor)
-        events = self.events.get(user_id, [])[::-1]
-        page = events[start : start + limit]
-        return page, str(start + limit) if start + limit < len(events) else None
+        return _page(self.events.get(user_id, [])[::-1], cursor, limit)
 
     async def delete_event(self, user_id: str, event_id: str) -> bool:
         events = self.events.get(user_id, [])
@@ -282,16 +251,7 @@ class FakeEngine:
                 {"value": "rock", "mass": 0.25, "score": None, "events": 1},
             ]
             return {"field": question.field, "values": values, **self._made()}
-        if (
-            name
-            in (
-                "similar_items",
-                "items_together",
-                "item_audience",
-                "item_events",
-            )
-            and about not in self.items
-        ):
+        if name in _ABOUT_AN_ITEM and about not in self.items:
             raise NotFound(f"There is no item {about!r}.")
         if name == "item_events":
             event = {"user_id": "u", "type": "view", "timestamp": "1970-01-01T00:00:00.000001Z"}
@@ -365,10 +325,11 @@ class FakeEngine:
         self.closed = True
 
 
-def _offset(cursor: str | None) -> int:
+def _page(rows: list[T], cursor: str | None, limit: int) -> tuple[list[T], str | None]:
     if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 9):
         raise Invalid("/cursor", "is not a cursor of this list")
-    return int(cursor or 0)
+    start = int(cursor or 0)
+    return rows[start : start + limit], str(start + limit) if start + limit < len(rows) else None
 
 
 class Client:
@@ -380,24 +341,13 @@ class Client:
         self.runner = runner
         transport = httpx.ASGITransport(app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://localhost")
+        methods = ("GET", "POST", "PUT", "PATCH", "DELETE")
+        self.get, self.post, self.put, self.patch, self.delete = (
+            partial(self.request, method) for method in methods
+        )
 
     def request(self, method: str, url: str, **more: Any) -> httpx.Response:
         return self.runner.run(self.http.request(method, url, **more))
-
-    def get(self, url: str, **more: Any) -> httpx.Response:
-        return self.request("GET", url, **more)
-
-    def post(self, url: str, **more: Any) -> httpx.Response:
-        return self.request("POST", url, **more)
-
-    def put(self, url: str, **more: Any) -> httpx.Response:
-        return self.request("PUT", url, **more)
-
-    def patch(self, url: str, **more: Any) -> httpx.Response:
-        return self.request("PATCH", url, **more)
-
-    def delete(self, url: str, **more: Any) -> httpx.Response:
-        return self.request("DELETE", url, **more)
 
     def raw(self, url: str, body: bytes | str) -> httpx.Response:
         """Post bytes that are called JSON, whatever they are."""

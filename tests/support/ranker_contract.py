@@ -60,7 +60,6 @@ class RankerContract:
     def test_scores_are_a_float32_for_every_user_and_item(
         self, ranker: Ranker, log: Interactions
     ) -> None:
-        """A batch of users gets one score per item, none of them NaN."""
         scores = ranker.scores(log, np.array([3, 0, 3], dtype=np.int32), None)
         assert scores.shape == (3, log.n_items)
         assert scores.dtype == np.float32
@@ -68,24 +67,20 @@ class RankerContract:
         assert (scores[0] == scores[2]).all()
 
     def test_an_empty_batch_has_no_rows(self, ranker: Ranker, log: Interactions) -> None:
-        """No users, no scores, and no error."""
         assert ranker.scores(log, np.empty(0, dtype=np.int32), None).shape == (0, log.n_items)
 
     def test_scores_accept_request_times(self, ranker: Ranker, log: Interactions) -> None:
-        """Rankers take the time of the request, whether or not it changes anything."""
         users = np.arange(2, dtype=np.int32)
         times = log.timestamps[log.offsets[users + 1] - 1] + SECOND
         assert ranker.scores(log, users, times).shape == (2, log.n_items)
 
     def test_the_batch_does_not_matter(self, ranker: Ranker, log: Interactions) -> None:
-        """A user's scores are the same alone and among others."""
         users = np.arange(log.n_users, dtype=np.int32)
         together = ranker.scores(log, users, None)
         alone = np.concatenate([ranker.scores(log, users[u : u + 1], None) for u in users])
         np.testing.assert_allclose(alone, together, atol=self.tolerance)
 
     def test_only_the_users_own_history_matters(self, ranker: Ranker, log: Interactions) -> None:
-        """Scores follow the history given, whatever row it has and whatever others did."""
         mine = events_of(log, 3)
         other = Interactions.from_columns(
             np.r_[np.full(len(mine.items), 1), 0, 0],
@@ -99,21 +94,18 @@ class RankerContract:
         np.testing.assert_allclose(after, before, atol=self.tolerance)
 
     def test_a_user_without_history_is_scored(self, ranker: Ranker, log: Interactions) -> None:
-        """A new user gets numbers, alone and beside others."""
         nobody = log.where(log.users > 0)
         scores = ranker.scores(nobody, np.array([0, 1], dtype=np.int32), None)
         assert not np.isnan(scores).any()
         assert ranker.scores(nobody, np.array([0], dtype=np.int32), None).shape == (1, log.n_items)
 
     def test_another_catalogue_is_refused(self, ranker: Ranker) -> None:
-        """Rows of a different catalogue mean different items: an error, not nonsense."""
         with pytest.raises(ValueError, match="items"):
             ranker.scores(checkerboard(SIDE + 2), np.array([0], dtype=np.int32), None)
 
     def test_fitting_repeats_and_leaves_the_log_alone(
         self, ranker: Ranker, log: Interactions
     ) -> None:
-        """The same log gives the same ranker, and is not written to."""
         before = [c.copy() for c in (log.items, log.timestamps, log.weights, log.offsets)]
         again = self.fit(log)
         users = np.arange(log.n_users, dtype=np.int32)
@@ -126,6 +118,5 @@ class RankerContract:
             assert (old == new).all()
 
     def test_the_checkerboard_has_one_answer(self, ranker: Ranker, log: Interactions) -> None:
-        """A personal ranker puts item u first for every user u; a common list cannot."""
         metrics = evaluate(ranker, diagonal(log), k=1)
         assert metrics.hr == 1.0 if self.personal else metrics.hr < 0.5

@@ -111,14 +111,3 @@ def recall(found: NDArray[np.int64], wanted: NDArray[np.int64]) -> float:
         return 1.0
     hits = (wanted[:, :, None] == found[:, None, :]).any(2) & real
     return float(hits.sum() / real.sum())
-
-
-def slope(function: Callable[[Array], float], at: Array, step: float = 1e-6) -> Array:
-    """Differentiate by central differences, one coordinate at a time."""
-    out = np.zeros(at.shape)
-    for place in np.ndindex(*at.shape):
-        up, down = at.copy(), at.copy()
-        up[place] += step
-        down[place] -= step
-        out[place] = (function(up) - function(down)) / (2 * step)
-    return out

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from models.text.encoders import StaticEncoder
@@ -61,12 +60,7 @@ class ReplicaProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
     def wait(self, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

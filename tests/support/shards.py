@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.compute.device import DataParallelGroup
-from models.data.interactions import Interactions, LogShards
+from models.compute.device import Processes
+from models.data.interactions import Interactions
 from service.training.process_group import process_group
 
 T = TypeVar("T")
@@ -34,15 +34,13 @@ def in_processes(count: int, work: Callable[..., T], *args: Any) -> list[T]:
         return [pickle.loads(path.read_bytes()) for path in paths]
 
 
-def _member(
-    group: DataParallelGroup, folder: str, work: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
-    result = work(LogShards(group.rank, group.world_size), *args)
-    (Path(folder) / str(group.rank)).write_bytes(pickle.dumps(result))
-    group.all_reduce_sum(np.zeros(1, np.int64))  # all have written their files
+def _member(group: Processes, folder: str, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    result = work(group, *args)
+    (Path(folder) / str(group.index)).write_bytes(pickle.dumps(result))
+    group.sum(np.zeros(1, np.int64))  # all have written their files
 
 
-def in_threads(count: int, work: Callable[[LogShards], T]) -> list[T]:
+def in_threads(count: int, work: Callable[[Processes], T]) -> list[T]:
     """Return the results of `work(shards)` in `count` threads; it draws no random tensor."""
     meeting = _Meeting(count)
 
@@ -75,7 +73,7 @@ class _Meeting:
 
 
 @dataclass(frozen=True, slots=True)
-class _ThreadShards(LogShards):
+class _ThreadShards(Processes):
     meeting: _Meeting = field(default_factory=lambda: _Meeting(1), compare=False)
 
     def max(self, number: int) -> int:
@@ -108,7 +106,7 @@ class _ThreadShards(LogShards):
         return tensor.copy_(self.gather_objects(tensor.clone())[0])
 
 
-def shard_of(log: Interactions, shards: LogShards) -> Interactions:
+def shard_of(log: Interactions, shards: Processes) -> Interactions:
     """The histories of every `count`-th user of a log, from the `index`-th on."""
     own = log.users % shards.count == shards.index
     return Interactions.from_columns(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from models.training.presets import Preset, TrainConfig
 from service.domain.records import Event, Item, User
-from service.maintenance.backups.backup import digest_file
+from service.maintenance.backup import digest_file
 from service.runtime.data_layout import CACHE_FOLDER, EMBEDDINGS_FILE, MODELS_FOLDER, STORE_FILE
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite.store import SQLiteStore

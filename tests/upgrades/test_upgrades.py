@@ -20,7 +20,7 @@ from service.domain.errors import Incompatible, StoreFull, Unavailable
 from service.domain.records import Event
 from service.domain.settings import Settings
 from service.engine.engine import open_engine
-from service.maintenance.backups.backup import digest_file
+from service.maintenance.backup import digest_file
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.snapshots.version_files import MANIFEST, seal, unseal

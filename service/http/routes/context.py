@@ -18,11 +18,11 @@ from starlette.types import Receive, Scope
 
 from service.domain.records import parse_json
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine
 from service.http.bodies import MERGE_PATCH_TYPE, connection_of, media_type
 from service.http.scope_keys import BODY, BULK_TURN, ENGINE, STAGES
 from service.questions.scalars import Body
+from service.runtime.tracing import StageClock
 from service.runtime.work_queue import current_turn
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ T = TypeVar("T")
 JSON_TYPES = frozenset({"application/json"})
 _MANY = 200  # rows that are rendered beside the event loop
 _LARGE = 4_096  # bytes of a body that is validated beside the event loop
-_QUESTIONS = frozenset({"ask", "attend", "scenarios"})  # tags whose POST only reads
+_READING = frozenset({"ask", "attend", "scenarios"})  # tags of routes whose POST only reads
 
 
 class Json(Response):
@@ -177,6 +177,6 @@ class JsonRoute(APIRoute):
         """True for routes that change nothing: their work is dropped when the client leaves."""
         methods = self.methods or set()
         if methods == {"POST"}:
-            about = _QUESTIONS.intersection(map(str, self.tags))
+            about = _READING.intersection(map(str, self.tags))
             return bool(about) or self.path.endswith("/similar")
         return methods <= {"GET"}

@@ -131,6 +131,8 @@ class SharedJobs:
 class SharedLease:
     """A row that says who runs jobs of a namespace, and until when at least."""
 
+    interval = 2.0  # seconds between two renewals
+
     def __init__(self, connections: Connections, namespace_no: int) -> None:
         self._connections = connections
         self._values = {"no": namespace_no, "holder": uuid.uuid4(), "seconds": LEASE_SECONDS}

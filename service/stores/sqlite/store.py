@@ -37,7 +37,7 @@ from service.stores.base import Store
 from service.stores.encoding import check_limit
 from service.stores.jobs import Job, Transaction, translate
 from service.stores.quota import StoreQuota
-from service.stores.records import catalogue, copying, keys
+from service.stores.records import copying
 from service.stores.sqlite.database_file import (
     WRITE_TIMEOUT_MS,
     DatabaseFile,
@@ -46,7 +46,6 @@ from service.stores.sqlite.database_file import (
     explain,
     file_sizes,
 )
-from service.stores.sqlite.dialect import run_job
 from service.stores.sqlite.events import (
     Appending,
     Reads,
@@ -56,8 +55,7 @@ from service.stores.sqlite.events import (
     usage,
 )
 from service.stores.sqlite.guard import CHECK, StoreGuard
-from service.stores.sqlite.schema import check_schema
-from service.stores.sqlite.transaction import SQLiteTransaction
+from service.stores.sqlite.transaction import SQLiteTransaction, check_schema, run_job
 from service.stores.sqlite.writer import Writer
 from service.stores.values import (
     AppendResult,
@@ -155,10 +153,10 @@ class SQLiteStore(Store):
     # ------------------------------------------------------------------ the store itself
 
     def announced_catalogue(self) -> int:
-        return self._look(run_job, catalogue.version())
+        return self._look(self._reads.catalogue_version)
 
     def announced_keys(self) -> int:
-        return self._look(run_job, keys.version())
+        return self._look(self._reads.keys_version)
 
     async def clock(self, *, patient: bool = False) -> int:  # noqa: ARG002 - there is no server
         return self._look(self._reads.clock)

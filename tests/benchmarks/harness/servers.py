@@ -158,6 +158,7 @@ def serving(
                 stdout=words,
                 stderr=subprocess.STDOUT,
                 env={**inherited, **(environment or {})},
+                cwd=root,  # which `-c` puts before PYTHONPATH
             )
         try:
             yield Server(process.pid, _listening(process, words.fileno(), patience))

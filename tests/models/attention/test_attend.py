@@ -15,14 +15,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.attention.attend import (
+    Attention,
+    HeadProjections,
     Scorer,
     additive,
     attend,
     cosine,
     exclude_self,
+    merge_heads,
     normalize,
     scaled_dot,
+    split_heads,
 )
+from models.attention.partial_softmax import query_jacobian
 from tests.support import reference
 
 quick = settings(max_examples=150, deadline=None, derandomize=True)
@@ -42,7 +47,6 @@ class Problem:
     scorer: str
     temperature: float
     hard: bool
-    rng: np.random.Generator
 
     @property
     def score(self) -> Scorer:
@@ -129,7 +133,6 @@ def problems(
         scorer=scorer,
         temperature=draw(st.sampled_from(temperatures)),
         hard=hard,
-        rng=rng,
     )
 
 
@@ -146,7 +149,6 @@ def close(found: Tensor, wanted: Any, tolerance: float) -> None:
 @quick
 @given(problems())
 def test_every_form_equals_the_loop(problem: Problem) -> None:
-    """Weights and contexts of every scorer, mask, bias and temperature are those of the loop."""
     found = attend(problem.query, problem.keys, problem.values, **problem.options)
     weights, context = problem.reference()
     close(found.weights, weights, 1e-9)
@@ -167,7 +169,6 @@ def test_float32_stays_near_the_loop(problem: Problem) -> None:
 @quick
 @given(problems(hard=True))
 def test_hard_attention_equals_the_loop(problem: Problem) -> None:
-    """Hard weights are one-hot at the best row, the lowest of equals, whatever the temperature."""
     found = attend(problem.query, problem.keys, problem.values, hard=True, **problem.options)
     weights, context = problem.reference()
     assert np.array_equal(found.weights.numpy(), weights)
@@ -177,28 +178,11 @@ def test_hard_attention_equals_the_loop(problem: Problem) -> None:
 @quick
 @given(problems(hard=True, temperatures=(1e-30, 1e-3)))
 def test_a_tiny_temperature_equals_the_loop(problem: Problem) -> None:
-    """At tiny temperatures soft attention does not overflow and shares the weight among ties."""
     found = attend(problem.query, problem.keys, problem.values, **problem.options)
     problem.hard = False
     weights, context = problem.reference()
     close(found.weights, weights, 1e-9)
     close(found.context, context, 1e-9)
-
-
-@quick
-@given(problems())
-def test_the_order_of_rows_does_not_matter(problem: Problem) -> None:
-    """Shuffling the rows shuffles the weights and leaves the context."""
-    n = problem.keys.shape[1]
-    order = torch.from_numpy(problem.rng.permutation(n))
-    before = attend(problem.query, problem.keys, problem.values, **problem.options)
-    options = problem.options
-    for name in ("bias", "visible"):
-        options[name] = None if options[name] is None else options[name][..., order]
-    keys, values = problem.keys[:, order], problem.values[:, order]
-    after = attend(problem.query, keys, values, **options)
-    close(after.weights, before.weights[..., order], 1e-9)
-    close(after.context, before.context, 1e-9)
 
 
 # ---------------------------------------------------------------------------- gradients
@@ -232,22 +216,6 @@ def test_gradients_are_the_slopes(problem: Problem) -> None:
     assert torch.autograd.gradcheck(run, leaves)
 
 
-@few
-@given(problems(largest=4, temperatures=(1.0, 0.5), rows=1))
-def test_gradients_equal_the_slopes_of_the_loop(problem: Problem) -> None:
-    direction = torch.from_numpy(problem.rng.standard_normal(problem.values.shape[-1]))
-    query = problem.query.clone().requires_grad_()
-    found = attend(query, problem.keys, problem.values, **problem.options)
-    (found.context @ direction).sum().backward()  # type: ignore[no-untyped-call]
-
-    def loop(at: reference.Array) -> float:
-        moved = Problem(**{**problem.__dict__, "query": torch.from_numpy(at)})
-        return float((moved.reference()[1] @ direction.numpy()).sum())
-
-    assert query.grad is not None
-    close(query.grad, reference.slope(loop, problem.query.numpy()), 1e-5)
-
-
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 @pytest.mark.parametrize("score", [scaled_dot, cosine, additive])
@@ -267,55 +235,18 @@ def test_a_target_that_sees_nothing_gets_nothing(
     assert (found.weights[1] == 0).all()
     assert (found.context[1] == 0).all()
     assert found.weights[0].sum().item() == pytest.approx(1)
-    outputs = [found.context.sum() + found.weights.square().sum()]
-    for output in outputs:
-        grads = torch.autograd.grad(output, (query, keys, values), allow_unused=True)
-        assert all(g is None or g.isfinite().all() for g in grads)
-        assert grads[0] is None or (grads[0][1] == 0).all()
-
-
-def test_an_empty_memory_gives_nothing() -> None:
-    """No rows: empty weights and a zero context, on every path."""
-    query, keys, values = torch.randn(2, 3, 4), torch.randn(2, 0, 4), torch.randn(2, 0, 5)
-    for found in (
-        attend(query, keys, values),
-        attend(query, keys, values, hard=True),
-        attend(query, keys, values, visible=torch.ones(3, 0, dtype=torch.bool), temperature=0.1),
-    ):
-        assert found.weights.shape == (2, 3, 0)
-        assert torch.equal(found.context, torch.zeros(2, 3, 5))
+    output = found.context.sum() + found.weights.square().sum()
+    grads = torch.autograd.grad(output, (query, keys, values), allow_unused=True)
+    assert all(g is None or g.isfinite().all() for g in grads)
+    assert grads[0] is None or (grads[0][1] == 0).all()
 
 
 # ---------------------------------------------------------------------------- named cases
 
 
-def test_rows_of_equal_keys_share_the_weight_and_keep_their_values() -> None:
-    query = torch.tensor([[4.0, 0.0, 0.0]])  # "network"
-    keys = torch.tensor([[2.0, 0.1, 0.0], [2.0, 0.0, 0.1], [-2.0, 0.0, 0.0]])
-    values = torch.tensor([[1.0, 0.0], [0.0, 1.0], [5.0, 5.0]])  # neural, social, other
-    found = attend(query, keys, values)
-    torch.testing.assert_close(found.weights[0, :2], torch.tensor([0.5, 0.5]), atol=1e-3, rtol=0)
-    torch.testing.assert_close(found.context[0], torch.tensor([0.5, 0.5]), atol=1e-2, rtol=0)
-    # With K = V the two meanings could not have been told from the keys that matched.
-    tied = attend(query, keys, keys)
-    assert (tied.context[0, 1:].abs() < 0.1).all()
-
-
-def test_one_hot_retrieval_is_a_lookup() -> None:
-    """Hard attention of one-hot queries over one-hot keys reads the table, bit for bit."""
-    table = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
-    wanted = torch.tensor([4, 0, 5, 4])
-    found = attend(torch.eye(6)[wanted], torch.eye(6), table, hard=True)
-    assert torch.equal(found.context, table[wanted])
-    assert torch.equal(found.weights, torch.eye(6)[wanted])
-    nearly = attend(torch.eye(6)[wanted], torch.eye(6), table, temperature=1e-40)
-    assert torch.equal(nearly.context, table[wanted])
-
-
 @given(st.integers(1, 40), st.integers(2, 70), st.integers(1, 20), st.integers(0, 2**16))
 @quick
 def test_equal_keys_tie_to_the_lowest_row(dim: int, n: int, targets: int, seed: int) -> None:
-    """Hard attention over equal keys takes the lowest row, despite rounding of the products."""
     generator = torch.Generator().manual_seed(seed)
     key = torch.randn(3, 1, dim, generator=generator)
     first = int(torch.randint(n, (1,), generator=generator))
@@ -343,25 +274,6 @@ def test_equal_products_tie_to_the_lowest_row(dim: int, seed: int) -> None:
     assert found.weights.argmax(-1).tolist() == wanted.tolist()
 
 
-def test_a_bias_breaks_the_tie_of_equal_keys() -> None:
-    keys, values = torch.ones(3, 2), torch.arange(3.0)[:, None]
-    found = attend(torch.ones(1, 2), keys, values, bias=torch.tensor([0.0, 1.0, 1.0]), hard=True)
-    assert found.context.item() == 1
-
-
-def test_a_low_temperature_approaches_the_lookup() -> None:
-    """As the temperature falls, soft weights approach the hard ones."""
-    torch.manual_seed(3)
-    query, keys, values = torch.randn(5, 4), torch.randn(9, 4), torch.randn(9, 2)
-    hard = attend(query, keys, values, hard=True).weights
-    distances = [
-        (attend(query, keys, values, temperature=t).weights - hard).abs().sum().item()
-        for t in (1.0, 0.1, 0.01, 1e-6)
-    ]
-    assert distances == sorted(distances, reverse=True)
-    assert distances[-1] == 0
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -375,7 +287,6 @@ def test_a_low_temperature_approaches_the_lookup() -> None:
     ],
 )
 def test_invalid_argument_is_named(change: dict[str, Any], message: str) -> None:
-    """An invalid argument is refused by name, with the reason."""
     arguments = {"query": torch.ones(1, 2), "keys": torch.ones(3, 2), "values": torch.ones(3, 2)}
     with pytest.raises(ValueError, match=message):
         attend(**(arguments | change))
@@ -396,7 +307,6 @@ def test_exclude_self_hides_the_targets_own_events() -> None:
 
 
 def test_zero_vectors_have_cosine_zero() -> None:
-    """Neither the score nor its gradient is NaN, and the gradient of a zero vector is zero."""
     query = torch.zeros(2, 3, requires_grad=True)
     keys = torch.tensor([[0.0, 0.0, 0.0], [1.0, 2.0, 2.0]], requires_grad=True)
     scores = cosine(query, keys)
@@ -408,7 +318,6 @@ def test_zero_vectors_have_cosine_zero() -> None:
 
 @pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e12, 3e37])
 def test_normalize_ignores_the_length(size: float) -> None:
-    """Normalisation is accurate for lengths whose squares overflow or underflow float32."""
     torch.testing.assert_close(
         normalize(torch.tensor([[3.0, 4.0]]) * size), torch.tensor([[0.6, 0.8]]), atol=1e-6, rtol=0
     )
@@ -425,7 +334,6 @@ def test_additive_in_blocks_equals_additive_at_once(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("size", [1.0, 1e-30, 1e30])
 def test_cosine_is_the_same_with_and_without_gradients(size: float) -> None:
-    """Cosine equals float64 with and without gradients, for any key length, and changes no key."""
     torch.manual_seed(0)
     query, keys = torch.randn(2, 5, 8), torch.randn(2, 30, 8)
     keys[0, 3] *= size
@@ -438,3 +346,98 @@ def test_cosine_is_the_same_with_and_without_gradients(size: float) -> None:
     learning = cosine(query, keys.clone().requires_grad_())
     torch.testing.assert_close(learning.detach(), wanted, atol=1e-6, rtol=0)
     assert torch.equal(keys, before)
+
+
+# ---------------------------------------------------------------------------- heads
+
+
+def multi_head(
+    module: HeadProjections, query: Tensor, memory: Tensor, visible: Tensor | None = None
+) -> Attention:
+    """Multi-head attention of queries [T, dim] over rows [n, dim], through all four matrices."""
+    found = attend(module.queries(query), *module.keys_values(memory), visible=visible)
+    return found._replace(context=module.w_o(merge_heads(found.context)))
+
+
+def test_heads_split_and_merge() -> None:
+    """Each head has neighbouring columns, and merging undoes splitting."""
+    x = torch.arange(2 * 3 * 6).view(2, 3, 6)
+    split = split_heads(x, 3)
+    assert split.shape == (2, 3, 3, 2)
+    assert split[1, 2, 0].tolist() == x[1, 0, 4:].tolist()
+    assert torch.equal(merge_heads(split), x)
+    for heads in (0, 5):
+        with pytest.raises(ValueError, match=f"heads: {heads} does not divide the width 6"):
+            split_heads(x, heads)
+
+
+@few
+@given(
+    heads=st.sampled_from([1, 2, 3]),
+    size=st.integers(1, 4),
+    rows=st.integers(0, 5),
+    tied=st.booleans(),
+    masked=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_multi_head_attention_equals_the_loop(
+    heads: int, size: int, rows: int, tied: bool, masked: bool, seed: int
+) -> None:
+    """Each head of any size attends in its own projection and W_O joins them, tied or not."""
+    torch.manual_seed(seed)
+    module = HeadProjections(6, heads, size, tied=tied).double()
+    query, memory = torch.randn(3, 6).double(), torch.randn(rows, 6).double()
+    visible = torch.rand(3, rows) < 0.6 if masked else None
+    W = {name: p.detach().numpy() for name, p in module.named_parameters()}
+    q, k = query.numpy() @ W["w_q.weight"].T, memory.numpy() @ W["w_k.weight"].T
+    v = k if tied else memory.numpy() @ W["w_v.weight"].T
+    seen = np.ones((3, rows)) if visible is None else visible.numpy()
+    each = [
+        reference.attend(q_h, k_h, v_h, np.zeros(seen.shape), seen)
+        for q_h, k_h, v_h in zip(*(np.split(x, heads, axis=1) for x in (q, k, v)), strict=True)
+    ]
+    wanted = np.concatenate([context for _, context in each], axis=1) @ W["w_o.weight"].T
+    found = multi_head(module, query, memory, visible)
+    weights = np.stack([weight for weight, _ in each])
+    np.testing.assert_allclose(found.weights.detach(), weights, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.context.detach(), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_tied_projections_are_one_matrix() -> None:
+    """K = V: the values are the keys, and there is no second matrix to train or to save."""
+    module = HeadProjections(8, 2, 4, tied=True)
+    memory = torch.randn(3, 8)
+    assert torch.equal(*module.keys_values(memory))
+    assert set(module.state_dict()) == {"w_q.weight", "w_k.weight", "w_o.weight"}
+    separate = HeadProjections(8, 2, 4)
+    assert not torch.equal(*separate.keys_values(memory))
+
+
+# ---------------------------------------------------------------------------- the Jacobian
+
+
+def test_the_jacobian_is_that_of_the_operator() -> None:
+    """Each row of J is the difference quotient of the context in that direction, in float64."""
+    generator = torch.Generator().manual_seed(0)
+    query, bias = (torch.randn(3, size, generator=generator).double() for size in (4, 9))
+    keys, values = (torch.randn(3, 9, size, generator=generator).double() for size in (4, 5))
+    bias[1, 2] = -torch.inf
+    found = query_jacobian(query, keys, values, bias)
+    step = 1e-6
+    for direction in range(4):
+        ends = []
+        for sign in (1, -1):
+            moved = query.clone()
+            moved[:, direction] += sign * step
+            ends.append(attend(moved[:, None], keys, values, bias=bias[:, None]).context[:, 0])
+        expected = (ends[0] - ends[1]) / (2 * step)
+        torch.testing.assert_close(found[:, direction], expected, atol=1e-8, rtol=1e-6)
+
+
+def test_without_a_visible_row_the_jacobian_is_zero() -> None:
+    """A head whose rows are all hidden, or that has none, changes with no query."""
+    hidden = torch.full((2, 3), -torch.inf)
+    found = query_jacobian(torch.ones(2, 4), torch.ones(2, 3, 4), torch.ones(2, 3, 5), hidden)
+    assert torch.equal(found, torch.zeros(2, 4, 5))
+    none = query_jacobian(torch.ones(4), torch.ones(0, 4), torch.ones(0, 5), torch.ones(0))
+    assert torch.equal(none, torch.zeros(4, 5))

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from models.attention import partial_softmax
-from models.attention.attend import AttentionOptions, attend
-from models.attention.kv_memory import KeyValueMemory, KVTable, split_heads
+from models.attention.attend import AttentionOptions, KVTable, attend, split_heads
 from models.attention.partial_softmax import (
     KVBlock,
     attend_blocks,
@@ -123,10 +122,6 @@ class Softmax(NamedTuple):
 def scores_of(made: Case) -> Tensor:
     """The sum over heads of ⟨context, output⟩, [T]."""
     return (made.loop()[1] * made.outputs.double()).sum((0, 2))
-
-
-def memory_of(made: Case) -> KeyValueMemory:
-    return KeyValueMemory(made.keys.transpose(0, 1), made.values.transpose(0, 1), made.bias)
 
 
 def run_masked(made: Case) -> Tensor:
@@ -324,7 +319,6 @@ EVERY: dict[str, Softmax] = {
     ],
 )
 def test_every_softmax_equals_the_float64_loop(path: str, name: str) -> None:
-    """Each path equals the float64 loop for any mask, bias, temperature and number of rows."""
     softmax, made = EVERY[path], CASES[name]
     wanted = softmax.wanted(made).numpy()
     found = softmax.run(made).double().numpy()
@@ -334,13 +328,11 @@ def test_every_softmax_equals_the_float64_loop(path: str, name: str) -> None:
 
 
 def test_the_fused_kernel_is_used_where_torch_has_it() -> None:
-    """The pinned torch has the private operator with the expected schema, and it is used."""
     assert partial_softmax.attention_with_logsumexp is not partial_softmax.plain_attention
 
 
 @pytest.mark.parametrize("schema", [None, "", "aten::flash(Tensor query) -> (Tensor output)"])
 def test_a_missing_or_changed_operator_falls_back(schema: str | None) -> None:
-    """A missing private operator, or one of another schema, selects the plain kernel."""
     operators = SimpleNamespace()
     if schema is not None:
         operator = SimpleNamespace(default=SimpleNamespace(_schema=schema))

@@ -15,7 +15,6 @@ from models.data.vocabulary import Vocabulary, expand_ranges, sorted_union
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(st.lists(st.text(max_size=3), max_size=30))
 def test_rows_are_given_in_order_of_first_sight(ids: list[str]) -> None:
-    """Ids get rows in the order of their first addition, and rows lead back to ids."""
     vocabulary = Vocabulary()
     given_rows = [vocabulary.add(id_) for id_ in ids]
     distinct = list(dict.fromkeys(ids))
@@ -42,7 +41,6 @@ def test_unknown_ids_have_no_row() -> None:
 
 @pytest.mark.parametrize("row", [-1, 2, 99])
 def test_a_row_that_was_never_given_has_no_id(row: int) -> None:
-    """An unassigned or negative row is an IndexError."""
     with pytest.raises(IndexError):
         Vocabulary(["a", "b"]).id(row)
 
@@ -54,7 +52,6 @@ def test_ids_must_be_distinct() -> None:
 
 
 def test_threads_agree_on_every_row() -> None:
-    """Threads that add the same ids concurrently get the same rows."""
     vocabulary = Vocabulary()
     ids = [f"i{n}" for n in range(500)]
     begin = threading.Barrier(4)

@@ -17,7 +17,6 @@ from models.data.windows import (
 )
 from tests.support import reference_model
 from tests.support.shards import in_threads
-from tests.support.small import five_users
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 lengths_of_users = st.lists(st.integers(0, 40), min_size=1, max_size=12)
@@ -38,17 +37,6 @@ def log_of(lengths: list[int], seed: int = 0) -> Interactions:
 
 
 # ---------------------------------------------------------------------------- rectangles
-
-
-def test_padded_windows_by_hand() -> None:
-    """Padding has item 0, the last time of the window and the index of an existing event."""
-    log = five_users()
-    found = pad_windows(log, np.array([0, 3]), np.array([3, 5]))
-    assert found.lengths.tolist() == [3, 2]
-    assert found.items.tolist() == [[1, 2, 0], [4, 3, 0]]
-    assert found.timestamps.tolist() == [[10, 20, 30], [1, 5, 5]]
-    assert found.events.tolist() == [[0, 1, 2], [3, 4, 4]]
-    assert found.weights.tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
 @quick
@@ -81,7 +69,6 @@ def test_padded_windows_hold_their_events(
 
 
 def test_windows_of_an_empty_log() -> None:
-    """Windows of a log without events have length 0 and one column."""
     log = log_of([0, 0])
     found = newest_windows(log, np.array([0, 1], np.int32), 5)
     assert found.items.tolist() == [[0], [0]]
@@ -95,7 +82,6 @@ def test_windows_of_an_empty_log() -> None:
 @given(length=st.integers(0, 2_000), window=st.integers(1, 300))
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_the_window_begins_within_bounds(length: int, window: int) -> None:
-    """A history longer than the window is read from over three quarters to one window of events."""
     start = window_start(length, window)
     read = length - start
     assert start == reference_model.window_start(length, window)
@@ -109,7 +95,6 @@ def test_the_window_begins_within_bounds(length: int, window: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 3, 4, 7, 8, 200])
 def test_the_window_moves_in_steps(window: int) -> None:
-    """As a history grows, its window starts where it did or a quarter of a window later."""
     starts = np.array([window_start(length, window) for length in range(6 * window)])
     moved = np.diff(starts)
     step = max(1, window // 4)
@@ -120,7 +105,6 @@ def test_the_window_moves_in_steps(window: int) -> None:
 
 
 def test_newest_windows_by_hand() -> None:
-    """`newest_windows` returns the events from each window's start on, in request order."""
     log = log_of([3, 0, 11, 8])
     found = newest_windows(log, np.array([2, 1, 0, 3, 2], np.int32), 8)
     # Of 11 events with a window of 8 and steps of 2 the first 4 are left out.
@@ -164,7 +148,6 @@ def test_windows_are_drawn_anew() -> None:
 
 
 def test_windows_overlap_by_less_than_half() -> None:
-    """Consecutive windows of a long history overlap by at most half."""
     log = log_of([1_000])
     for seed in range(20):
         spans = tile_windows(log, 40, np.random.default_rng(seed))
@@ -191,7 +174,6 @@ def test_batches_hold_within_their_budget(lengths: list[int], tokens: int, seed:
 
 
 def test_windows_of_like_length_are_together() -> None:
-    """Windows of similar length share a batch, and batches come in random order."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(2, 60, 800)
     ends = np.cumsum(lengths)
@@ -249,7 +231,6 @@ def test_shards_take_the_same_steps(every: list[list[int]], tokens: int) -> None
 
 @pytest.mark.parametrize("share", [0.5, 0.1, 0.0])
 def test_steps_of_shards_are_as_those_of_one_process(share: float) -> None:
-    """Steps are about as many and as large as for one process, however uneven the shards are."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(2, 60, 2_000)
     alone = [batch @ [-1, 1] - 1 for batch in batch_windows(tiled(lengths.tolist()), 600, rng)]
@@ -269,17 +250,7 @@ def test_steps_of_shards_are_as_those_of_one_process(share: float) -> None:
     assert longest != sorted(longest)
 
 
-def test_batches_of_shards_differ_by_seed() -> None:
-    """Windows of one length are drawn into batches, the same ones by the same seed."""
-    first, again, other = (
-        [[batch.tolist() for batch in batches] for batches in batched([[9] * 40] * 2, 60, seed)]
-        for seed in (1, 1, 2)
-    )
-    assert first == again != other
-
-
 def test_small_steps_of_many_shards_stay_small() -> None:
-    """Where a window is more than a shard's part of a step, shards are idle in turn."""
     found = batched([[21] * 50] * 4, 40)  # two windows a step, of four shards
     taken = np.array([[len(batch) for batch in batches] for batches in found])
     assert taken.sum(axis=0).tolist() == [2] * 100

@@ -23,7 +23,6 @@ from models.encoder.event_bias import (
     RecencyBias,
     age_bucket,
     bucket_margins,
-    bucket_sums,
     position_bucket,
     recency_bucket,
 )
@@ -59,13 +58,6 @@ def test_every_distance_falls_into_its_bucket() -> None:
     assert sorted(set(expected)) == list(range(POSITION_BUCKETS))
 
 
-def test_known_edges_of_distance() -> None:
-    """Distances below 16 have one bucket each, then three per octave, with bounded ends."""
-    distances = torch.tensor([-(2**62), -1, 0, 15, 16, 20, 21, 31, 32, 64, 128, 512, 2**62])
-    expected = [0, 0, 0, 15, 16, 16, 17, 18, 19, 22, 25, 31, 31]
-    assert position_bucket(distances).tolist() == expected
-
-
 def test_ages_fall_into_their_buckets() -> None:
     """Ages on both sides of every edge, where 1 + 1.4 log2(1 + seconds) passes a whole number."""
     edges = [int((2 ** (k / 1.4) - 1) * 1e6) for k in range(45)]
@@ -78,14 +70,7 @@ def test_ages_fall_into_their_buckets() -> None:
     assert set(got) == set(range(AGE_BUCKETS))
 
 
-def test_a_clock_that_ran_backwards_is_no_age() -> None:
-    """Negative ages have bucket 0, one microsecond has bucket 1, the oldest share bucket 39."""
-    ages = torch.tensor([-(2**63), -HOUR, -1, 0, 1, 2**62, 2**63 - 1])
-    assert age_bucket(ages).tolist() == [0, 0, 0, 0, 1, 39, 39]
-
-
 def test_position_and_age_have_a_bucket_together() -> None:
-    """Each pair of distance and age has a joint bucket, distance-major."""
     distance = torch.tensor([-3, 0, 7, 15, 16, 40, 600, 2**62])[:, None]
     age = torch.tensor([-HOUR, 0, 1, HOUR, 31_000_000, 2**62])
     got = recency_bucket(distance, age)
@@ -115,7 +100,6 @@ def places(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_the_bias_is_the_three_tables_read_at_the_buckets() -> None:
-    """The bias is the sum of the position, age and joint tables at the buckets."""
     bias = drawn(3)
     distance, age = places(0)
     with torch.no_grad():
@@ -161,16 +145,6 @@ def test_all_three_tables_learn() -> None:
         np.testing.assert_allclose(table.grad, expected, atol=1e-5)
 
 
-def test_weights_are_summed_by_bucket() -> None:
-    """`bucket_sums` adds weights per bucket and head; absent buckets have 0."""
-    bucket = torch.tensor([4, 0, 4, 2], dtype=torch.int32)
-    weights = torch.tensor([[1.0, 2.0, 3.0, 4.0], [-1.0, 0.5, 0.25, 0.0]])
-    found = bucket_sums(bucket, weights, 6)
-    assert found.dtype == torch.float32
-    assert found.tolist() == [[2, 0, 4, 0, 4, 0], [0.5, 0, 0, 0, -0.75, 0]]
-    assert bucket_sums(bucket[:0], weights[:, :0], 3).tolist() == [[0] * 3, [0] * 3]
-
-
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     st.lists(
@@ -183,7 +157,6 @@ def test_weights_are_summed_by_bucket() -> None:
     )
 )
 def test_bucket_margins_bound_the_unchanged_interval(ages: list[int]) -> None:
-    """Within `bucket_margins` no age changes its bucket, and one microsecond beyond, one does."""
     younger, older = bucket_margins(np.array(ages, dtype=np.int64))
     here = torch.tensor(ages, dtype=torch.int64)
     same = age_bucket(here)
@@ -211,12 +184,6 @@ def snapshot() -> Snapshot:
     return told_snapshot()
 
 
-def mixed(seed: int, events: int) -> UserHistory:
-    """Events of all types, every third a dislike."""
-    types = np.resize([VIEW, PURCHASE, DISLIKE, UNKNOWN, VIEW, DISLIKE], events)
-    return replace(random_past(seed, events, ITEMS), types=types.astype(np.int32))
-
-
 # ---------------------------------------------------------------------------- against the loop
 
 
@@ -239,29 +206,9 @@ def test_scores_equal_the_loop(
 
 @few
 @given(made=pasts(least=1), options=ways, target=st.integers(0, ITEMS - 1))
-def test_contributions_sum_to_the_score(
-    snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
-) -> None:
-    """Each row's weight and part is the loop's, and with the prior they are the score."""
-    user = build_memory(snapshot, made, AT)
-    scores = score(snapshot, user, np.array([target]), options)
-    rest = float(scores.prior[0])
-    reasons = reasons_of(snapshot, user, target, 100, options)
-    told = sum(reason.contribution for reason in reasons)
-    assert rest + told == pytest.approx(float(scores.total[0]), abs=1e-4)
-    loop = Loop(snapshot, made, AT)
-    alpha, _ = loop.attention(target, options)
-    weights = dict(zip(user.source.tolist(), alpha.mean(0).tolist(), strict=True))
-    for reason in reasons:
-        assert reason.weight == pytest.approx(weights[reason.source], abs=1e-5)
-
-
-@few
-@given(made=pasts(least=1), options=ways, target=st.integers(0, ITEMS - 1))
 def test_without_an_event_is_the_loop_over_the_rest(
     snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
 ) -> None:
-    """The closed form and `scores_without` equal the loop over the remaining events, to 1e-4."""
     user = build_memory(snapshot, made, AT)
     scores = score(snapshot, user, np.array([target]), options)
     rest = float(scores.prior[0])
@@ -281,26 +228,7 @@ def test_without_an_event_is_the_loop_over_the_rest(
         assert closed[event] == pytest.approx(part, abs=1e-4)
 
 
-@few
-@given(seed=st.integers(0, 1000), events=st.integers(1, 20), data=st.data())
-def test_appending_equals_encoding_anew(
-    snapshot: Snapshot, seed: int, events: int, data: st.DataObject
-) -> None:
-    """A memory built from a cached prefix equals one encoded from nothing."""
-    made = mixed(seed, events)
-    cut = data.draw(st.integers(0, events))
-    part = replace(made, rows=made.rows[:cut], timestamps=made.timestamps[:cut],
-                   weights=made.weights[:cut], types=made.types[:cut])  # fmt: skip
-    before = build_memory(snapshot, part, AT).encoded
-    grown = build_memory(snapshot, made, AT, encoded=before)
-    anew = build_memory(snapshot, made, AT)
-    np.testing.assert_allclose(grown.user_state, anew.user_state, atol=1e-5)
-    np.testing.assert_allclose(grown.memory.keys, anew.memory.keys, atol=1e-5)
-    np.testing.assert_allclose(grown.memory.values, anew.memory.values, atol=1e-5)
-
-
 def test_cached_states_of_another_type_are_not_extended(snapshot: Snapshot) -> None:
-    """A cached state of events of another type is discarded and computed again."""
     liked, disliked = (
         past([3, 4], [0, DAY], types=np.array([VIEW, kind], np.int32)) for kind in (VIEW, DISLIKE)
     )
@@ -348,7 +276,6 @@ def test_without_heads_for_them_dislikes_are_read_but_not_attended() -> None:
 
 
 def test_an_unknown_type_reads_as_no_type(snapshot: Snapshot) -> None:
-    """An unknown type has neither a type embedding nor a type bias."""
     model = snapshot.model
     vectors, zeros = torch.randn(4, 12), torch.zeros(4)
     types = torch.tensor([UNKNOWN, 3, 99, -7])

@@ -28,7 +28,6 @@ def stepped(encoder: HistoryEncoder, events: torch.Tensor, times: torch.Tensor) 
 
 @pytest.mark.parametrize(("blocks", "heads", "dim"), [(1, 1, 4), (2, 4, 16), (3, 2, 24)])
 def test_numpy_steps_equal_the_full_window(blocks: int, heads: int, dim: int) -> None:
-    """NumPy steps give the keys, values and states of the full window, for any times."""
     encoder = encoder_of(blocks, heads, dim)
     rng = np.random.default_rng(blocks)
     events = torch.from_numpy(rng.normal(size=(40, dim)).astype(np.float32))

@@ -7,25 +7,34 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
-from models.data.vocabulary import Vocabulary
+from models.encoder.history_encoder import NO_REQUEST_TIME
 from models.evaluation import model_ranker
 from models.evaluation.full_ranking import Ranker
 from models.evaluation.model_ranker import ModelRanker
 from models.history.user_history import UserHistory
-from models.history.user_memory import build_memory
+from models.history.user_memory import UserMemory, build_memory
 from models.ranking.scoring import score
-from models.recommender.artifact import TrainedModel
 from tests.support.ranker_contract import RankerContract
 from tests.support.reference_model import ReferenceModel
-from tests.support.small import DAY, DIMENSION, TOLD, encode, events_of, newest_events, random_model
+from tests.support.small import DAY, TOLD, events_of, random_model
 from tests.support.small import snapshot as small_snapshot
-from tests.support.snapshot_ranker import SnapshotRanker, at_no_time
 from tests.support.training import QUICK, content, drawn_log, train
+
+
+@torch.inference_mode()
+def at_no_time(snapshot: Snapshot, user: UserMemory) -> UserMemory:
+    """The memory as a request has it whose time is unknown."""
+    model, read = snapshot.model, user.encoded
+    if read is None or not len(read.cache):
+        return user
+    never = torch.tensor(NO_REQUEST_TIME)
+    state = model.user_states(read.cache.states[-1], read.cache.timestamps[-1], never)
+    # What the memory keeps of its transitions is of its own user state.
+    return replace(user, user_state=state, query=model.user_query(state), transitions=None)
 
 
 class TestRecommenderRanker(RankerContract):
@@ -41,7 +50,12 @@ class TestRecommenderRanker(RankerContract):
 
 @pytest.mark.parametrize(
     "shape",
-    [{}, TOLD, TOLD | {"next_basket": True, "repeat_consumption": True, "similar_items": 5}],
+    [
+        {},
+        {"blocks": 0},
+        TOLD,
+        TOLD | {"next_basket": True, "repeat_consumption": True, "similar_items": 5},
+    ],
 )
 @pytest.mark.parametrize("gap", [None, 0, DAY, 5 * DAY])
 def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> None:
@@ -51,7 +65,6 @@ def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> No
     types that the model knows and one that it does not.
     """
     model = random_model(5, window=10, **shape)
-    assert model.encoder is not None
     snapshot = small_snapshot(12, model)
     ranker = ModelRanker(model, snapshot.catalogue.content)
     log = drawn_log(6, [10, 1, 4, 0, 7], 12)
@@ -77,7 +90,6 @@ def test_ranking_and_serving_agree(gap: int | None, shape: dict[str, int]) -> No
 def test_every_event_is_attended_and_the_newest_window_has_states(
     window: int, target_in_query: bool
 ) -> None:
-    """Scores equal the float64 loop, in which events older than the window have no state."""
     model = random_model(7, window=window)
     reference = ReferenceModel(model, 3, window)
     vectors = [reference.vector(row, content(12)[row]) for row in range(12)]
@@ -142,15 +154,6 @@ def test_in_two_stages_the_best_candidates_get_their_exact_scores(
     assert np.abs(exact - near).max() > 1e-2
 
 
-def test_events_before_the_window_count_by_attention() -> None:
-    """Scores of a long history differ from those of its newest window alone."""
-    model = random_model(7, window=4)
-    ranker = ModelRanker(model, content(12))
-    log, user = drawn_log(8, [4, 12], 12), np.array([1], np.int32)
-    whole, newest = (ranker.scores(each, user, None) for each in (log, newest_events(log, 4)))
-    assert np.abs(whole - newest).min() > 1e-4
-
-
 def test_a_log_without_any_event_is_scored() -> None:
     model = random_model(7)
     log = drawn_log(8, [0, 0], 12)
@@ -160,7 +163,6 @@ def test_a_log_without_any_event_is_scored() -> None:
 
 
 def test_many_users_are_ranked_in_request_order() -> None:
-    """Scores come in the order of the given users, equal to those of each user alone."""
     model = random_model(7)
     log = drawn_log(9, list(np.random.default_rng(0).integers(0, 30, 60)), 12)
     ranker = ModelRanker(model, content(12))
@@ -169,80 +171,3 @@ def test_many_users_are_ranked_in_request_order() -> None:
     for place in range(0, 60, 7):
         alone = ranker.scores(log, users[place : place + 1], None)
         np.testing.assert_allclose(together[place], alone[0], atol=1e-4)
-
-
-class TestSnapshotRanker(RankerContract):
-    """The contract, for a trained model in a snapshot."""
-
-    tolerance = 1e-4
-
-    @classmethod
-    def fit(cls, log: Interactions) -> Ranker:
-        config = replace(QUICK, epochs=40, batch_tokens=48)
-        model = train(log, config).model
-        ids = tuple(f"i{row}" for row in range(log.n_items))
-        entries = [
-            ItemEntry(id_, embedding=text)
-            for id_, text in zip(ids, content(log.n_items), strict=True)
-        ]
-        catalogue = Catalogue.empty(DIMENSION, Vocabulary(ids)).updated(entries, [], encode)
-        made = TrainedModel(model, ids, log.item_counts(), "fake", {})
-        return SnapshotRanker(Snapshot.build("v", made, catalogue, log.item_counts()))
-
-
-@pytest.mark.parametrize("gap", [None, DAY])
-@pytest.mark.parametrize("blocks", [2, 0])
-def test_scores_equal_the_model_ranker(gap: int | None, blocks: int) -> None:
-    """For trained items the scores equal those of ModelRanker, with and without a time."""
-    model = random_model(5, window=10, blocks=blocks)
-    snapshot = small_snapshot(12, model)
-    log = drawn_log(6, [10, 1, 4, 0, 7], 12)
-    users = np.array([4, 0, 3, 1], dtype=np.int32)
-    ends = np.array([events_of(log, user).timestamps.max(initial=0) for user in users])
-    times = None if gap is None else ends + gap
-    fast = ModelRanker(model, snapshot.catalogue.content).scores(log, users, times)
-    np.testing.assert_allclose(SnapshotRanker(snapshot).scores(log, users, times), fast, atol=1e-4)
-
-
-def test_an_item_never_trained_is_scored_by_its_text() -> None:
-    """An untrained item is scored by its projected text, with the prior of new items."""
-    model = random_model(3)
-    snapshot = small_snapshot(15, model)  # twelve were trained
-    reference = ReferenceModel(model, 3)
-    texts = snapshot.catalogue.content
-    drawn = drawn_log(4, [6], 15)
-    log = replace(drawn, weights=np.ones(6, dtype=np.float32))
-    mine = events_of(log, 0)
-    scores = SnapshotRanker(snapshot).scores(log, np.zeros(1, np.int32), mine.timestamps[-1:])
-    vectors = [reference.vector(row if row < 12 else -1, texts[row]) for row in range(15)]
-    items, times = mine.items.tolist(), mine.timestamps.tolist()
-    prior = model.new_prior.item()
-    read = [vectors[row] for row in items]
-    states, user_state = reference.encode(read, times, times[-1])
-    for item in (12, 13, 14):
-        alpha, gain = reference.attention(
-            vectors[item],
-            read,
-            read,
-            user=user_state,
-            states=states,
-            distances=list(range(5, -1, -1)),
-            ages=[times[-1] - time for time in times],
-            weights=[1.0] * 6,
-        )
-        expected = float((alpha * gain).sum()) + prior
-        assert scores[0, item] == pytest.approx(expected, abs=1e-4)
-
-
-def test_item_without_training_or_text_scores_minus_infinity() -> None:
-    snapshot = small_snapshot(12)
-    bare = Snapshot.build(
-        "v",
-        snapshot.trained,
-        snapshot.catalogue.with_items(["unheard of"]),
-        np.zeros(0, np.int64),
-    )
-    log = drawn_log(4, [6], 13)
-    scores = SnapshotRanker(bare).scores(log, np.zeros(1, np.int32), None)
-    assert scores[0, 12] == -np.inf
-    assert np.isfinite(scores[0, :12]).all()

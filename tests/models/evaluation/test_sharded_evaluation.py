@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.data.interactions import WHOLE_LOG, Interactions, LogShards
+from models.compute.device import SINGLE_PROCESS, Processes
+from models.data.interactions import Interactions
 from models.evaluation.baselines import baseline_makers
 from models.evaluation.full_ranking import (
     RankingMetrics,
@@ -82,11 +83,10 @@ def test_every_baseline_ranks_in_shards_as_in_the_whole_log(
 
 
 def test_shards_without_a_case_have_the_metrics_of_the_others() -> None:
-    """A log without cases has none in any shard, and one case is enough for all."""
     nothing = Interactions.from_columns([], [], [], n_users=2, n_items=3)
     one = Interactions.from_columns([0, 0, 0], [0, 1, 2], [1, 2, 3], n_users=2, n_items=3)
 
-    def hit_rate(shards: LogShards) -> tuple[float, float]:
+    def hit_rate(shards: Processes) -> tuple[float, float]:
         first, second = (leave_one_out(shard_of(log, shards)).test for log in (one, nothing))
         ranker = baseline_makers(first.history, exclude_seen=True)["popularity"](first.history)
         return evaluate(ranker, first).hr, evaluate(ranker, second).hr
@@ -102,13 +102,12 @@ def test_shards_without_a_case_have_the_metrics_of_the_others() -> None:
     seed=st.integers(0, 1000),
 )
 def test_means_and_errors_are_those_of_all_cases(sizes: list[int], seed: int) -> None:
-    """Mean, standard error and share of users are those of the values of all shards together."""
     rng = np.random.default_rng(seed)
     values = [rng.normal(size=size) for size in sizes]
     ranks = [rng.integers(0, 20, size) for size in sizes]
     users = [rng.integers(0, 4, size).astype(np.int32) for size in sizes]
 
-    def measured(shards: LogShards) -> tuple[float, float, float]:
+    def measured(shards: Processes) -> tuple[float, float, float]:
         own = values[shards.index]
         return (
             mean(own, shards),
@@ -119,7 +118,7 @@ def test_means_and_errors_are_those_of_all_cases(sizes: list[int], seed: int) ->
     every = np.concatenate(values)
     everybody = np.concatenate([each + 10 * index for index, each in enumerate(users)])
     expected = (
-        mean(every, WHOLE_LOG),
+        mean(every, SINGLE_PROCESS),
         standard_error(every),
         share_of_users(everybody, np.concatenate(ranks)),
     )
@@ -129,11 +128,10 @@ def test_means_and_errors_are_those_of_all_cases(sizes: list[int], seed: int) ->
 
 @pytest.mark.parametrize("most", [0, 7, 20, 1000])
 def test_cases_are_drawn_over_all_shards(most: int) -> None:
-    """As many cases as from the whole log are drawn, and fewer are among more of the same seed."""
     log = drawn(8)
     cases = leave_one_out(log).test
 
-    def draw(shards: LogShards) -> tuple[set[int], set[int], set[int]]:
+    def draw(shards: Processes) -> tuple[set[int], set[int], set[int]]:
         own = leave_one_out(shard_of(log, shards)).test
         some, more, again = (draw_cases(own, size, 3) for size in (most, most + 5, most))
         return set(some.users.tolist()), set(more.users.tolist()), set(again.users.tolist())
@@ -155,7 +153,7 @@ def test_each_case_is_drawn_as_often_as_another() -> None:
     )  # fmt: skip
     assert sizes[0] > 10 > sizes[1] == 0
 
-    def share(shards: LogShards) -> float:
+    def share(shards: Processes) -> float:
         own = leave_one_out(shard_of(extra, shards)).test
         return float(np.mean([len(draw_cases(own, 6, seed)) / len(own) for seed in range(400)]))
 

@@ -69,31 +69,11 @@ def test_time_split_by_hand(log: Interactions) -> None:
 
 
 def test_time_at_cuts_off_the_requested_share(log: Interactions) -> None:
-    """A share of the events lies before the time returned."""
     assert time_quantile(log, 0.0) == 1
     assert time_quantile(log, 1.0) == 41
     assert (log.timestamps < time_quantile(log, 6 / 11)).sum() == 6
     with pytest.raises(ValueError, match="no times"):
         time_quantile(newest_events(log, 0), 0.5)
-
-
-def test_cases_can_be_selected(log: Interactions) -> None:
-    """A selection keeps the history and drops whole cases."""
-    _, _, test = leave_one_out(log)
-    kept = test.where(test.gaps() > 5)
-    assert (kept.users.tolist(), kept.targets.tolist()) == ([0], [0])
-    assert kept.history is test.history
-
-
-def test_k_core_removes_in_turn() -> None:
-    """Removing a rare item can make a user too rare, then another item, then another user."""
-    users = [0, 0, 1, 1, 2, 2, 3, 3]
-    items = [0, 3, 0, 3, 1, 9, 1, 0]
-    log = Interactions.from_columns(users, items, range(8), n_users=4, n_items=10)
-    assert k_core(log, 2).tolist() == [True] * 4 + [False] * 4
-    assert k_core(log, 1).all()
-    assert not k_core(log, 3).any()
-    assert k_core(newest_events(log, 0), 5).tolist() == []
 
 
 events = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40)
@@ -102,7 +82,6 @@ events = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40)
 @settings(max_examples=50, deadline=None)
 @given(rows=events, minimum=st.integers(0, 4))
 def test_k_core_is_the_largest_set_that_holds(rows: list[tuple[int, int]], minimum: int) -> None:
-    """The k-core equals removing one offending event at a time."""
     rows.sort(key=lambda row: row[0])  # as a log has them: by user
     left = list(range(len(rows)))
     while True:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.kv_memory import KVTable
+from models.attention.attend import KVTable
 from models.attention.partial_softmax import (
     Attended,
     KVBlock,

@@ -379,21 +379,13 @@ def test_items_newer_than_the_index_are_compared_by_themselves(
         every = [candidates(each, user, newer | ~newer, 40) for each in (snapshot, bare)]
         assert every[0].tolist() == every[1].tolist()
         among += int(np.count_nonzero(newer[every[0]]))
-        tables, memory = snapshot.tables, user.memory
+        tables = snapshot.tables
         with torch.inference_mode():
             readout = coarse_query(snapshot, user).readout.double()
             near = tables.vectors[400:].double() @ readout + tables.prior[400:]
             if boost is not None:
                 near += torch.from_numpy(boost[400:])
-            keys, values, bias, own = (
-                part.double()
-                for part in (
-                    memory.keys.transpose(0, 1),
-                    memory.values.transpose(0, 1),
-                    user.bias,
-                    user.query,
-                )
-            )
+            keys, values, bias, own = (part.double() for part in (*user.block[:3], user.query))
             steps = []
             for step in (1e-5, -1e-5):
                 query = tables.queries[:, 400:].double() * step + own[:, None]

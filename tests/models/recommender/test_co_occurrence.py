@@ -40,25 +40,14 @@ def test_counts_equal_a_loop_over_all_pairs(log: Interactions) -> None:
 @quick
 @given(log=logs())
 def test_counts_of_small_logs_are_damped_by_popularity(log: Interactions) -> None:
-    """A small log's counts are 1 / distance times a weight of the first item, as in the loop."""
     found = table(count_transitions(log, ITEMS, SMALL_LOG_WINDOW))
     expected = damped(counted(histories(log), power=1), log)
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_counts_by_hand() -> None:
-    """One user who takes 0, 1, 0, 2: pairs at distances 1, 2 and 3."""
-    log = Interactions.from_columns([0] * 4, [0, 1, 0, 2], range(4), n_users=1, n_items=3)
-    found = table(count_transitions(log, 3))
-    assert found == pytest.approx(
-        {(0, 1): 1, (0, 0): 1 / 4, (0, 2): 1 + 1 / 9, (1, 0): 1, (1, 2): 1 / 4}
-    )
-
-
 @quick
 @given(log=logs(), most=st.integers(1, ITEMS + 2))
 def test_largest_counts_are_retained(log: Interactions, most: int) -> None:
-    """The largest counts of each item are kept, in descending order."""
     kept = count_transitions(log, most)
     assert kept.items.shape == kept.counts.shape == (ITEMS, most)
     assert (kept.items.dtype, kept.counts.dtype) == (torch.int32, torch.float32)
@@ -95,7 +84,6 @@ def loop(kept: TransitionCounts, items: Sequence[int], target: int) -> list[floa
     items=st.lists(st.integers(-1, ITEMS - 1), max_size=12),
 )
 def test_sums_and_shares_equal_the_loop(seed: int, most: int, items: list[int]) -> None:
-    """F and its shares equal the loop; an unknown item takes a place and adds 0."""
     kept = random_followers(seed, ITEMS, most)
     total = kept.sums(torch.tensor(items, dtype=torch.int64))
     assert total.shape == (ITEMS,)
@@ -106,12 +94,6 @@ def test_sums_and_shares_equal_the_loop(seed: int, most: int, items: list[int]) 
         assert shares.tolist() == pytest.approx(expected, abs=1e-5)
         if target >= 0:
             assert float(total[target]) == pytest.approx(sum(expected), abs=1e-5)
-
-
-def test_nothing_follows_to_what_was_not_trained() -> None:
-    """All shares of an unknown target are 0."""
-    kept = random_followers(1, ITEMS, 3)
-    assert kept.shares(torch.tensor([2, 1, -1]), torch.tensor([-1])).tolist() == [[0, 0, 0]]
 
 
 @pytest.mark.parametrize("size", [12, 5_000])
@@ -163,7 +145,6 @@ def test_the_part_sums_each_liked_item_once(events: list[tuple[int, bool]]) -> N
 
 
 def test_events_on_one_item_share_it_equally_within_the_depth() -> None:
-    """Two events on an item have half of it each; an event beyond the depth has nothing."""
     item = int((TABLE.weights != 0).any(1).nonzero()[0])
     target = int(TABLE.items[item, TABLE.weights[item] != 0][0])
     recent = torch.full((SIMILARITY_DEPTH + 1,), -1)

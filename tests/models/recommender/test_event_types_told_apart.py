@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import leave_one_out
-from models.recommender.recommender import Recommender
 from tests.support.small import SECOND
-from tests.support.training import QUICK, content, drawn_log, tiny, train
+from tests.support.training import QUICK, content, tiny, train
 
 MINUTE = 60 * SECOND
 ITEMS = 24
@@ -130,33 +128,7 @@ def test_dislikes_lower_the_scores_of_their_cluster() -> None:
 # ---------------------------------------------------------------------------- nothing to tell
 
 
-def test_unit_weights_and_one_type_change_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = drawn_log(5, [9, 6, 7, 8, 5], 12)
-    log = replace(log, weights=np.ones_like(log.weights))
-    found = train(log, replace(QUICK, epochs=3)).model.state_dict()
-
-    def read(_: Recommender, vectors: Tensor, *said: Tensor) -> Tensor:
-        assert len(said) == 2
-        return vectors
-
-    def bias(model: Recommender, distance: Tensor, age: Tensor, *said: Tensor) -> Tensor:
-        assert len(said) == 2
-        recency: Tensor = model.recency(distance, age)
-        return recency
-
-    monkeypatch.setattr(Recommender, "event_inputs", read)
-    monkeypatch.setattr(Recommender, "memory_bias", bias)
-    expected = train(log, replace(QUICK, epochs=3)).model.state_dict()
-    assert found.keys() == expected.keys()
-    for name, weight in expected.items():
-        assert torch.equal(found[name], weight), name
-    assert not found["event_embedding.log_weight_embedding"].any()
-    assert "event_embedding.type_embedding" not in found
-    assert "type_bias.bias" not in found
-
-
 def test_the_shape_follows_the_log() -> None:
-    """The number of types, and a head for dislikes, follow the log and the number of heads."""
     log = tastes(2)
     one = replace(QUICK, epochs=1)
     shapes = [
@@ -170,7 +142,6 @@ def test_the_shape_follows_the_log() -> None:
 
 
 def test_a_log_of_dislikes_teaches_nothing() -> None:
-    """Training on dislikes alone is refused."""
     log = tastes(3)
     with pytest.raises(ValueError, match="nothing to learn an order from"):
         train(replace(log, types=np.full_like(log.types, DISLIKE)))

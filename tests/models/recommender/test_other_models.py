@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from models.data.interactions import Interactions
-from models.evaluation.baselines import EASE, Repeats
+from models.evaluation.baselines import ease, repeats
 from models.evaluation.full_ranking import Ranker, evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import leave_one_out
@@ -21,18 +21,17 @@ from models.recommender.recommender import (
     RecommenderConfig,
     baseline_model,
 )
-from tests.support.small import DAY, random_followers, random_model
+from tests.support.small import DAY, random_model
 from tests.support.training import content, counted_model, drawn_log
 
 ITEMS = 14
 SHOP = {"next_basket": True, "repeat_consumption": True}
 
 
-@pytest.mark.parametrize(("name", "fit"), [(EASE_NAME, EASE.fit), (BOUGHT_BEFORE, Repeats.fit)])
+@pytest.mark.parametrize(("name", "fit"), [(EASE_NAME, ease), (BOUGHT_BEFORE, repeats)])
 def test_a_baseline_model_ranks_as_the_baseline(
     name: str, fit: Callable[[Interactions], Ranker]
 ) -> None:
-    """Every rank is the baseline's, but where its own scores tie."""
     split = leave_one_out(drawn_log(4, [9, 12, 7, 8, 11, 6, 10, 9], ITEMS))
     model = counted_model(2, split.train, **SHOP)
     served = baseline_model(model, name, split.train)
@@ -67,7 +66,6 @@ def test_transitions_alone_follow_what_followed() -> None:
 
 
 def test_there_is_no_model_without_the_part() -> None:
-    """A model without counts of repeats cannot serve them, and popularity is no model."""
     log = drawn_log(5, [9, 12, 7, 8], ITEMS)
     model = counted_model(2, log)
     assert baseline_model(model, BOUGHT_BEFORE, log) is None
@@ -76,7 +74,6 @@ def test_there_is_no_model_without_the_part() -> None:
 
 
 def test_a_request_is_within_the_horizon() -> None:
-    """Request times are clamped to the horizon after the newest event."""
     statistics = random_model(1).statistics
     statistics.load(statistics.transition_counts, max_request_gap=3 * DAY)
     newest = torch.tensor([0, 0, 0, 10 * DAY, 10 * DAY])
@@ -85,13 +82,3 @@ def test_a_request_is_within_the_horizon() -> None:
     assert statistics.clamp_request_time(asked, newest).tolist() == expected
     fresh = LogStatistics(RecommenderConfig(n_items=2, transitions_per_item=3))
     assert fresh.clamp_request_time(torch.tensor(2**59), torch.tensor(0)) == 2**59
-
-
-def test_followers_of_another_shape_are_refused() -> None:
-    """Transition counts of another shape are refused and change nothing."""
-    statistics = random_model(1).statistics
-    before = statistics.transition_counts
-    for items, most in ((11, 5), (12, 4)):
-        with pytest.raises(ValueError, match=rf"must be \(12, 5\), not \({items}, {most}\)"):
-            statistics.load(random_followers(0, items, most), 0)
-    assert torch.equal(statistics.transition_counts.items, before.items)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,7 +49,6 @@ def expected(log: Interactions, day: int, half_life: float, item: int) -> float:
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1000), events=st.integers(4, 40), days=st.integers(0, 60))
 def test_trends_equal_the_loop(seed: int, events: int, days: int) -> None:
-    """Trends equal the loop on any day before, within and after the log."""
     log = drawn(seed, events, days)
     if not (log.types != 1).any():
         return
@@ -71,24 +69,6 @@ def test_trends_equal_the_loop(seed: int, events: int, days: int) -> None:
     np.testing.assert_array_equal(trends.latest, end[:, 0])
 
 
-def test_what_happens_later_changes_nothing() -> None:
-    """The trends of a day depend on the events of earlier days alone."""
-    log = drawn(3, 40, 20)
-    start = int(log.timestamps[log.types != 1].min())
-    noon = torch.tensor([start + 9 * DAY + DAY // 2])
-    before = log.where(log.timestamps < start + 9 * DAY)
-    other = replace(
-        log, items=np.where(log.timestamps < start + 9 * DAY, log.items, 0).astype(np.int32)
-    )
-    rows = torch.arange(ITEMS)
-    for one in (before, other):
-        trends = RecentPopularity(one)
-        np.testing.assert_array_equal(
-            trends.scores(trends.steps(noon), rows),
-            RecentPopularity(log).scores(RecentPopularity(log).steps(noon), rows),
-        )
-
-
 def test_large_catalogues_use_longer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table of trends is bounded, and recent items still rank above older ones."""
     monkeypatch.setattr(models.recommender.recent_popularity, "MAX_ENTRIES", 10 * (ITEMS + 1))
@@ -104,7 +84,6 @@ def test_large_catalogues_use_longer_steps(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("items", [0, 3])
 def test_empty_log_has_no_trends(items: int) -> None:
-    """A log without events or items has trends of 0."""
     log = Interactions.from_columns([], [], [], n_users=1, n_items=items)
     assert not RecentPopularity(log).latest.any()
     assert RecentPopularity(log).latest.shape == (len(HALF_LIVES), items + 1)

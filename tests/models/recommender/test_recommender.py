@@ -1,7 +1,6 @@
 """The recommender: every part against a float64 loop over its weights."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
-from models.index.ann_index import normalize_rows
 from models.ranking.recommend import coarse_query
 from models.ranking.scoring import score
 from models.recommender.recommender import Recommender, RecommenderConfig, content_only_model
@@ -29,7 +27,6 @@ from tests.support.small import (
     DAY,
     DIMENSION,
     encode,
-    entries,
     past,
     random_model,
 )
@@ -79,7 +76,6 @@ def test_the_prior_of_untrained_items_is_that_of_the_new(content: Tensor) -> Non
 
 
 def test_an_item_without_its_id_is_its_text(content: Tensor) -> None:
-    """An item whose id is dropped has the vector of an untrained item of its text."""
     model = random_model(2)
     rows = torch.arange(12)
     with torch.inference_mode():
@@ -91,16 +87,6 @@ def test_an_item_without_its_id_is_its_text(content: Tensor) -> None:
     np.testing.assert_array_equal(kept[::2], whole[::2])
     np.testing.assert_array_equal(kept[1::2], never[1::2])
     assert not np.allclose(whole, never, atol=1e-2)
-
-
-def test_a_dropped_id_learns_nothing(content: Tensor) -> None:
-    """A dropped id embedding gets no gradient."""
-    model = random_model(2)
-    keep = torch.tensor([True, False])
-    model.item_vectors(torch.tensor([3, 5]), content[:2], keep).sum().backward()  # type: ignore[no-untyped-call]
-    assert model.id_embedding.weight.grad is not None
-    touched = model.id_embedding.weight.grad.abs().sum(1).nonzero().flatten()
-    assert touched.tolist() == [3]
 
 
 # ---------------------------------------------------------------------------- target attention
@@ -131,26 +117,6 @@ def loop(tables: ItemTables, keys: Tensor, values: Tensor, bias: Tensor) -> NDAr
     return total
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_target_attention_equals_the_loop(content: Tensor, tied: bool) -> None:
-    """Target attention equals the loop for each history; a fully hidden one gives 0."""
-    model = random_model(4, tied_values=tied)
-    tables = projected(model, content)
-    keys, values = memory(model, 0, 3)
-    bias = torch.randn(3, ATTENTION_HEADS, LENGTH, generator=torch.Generator().manual_seed(1))
-    bias[0, :, 4:] = -math.inf  # a shorter history, padded
-    bias[2] = -math.inf
-    with torch.inference_mode():
-        got = target_attention(tables, keys, values, bias)
-    assert got.shape == (3, 15)
-    for row in range(3):
-        expected = loop(tables, keys[row], values[row], bias[row])
-        np.testing.assert_allclose(got[row], expected, atol=1e-5)
-    assert (got[2] == 0).all()
-    short = loop(tables, keys[0, :, :4], values[0, :, :4], bias[0, :, :4])
-    np.testing.assert_allclose(got[0], short, atol=1e-5)
-
-
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 1000),
@@ -178,28 +144,6 @@ def test_all_prefixes_at_once_equal_one_by_one(
         for place in range(LENGTH):
             expected = loop(tables, keys[row], values[row], bias[row, :, place])
             np.testing.assert_allclose(got[row, place], expected, atol=1e-5, rtol=1e-5)
-
-
-def test_each_history_may_have_targets_of_its_own(content: Tensor) -> None:
-    """Other items for each of a batch: each against the float64 loop over its own."""
-    model = random_model(3)
-    tables = projected(model, content)
-    keys, values = memory(model, 3, 2)
-    bias = torch.randn(
-        2, ATTENTION_HEADS, LENGTH, LENGTH, generator=torch.Generator().manual_seed(3)
-    )
-    position = torch.arange(LENGTH)
-    bias = bias.masked_fill(position > position[:, None], -math.inf)
-    picked = torch.tensor([[3, 14, 3, 0], [7, 1, 2, 9]])
-    with torch.inference_mode():
-        queries, outputs = (
-            table[:, picked].transpose(0, 1) for table in (tables.queries, tables.outputs)
-        )
-        got = target_attention_prefixes(queries, outputs, keys, values, bias)
-    assert got.shape == (2, LENGTH, 4)
-    for row, place in np.ndindex(2, LENGTH):
-        expected = loop(tables, keys[row], values[row], bias[row, :, place])[picked[row]]
-        np.testing.assert_allclose(got[row, place], expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_prefix_that_sees_nothing_has_nothing(content: Tensor) -> None:
@@ -251,7 +195,6 @@ def test_prefixes_survive_a_peak_in_their_future(content: Tensor) -> None:
 
 
 def test_prefixes_learn_as_the_operator_does(content: Tensor) -> None:
-    """Gradients of all prefixes at once equal those of attending prefix by prefix."""
     model = random_model(7)
     tables = projected(model, content)
     tables = ItemTables(*(table.clone() for table in tables))
@@ -305,43 +248,6 @@ def test_attended_rows_have_their_states(tied: bool) -> None:
             np.testing.assert_allclose(found[row, :, place], wanted, atol=1e-5)
 
 
-def test_the_readout_is_the_attention_of_every_target() -> None:
-    """Readout times item vector equals attention in float64, and hidden heads add nothing."""
-    model = random_model(3)
-    generator = torch.Generator().manual_seed(3)
-    values = torch.randn(2, ATTENTION_HEADS, 5, 4, generator=generator)
-    scores = torch.randn(2, ATTENTION_HEADS, 5, generator=generator)
-    scores[0, :, 3:] = -math.inf
-    scores[1, 2] = -math.inf
-    vectors = torch.randn(6, 12, generator=generator)
-    with torch.inference_mode():
-        found = model.read_out(values, scores) @ vectors.T
-    outputs = (
-        vectors.double().numpy() @ ReferenceModel(model, HEADS).state["cross_attention.w_o.weight"]
-    )
-    for row, item in np.ndindex(2, 6):
-        total = 0.0
-        for head, output in enumerate(outputs[item].reshape(ATTENTION_HEADS, -1)):
-            weights = reference.softmax(scores[row, head].double().tolist())
-            total += float(np.array(weights) @ values[row, head].double().numpy() @ output)
-        assert float(found[row, item]) == pytest.approx(total, abs=1e-5)
-
-
-def test_user_queries_equal_the_loop() -> None:
-    """The user's addend to the queries is an affine map of the user state."""
-    model, state = random_model(4), torch.randn(3, 12, generator=torch.Generator().manual_seed(4))
-    with torch.inference_mode():
-        found = model.user_query(state)
-        none = random_model(4, blocks=0).user_query(state)
-    weights = ReferenceModel(model, HEADS).state
-    for row in range(3):
-        wanted = weights["state_attention.query.weight"] @ state[row].double().numpy()
-        wanted = wanted + weights["state_attention.query.bias"]
-        np.testing.assert_allclose(found[row].flatten(), wanted, atol=1e-5)
-    assert found.shape == none.shape == (3, ATTENTION_HEADS, 4)
-    assert not none.any()
-
-
 def test_the_moment_of_user_queries_is_that_of_normed_states() -> None:
     """The mean of q qᵀ over many states of unit variance is the estimate."""
     model = random_model(5)
@@ -376,7 +282,6 @@ def test_an_untrained_readout_is_near_the_mean_of_the_states(heads: int, tied: b
 
 
 def test_without_an_encoder_there_are_no_states() -> None:
-    """States and user states are zero without an encoder, and empty without events."""
     events, times = torch.randn(2, 5, 12), torch.zeros(2, 5, dtype=torch.int64)
     bare = random_model(1, blocks=0)
     states = bare.event_states(events, times)
@@ -388,26 +293,10 @@ def test_without_an_encoder_there_are_no_states() -> None:
 # ---------------------------------------------------------------------------- transitions
 
 
-def test_transitions_equal_the_loop() -> None:
-    """λ(m) log(1 + 2F) of drawn user states and items, known and unknown ones."""
-    model = random_model(8)
-    reference_ = ReferenceModel(model, HEADS)
-    generator = np.random.default_rng(8)
-    for _ in range(20):
-        user_state = generator.normal(size=12)
-        recent = generator.integers(-1, 12, generator.integers(1, 12)).tolist()
-        with torch.inference_mode():
-            total = model.statistics.transition_counts.sums(torch.tensor(recent))
-            got = model.transition_scores(torch.from_numpy(user_state).float(), 2 * total[None])
-        expected = [reference_.transitions(user_state, recent, item) for item in range(12)]
-        np.testing.assert_allclose(got, expected, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "shape", [{"blocks": 0}, {"transitions_per_item": 0}, {"blocks": 0, "transitions_per_item": 0}]
 )
 def test_transitions_need_followers_and_a_user_state(shape: dict[str, Any]) -> None:
-    """A model without an encoder or transition counts has no transitions."""
     assert random_model(1).has_transitions
     assert not random_model(1, **shape).has_transitions
 
@@ -416,7 +305,6 @@ def test_transitions_need_followers_and_a_user_state(shape: dict[str, Any]) -> N
 
 
 def test_the_readout_gives_the_score_where_targets_have_no_query() -> None:
-    """With W_Q = 0, readout, transitions and prior are the score."""
     model = random_model(9)
     with torch.no_grad():
         model.cross_attention.w_q.weight.zero_()
@@ -447,21 +335,6 @@ def test_identity_ranks_by_likeness_to_what_was_seen() -> None:
     assert (scores.transitions == 0).all()
 
 
-def test_identity_prefers_what_is_like_more_of_the_past() -> None:
-    """The content model ranks items of the seen theme above all others."""
-    themes = [f"theme {n % 2}" for n in range(8)]
-
-    def themed(texts: Sequence[str]) -> NDArray[np.float32]:
-        theme = encode([themes[int(text.split()[-1])] for text in texts])
-        return normalize_rows(theme + np.float32(0.3) * encode(texts))
-
-    made = small_catalogue(0).updated(entries(8), [], themed)
-    snapshot_ = Snapshot.build("v", None, made, np.zeros(8, np.int64))
-    user = build_memory(snapshot_, past([1, 3], [0, DAY]), 2 * DAY)
-    total = score(snapshot_, user, np.arange(8)).total
-    assert float(total[1::2].min()) > float(total[::2].max())
-
-
 def test_identity_holds_nothing_trained() -> None:
     """The content model has no items and no encoder and handles items without text."""
     model = content_only_model(DIMENSION)
@@ -471,12 +344,6 @@ def test_identity_holds_nothing_trained() -> None:
     with torch.inference_mode():
         tables = model.item_tables(torch.full((2,), -1), torch.zeros(2, DIMENSION))
     assert all(torch.isfinite(table).all() for table in tables)
-
-
-def test_the_shape_travels_as_plain_values() -> None:
-    """`as_dict` rebuilds the same configuration."""
-    config = RecommenderConfig(n_items=3, tied_values=True, blocks=1)
-    assert RecommenderConfig(**config.as_dict()) == config
 
 
 @pytest.mark.parametrize(

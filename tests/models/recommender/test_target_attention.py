@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.attention.kv_memory import gather_rows
+from models.attention.attend import gather_rows
 from models.history.user_memory import build_memory
 from models.ranking.recommend import candidates
 from models.ranking.scoring import score
@@ -16,7 +16,6 @@ from tests.support.small import snapshot as small_snapshot
 
 
 def test_gather_rows_copies_the_given_rows() -> None:
-    """Gathered rows are a contiguous copy, in order, with repeats."""
     wide = torch.randn(9, 3 * 8)
     table = wide[:, 8:16].view(9, 2, 4).transpose(0, 1)  # (H, N, d)
     rows = torch.tensor([5, 0, 5, 8])
@@ -51,7 +50,6 @@ def drawn_tables(items: int) -> ItemTables:
 @pytest.mark.parametrize("size", [30, 22])
 @pytest.mark.parametrize("most", [4_096, 12])
 def test_items_are_ranked_to_first_order(size: int, most: int) -> None:
-    """The nearest items are those of a loop, among the first by the scores that are given."""
     tables, generator = drawn_tables(30), torch.Generator().manual_seed(2)
     near = 3 * torch.randn(size, generator=generator)
     jacobian = torch.randn(2, 3, 3, generator=generator)
@@ -72,7 +70,6 @@ def test_items_are_ranked_to_first_order(size: int, most: int) -> None:
 
 
 def test_the_best_items_are_among_few_candidates() -> None:
-    """With a strong target's part, the ten best of 400 are among 40 candidates to first order."""
     model = random_model(5, n_items=ITEMS, window=30)
     snapshot = small_snapshot(ITEMS, model)
     allowed = np.ones(ITEMS, bool)

@@ -18,6 +18,8 @@ from models.text.encoders import SentenceEncoder, StaticEncoder, TextEncoder
 from tests.support import tiny_bert
 from tests.support.tiny_bert import CUT, WIDTH
 
+pytestmark = pytest.mark.verify
+
 TEXTS = ["a cat and a dog", "the boat below the sea", "bread", "dog", "a violin of strings " * 9]
 
 

@@ -116,7 +116,6 @@ def edges(rows: int, step: int) -> list[int]:
 def test_loss_and_gradients_are_those_of_the_formula(
     seed: int, rows: int, width: int, step: int, counted: bool
 ) -> None:
-    """Loss and gradients equal autograd of the float64 formula, in any chunks."""
     case = drawn(seed, rows, width, counted=counted)
     loss, gradients = run(case, edges(rows, step))
     expected, wanted = formula(case)
@@ -125,70 +124,7 @@ def test_loss_and_gradients_are_those_of_the_formula(
         np.testing.assert_allclose(mine, other, atol=1e-5)
 
 
-def test_many_classes() -> None:
-    """Loss and gradients equal the formula for 3,000 classes."""
-    case = drawn(7, 150, 3_000)
-    loss, gradients = run(case, edges(150, 64))
-    expected, wanted = formula(case)
-    assert loss == pytest.approx(expected, abs=1e-5)
-    for mine, other in zip(gradients, wanted, strict=True):
-        np.testing.assert_allclose(mine, other, atol=1e-5)
-
-
-def test_loss_does_not_depend_on_the_chunks() -> None:
-    case = drawn(3, 40, 20)
-    whole, gradients = run(case, [0, 40])
-    for other in (edges(40, 1), edges(40, 7), [0, 1, 33, 40]):
-        loss, found = run(case, other)
-        assert loss == pytest.approx(whole, abs=1e-6)
-        for mine, wanted in zip(found, gradients, strict=True):
-            np.testing.assert_allclose(mine, wanted, atol=1e-6)
-
-
-def test_a_target_is_never_hidden() -> None:
-    """With every class hidden each row's target remains, so loss and gradients are 0."""
-    case = drawn(4, 6, 8)
-    case = case._replace(hidden=torch.ones(6, 8, dtype=torch.bool))
-    loss, gradients = run(case, edges(6, 4))
-    assert loss == pytest.approx(0, abs=1e-6)
-    for gradient in gradients:
-        np.testing.assert_allclose(gradient, torch.zeros_like(gradient), atol=1e-6)
-
-
-def test_hidden_classes_learn_nothing() -> None:
-    """A class that is hidden from every row, and is no target, has a gradient of exactly 0."""
-    case = drawn(5, 10, 8)
-    case.hidden[:, 3] = True
-    case.targets[case.targets == 3] = 4
-    _, (_, _, classes, bias) = run(case, edges(10, 3))
-    assert (classes[3] == 0).all()
-    assert bias[3] == 0
-    assert (classes.abs().sum(1) > 0).sum() == 7
-
-
-def test_rows_of_zero_weight_are_excluded() -> None:
-    """Rows of zero weight change neither loss nor gradients and get no gradient."""
-    case = drawn(6, 12, 7)
-    case.worth[:] = torch.tensor([1.0, 0.0, 2.0] * 4)
-    there = case.worth > 0
-    assert case.counts is not None
-    fewer = Case(
-        case.states[there], case.scale[there], case.classes, case.bias, case.targets[there],
-        case.worth[there], case.hidden[there], case.counts[:, there],
-    )  # fmt: skip
-    case.states[~there] = 1e3
-    loss, gradients = run(case, edges(12, 5))
-    expected, wanted = run(fewer, edges(8, 5))
-    assert loss == pytest.approx(expected, abs=1e-6)
-    for mine, other in zip(gradients[:2], wanted[:2], strict=True):
-        np.testing.assert_allclose(mine[there], other, atol=1e-6)
-        assert (mine[~there] == 0).all()
-    for mine, other in zip(gradients[2:], wanted[2:], strict=True):
-        np.testing.assert_allclose(mine, other, atol=1e-6)
-
-
 def test_rows_that_all_weigh_zero_have_no_loss() -> None:
-    """When every row has zero weight the loss is 0, without division by zero."""
     case = drawn(8, 5, 4)._replace(worth=torch.zeros(5))
     loss, gradients = run(case, [0, 5])
     assert loss == 0

@@ -1,7 +1,7 @@
 """Training: convergence, stages, early stopping, progress and validation of arguments."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,7 @@ import models.training.fit
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
-from models.encoder.history_encoder import PooledDropout
-from models.evaluation.baselines import ItemTransitions, Popularity, Repeats
+from models.evaluation.baselines import item_transitions, popularity, repeats
 from models.evaluation.full_ranking import RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout, Split, leave_one_out
@@ -24,7 +23,6 @@ from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.scoring import score
 from models.recommender.artifact import TrainedModel
-from models.recommender.recent_popularity import RecentPopularity
 from models.recommender.recommender import Recommender
 from models.training.fit import (
     Stage,
@@ -35,21 +33,10 @@ from models.training.fit import (
     fit_statistics,
 )
 from models.training.log_profile import has_repeat_consumption
-from models.training.losses import TrainingLosses
 from models.training.presets import TrainConfig, TrainingPlan
 from service.lab.protocols import next_basket
 from tests.support.small import DAY, DIMENSION, SECOND, cycle, encode, entries, events_of
-from tests.support.training import QUICK, content, drawn_log, tiny, train
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Small models train faster on one, and the same everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
+from tests.support.training import QUICK, content, tiny, train
 
 # ---------------------------------------------------------------------------- what it learns
 
@@ -78,22 +65,9 @@ def hit_rate(fitted: TrainingResult, case: Holdout, **more: Any) -> float:
     ],
 )
 def test_training_learns_the_order_of_items(shape: dict[str, Any], config: dict[str, Any]) -> None:
-    """Models of any shape learn a fixed item order that popularity cannot rank."""
     fitted = train(ROUND, replace(QUICK, **config), shape=tiny(24, **shape))
     assert hit_rate(fitted, OTHERS) > 0.97
-    assert evaluate(Popularity.fit(ROUND), OTHERS, k=1).hr < 0.3
-
-
-def test_the_counts_are_of_what_was_trained_on() -> None:
-    """The model stores the transition counts of its training log, by hand."""
-    fitted = train(ROUND, replace(QUICK, epochs=1), shape=tiny(24, transitions_per_item=2))
-    columns, counts, _ = fitted.model.statistics.transition_counts
-    for item in range(24):
-        first, second = columns[item].tolist()
-        assert (first, second) == ((item + 1) % 24, (item + 2) % 24)
-        start = ROUND.items.reshape(40, 9)
-        pairs = [(start[:, :-d] == item).sum() / d**2 for d in (1, 2)]
-        np.testing.assert_allclose(counts[item], pairs, rtol=1e-6)
+    assert evaluate(popularity(ROUND), OTHERS, k=1).hr < 0.3
 
 
 def test_the_horizon_is_the_longest_common_wait() -> None:
@@ -126,7 +100,6 @@ def shop(users: int = 60, baskets: int = 12, seed: int = 0) -> Interactions:
 
 
 def test_training_predicts_baskets_as_the_cases_do() -> None:
-    """Trained on baskets, the model beats repeats and transitions at the next basket."""
     task = next_basket(shop(), at=11 * 7 * DAY)
     assert task.validation is not None
     given = replace(QUICK, batch_tokens=640, basket_batch_tokens=160, learning_rate=3e-3)
@@ -135,25 +108,13 @@ def test_training_predicts_baskets_as_the_cases_do() -> None:
     assert (shape.next_basket, shape.repeat_consumption) == (True, True)
     rankers = (
         ModelRanker(fitted.model, content(task.train.n_items)),
-        ItemTransitions.fit(task.train),
-        Repeats.fit(task.train),
+        item_transitions(task.train),
+        repeats(task.train),
     )
     ours, *others = (evaluate(each, task.test, k=3, exclude_seen=False).ndcg for each in rankers)
     assert ours > 1.05 * max(others)
     alone = train(task.train, given)
     assert (alone.model.config.next_basket, alone.model.config.repeat_consumption) == (False, True)
-
-
-def test_the_popularity_of_late_is_that_of_the_end() -> None:
-    """The model stores the recent popularity at the end of its log and learns its weight."""
-    task = next_basket(shop(), at=11 * 7 * DAY)
-    fitted = train(task.train, replace(QUICK, epochs=1), validation=task.validation)
-    assert fitted.model.statistics.recent_popularity is not None
-    np.testing.assert_array_equal(
-        fitted.model.statistics.recent_popularity, RecentPopularity(task.train).latest
-    )
-    assert fitted.model.recent_popularity_weight is not None
-    assert (fitted.model.recent_popularity_weight != 0.2).all(), "it is learned"
 
 
 def waiting(seed: int, users: int) -> Interactions:
@@ -189,22 +150,7 @@ def test_request_time_is_used_where_it_determines_the_item() -> None:
     assert hit_rate(never, split.test, exclude_seen=False, use_target_time=True) < 0.8
 
 
-def test_a_sampled_denominator_learns_the_same() -> None:
-    """Training with a sampled softmax denominator learns the order of items too."""
-    split = leave_one_out(cycle(users=120, length=8, items=60))
-    config = replace(QUICK, epochs=16, full_softmax_items=10, sampled_negatives=20)
-    fitted = train(split.train, config, shape=tiny(60, transitions_per_item=0))
-    assert hit_rate(fitted, split.test) > 0.9
-
-
-def test_more_negatives_than_items_are_all_of_them() -> None:
-    config = replace(QUICK, epochs=1, full_softmax_items=5, sampled_negatives=4096)
-    fitted = train(cycle(users=6, length=5, items=12), config)
-    assert all(torch.isfinite(weight).all() for weight in fitted.model.state_dict().values())
-
-
 def test_items_known_by_text_alone_are_ranked() -> None:
-    """New items of a user's theme rank above new items of other themes."""
     themes = 4
 
     def about(names: list[str]) -> NDArray[np.float32]:
@@ -257,7 +203,6 @@ def with_news(users: int = 40, length: int = 8, items: int = 24) -> tuple[Split,
 
 @pytest.mark.parametrize("blocks", [0, 1])
 def test_final_epochs_learn_the_validation_cases(blocks: int) -> None:
-    """What only the validation cases show is learned at last, and counted; the rest stays known."""
     split, _ = with_news()
     every_event = split.test.history
     config = replace(QUICK, epochs=4, final_epochs=4, attention_batch_tokens=40)
@@ -288,15 +233,7 @@ def test_final_epochs_learn_the_validation_cases(blocks: int) -> None:
             assert not torch.equal(before[name], after[name]), name
 
 
-def test_final_epochs_are_over_the_same_items() -> None:
-    """A log of all events with another number of items is refused."""
-    split, log = with_news()
-    with pytest.raises(ValueError, match="every_event has 25 items, the log 24"):
-        train(split.train, every_event=replace(log, n_items=25))
-
-
 def test_the_targets_part_of_the_queries_is_trained_second() -> None:
-    """The first stage leaves it at zero, and the second trains the attention alone."""
     told: list[TrainingProgress] = []
     config = replace(QUICK, epochs=2, attention_epochs=1)
     without = train(ROUND, replace(config, attention_epochs=0))
@@ -315,41 +252,7 @@ def test_the_targets_part_of_the_queries_is_trained_second() -> None:
     assert all(weight.requires_grad for weight in fitted.model.parameters())
 
 
-def test_the_prior_starts_from_how_often_items_are_taken() -> None:
-    """The initial prior is the log of each item's smoothed share of events."""
-    log = drawn_log(3, [9, 4, 7], 6)
-    fitted = train(log, replace(QUICK, epochs=1, attention_epochs=0, learning_rate=0.0))
-    counts = [1 + log.items.tolist().count(item) for item in range(6)]
-    expected = [math.log(count / (sum(counts) / 6)) for count in counts]
-    np.testing.assert_allclose(fitted.model.prior.detach(), expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("blocks", [0, 1])
-def test_dropout_is_off_in_the_sampled_stage(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    dropping: list[tuple[str, bool]] = []
-
-    def spied(stage: str) -> Callable[..., tuple[Tensor, int]]:
-        real = getattr(TrainingLosses, stage)
-
-        def look(losses: TrainingLosses, spans: NDArray[np.int64]) -> tuple[Tensor, int]:
-            parts = losses._model.modules()
-            drops = [part.training for part in parts if isinstance(part, PooledDropout)]
-            dropping.append((stage, any(drops)))
-            found: tuple[Tensor, int] = real(losses, spans)
-            return found
-
-        return look
-
-    for stage in ("full_softmax", "sampled_softmax"):
-        monkeypatch.setattr(TrainingLosses, stage, spied(stage))
-    fitted = train(ROUND, replace(QUICK, epochs=1), shape=tiny(24, blocks=blocks, dropout=0.3))
-    expected = {("full_softmax", True)} if blocks else set()
-    assert set(dropping) == expected | {("sampled_softmax", False)}
-    assert fitted.model.prior.any()
-
-
 def test_attention_that_lowers_validation_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second stage that lowers validation is discarded, and the first stage's model is kept."""
     fitted, _ = scripted(monkeypatch, [0.1, 0.5, 0.4, 0.3], epochs=2, attention_epochs=2)
     assert fitted.epoch == 2
     assert not fitted.model.cross_attention.w_q.weight.any()
@@ -364,22 +267,7 @@ def test_attention_that_lowers_validation_is_discarded(monkeypatch: pytest.Monke
 # ---------------------------------------------------------------------------- repeating
 
 
-@pytest.mark.parametrize("blocks", [0, 1])
-def test_the_same_seed_gives_the_same_weights(blocks: int) -> None:
-    """Bit for bit, with dropout, dropped ids and sampled negatives; another seed does not."""
-    log = cycle(users=20, length=7, items=30)
-    config = replace(QUICK, epochs=2, id_dropout=0.2, full_softmax_items=10, sampled_negatives=10)
-    shape = tiny(30, dropout=0.3, blocks=blocks)
-    first, again, other = (
-        train(log, config, shape=shape, seed=seed).model.state_dict() for seed in (5, 5, 6)
-    )
-    for name, weight in first.items():
-        assert weight.numpy().tobytes() == again[name].numpy().tobytes()
-    assert any(not torch.equal(weight, other[name]) for name, weight in first.items())
-
-
 def test_training_leaves_global_generators_unchanged() -> None:
-    """Training changes neither the global random generators nor the log."""
     log = cycle(users=6, length=4, items=10)
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
     columns = log.items.copy(), log.timestamps.copy(), log.weights.copy()
@@ -447,7 +335,6 @@ def test_reported_loss_is_the_mean_over_targets() -> None:
 
 
 def test_the_rate_warms_up_and_falls_to_a_twentieth() -> None:
-    """Linear over the warm-up, then half a cosine over all the steps."""
     trainer, _ = trainer_of(cycle(users=4, length=3, items=12), QUICK)
     trainer._steps, rates = 200, []
     for step in range(201):
@@ -457,14 +344,6 @@ def test_the_rate_warms_up_and_falls_to_a_twentieth() -> None:
     assert rates[100] == pytest.approx(0.525, abs=1e-6)
     assert rates[200] == pytest.approx(0.05, abs=1e-6)
     assert rates[9:] == sorted(rates[9:], reverse=True)
-
-
-def test_a_warm_up_takes_a_tenth_of_a_short_training_at_most() -> None:
-    trainer, _ = trainer_of(cycle(users=4, length=3, items=12), replace(QUICK, warmup_steps=1000))
-    trainer._steps = 50
-    for step, share in ((0, 0.2), (4, 1.0)):
-        trainer._step = step
-        assert trainer._schedule() == pytest.approx(share, rel=0.03)
 
 
 # ---------------------------------------------------------------------------- choosing and telling
@@ -504,7 +383,6 @@ def scripted(
 
 
 def test_model_ends_with_the_best_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The result has the weights, metrics and number of the best epoch."""
     fitted, script = scripted(monkeypatch, [0.1, 0.3, 0.2, 0.3, 0.9])
     assert (fitted.epoch, len(script.weights)) == (2, 4)
     assert fitted.validation is not None
@@ -538,19 +416,11 @@ def test_stopping_early_still_trains_the_attention(monkeypatch: pytest.MonkeyPat
 
 
 def test_validation_may_be_rarer_than_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Validation runs every `validate_every` epochs, after the last, and per attention epoch."""
     config: dict[str, Any] = {"epochs": 5, "validate_every": 2, "attention_epochs": 1}
     fitted, _ = scripted(monkeypatch, [0.1, 0.2, 0.3, 0.4], **config)
     looked = [("ndcg" in record) for record in fitted.history]
     assert looked == [False, True, False, True, True, True]
     assert fitted.epoch == 6
-
-
-def test_validation_takes_a_sample_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each validation uses the same sample of at most `validation_users` cases."""
-    _, script = scripted(monkeypatch, [0.1, 0.2], validation_users=3)
-    assert [len(users) for users in script.cases] == [3, 3]
-    assert (script.cases[0] == script.cases[1]).all()
 
 
 @pytest.mark.parametrize("empty", [False, True])
@@ -591,43 +461,27 @@ def test_progress_is_reported_after_every_step(blocks: int) -> None:
     assert told[-1].remaining == 0
 
 
-# ---------------------------------------------------------------------------- bad input
-
-
-@pytest.mark.parametrize("shape", [(9, DIMENSION), (10, DIMENSION + 1), (10,), (10, DIMENSION, 1)])
-def test_content_must_fit_the_log(shape: tuple[int, ...]) -> None:
-    """Text embeddings of another shape are refused with the expected shape."""
+def weighted(weight: float) -> Interactions:
     log = cycle(users=3, length=3, items=10)
-    with pytest.raises(ValueError, match=rf"content must be \[10, {DIMENSION}\]"):
-        fit(TrainingPlan(log, np.zeros(shape, np.float32), tiny(10), QUICK))
+    return replace(log, weights=np.where(np.arange(len(log)) == 4, weight, 1).astype(np.float32))
 
 
-def test_a_shape_of_another_number_of_items_is_refused() -> None:
-    log = cycle(users=3, length=3, items=10)
-    with pytest.raises(ValueError, match="items"):
-        fit(TrainingPlan(log, content(10), tiny(11), QUICK))
+PLAN = TrainingPlan(cycle(users=3, length=3, items=10), content(10), tiny(10), QUICK)
 
 
-def test_content_must_be_finite() -> None:
-    """Text embeddings with NaN are refused."""
-    log, wrong = cycle(users=3, length=3, items=10), content(10)
-    wrong[3, 2] = np.nan
-    with pytest.raises(ValueError, match="content must be finite"):
-        fit(TrainingPlan(log, wrong, tiny(10), QUICK))
-
-
-@pytest.mark.parametrize("weight", [0.0, -1.0])
-def test_weights_must_be_positive(weight: float) -> None:
-    """A weight of 0 or below is refused."""
-    log = cycle(users=3, length=3, items=10)
-    weights = log.weights.copy()
-    weights[4] = weight
-    with pytest.raises(ValueError, match="weights must be greater than 0"):
-        train(replace(log, weights=weights))
-
-
-@pytest.mark.parametrize("length", [0, 1])
-def test_single_events_teach_no_order(length: int) -> None:
-    """A log in which no user has two events is refused."""
-    with pytest.raises(ValueError, match="no user has two events"):
-        train(cycle(users=5, length=length, items=10))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"content": content(9)}, rf"content must be \[10, {DIMENSION}\]"),
+        ({"content": np.full_like(content(10), np.nan)}, "content must be finite"),
+        ({"model_config": tiny(11)}, "the model has 11 items, the log 10"),
+        ({"every_event": cycle(users=3, length=3, items=11)}, "every_event has 11 items, the log"),
+        ({"log": weighted(0.0)}, "weights must be greater than 0"),
+        ({"log": weighted(-1.0)}, "weights must be greater than 0"),
+        ({"log": cycle(users=5, length=1, items=10)}, "no user has two events"),
+        ({"log": cycle(users=5, length=0, items=10)}, "no user has two events"),
+    ],
+)
+def test_a_plan_that_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit(replace(PLAN, **change))

@@ -28,7 +28,6 @@ from tests.support.transition_logs import (
 
 
 def test_more_events_move_a_trained_prior_with_the_popularity() -> None:
-    """What training added to the prior stays; counts and the popularity are of the longer log."""
     log = Interactions.from_columns([0, 0, 1], [0, 1, 0], [1, 2, 3], n_users=2, n_items=3)
     users, items, times = [0, 0, 0, 1, 1], [0, 1, 2, 0, 2], [1, 2, 4, 3, 5]
     longer = Interactions.from_columns(users, items, times, n_users=2, n_items=3)
@@ -91,7 +90,6 @@ def expected_at(log: Interactions, most: int, first: int, place: int) -> list[fl
 def test_small_logs_leave_out_the_damped_pairs_of_the_user(
     log: Interactions, data: st.DataObject
 ) -> None:
-    """With a small log's window, each position has the damped counts of all other users."""
     spans = stretches(log, data)
     items, events = rectangle(log, spans)
     counting = HeldOutTransitions(count_transitions(log, ITEMS, SMALL_LOG_WINDOW), log)
@@ -133,7 +131,6 @@ def test_each_position_counts_what_others_did(
 def test_columns_may_be_of_some_items_only(
     log: Interactions, most: int, data: st.DataObject
 ) -> None:
-    """A selection of columns gives the counts of those items, in any order."""
     spans = stretches(log, data)
     items, events = rectangle(log, spans)
     chosen = data.draw(st.lists(st.integers(0, ITEMS - 1), unique=True, min_size=1))
@@ -143,24 +140,3 @@ def test_columns_may_be_of_some_items_only(
     found = counting.log_counts(items, events, column, len(chosen))
     whole = counting.log_counts(items, events, None, ITEMS)
     np.testing.assert_allclose(found, whole[:, :, chosen], atol=1e-6)
-
-
-def test_counts_of_a_single_user_are_zero() -> None:
-    taken = [0, 1, 0, 2, 2, 1, 0, 0, 3, 1]
-    alone = Interactions.from_columns([0] * 10, taken, range(10), n_users=1, n_items=4)
-    twins = Interactions.from_columns(
-        [0] * 10 + [1] * 10, taken * 2, [*range(10)] * 2, n_users=2, n_items=4
-    )
-    for log, left in ((alone, False), (twins, True)):
-        items, events = rectangle(log, [(0, 10)])
-        found = HeldOutTransitions(count_transitions(log, 4), log).log_counts(
-            items, events, None, 4
-        )
-        if not left:
-            np.testing.assert_allclose(found, 0, atol=1e-6)
-            continue
-        kept = count_transitions(alone, 4)
-        for place in range(10):
-            recent = torch.tensor(taken[: place + 1][::-1])
-            expected = torch.log1p(2 * kept.sums(recent))
-            np.testing.assert_allclose(found[0, place], expected, atol=1e-5)

@@ -8,11 +8,10 @@ import torch
 
 from models.data.interactions import Interactions
 from models.evaluation.full_ranking import evaluate, ranks_by_weight
-from models.evaluation.model_ranker import ModelRanker, TransitionRanker
+from models.evaluation.model_ranker import ModelRanker, transition_ranker
 from models.evaluation.splits import leave_one_out
 from models.training.held_out_weights import (
     TRANSITION_OFFSETS,
-    HeldOutWeights,
     apply_held_out_weights,
     choose_weight,
     fit_held_out_weights,
@@ -37,7 +36,7 @@ def test_ranks_by_weight_are_those_of_changed_models(next_basket: bool) -> None:
     for count in range(1 + next_basket):
         found = ranks_by_weight(
             ModelRanker(model, texts),
-            [TransitionRanker(model, count)],
+            [transition_ranker(model, count)],
             [(offset,) for offset in TRANSITION_OFFSETS],
             cases,
             batch_size=3,
@@ -73,27 +72,13 @@ def test_a_model_gets_the_offset_that_ranks_cases_best() -> None:
     assert after > before
 
 
-def test_the_highest_gain_is_chosen() -> None:
-    """The offset is the one whose mean gain is the highest, if that is beyond the noise."""
+def test_the_highest_gain_beyond_the_noise_is_chosen() -> None:
     gains = np.zeros((len(TRANSITION_OFFSETS), 50))
-    gains[3] = 0.4
-    gains[5] = 0.5
+    gains[3], gains[5] = 0.4, 0.5
     assert choose_weight(gains) == 5
-
-
-def test_a_gain_within_the_noise_changes_nothing() -> None:
-    """An offset that ranks one case higher and another lower is not kept."""
     gains = np.full((len(TRANSITION_OFFSETS), 50), 0.5)
-    gains[4, :2] = 1.0, 0.01
+    gains[4, :2] = 1.0, 0.01  # one case ranks higher and another lower
     assert choose_weight(gains) == 0
-
-
-def test_offsets_are_added_to_another_model() -> None:
-    """The final model gets the offsets of the validated one."""
-    model = counted_model(1, baskets(), next_basket=True)
-    before = model.transition_scale.bias.detach().clone()
-    apply_held_out_weights(model, HeldOutWeights((1.5, 0.0)), baskets())
-    assert torch.equal(model.transition_scale.bias, before + torch.tensor([1.5, 0.0]))
 
 
 def companions() -> Interactions:
@@ -131,7 +116,6 @@ def test_similarities_are_added_where_cases_say_so() -> None:
 
 
 def test_the_smallest_weight_within_the_noise_is_chosen() -> None:
-    """A larger weight has to gain more than a standard error over a smaller one."""
     rng = np.random.default_rng(0)
     gains = rng.normal(size=(1, 50)) + np.array([[0.0], [0.5], [0.5], [0.51]])
     gains[3] += rng.normal(size=50) * 0.1

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from models.data.interactions import Interactions, at_import, lacks_order
-from models.evaluation.splits import Holdout, leave_one_out
+from models.evaluation.splits import leave_one_out
 from models.training.log_profile import (
     PredictionTask,
     first_interactions,
@@ -41,7 +41,6 @@ def test_repeats_are_the_share_of_events_on_what_was_had_before() -> None:
 
 
 def test_ties_are_the_share_of_events_at_the_time_of_the_one_before() -> None:
-    """The tied share counts events at the time of the same user's previous event."""
     log = Interactions.from_columns(
         [0, 0, 0, 1, 1, 2], range(6), [5, 5, 7, 7, 7, 7], n_users=3, n_items=6
     )
@@ -50,7 +49,6 @@ def test_ties_are_the_share_of_events_at_the_time_of_the_one_before() -> None:
 
 
 def test_a_target_counts_by_its_weight_over_the_median() -> None:
-    """A target weighs its event weight over the median, within 0.1 to 10; a dislike weighs 0."""
     log = Interactions.from_columns(
         [0] * 6, range(6), range(6), [1, 2, 2, 3, 500, 0.01], [0, 0, 0, 0, 0, 0],
         n_users=1, n_items=6,
@@ -78,7 +76,6 @@ def shop(*, apart: int, every: int = 4) -> Interactions:
 
 
 def test_holdout_cases_record_whether_a_next_basket_is_predicted() -> None:
-    """Cases of a later basket make the task next-basket, those of a last event do not."""
     log = shop(apart=0)
     assert has_repeat_consumption(log)
     assert tied_share(log) == pytest.approx(15 / 19)
@@ -95,14 +92,12 @@ def test_holdout_cases_record_whether_a_next_basket_is_predicted() -> None:
 
 
 def test_events_at_times_of_their_own_are_no_baskets() -> None:
-    """A log without simultaneous events gives no next-basket task."""
     task = next_basket(shop(apart=SECOND), at=4 * 30 * DAY)
     assert task.validation is not None
     assert not prediction_task(task.train, task.validation).next_basket
 
 
 def test_cases_without_repeats_disable_repeat_consumption() -> None:
-    """Cases on new items alone turn repeat consumption off, if there are enough of them."""
     task = next_new_item(shop(apart=0), at=4 * 30 * DAY)
     assert task.validation is not None
     assert prediction_task(task.train, task.validation) == PredictionTask(
@@ -114,18 +109,6 @@ def test_cases_without_repeats_disable_repeat_consumption() -> None:
     ), "too few to tell"
     new = cycle(users=40, length=5, items=30)
     assert not prediction_task(new, leave_one_out(new).test).repeat_consumption
-
-
-def test_empty_log_has_the_default_task() -> None:
-    """An empty log gives neither a next-basket task nor repeat consumption."""
-    log = Interactions.from_columns([], [], [], n_users=2, n_items=5)
-    none = np.zeros(0, np.int32)
-    cases = Holdout(none, none, none.astype(np.int64), log)
-    assert (
-        prediction_task(log, cases)
-        == prediction_task(log)
-        == PredictionTask(next_basket=False, repeat_consumption=False)
-    )
 
 
 def test_a_log_is_held_out_by_one_rule() -> None:
@@ -180,7 +163,6 @@ def test_a_minority_with_the_time_of_an_import_comes_first(at: int) -> None:
 
 
 def test_dates_and_recorded_times_are_no_import() -> None:
-    """A busy day of a log of dates, and times of which each is one event's, are kept."""
     busy = np.concatenate([np.arange(300) // 3 * DAY, np.full(100, 200 * DAY)])
     recorded = np.arange(400) * SECOND // 7
     assert not at_import(busy).any()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +19,12 @@ import models.training.losses
 import models.training.window_batch
 from models.data.interactions import Interactions
 from models.recommender.recommender import Recommender
-from models.training.log_profile import has_repeat_consumption, repeat_share
+from models.training.log_profile import repeat_share
 from models.training.losses import SoftmaxItems, TrainingLosses, seen_columns
 from models.training.presets import TrainConfig
 from models.training.window_batch import WindowBatch, draw_stateless_rows
 from tests.support.plain_losses import PlainLosses, cross_entropy, probabilities, worths
-from tests.support.small import DAY, SECOND, TOLD, random_model
+from tests.support.small import DAY, SECOND, TOLD
 from tests.support.training import content, counted_model, drawn_log, tiny
 
 ALWAYS = np.array([[0, 7], [3, 9], [9, 11], [11, 15]])  # windows of `log_of`, one user's twice
@@ -91,29 +91,34 @@ def losses(
     return TrainingLosses(model, log, texts, TrainConfig(**given | more))
 
 
-def mean(
-    values: list[float],
+def all_worths(log: Interactions, *, baskets: bool = False, new: bool = False) -> list[float]:
+    """Return the weights of the targets of the windows."""
+    each = (worths(log, *span, baskets=baskets, new=new) for span in ALWAYS.tolist())
+    return [worth for window in each for worth in window]
+
+
+def by_loop(
+    plain: PlainLosses,
     log: Interactions,
-    spans: NDArray[np.int64] = ALWAYS,
+    stage: str,
     *,
+    sees_all: bool = False,
+    worth: Mapping[int, float] | None = None,
+    stateless: Sequence[int | None] = (0,) * len(ALWAYS),
     baskets: bool = False,
     new: bool = False,
 ) -> float:
-    """Return the mean over the targets of windows, weighted by `worths`."""
-    counts = all_worths(log, spans, baskets=baskets, new=new)
+    """The mean cross-entropy of the targets of the windows, weighted by `worths`."""
+    values = [
+        cross_entropy(
+            first if stage == "full_softmax" else whole, target, set() if sees_all else seen, worth
+        )
+        for (begin, end), rows in zip(ALWAYS.tolist(), stateless, strict=True)
+        for first, whole, target, seen in plain.at(begin, end, stateless=rows)
+    ]
+    counts = all_worths(log, baskets=baskets, new=new)
+    assert len(values) == len(counts)
     return math.fsum(np.multiply(values, counts)) / math.fsum(counts)
-
-
-def all_worths(
-    log: Interactions,
-    spans: NDArray[np.int64] = ALWAYS,
-    *,
-    baskets: bool = False,
-    new: bool = False,
-) -> list[float]:
-    """Return the weights of the targets of windows."""
-    each = (worths(log, *span, baskets=baskets, new=new) for span in spans.tolist())
-    return [worth for window in each for worth in window]
 
 
 # ---------------------------------------------------------------------------- against the loops
@@ -127,14 +132,32 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("chunk", [1, 120, 4_608])
+STAGES = ["full_softmax", "sampled_softmax"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "shape", "chunk"),
+    [
+        *(("full_softmax", TOLD, chunk) for chunk in (1, 120, 4_608)),
+        *(
+            ("sampled_softmax", shape, 120)
+            for shape in ({}, TOLD, {"tied_values": True}, TOLD | {"blocks": 0}, {"most": 0})
+        ),
+    ],
+)
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_full_softmax_equals_the_loop(
-    told: bool, again: bool, chunk: int, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_both_losses_equal_the_loop(
+    told: bool,
+    again: bool,
+    stage: str,
+    shape: dict[str, Any],
+    chunk: int,
+    kind: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The loss without the target in the queries equals the loop over each target's prefix.
+    """Without the target in the queries, and with it: the loop over each target's prefix.
 
     Where people come back to what they had, nothing is hidden, and how often they had it counts;
     unless only what is new is asked for. A basket is asked for from what came before it.
@@ -143,49 +166,16 @@ def test_the_full_softmax_equals_the_loop(
     log = log_of(1, again=again)
     log = in_baskets(log) if "next_basket" in kind else log
     assert (repeat_share(log) >= 0.01) == again
-    model = counted_model(3, log, **TOLD, **kind)
-    assert model.config.repeat_consumption == (again and "repeat_consumption" not in kind)
+    model = counted_model(3, log, **shape, **kind)
+    repeats = model.config.repeat_consumption
+    assert repeats == (again and "repeat_consumption" not in kind)
     with torch.inference_mode():
-        loss, targets = losses(model, log, request_time_share=float(told)).full_softmax(ALWAYS)
+        loss, targets = getattr(losses(model, log, request_time_share=float(told)), stage)(ALWAYS)
     plain = PlainLosses(model, log, content(12), told=told)
-    expected = [
-        cross_entropy(first, target, set() if model.config.repeat_consumption else seen)
-        for begin, end in ALWAYS.tolist()
-        for first, _, target, seen in plain.at(begin, end)
-    ]
-    baskets, new = "next_basket" in kind, again and not model.config.repeat_consumption
-    assert len(expected) == (11 if "next_basket" in kind else 6 + 5 + 1 + 3)
+    baskets, new = "next_basket" in kind, again and not repeats
     assert targets == pytest.approx(math.fsum(all_worths(log, baskets=baskets, new=new)))
-    assert float(loss) == pytest.approx(mean(expected, log, baskets=baskets, new=new), abs=2e-5)
-
-
-@pytest.mark.parametrize(
-    "shape", [{}, TOLD, {"tied_values": True}, TOLD | {"blocks": 0}, {"most": 0}]
-)
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("told", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_sampled_softmax_equals_the_loop(
-    told: bool, again: bool, shape: dict[str, Any], kind: dict[str, Any]
-) -> None:
-    """The loss with the target in the queries equals the loop over the whole score."""
-    log = log_of(2, again=again)
-    log = in_baskets(log) if "next_basket" in kind else log
-    model = counted_model(4, log, **shape, **kind)
-    with torch.inference_mode():
-        loss, targets = losses(model, log, request_time_share=float(told)).sampled_softmax(ALWAYS)
-    plain = PlainLosses(model, log, content(12), told=told)
-    expected = [
-        cross_entropy(whole, target, set() if model.config.repeat_consumption else seen)
-        for begin, end in ALWAYS.tolist()
-        for _, whole, target, seen in plain.at(begin, end)
-    ]
-    baskets, new = "next_basket" in kind, again and not model.config.repeat_consumption
-    assert targets == pytest.approx(math.fsum(all_worths(log, baskets=baskets, new=new)))
-    assert float(loss) == pytest.approx(mean(expected, log, baskets=baskets, new=new), abs=1e-4)
-
-
-STAGES = ["full_softmax", "sampled_softmax"]
+    expected = by_loop(plain, log, stage, sees_all=repeats, baskets=baskets, new=new)
+    assert float(loss) == pytest.approx(expected, abs=2e-5 if stage == "full_softmax" else 1e-4)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -202,18 +192,12 @@ def test_rows_without_states_equal_the_loop(
     with torch.inference_mode():
         loss, _ = getattr(losses(model, log, item_rows_share=1.0), stage)(ALWAYS)
     plain = PlainLosses(model, log, content(12), told=False)
-    expected = [
-        cross_entropy(first if stage == "full_softmax" else whole, target, seen)
-        for (begin, end), count in zip(ALWAYS.tolist(), rows, strict=True)
-        for first, whole, target, seen in plain.at(
-            begin, end, stateless=None if count == 6 else count
-        )
-    ]
-    assert float(loss) == pytest.approx(mean(expected, log), abs=1e-4)
+    stateless = [None if count == 6 else count for count in rows]
+    expected = by_loop(plain, log, stage, stateless=stateless)
+    assert float(loss) == pytest.approx(expected, abs=1e-4)
 
 
 def test_rows_without_states_are_drawn_by_window() -> None:
-    """A share of the windows has them: a fifth of these all rows, the others any number."""
     windows, length, share = 20_000, 6, 0.3
     rows = draw_stateless_rows(windows, length, share)
     assert rows.shape == (windows, 1)
@@ -229,7 +213,6 @@ def test_rows_without_states_are_drawn_by_window() -> None:
 def test_items_without_their_id_are_as_new_ones(
     stage: str, new: Collection[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Items with a dropped id are trained like new items: text, new prior, no transitions."""
     log = log_of(5, again=False)
     model = counted_model(6, log)
     texts = content(12)
@@ -239,26 +222,7 @@ def test_items_without_their_id_are_as_new_ones(
     with torch.inference_mode():
         loss, _ = getattr(trained, stage)(ALWAYS)
     plain = PlainLosses(model, log, texts, told=False, new=new)
-    expected = [
-        cross_entropy(first if stage == "full_softmax" else whole, target, seen)
-        for begin, end in ALWAYS.tolist()
-        for first, whole, target, seen in plain.at(begin, end)
-    ]
-    assert float(loss) == pytest.approx(mean(expected, log), abs=1e-4)
-
-
-def test_an_item_loses_its_id_only_where_a_text_is_left() -> None:
-    log = log_of(5, again=False)
-    texts = content(12)
-    texts[[2, 7]] = 0
-    model = counted_model(6, log)
-    given: dict[str, Any] = {
-        "request_time_share": 0.0,
-        "full_softmax_items": 1000,
-        "sampled_negatives": 5,
-    }
-    drawing = TrainingLosses(model, log, texts, TrainConfig(id_dropout=1.0, **given))
-    assert drawing.draw(ALWAYS).keep_id.nonzero().flatten().tolist() == [2, 7]
+    assert float(loss) == pytest.approx(by_loop(plain, log, stage), abs=1e-4)
 
 
 def test_sampled_loss_equals_the_corrected_loop() -> None:
@@ -276,12 +240,7 @@ def test_sampled_loss_equals_the_corrected_loop() -> None:
     worth = dict(zip(drawn.rows.tolist(), drawn.correction.exp().tolist(), strict=True))
     assert 0 not in worth, "the padding's item was to be none of them"
     plain = PlainLosses(model, log, content(30), told=False)
-    expected = [
-        cross_entropy(first, target, seen, worth)
-        for begin, end in ALWAYS.tolist()
-        for first, _, target, seen in plain.at(begin, end)
-    ]
-    assert float(loss) == pytest.approx(mean(expected, log), abs=2e-5)
+    assert float(loss) == pytest.approx(by_loop(plain, log, "full_softmax", worth=worth), abs=2e-5)
 
 
 @pytest.mark.parametrize("loss", ["full_softmax", "sampled_softmax"])
@@ -304,7 +263,6 @@ def test_a_narrow_dtype_stays_near(loss: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_batch_of_dislikes_teaches_nothing() -> None:
-    """A batch of dislikes has loss 0, weight 0 and no gradient."""
     log = log_of(9, again=False)
     log = replace(log, types=np.where(np.arange(len(log)) < 9, 1, log.types).astype(np.int16))
     model = counted_model(10, log, **TOLD)
@@ -320,7 +278,6 @@ def test_a_batch_of_dislikes_teaches_nothing() -> None:
 
 @pytest.mark.parametrize("blocks", [0, 2])
 def test_each_loss_teaches_its_own_part(blocks: int) -> None:
-    """Each loss has gradients for what its stage trains."""
     log = log_of(11, again=False)
     model = counted_model(12, log, blocks=blocks, **TOLD)
     never = ["cross_attention.w_q."]  # the target's part of the queries
@@ -336,7 +293,6 @@ def test_each_loss_teaches_its_own_part(blocks: int) -> None:
 
 
 def test_the_event_type_bias_learns_from_its_initial_value() -> None:
-    """A new model's type bias, all 0, has a gradient though every event weighs 1."""
     log = drawn_log(11, [9, 2, 4, 1], 12, again=False)
     types = np.random.default_rng(11).integers(0, 2, len(log)).astype(np.int16)
     log = replace(log, types=types, weights=np.ones(len(log), np.float32))
@@ -384,7 +340,6 @@ def far(found: NDArray[np.float64], exact: NDArray[np.float64]) -> tuple[float, 
 
 
 def test_sampled_gradient_equals_the_full_one_on_average() -> None:
-    """The mean gradient of the prior over sampled softmaxes equals the full one within 5 %."""
     items = 40
     log = drawn_log(13, [9, 5, 7, 3], items, again=False)
     model = calm(counted_model(14, log))
@@ -410,7 +365,6 @@ def test_sampled_gradient_equals_the_full_one_on_average() -> None:
 def test_the_attentions_gradient_is_on_average_that_of_all_items(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The mean gradient over sampled items equals that over all items within 6 %."""
     items = 40
     log = drawn_log(15, [6, 4, 7, 3], items, again=False)
     model = calm(counted_model(16, log))
@@ -445,7 +399,6 @@ def batch_of(inputs: Tensor, targets: Tensor) -> WindowBatch:
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1000), items=st.integers(1, 6), length=st.integers(1, 7))
 def test_seen_items_are_hidden_from_each_position(seed: int, items: int, length: int) -> None:
-    """Candidates seen up to a position are hidden from it, except its target."""
     rng = np.random.default_rng(seed)
     inputs, targets = (torch.from_numpy(rng.integers(0, items, (2, length))) for _ in range(2))
     rows = torch.from_numpy(rng.permutation(items)[: int(rng.integers(1, items + 1))])
@@ -458,27 +411,6 @@ def test_seen_items_are_hidden_from_each_position(seed: int, items: int, length:
         item = int(rows[at])
         before = item in inputs[row, : place + 1].tolist()
         assert bool(hidden[row, place, at]) == (before and item != int(targets[row, place]))
-
-
-@pytest.mark.parametrize(("events", "hidden"), [(101, True), (99, False)])
-def test_seen_items_are_hidden_below_one_percent_of_repeats(events: int, hidden: bool) -> None:
-    items = np.arange(events) % (events - 1)
-    log = Interactions.from_columns(
-        [0] * events, items, np.arange(events), n_users=1, n_items=events - 1
-    )
-    assert has_repeat_consumption(log) != hidden
-    model = random_model(
-        17, n_items=events - 1, transitions_per_item=0, blocks=1, repeat_consumption=not hidden
-    )
-    with torch.inference_mode():
-        loss, _ = losses(model, log).full_softmax(np.array([[events - 4, events]]))
-    plain = PlainLosses(model, log, content(events - 1), told=False)
-    expected = [
-        cross_entropy(first, target, seen if hidden else set())
-        for first, _, target, seen in plain.at(events - 4, events)
-    ]
-    whole = np.array([[events - 4, events]])
-    assert float(loss) == pytest.approx(mean(expected, log, whole), abs=2e-5)
 
 
 def test_trends_may_be_days_old(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,6 @@ def drawn(items: int, targets: list[int], negatives: int) -> SoftmaxItems:
 
 @pytest.mark.parametrize("negatives", [3, 20, 40])
 def test_the_sampled_partition_is_unbiased(negatives: int) -> None:
-    """The mean of the sampled partition equals the exact partition."""
     items, draws = 40, 4000
     logits = torch.from_numpy(np.random.default_rng(1).normal(size=items) * 1.5)
     exact = float(logits.exp().sum())
@@ -56,17 +55,8 @@ def test_where_every_item_is_a_target_none_is_drawn() -> None:
     assert not chosen.correction.any()
 
 
-def test_small_catalogues_use_the_full_softmax() -> None:
-    """Up to `full_softmax` items every item is used, without correction."""
-    chosen = drawn(10, [2], 3)
-    assert chosen.rows.tolist() == list(range(10))
-    assert not chosen.correction.any()
-    assert chosen.columns(torch.tensor([4, 2])).tolist() == [4, 2]
-
-
 @pytest.mark.parametrize("count", [2, 8, 30])
 def test_the_picked_partition_is_unbiased(count: int) -> None:
-    """The mean of the picked partition equals the exact one at every valid position."""
     items, length, draws = 40, 3, 4000
     rng = np.random.default_rng(2)
     logits = torch.from_numpy(rng.normal(size=(2, length, items)) * 2)
@@ -91,7 +81,6 @@ def test_the_picked_partition_is_unbiased(count: int) -> None:
 
 
 def test_what_is_likely_is_always_picked() -> None:
-    """Targets and items of large probability are always picked, without correction."""
     logits = torch.zeros(1, 2, 1000)
     logits[0, 0, 17] = logits[0, 1, 400] = 7.0  # about half of the probability of a position
     real = torch.ones(1, 2, dtype=torch.bool)
@@ -103,12 +92,3 @@ def test_what_is_likely_is_always_picked() -> None:
         sizes.append(len(weights))
     # So many are drawn on average, those that are certain counted once.
     assert np.mean(sizes) < 4 + 10
-
-
-def test_a_position_that_is_not_valid_may_have_no_column() -> None:
-    """The target of an invalid position need not be among the picked items."""
-    own, valid = torch.tensor([[5, 2, 1]]), torch.tensor([[False, True, True]])
-    columns, correction = sample_columns(torch.zeros(1, 3, 5), own, valid, 1)
-    weights = dict(zip(columns[0].tolist(), correction[0].tolist(), strict=True))
-    assert weights[2] == weights[1] == 0
-    assert set(weights) <= set(range(5))

@@ -10,7 +10,7 @@ from models.data.interactions import Interactions
 from models.recommender.co_occurrence import SEQUENCE_WINDOW, SMALL_LOG_WINDOW
 from models.recommender.recommender import Recommender
 from models.training.log_profile import hold_out
-from models.training.presets import PRESET_NAMES, SMALL_LOG, TrainConfig, choose_preset
+from models.training.presets import PRESET_NAMES, SMALL_LOG, choose_preset
 
 ITEMS = [500, 3_500, 20_000, 100_000, 500_000]
 EVENTS = [10**power for power in range(2, 9)]
@@ -19,7 +19,6 @@ SIZES = [(name, items, events) for name in PRESET_NAMES for items in ITEMS for e
 
 
 def test_best_is_larger_than_quick() -> None:
-    """The preset `best` has a larger model than `quick` and at least as many epochs."""
     assert PRESET_NAMES == ("quick", "best")
     for items in ITEMS:
         for events in EVENTS:
@@ -53,7 +52,6 @@ def test_another_name_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", [None, *PRESET_NAMES])
 @pytest.mark.parametrize("epochs", [1, 3, 500])
 def test_epochs_may_be_given(name: str | None, epochs: int) -> None:
-    """A given number of epochs is that of all stages, and changes nothing else."""
     own, given = choose_preset(10**6, 4_000, name), choose_preset(10**6, 4_000, name, epochs=epochs)
     assert given == replace(own, train_config=replace(own.train_config, asked_epochs=epochs))
     for has_final in (True, False):
@@ -67,7 +65,6 @@ def test_epochs_may_be_given(name: str | None, epochs: int) -> None:
 
 @pytest.mark.parametrize(("in_baskets", "epochs"), [(True, 20 + 1 + 2), (False, 40 + 2 + 2)])
 def test_a_report_shows_the_epochs_of_the_training(in_baskets: bool, epochs: int) -> None:
-    """A log of baskets is trained for half of the epochs, and a preset is printed with these."""
     users, at = np.divmod(np.arange(40 * 12), 12)
     times = at // 3 * 86_400_000_000 + (0 if in_baskets else at)
     log = Interactions.from_columns(
@@ -119,7 +116,6 @@ def test_the_memory_is_bounded(name: str, items: int, events: int) -> None:
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_small_logs_are_cut_into_small_batches(name: str) -> None:
-    """Batches have 400 inputs for small logs and grow to 1,600; those of baskets start at 100."""
     configs = [choose_preset(events, 3_500, name).train_config for events in EVENTS]
     assert [config.batch_tokens for config in configs] == [400] * 3 + [1_600] * 4
     baskets = [config.for_next_basket().batch_tokens for config in configs]
@@ -138,7 +134,6 @@ def test_sparse_logs_overfit_sooner(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_small_logs_count_transitions_from_more_events(name: str) -> None:
-    """Up to 300,000 events the twenty newest events have transitions, beyond that the eight."""
     for events, window in ((SMALL_LOG, SMALL_LOG_WINDOW), (SMALL_LOG + 1, SEQUENCE_WINDOW)):
         shape = choose_preset(events, 500, name).model_config(500, 8)
         assert Recommender(shape).statistics.cooccurrence_window == window
@@ -147,26 +142,9 @@ def test_small_logs_count_transitions_from_more_events(name: str) -> None:
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_more_data_take_no_more_epochs(name: str) -> None:
-    """More events or more items never give more epochs."""
     by_events = [choose_preset(events, 3_500, name).train_config.epochs for events in EVENTS]
     by_items = [choose_preset(10**6, items, name).train_config.epochs for items in ITEMS]
     for epochs in (by_events, by_items):
         assert all(more <= less for less, more in pairwise(epochs))
     assert by_events[0] == 40
     assert by_events[-1] == 2
-
-
-@pytest.mark.parametrize("name", PRESET_NAMES)
-def test_a_preset_gives_a_shape(name: str) -> None:
-    """A preset gives a model configuration for the items and text dimension."""
-    preset = choose_preset(50_000, 1_700, name)
-    shape = preset.model_config(1_700, 256)
-    assert (shape.n_items, shape.content_dim) == (1_700, 256)
-    assert (shape.dim, shape.blocks, shape.dropout) == (preset.dim, preset.blocks, preset.dropout)
-    assert shape.transitions_per_item == preset.transitions_per_item == 512
-    assert preset.train_config.full_softmax_items == TrainConfig().full_softmax_items
-    assert preset.train_config.learning_rate == TrainConfig().learning_rate
-    assert str(preset) == (
-        f"{name} ({preset.dim} dimensions, {preset.blocks} blocks, "
-        f"{preset.train_config.total_epochs} epochs at most)"
-    )

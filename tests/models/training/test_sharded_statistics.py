@@ -11,7 +11,8 @@ import torch
 
 import models.recommender.co_occurrence
 import models.recommender.recent_popularity
-from models.data.interactions import WHOLE_LOG, Interactions, LogShards
+from models.compute.device import SINGLE_PROCESS, Processes
+from models.data.interactions import Interactions
 from models.recommender.co_occurrence import (
     BASKET_WINDOW,
     SEQUENCE_WINDOW,
@@ -38,6 +39,8 @@ from models.training.window_batch import HeldOutTransitions
 from tests.support.shards import in_processes, shard_of
 from tests.support.small import DAY
 from tests.support.training import tiny
+
+pytestmark = pytest.mark.verify
 
 COUNT, ITEMS, USERS = 3, 23, 90
 
@@ -111,13 +114,13 @@ def of_the_events(log: Interactions) -> Iterator[tuple[str, Any]]:
         yield f"held out {window}", held_out.log_counts(items, events, None, ITEMS)[:, 0]
 
 
-def statistics(shards: LogShards) -> dict[str, tuple[Any, Any]]:
+def statistics(shards: Processes) -> dict[str, tuple[Any, Any]]:
     """Both kinds of statistics of a shard of each log."""
     logs = {name: shard_of(log, shards) for name, log in LOGS.items()}
     return {name: (dict(of_the_log(log)), dict(of_the_events(log))) for name, log in logs.items()}
 
 
-def in_many_chunks(shards: LogShards) -> dict[str, tuple[Any, Any]]:
+def in_many_chunks(shards: Processes) -> dict[str, tuple[Any, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models.recommender.co_occurrence, "CHUNK", 4_000)
         patch.setattr(models.recommender.recent_popularity, "_BLOCK", 200)
@@ -134,8 +137,7 @@ def equal(found: Any, expected: Any) -> bool:
 
 
 def test_statistics_of_shards_are_those_of_the_whole_log() -> None:
-    """Whatever the shards, every statistic is exactly the one that one process computes."""
-    expected = statistics(WHOLE_LOG)
+    expected = statistics(SINGLE_PROCESS)
     for index, found in enumerate(in_processes(COUNT, in_many_chunks)):
         for name, log in LOGS.items():
             of_log, of_events = expected[name]
@@ -144,11 +146,3 @@ def test_statistics_of_shards_are_those_of_the_whole_log() -> None:
             mine = log.users % COUNT == index
             for key, values in of_events.items():
                 assert equal(found[name][1][key], values[mine]), (name, key, index)
-
-
-def test_logs_are_of_both_kinds() -> None:
-    """The logs that are compared ask for a next event and for a next basket, with repeats."""
-    tasks = {name: prediction_task(log, hold_out(log)[1]) for name, log in LOGS.items()}
-    assert [tasks[name].next_basket for name in LOGS] == [False, True, True, False]
-    assert all(tasks[name].repeat_consumption for name in ("sequences", "baskets", "uneven"))
-    assert len(shard_of(LOGS["uneven"], LogShards(1, COUNT))) == 0

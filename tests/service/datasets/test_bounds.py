@@ -19,6 +19,8 @@ from service.datasets.record_files import ItemsFile, ReadOptions
 from service.domain.errors import Invalid
 from service.domain.records import MAX_ATTRIBUTES, MAX_LABELS
 
+pytestmark = pytest.mark.verify
+
 MIB = 1 << 20
 HEADER = b"item_id,title\n"
 ENDLESS = f"is longer than {MAX_ROW:,} bytes, which a row may have at most"

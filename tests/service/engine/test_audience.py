@@ -46,6 +46,7 @@ def test_an_audience_is_ranked_by_the_score_above_the_users_level(data: Path) ->
     item = item_id(1, 4)
 
     async def story(engine: Engine) -> None:
+        await engine.store.put_user(User("profile", interests=("cooking",)))  # and no event
         answer = await ask(engine, item, limit=1000)
         seen = {event.user_id for event in engine.store.scan_events() if event.item_id == item}
         users = {event.user_id for event in engine.store.scan_events()} - seen
@@ -130,27 +131,6 @@ def test_writes_of_other_items_leave_the_memories_of_an_audience(data: Path) -> 
         )
         takers = {e.user_id for e in engine.store.scan_events() if e.item_id == other.item_id}
         assert 0 < await misses() <= len(takers)
-
-    run(data, story)
-
-
-def test_hidden_items_are_no_reasons_of_an_audience(data: Path) -> None:
-    """A hidden item is in nobody's reasons, and users with a profile alone have no events."""
-    item = item_id(1, 4)
-
-    async def story(engine: Engine) -> None:
-        await engine.store.put_user(User("profile", interests=("cooking",)))
-        before = await ask(engine, item, limit=3)
-        named = {row.row.item_id for user in before.users for row in user["explanation"]}
-        (hidden,) = await engine.store.get_items([str(next(iter(named)))])
-        assert hidden is not None
-        await engine.live.catalogue.put_items(
-            [Item(hidden.item_id, hidden.title, categories=hidden.categories, hidden=True)]
-        )
-        after = await ask(engine, item, limit=1000)
-        reasons = {row.row.item_id for user in after.users for row in user["explanation"]}
-        assert hidden.item_id not in reasons
-        assert "profile" not in {user["user_id"] for user in after.users}
 
     run(data, story)
 

@@ -113,17 +113,3 @@ def test_an_event_of_the_future_slows_no_question(
         await together()
 
     run(data, story)
-
-
-def test_a_named_time_is_exact(data: Path) -> None:
-    """An event after the time that a question names does not exist for it."""
-
-    async def story(engine: Engine) -> None:
-        await append(engine, 2 * DAY)
-        at = time.time_ns() // 1000
-        for by in ("popular", "trending", "rated"):
-            query = asking.popular(asking.who(at=at), by, limit=60)
-            answer = await asking.ask(engine, query)
-            assert all(item["events"] < len(USERS) for item in answer.items)
-
-    run(data, story)

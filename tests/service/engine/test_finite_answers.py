@@ -13,7 +13,7 @@ import torch
 
 from service.engine import attend, popular, recommend, related, rows, search, users
 from service.engine.engine import Engine
-from service.engine.explanation import Contribution, ExplanationWriter, MemoryRow
+from service.engine.explanation import Contribution, write_explanation
 from tests.support import asking, tiny
 from tests.support.engine_story import run
 from tests.support.tiny import NOON, item_id
@@ -98,7 +98,8 @@ def test_no_answer_has_a_number_that_is_not_finite(
 @pytest.mark.parametrize("spoilt", ["weight", "contribution", "effect"])
 def test_no_explanation_has_a_number_that_is_not_finite(spoilt: str) -> None:
     """A weight, a contribution or an effect of NaN is not written."""
-    reason: Any = Contribution(MemoryRow(None, None, "", "", None), 0.5, 1.0, 0.25)
-    assert ExplanationWriter().write([reason])
+    row: Any = {}
+    reason: Any = Contribution(row, 0, 0.5, 1.0, 0.25)
+    assert write_explanation([reason])
     with pytest.raises(ArithmeticError, match=rf"{spoilt}s came out as NaN"):
-        ExplanationWriter().write([reason._replace(**{spoilt: math.nan})])
+        write_explanation([reason._replace(**{spoilt: math.nan})])

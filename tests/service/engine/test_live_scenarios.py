@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from service.domain.errors import NotFound, StoreUnreachable
-from service.domain.scenarios import Scenario
-from service.engine.live_scenarios import LiveScenarios
+from service.domain.records import Scenario
+from service.engine.engine import LiveScenarios
 from service.stores.base import Store
 
 

@@ -10,6 +10,7 @@ from models.attention.attend import DEFAULT_OPTIONS
 from models.catalogue.item_filter import Condition
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
+from models.ranking.matches import DEFAULTS
 from models.text import terms
 from models.text.encoders import StaticEncoder
 from service.domain.records import Item
@@ -17,11 +18,13 @@ from service.engine.highlight import highlights
 from service.engine.search import list_matches, search_answer, search_items
 from service.engine.selection import filter_warnings, select_items
 from service.maintenance.search_calibration import build_snapshot
+from service.snapshots.live_search import SearchSetup
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.support import asking
 from tests.support.small import past
 
 EMBEDDINGS = EmbeddingCache(StaticEncoder())
+SETUP = SearchSetup(DEFAULTS, EMBEDDINGS.query, StaticEncoder.name, quick=True)
 
 
 def made(*titles: str, description: str = "") -> Snapshot:
@@ -35,15 +38,13 @@ def ask(snapshot: Snapshot, query: Any) -> Any:
     selection = select_items(snapshot, query.filter)
     if query.is_listing:
         return asking.Told(
-            list_matches(
-                query, snapshot, EMBEDDINGS.query, selection=selection, options=DEFAULT_OPTIONS
-            )
+            list_matches(query, snapshot, SETUP, selection=selection, options=DEFAULT_OPTIONS)
         )
     outcome = search_items(
         query,
         snapshot,
         build_memory(snapshot, past([], []), 0),
-        EMBEDDINGS.query,
+        SETUP,
         allowed=selection.allowed,
         options=DEFAULT_OPTIONS,
         offset=query.offset,
@@ -124,24 +125,6 @@ def test_a_query_without_known_words_finds_by_meaning() -> None:
     served = made("a very big army helicopter", "Vitamin B12", "HDMI cable")
     answer = ask(served, asking.search(asking.who(), "military helicopters"))
     assert found(answer) == ["0"]
-
-
-def test_pages_of_a_search_are_the_parts_of_one_list() -> None:
-    """Pages by offset are the whole list in its order, and tell whether more items match."""
-    served = made(*[f"lamp {'lamp ' * (n % 7)}number {n}" for n in range(25)], "table")
-    whole = ask(served, asking.search(asking.who(), "lamp", limit=1000))
-    assert len(whole.items) == 25
-    assert whole.cursor is None
-    pages: list[Any] = []
-    offset = 0
-    while True:
-        page = ask(served, asking.search(asking.who(), "lamp", limit=10, offset=offset))
-        pages += page.items
-        offset += 10
-        if page.cursor is None:
-            break
-    assert pages == whole.items
-    assert offset == 30
 
 
 # ------------------------------------------------------------------ bounds

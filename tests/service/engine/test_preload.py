@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 import apsw
 from service.domain.settings import Settings
-from service.engine.preload import preload
+from service.engine.compose import preload
 
 steps = 0
 def count(statement):

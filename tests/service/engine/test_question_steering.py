@@ -151,25 +151,6 @@ def test_rules_pins_and_quotas_order_as_a_loop_does(data: Path, name: str) -> No
     run(data, story)
 
 
-def test_a_search_has_the_memory_as_a_part(data: Path) -> None:
-    """The match is the score without a user, up to what all scores share; the rest is memory."""
-
-    async def story(engine: Engine) -> None:
-        ask = questions(engine)
-        plain = await ask["search"](limit=EVERY)
-        personal = await ask["personal search"](limit=EVERY)
-        match = {item["item_id"]: item["parts"]["match"] for item in plain.items}
-        assert all(item["parts"].keys() == {"match"} for item in plain.items)
-        memory = []
-        for item in personal.items:
-            assert item["parts"]["match"] == pytest.approx(match[item["item_id"]], abs=1e-4)
-            memory.append(item["parts"]["memory"])
-        assert sum(memory) == pytest.approx(0, abs=1e-3)  # standard scores
-        assert max(memory) > 1
-
-    run(data, story)
-
-
 def test_a_pin_that_no_query_matches_has_no_score(data: Path) -> None:
     """A search shows its pins where nothing else is found, without a score, and says so."""
 

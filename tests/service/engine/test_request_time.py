@@ -18,6 +18,8 @@ from tests.support import asking, tiny
 from tests.support.engine_story import run
 from tests.support.tiny import DAY, NOON, SECOND, item_id
 
+pytestmark = pytest.mark.verify
+
 AT = NOON - 36 * DAY  # in the middle of the history of every user
 EVERY = tuple(item.item_id for item in tiny.items())
 USER = "u1"
@@ -138,19 +140,6 @@ def test_a_question_of_a_time_is_answered_as_if_later_events_were_deleted(
     run(data, story)
 
 
-@pytest.mark.parametrize("name", [name for name in QUESTIONS if name != "audience"])
-def test_before_the_first_event_a_user_is_a_stranger(data: Path, name: str) -> None:
-    """A user without events until the time is answered as one who is not known."""
-
-    async def story(engine: Engine) -> None:
-        ask, early = QUESTIONS[name], NOON - 41 * DAY
-        await ask(engine, asking.who(USER))
-        known = plain(await ask(engine, asking.who(USER, at=early, explain=5)))
-        assert known == plain(await ask(engine, asking.who("nobody", at=early, explain=5)))
-
-    run(data, story)
-
-
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_what_is_cached_of_a_user_serves_no_question_of_another_time(data: Path, name: str) -> None:
     """Questions with and without a time are answered alike, whichever was asked before."""
@@ -204,19 +193,6 @@ def test_events_of_the_session_count_until_the_time(data: Path) -> None:
             whole = {**short, "history": (late, *counted)}
             for ask in (recommend, score, search, rows):
                 assert plain(await ask(engine, whole)) == plain(await ask(engine, short))
-
-    run(data, story)
-
-
-def test_events_ahead_of_the_clock_count_where_no_time_is_asked_for(data: Path) -> None:
-    """An acknowledged event is in the next answer, though a client's clock is ahead."""
-
-    async def story(engine: Engine) -> None:
-        ahead = Event("hasty", item_id(2, 5), "ahead", timestamp=1 << 52)
-        await engine.store.append([ahead])
-        answer = await recommend(engine, asking.who("hasty", explain=1))
-        assert answer.items[0]["explanation"][0].row.event_id == "ahead"
-        assert item_id(2, 5) not in {item["item_id"] for item in answer.items}
 
     run(data, story)
 

@@ -10,13 +10,15 @@ import pytest
 
 from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory, build_memory
+from models.ranking.matches import DEFAULTS
 from models.ranking.scoring import score
 from service.engine import search
-from service.engine.explanation import Contribution, MemoryRow
+from service.engine.explanation import Contribution
 from service.engine.search import SearchOutcome, search_answer, search_items
 from service.histories.event_columns import EMPTY
+from service.snapshots.live_search import SearchSetup
 from tests.support import asking
-from tests.support.small import encode, past, random_past, snapshot
+from tests.support.small import encode, past, snapshot
 
 SERVED = snapshot(15)
 USER = build_memory(SERVED, past([1, 3], [0, 5]), 9)
@@ -38,7 +40,7 @@ def find(
         query,
         SERVED,
         user,
-        lambda asked: encode([asked])[0],
+        SearchSetup(DEFAULTS, lambda asked: encode([asked])[0], "", quick=True),
         allowed=allowed,
         options=options,
         events=replace(EMPTY, rows=rows, types=np.zeros_like(rows), type_names=("view",)),
@@ -47,10 +49,8 @@ def find(
 
 def answer(found: SearchOutcome, requester: asking.Who) -> Any:
     """The answer, with a reason's numbers for its name."""
-    named = [
-        tuple(Contribution(MemoryRow(None, None, "", "", None), *reason[1:]) for reason in each)
-        for each in found.reasons
-    ]
+    row: Any = {}
+    named = [tuple(Contribution(row, 0, *reason[1:]) for reason in each) for each in found.reasons]
     answer = search_answer(asking.search(requester, "about"), SERVED, found, named)
     return asking.Told(answer)
 
@@ -84,44 +84,3 @@ def test_only_the_nearest_items_are_re_ranked(monkeypatch: pytest.MonkeyPatch, l
             assert item.get("mass") == (pytest.approx(1) if row in near else None)
             moved += row not in near
     assert moved
-
-
-def test_personal_weight_zero_gives_the_impersonal_results() -> None:
-    plain, found = (find("about 3", 15, user, personal=0).found for user in (NOBODY, USER))
-    np.testing.assert_array_equal(found.rows, plain.rows)
-    np.testing.assert_array_equal(found.weights, plain.weights)
-    np.testing.assert_array_equal(found.scores, plain.scores)
-    assert found.matched == plain.matched
-
-
-def test_the_answer_is_exact_where_both_memories_were() -> None:
-    """Retrieval is `exact` only if both catalogue and user memory were attended exactly."""
-    user = build_memory(SERVED, random_past(7, 300, 15), 9)
-    modes = {}
-    for limit in (300, 30, 29):
-        found = find("about 3", 5, user, AttentionOptions(exact_up_to=limit, k=4))
-        told = answer(found, asking.who("u"))
-        modes[limit] = (found.found.mode, found.scores.mode, told.retrieval)
-        assert (told.keys_attended, told.mass) == (found.found.keys, found.found.mass)
-    assert modes == {
-        300: ("exact", "exact", "exact"),
-        30: ("exact", "exact", "exact"),
-        29: ("coarse", "exact", "coarse"),
-    }
-
-
-@pytest.mark.parametrize(
-    ("requester", "explained"),
-    [
-        (asking.who(explain=5), False),
-        (asking.who("u"), False),
-        (asking.who("u", explain=5), True),
-        (asking.who(history=(), explain=5), True),
-    ],
-)
-def test_reasons_are_given_to_somebody_who_asks(requester: asking.Who, explained: bool) -> None:
-    """Explanations are returned only with `explain` and a user or an inline history."""
-    found = find("about 3", 4, NOBODY)
-    assert [item.get("explanation") for item in answer(found, requester).items] == (
-        [[] if explained else None] * 4
-    )

@@ -119,24 +119,3 @@ def test_what_is_recommended_is_known_to_every_question(tmp_path: Path, is_liste
             await engine.close()
 
     asyncio.run(story())
-
-
-def test_deleted_item_is_not_found(world: tiny.World, tmp_path: Path) -> None:
-    """A deleted item has neither score nor similar items, though the model was trained on it."""
-
-    async def story() -> None:
-        engine = await open_engine(Settings(data=world.copy(tmp_path / "data")))
-        item = tiny.item_id(0, 1)
-        try:
-            assert (await asking.ask(engine, asking.score(asking.who(user_id="u0"), (item,)))).items
-            await engine.live.catalogue.delete_item(item)
-            with pytest.raises(NotFound, match="/item_ids/0"):
-                await asking.ask(engine, asking.score(asking.who(user_id="u0"), (item,)))
-            with pytest.raises(NotFound, match=item):
-                await asking.ask(engine, asking.similar(item))
-            await engine.live.catalogue.put_items([Item(item, "it is back")])
-            assert (await asking.ask(engine, asking.similar(item))).items
-        finally:
-            await engine.close()
-
-    asyncio.run(story())

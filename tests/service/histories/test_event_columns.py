@@ -24,11 +24,6 @@ MINUTE = 60_000_000
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
     opened = SQLiteStore(tmp_path / "heed.db")
     yield opened
@@ -151,60 +146,6 @@ async def test_unknown_users_are_not_cached(memories: MemoryProvider) -> None:
     assert memories.stats()["cached_history_bytes"] == 0
 
 
-async def test_profile_without_events_is_cached(
-    memories: MemoryProvider, store: SQLiteStore, vocabulary: Vocabulary
-) -> None:
-    """A profile without events is loaded, and events added later are found."""
-    await store.put_user(User("u", interests=("music",)))
-    found = await same(memories, store, vocabulary)
-    assert found.user is not None
-    await store.append([event(1)])
-    assert len(await same(memories, store, vocabulary)) == 1
-
-
-async def test_the_least_recently_used_makes_room(
-    store: SQLiteStore, vocabulary: Vocabulary
-) -> None:
-    """The least recently used history is evicted, within the budget, and read again on use."""
-    await store.append([event(n, user=f"u{u}") for u in range(10) for n in range(50)])
-    one = (await load(memory_provider(1 << 30, store), "u0")).nbytes
-    memories = memory_provider(3 * one, store, vocabulary)
-    for user in range(10):
-        await load(memories, f"u{user}")
-        assert memories.stats()["cached_history_bytes"] <= 3 * one
-        await load(memories, "u0")  # in use all the time, it stays
-    assert memories.stats()["cached_histories"] == 3
-    misses = memories.stats()["history_misses"]
-    await load(memories, "u0")
-    assert memories.stats()["history_misses"] == misses
-    await same(memories, store, vocabulary, "u4")
-
-
-async def test_oversized_entry_evicts_nothing(store: SQLiteStore) -> None:
-    """A history beyond the budget is returned but not cached, and evicts nothing."""
-    await store.append([event(n, user="u0") for n in range(50)])
-    await store.append([event(n, user="giant") for n in range(500)])
-    one = (await load(memory_provider(1 << 30, store), "u0")).nbytes
-    memories = memory_provider(2 * one, store)
-    await load(memories, "u0")
-    assert len(await load(memories, "giant")) == 500
-    await load(memories, "u0")
-    stats = memories.stats()
-    assert (stats["cached_histories"], stats["history_hits"]) == (1, 1)
-
-
-async def test_without_a_budget_every_request_reads_the_store(
-    store: SQLiteStore, vocabulary: Vocabulary
-) -> None:
-    """Nothing is kept, and the answer is the same."""
-    memories = memory_provider(0, store, vocabulary)
-    await store.append([event(1)])
-    for _ in range(2):
-        await same(memories, store, vocabulary)
-    stats = memories.stats()
-    assert (stats["cached_histories"], stats["history_hits"]) == (0, 0)
-
-
 async def test_cached_event_takes_twenty_bytes(
     memories: MemoryProvider, store: SQLiteStore
 ) -> None:
@@ -215,13 +156,6 @@ async def test_cached_event_takes_twenty_bytes(
     weighed = (await load(memories)).nbytes
     assert plain <= 20 * 1000 + 512
     assert weighed == plain + 20 + 4 * 1001
-
-
-async def test_any_number_of_types(memories: MemoryProvider, store: SQLiteStore) -> None:
-    """A history may have as many event types as events."""
-    await store.append([event(n, type=f"type {n}") for n in range(40_000)])
-    found = await load(memories)
-    assert found.type_names[found.types[-1]] == "type 39999"
 
 
 async def test_a_time_leaves_out_later_events_with_all_that_they_brought(

@@ -17,6 +17,8 @@ from service.engine.engine import Engine, open_engine
 from service.histories import memory_provider
 from tests.support import asking, tiny
 
+pytestmark = pytest.mark.verify
+
 LENGTH = 2_600
 HOUR = 3_600_000_000
 ITEMS = tuple(tiny.item_id(genre, number) for genre in (0, 1) for number in range(6))

@@ -65,8 +65,8 @@ def check(
     assert torch.equal(user.bias, expected.bias)
     # States that were appended one by one are computed by NumPy.
     np.testing.assert_allclose(user.query, expected.query, atol=1e-4)
-    np.testing.assert_allclose(user.memory.keys, expected.memory.keys, atol=1e-4)
-    np.testing.assert_allclose(user.memory.values, expected.memory.values, atol=1e-4)
+    np.testing.assert_allclose(user.keys, expected.keys, atol=1e-4)
+    np.testing.assert_allclose(user.values, expected.values, atol=1e-4)
     assert (user.source == expected.source).all()
 
 
@@ -200,16 +200,3 @@ def test_concurrent_requests_agree(snapshot: Snapshot) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda of: check(memories, snapshot, stored_events(*of)), requests))
     assert 0 < memories.stats()["cached_history_bytes"] <= 24_000
-
-
-def test_no_targets_have_no_scores(snapshot: Snapshot) -> None:
-    """Scoring no targets gives empty parts and the size of the memory."""
-    for history in (user_history(snapshot, stored_events("ann", 5)), UserHistory.empty()):
-        user = build_memory(snapshot, history, 99 * DAY)
-        scores = score(snapshot, user, np.zeros(0, np.int64))
-        assert [len(part) for part in scores[:5]] == [0] * 5
-        assert (scores.mode, scores.memory_rows, scores.relative_error) == (
-            "exact",
-            len(user),
-            None,
-        )

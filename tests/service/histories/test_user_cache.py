@@ -11,7 +11,7 @@ from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
 from service.domain.records import User
 from service.histories.event_columns import EventColumns
-from service.histories.user_cache import DerivedState, UserCache
+from service.histories.memory_provider import DerivedState, UserCache
 from tests.support.small import DAY, encode, random_model
 from tests.support.small import snapshot as small_snapshot
 from tests.support.stored_events import ITEMS, stored_events, user_history
@@ -116,19 +116,6 @@ def test_derived_state_never_takes_the_half_of_the_events(snapshot: Snapshot) ->
     assert not cache.put_derived(snapshot, large)
     assert users(cache)[0] == number
     assert cache.put_derived(snapshot, small)
-
-
-def test_another_model_drops_what_was_derived(snapshot: Snapshot) -> None:
-    """Another model drops derived states and keeps events; another snapshot of it drops none."""
-    other = small_snapshot(ITEMS, random_model(2, window=8))
-    cache = UserCache(1 << 30)
-    put(cache, snapshot, "ann")
-    known = cache.derived("ann", replace(snapshot))
-    assert known is not None
-    assert cache.derived("ann", other) is None
-    assert cache.events("ann") is not None
-    assert not cache.put_derived(snapshot, known)
-    assert users(cache)[1] == 0
 
 
 def test_state_serves_its_events_by_the_same_tables(snapshot: Snapshot) -> None:

@@ -28,6 +28,8 @@ from service.stores.sqlite.store import SQLiteStore
 from tests.support.http_fake import FakeEngine
 from tests.support.server import Server
 
+pytestmark = pytest.mark.verify
+
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 CHUNKED = (
     b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

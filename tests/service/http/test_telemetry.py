@@ -13,9 +13,9 @@ import pytest
 
 from service.domain.keys import Rate, Scope
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.http.app import create_app
 from service.runtime import tracing
+from service.runtime.tracing import StageClock
 from tests.support.http_fake import Client, serving
 
 OPERATIONS = [

@@ -46,7 +46,6 @@ def test_lines_of_the_log_go_on_and_others_do_not(caplog: pytest.LogCaptureFixtu
 
 
 def test_json_that_is_no_log_line_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """A line of JSON without event and level is returned as it is, and not logged."""
     for line in (json.dumps({"event": "x"}), "[1]", "3", "{"):
         assert log_child_line(line, "j1") == line
     assert caplog.records == []

@@ -6,7 +6,6 @@ from service.jobs.job import Job
 
 
 def test_the_curve_has_the_last_message_of_each_epoch() -> None:
-    """Messages of one epoch replace each other; those without a loss add no point."""
     job = Job("j", "running", {}, 1)
     for line in (
         '{"stage": "reading events", "step": 1, "steps": 2}',
@@ -23,5 +22,4 @@ def test_the_curve_has_the_last_message_of_each_epoch() -> None:
 
 
 def test_jobs_of_before_have_no_curve() -> None:
-    """A stored job without a curve is read."""
     assert Job.from_json(b'{"id": "j", "state": "failed", "options": {}, "created": 1}').curve == ()

@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,9 +16,10 @@ import pytest
 import uvloop
 
 from service.domain.errors import Conflict, Invalid, ModelRejected, NotFound, StoreFull, Unavailable
+from service.jobs import job_records
 from service.jobs import runner as jobs_module
 from service.jobs.job import LOG_LINES, LOG_WIDTH, Job
-from service.jobs.job_records import FileJobStore
+from service.jobs.job_records import JobRecords
 from service.jobs.runner import JobRunner
 from service.runtime import child_process, durable_files
 from service.runtime.data_layout import STORE_FILE
@@ -200,7 +201,6 @@ def test_a_command_that_does_not_exist_fails(tmp_path: Path) -> None:
 
 
 def test_output_of_a_job_is_bounded(tmp_path: Path) -> None:
-    """Binary, endless or malformed output is truncated and does not fail the job."""
     code = """
 out = sys.stdout.buffer
 out.write(bytes(range(256)) * 40 + b"\\n")
@@ -242,7 +242,6 @@ for size in sizes:
 
 
 def test_training_process_is_niced_and_isolated(tmp_path: Path) -> None:
-    """The process is niced, in its own session, with limited threads and an empty stdin."""
     code = """
 while os.getpriority(os.PRIO_PROCESS, 0) == OWN < 19:
     time.sleep(0.01)
@@ -269,8 +268,6 @@ say(result={"nice": os.getpriority(os.PRIO_PROCESS, 0), "session": os.getsid(0) 
 def test_a_version_that_cannot_be_loaded_fails_the_job(
     tmp_path: Path, error: Exception, told: str
 ) -> None:
-    """If the engine rejects the version, the job fails with the reason and keeps its result."""
-
     async def refuse(job: Job) -> None:
         raise error
 
@@ -364,8 +361,6 @@ def test_shutdown_leaves_nothing_behind(tmp_path: Path, code: str) -> None:
 
 
 def test_a_cancelled_loop_kills_the_training(tmp_path: Path) -> None:
-    """If the event loop ends without a close, the process is killed and the job fails."""
-
     async def main() -> tuple[str, int]:
         return await hanging(JobRunner(tmp_path, argv), DEAF)
 
@@ -379,7 +374,6 @@ def test_a_cancelled_loop_kills_the_training(tmp_path: Path) -> None:
 def test_open_pipe_of_a_daemon_delays_the_job_by_a_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A daemon that keeps stdout open delays the end of the job by at most the drain timeout."""
     monkeypatch.setattr(child_process, "_DRAIN_TIMEOUT", 0.1)
     code = """
 daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
@@ -394,7 +388,6 @@ say(result={"pid": daemon.pid})
 
 
 def test_stragglers_in_the_group_go_with_the_training(tmp_path: Path) -> None:
-    """Processes left in the group of a finished training are killed."""
     code = """
 other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 say(result={"pid": other.pid})
@@ -426,7 +419,6 @@ asyncio.run(main())
 
 
 def test_a_killed_service_leaves_an_interrupted_job(tmp_path: Path) -> None:
-    """After SIGKILL of the service the job is failed, and the next start kills the orphan."""
     service = subprocess.Popen(
         [sys.executable, "-c", SERVICE, str(tmp_path), PROLOGUE + DEAF],
         cwd=REPOSITORY,
@@ -458,32 +450,7 @@ def test_a_killed_service_leaves_an_interrupted_job(tmp_path: Path) -> None:
         asyncio.run(main())
 
 
-def test_job_file_is_always_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A running job's file is complete whenever it is read."""
-    code = """
-for step in range(50):
-    say(stage="fit", step=step)
-    time.sleep(0.01)
-say(result={})
-"""
-
-    monkeypatch.setattr(jobs_module, "_SAVE_INTERVAL", 0.0)
-
-    async def main() -> set[int | None]:
-        jobs = JobRunner(tmp_path, argv)
-        job_id = await jobs.start({"code": code})
-        steps: set[int | None] = set()
-        while not (await jobs.get(job_id)).is_final:
-            document = on_disk(tmp_path, job_id)
-            steps.add((document["progress"] or {}).get("step"))
-            await asyncio.sleep(0.005)
-        return steps
-
-    assert len(asyncio.run(main())) > 1
-
-
 def test_damaged_job_record_is_logged_and_skipped(tmp_path: Path) -> None:
-    """A damaged job file is reported as a failed job, and new jobs can run."""
     whole = ended(tmp_path, SUCCEED)
     path = tmp_path / f"jobs/{whole.id}.json"
     data = path.read_bytes()
@@ -558,38 +525,22 @@ def no_room(*_: Any, **__: Any) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_old_jobs_are_forgotten(tmp_path: Path) -> None:
-    """Only the newest `keep` jobs are kept."""
-
-    async def main() -> None:
-        jobs = JobRunner(tmp_path, lambda options: ["/bin/false"], keep=3)
-        started = [await settle(jobs, jobs.start({})) for _ in range(5)]
-        assert job_ids(tmp_path) == started[2:]
-        with pytest.raises(NotFound):
-            await jobs.get(started[0])
-
-    asyncio.run(main())
-
-
-async def settle(jobs: JobRunner, start: Coroutine[Any, Any, str]) -> str:
-    return (await end_of(jobs, await start)).id
-
-
 # A clock that is set ----------------------------------------------------------------------------
 
 
-def test_jobs_are_in_the_order_of_their_starts_after_the_clock_was_set_back(tmp_path: Path) -> None:
-    """Of more jobs than are kept, the first are deleted, whatever the clock shows."""
-    store = FileJobStore(tmp_path, keep=2)
-    created = [store.create({}, at, "a test").id for at in (10**15 + 7, 10**15, 10**15 - 10**9, 5)]
-    assert [job.id for job in store.latest(9)] == created[:1:-1]
+def test_jobs_are_in_the_order_of_their_starts_after_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_records, "KEPT", 2)
+    records = JobRecords(tmp_path)
+    times = (10**15 + 7, 10**15, 10**15 - 10**9, 5)
+    created = [records.create({}, at, "a test").id for at in times]
+    assert [job.id for job in records.latest(9)] == created[:1:-1]
 
 
 def test_a_training_runs_for_some_time_after_the_clock_was_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock does not decide whether a training runs, nor how long it took."""
-
     async def main() -> None:
         jobs = JobRunner(tmp_path, argv)
         job_id, _ = await hanging(jobs)

@@ -17,7 +17,6 @@ import psycopg
 import pytest
 
 from service.domain.errors import Conflict, NotFound, Unavailable
-from service.jobs import job_records
 from service.jobs.job import Job
 from service.jobs.runner import JobRunner
 from service.runtime.data_layout import MODELS_FOLDER
@@ -36,17 +35,11 @@ from tests.service.jobs.test_runner import (
     until,
 )
 from tests.support.heed_process import ROOT
-from tests.support.postgres_server import PostgresDatabases, PostgresServer
+from tests.support.postgres_server import PostgresServer
 from tests.support.replicas import ReplicaProcess, served
 from tests.support.tiny import World
 
 Machine = Callable[..., JobRunner]
-
-
-@pytest.fixture(scope="module")
-def url(postgres: PostgresDatabases) -> str:
-    """The URL of a database for all tests of this file, each of which has its own namespace."""
-    return postgres.create_database()
 
 
 @pytest.fixture
@@ -56,7 +49,7 @@ def namespace() -> str:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_records.SharedTrainingLease, "interval", 0.1)
+    monkeypatch.setattr(jobs_module.SharedLease, "interval", 0.1)
 
 
 @contextmanager
@@ -100,7 +93,6 @@ def test_one_training_at_a_time_over_all_machines(machine: Machine) -> None:
 
 
 def test_every_machine_lists_and_shows_all_jobs(machine: Machine) -> None:
-    """Jobs of all machines are listed by each, with their progress, result and order of starts."""
     first, second = machine("a"), machine("b")
     code = 'say(stage="fit", epoch=1, epochs=2, loss=0.5); say(result={"version": "v1"})'
 
@@ -233,7 +225,6 @@ def test_a_killed_machine_leaves_an_interrupted_job(
 
 
 def test_a_machine_that_has_lost_its_lease_stops_training(url: str, machine: Machine) -> None:
-    """A training whose lease another machine has taken over is ended, and says why."""
     runner = machine("a")
 
     async def main() -> None:
@@ -249,7 +240,6 @@ def test_a_machine_that_has_lost_its_lease_stops_training(url: str, machine: Mac
 
 
 def test_a_training_goes_on_without_the_database(tmp_path: Path) -> None:
-    """A training outlives an outage of the database, whose record is right again afterwards."""
     with (
         PostgresServer() as server,
         machines(server.create_database(), "default", tmp_path) as machine,
@@ -340,7 +330,6 @@ print(json.dumps({{"result": {{"version": version}}}}))
 def test_what_one_machine_trains_all_serve(
     url: str, namespace: str, world: World, tmp_path: Path
 ) -> None:
-    """The version that a training publishes is served by its machine and then by the others."""
     trained = str(world.data / MODELS_FOLDER)
     arguments = (url, namespace, str(tmp_path / "a"), trained, world.first)
     code = PUBLISH.format(arguments=arguments)

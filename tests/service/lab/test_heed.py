@@ -23,6 +23,8 @@ from tests.support.server import PATIENCE, ROOT
 from tests.support.threaded_server import serving_app
 from tests.support.tiny import World, items
 
+pytestmark = pytest.mark.verify
+
 Heed = Callable[..., tuple[int, str, str]]
 KINDS = ("score", "recommend", "search", "events")
 

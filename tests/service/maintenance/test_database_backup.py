@@ -17,9 +17,9 @@ from service.domain.errors import Conflict, Corrupt, Incompatible, NotFound
 from service.domain.records import Event, User
 from service.domain.settings import Settings
 from service.jobs.job import Job
-from service.maintenance.backups.backup import back_up, digest_file
-from service.maintenance.backups.manifest import BackupManifest
-from service.maintenance.backups.restore import drill, restore, restore_to_database
+from service.maintenance.backup import back_up, digest_file
+from service.maintenance.backup_manifest import BackupManifest
+from service.maintenance.restore import drill, restore, restore_to_database
 from service.runtime.data_layout import (
     MODELS_FOLDER,
     NAMESPACES_FOLDER,
@@ -36,6 +36,7 @@ from tests.support import full_store
 from tests.support.command_line import Heed
 from tests.support.heed_process import HeedProcess
 from tests.support.postgres_server import PostgresDatabases
+from tests.support.stores import run_on
 from tests.support.tiny import World
 
 SETTINGS = {"encoder": "static", "embedding_dim": 256}
@@ -71,24 +72,16 @@ def served(world: World, postgres: PostgresDatabases, tmp_path: Path) -> Served:
         store.shared.jobs.add(JOB.id, JOB.to_json(), 100)
         store.shared.jobs.write(JOB.id, JOB.to_json(), has_ended=True)
         await store.close()
-        shop = PostgresStore(url, namespace="shop")
-        await shop.append([Event("mia", "soup", "e1", timestamp=5)])
-        await shop.close()
 
     asyncio.run(fill())
+    event = Event("mia", "soup", "e1", timestamp=5)
+    run_on(PostgresStore(url, namespace="shop"), lambda store: store.append([event]))
     return Served(url, data, world)
 
 
 def read(store: Store) -> Any:
     """Everything that users of a store can read, and its digests; the store is closed."""
-
-    async def run() -> Any:
-        try:
-            return await full_store.read_all(store), await digest_store(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(run())
+    return tuple(run_on(store, full_store.read_all, digest_store))
 
 
 def test_a_database_is_restored_into_another(
@@ -308,12 +301,7 @@ def test_the_commands(
     assert said.code == 0, said.err
     assert "default: a question was answered with" in said.out
 
-    async def forget() -> None:
-        store = PostgresStore(served.url)
-        assert await store.forget("user 0011") > 0
-        await store.close()
-
-    asyncio.run(forget())
+    assert run_on(PostgresStore(served.url), lambda store: store.forget("user 0011"))[0] > 0
     assert heed("forgotten", "list", "--json", ledger).code == 0
     assert len(json.loads(ledger.read_text())) > 1
     assert heed("forgotten", "verify", "user 0011").code == 0
@@ -339,14 +327,11 @@ def test_a_ledger_of_a_directory_is_read_beside_a_database(
 ) -> None:
     """The ledger that is named is applied, whatever HEED_STORE says."""
     folder = tmp_path / "old"
-
-    async def forget() -> None:
-        store = SQLiteStore(folder / STORE_FILE)
-        await store.append([Event("user 0012", "i")])
-        await store.forget("user 0012")
-        await store.close()
-
-    asyncio.run(forget())
+    run_on(
+        SQLiteStore(folder / STORE_FILE),
+        lambda store: store.append([Event("user 0012", "i")]),
+        lambda store: store.forget("user 0012"),
+    )
     monkeypatch.setenv("HEED_STORE", served.url)
     said = heed("forgotten", "apply", folder)
     assert said.code == 0, said.err

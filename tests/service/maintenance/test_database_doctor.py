@@ -17,13 +17,12 @@ import pytest
 
 from service.domain.records import Event
 from service.jobs.job import Job
-from service.maintenance.backups.backup import back_up
+from service.maintenance import doctor
+from service.maintenance.backup import back_up
 from service.maintenance.copying import copy_store
-from service.maintenance.doctor import diagnosis
-from service.maintenance.doctor.diagnosis import diagnose
-from service.maintenance.doctor.findings import Finding, run_checks
-from service.maintenance.doctor.installation import Disk, summarise, summarise_database
-from service.maintenance.doctor.server_checks import SERVER_CHECKS
+from service.maintenance.doctor import diagnose
+from service.maintenance.doctor_checks import SERVER_CHECKS, Finding, run_checks
+from service.maintenance.installation import Disk, summarise, summarise_database
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.shared_registry import KIND, SharedRegistry
 from service.stores.postgres.connections import Connections
@@ -39,10 +38,13 @@ from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.store import SQLiteStore
 from tests.support import full_store
 from tests.support.command_line import Heed
-from tests.support.heed_process import PATIENCE
 from tests.support.postgres_cluster import PostgresCluster
 from tests.support.postgres_server import PostgresDatabases, PostgresServer
+from tests.support.stores import run_on
 from tests.support.tiny import World
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.verify
 
 ROOMY = Disk(10**12, 9 * 10**11)
 
@@ -59,7 +61,7 @@ class Sound(NamedTuple):
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No service answers, and the environment has no settings."""
-    monkeypatch.setattr(diagnosis, "read_metrics", lambda *_: None)
+    monkeypatch.setattr(doctor, "read_metrics", lambda *_: None)
     for name in [name for name in os.environ if name.startswith("HEED_")]:
         monkeypatch.delenv(name)
 
@@ -112,10 +114,14 @@ def _given(server: PostgresServer, created: str) -> str:
     return created.replace("postgres@", "heed@")
 
 
+def examine(data: Path, **options: Any) -> list[Finding]:
+    """All findings but notes, on a disk with room."""
+    findings = diagnose(data, {}, **{"disk": ROOMY} | options)
+    return [each for each in findings if each.severity != "note"]
+
+
 def codes(data: Path, **options: Any) -> set[str]:
-    """The codes of all findings but notes, on a disk with room."""
-    found = diagnose(data, {}, **{"disk": ROOMY} | options)
-    return {each.code for each in found if each.severity != "note"}
+    return {each.code for each in examine(data, **options)}
 
 
 def found(state: ServerState, **changes: Any) -> set[str]:
@@ -125,7 +131,6 @@ def found(state: ServerState, **changes: Any) -> set[str]:
 
 
 def state_of(url: str) -> ServerState:
-    """The state of a server."""
     connections = Connections(url)
     try:
         return read_server(connections)
@@ -176,10 +181,7 @@ def test_settings_of_the_server(sound: Sound, setting: str, value: str, code: st
     """Each that breaks a promise is found, alone."""
     sound.server.configure(setting, value)
     try:
-        until = time.monotonic() + PATIENCE
-        while codes(sound.data) == set() and time.monotonic() < until:
-            time.sleep(0.02)  # until the server has read it
-        assert codes(sound.data) == {code}
+        eventually(lambda: codes(sound.data) == {code})  # once the server has read it
     finally:
         _execute(sound.server.url(), f"ALTER SYSTEM RESET {setting}")
         _execute(sound.server.url(), "SELECT pg_reload_conf()")
@@ -262,13 +264,13 @@ def test_standbys() -> None:
         late = Standby("node1", "streaming", "quorum", 31.0, 0)
         assert found(state, standbys=(late,)) == standing | {"standby-behind"}
         cluster.primary.configure("synchronous_commit", "remote_write")
-        _wait(lambda: found(state_of(url)) == standing | {"unconfirmed-standby"})
+        eventually(lambda: found(state_of(url)) == standing | {"unconfirmed-standby"})
         cluster.primary.configure("synchronous_commit", "on")
         cluster.require_standby(False)
-        _wait(lambda: found(state_of(url)) == standing | {"asynchronous-standbys"})
+        eventually(lambda: found(state_of(url)) == standing | {"asynchronous-standbys"})
         cluster.require_standby(True)
         cluster.standbys[0].kill()
-        _wait(lambda: found(state_of(url)) == standing | {"missing-standby"})
+        eventually(lambda: found(state_of(url)) == standing | {"missing-standby"})
 
 
 def test_a_schema_that_is_behind_is_not_migrated(sound: Sound, heed: Heed) -> None:
@@ -282,22 +284,12 @@ def test_a_schema_that_is_behind_is_not_migrated(sound: Sound, heed: Heed) -> No
 
 
 def test_contents(sound: Sound) -> None:
-    """Faults of the log, of counts, of models and of jobs are found as in a directory."""
-    now = time.time_ns() // 1000
-
-    async def write(*events: Event) -> None:
-        store = PostgresStore(sound.url)
-        await store.append(events)
-        await store.close()
-
-    asyncio.run(write(*(Event("u1", f"lost-{n}", timestamp=now) for n in range(50))))
-    (finding,) = _findings(sound.data)
+    """Faults of the log, of counts and of jobs are found as in a directory."""
+    lost = [Event("u1", f"lost-{n}", timestamp=time.time_ns() // 1000) for n in range(50)]
+    run_on(PostgresStore(sound.url), lambda store: store.append(lost))
+    (finding,) = examine(sound.data)
     assert (finding.code, finding.namespace) == ("unknown-items", "default")
     assert finding.what.startswith("50 of 530 events (9%)")
-    items = [f"space-{n:02}" for n in range(15)]
-    lent = [Event(f"u{n % 40}", items[n % 15], type="lend", timestamp=now - n) for n in range(900)]
-    asyncio.run(write(*lent))
-    assert codes(sound.data) == {"unknown-items", "untrained-types", "old-model"}
     job = Job("20260101t120000-000000", "running", {}, 1)
     store = PostgresStore(sound.url)
     store.shared.jobs.add(job.id, job.to_json(), 9)
@@ -311,39 +303,26 @@ def test_contents(sound: Sound) -> None:
     assert "wrong-counts" in codes(sound.data)
 
 
-def test_models(sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flipped bit of a chunk, and a model of another text encoder."""
-
-    class Other:
-        name = "other"
-
-    with monkeypatch.context() as patch:
-        patch.setattr(diagnosis, "open_encoder", lambda _: Other())
-        assert codes(sound.data) == {"other-encoder", "other-embeddings"}
+def test_a_damaged_model(sound: Sound) -> None:
+    """A flipped bit of a chunk is found."""
     _execute(
         sound.url,
         "UPDATE heed.file_chunks SET data = set_byte(data, 0, get_byte(data, 0) # 1)"
         " WHERE (set_no, chunk_no) IN (SELECT set_no, 0 FROM heed.file_sets WHERE name = %s)",
         sound.world.second,
     )
-    (finding,) = _findings(sound.data)
+    (finding,) = examine(sound.data)
     assert finding.code == "damaged-model"
     assert sound.world.second in finding.what
 
 
 def test_namespaces(sound: Sound) -> None:
     """All are looked at, or the one that is named; one that is missing is said."""
-
-    async def write() -> None:
-        store = PostgresStore(sound.url, namespace="shop")
-        events = [Event("guest", f"i{n}", type="dislike", timestamp=n) for n in range(200)]
-        await store.append(events)
-        await store.close()
-
-    asyncio.run(write())
+    events = [Event("guest", f"i{n}", type="dislike", timestamp=n) for n in range(200)]
+    run_on(PostgresStore(sound.url, namespace="shop"), lambda store: store.append(events))
     faults = {"unknown-items", "only-dislikes", "one-user"}
     assert codes(sound.data) == faults
-    assert {each.namespace for each in _findings(sound.data)} == {"shop"}
+    assert {each.namespace for each in examine(sound.data)} == {"shop"}
     assert codes(sound.data, namespace="shop") == faults
     assert codes(sound.data, namespace="other") == {"no-namespace"}
 
@@ -369,17 +348,6 @@ def test_both_stores_are_summarised_alike(postgres: PostgresDatabases, tmp_path:
     assert found.mean_weight == pytest.approx(expected.mean_weight)  # summed in another order
     assert found._replace(mean_weight=0) == expected._replace(mean_weight=0)
     assert expected.future_events == 0 < expected.unknown_item_events
-
-
-def _findings(data: Path) -> list[Finding]:
-    return [each for each in diagnose(data, {}, disk=ROOMY) if each.severity != "note"]
-
-
-def _wait(is_so: Any) -> None:
-    until = time.monotonic() + PATIENCE
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def _execute(url: str, statement: str, *values: object) -> None:

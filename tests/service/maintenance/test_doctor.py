@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sqlite3
@@ -17,13 +16,17 @@ import pytest
 from service.domain.keys import issue_key
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
-from service.maintenance.backups.backup import back_up
-from service.maintenance.doctor import diagnosis, findings
-from service.maintenance.doctor.checks import HOST_CHECKS, LOG_CHECKS, NAMESPACE_CHECKS
-from service.maintenance.doctor.diagnosis import diagnose
-from service.maintenance.doctor.findings import Finding
-from service.maintenance.doctor.installation import DAY, Disk, KeyRefused, read_metrics
-from service.maintenance.doctor.server_checks import SERVER_CHECKS
+from service.maintenance import doctor, doctor_checks
+from service.maintenance.backup import back_up
+from service.maintenance.doctor import diagnose
+from service.maintenance.doctor_checks import (
+    HOST_CHECKS,
+    LOG_CHECKS,
+    NAMESPACE_CHECKS,
+    SERVER_CHECKS,
+    Finding,
+)
+from service.maintenance.installation import DAY, Disk, KeyRefused, read_metrics
 from service.runtime.data_layout import (
     CHECKPOINT_FILE,
     EMBEDDINGS_FILE,
@@ -37,6 +40,7 @@ from service.stores.sqlite.store import SQLiteStore
 from tests.support.command_line import Heed
 from tests.support.old_stores import to_version
 from tests.support.server import Server
+from tests.support.stores import run_on
 from tests.support.tiny import World
 
 ROOMY = Disk(10**12, 9 * 10**11)
@@ -46,7 +50,7 @@ SECOND = 1_000_000
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No service answers, and the environment has no settings."""
-    monkeypatch.setattr(diagnosis, "read_metrics", lambda *_: None)
+    monkeypatch.setattr(doctor, "read_metrics", lambda *_: None)
     for name in [name for name in os.environ if name.startswith("HEED_")]:
         monkeypatch.delenv(name)
 
@@ -67,52 +71,44 @@ def examine(data: Path, environment: dict[str, str] | None = None, **options: An
 
 
 def codes(data: Path, environment: dict[str, str] | None = None, **options: Any) -> set[str]:
-    """The codes of these findings."""
     return {each.code for each in examine(data, environment, **options)}
 
 
 def new_store(data: Path, events: Sequence[Event]) -> Path:
     """A directory with these events and the items that they name."""
-
-    async def write() -> None:
-        store = SQLiteStore(data / STORE_FILE)
-        await store.put_items([Item(each) for each in {event.item_id for event in events}])
-        await store.append(events)
-        await store.close()
-
-    asyncio.run(write())
+    items = [Item(each) for each in {event.item_id for event in events}]
+    run_on(
+        SQLiteStore(data / STORE_FILE),
+        lambda store: store.put_items(items),
+        lambda store: store.append(events),
+    )
     data.chmod(0o700)
     return data
 
 
 def now() -> int:
-    """Microseconds UTC."""
     return time.time_ns() // 1000
 
 
-def spread(count: int, **fields: Any) -> list[Event]:
-    """Events of many users on many items, a second apart; a field may be a function of a number."""
+def spread(count: int, **fields: Callable[[int], Any]) -> list[Event]:
+    """Events of many users on many items, a second apart; fields are functions of a number."""
     start = now() - count * SECOND
-
-    def function(value: Any) -> Callable[[int], Any]:
-        return value if callable(value) else lambda _: value
-
-    base: dict[str, Callable[[int], Any]] = {
+    drawn = {
         "user_id": lambda n: f"u{n % 20}",
         "item_id": lambda n: f"i{n % 30}",
         "timestamp": lambda n: start + n * SECOND,
+        **fields,
     }
-    drawn = base | {name: function(value) for name, value in fields.items()}
     return [Event(**{name: value(n) for name, value in drawn.items()}) for n in range(count)]
 
 
 @pytest.mark.parametrize(
     ("code", "fields"),
     [
-        ("only-dislikes", {"type": "dislike"}),
+        ("only-dislikes", {"type": lambda _: "dislike"}),
         ("one-user", {"user_id": lambda n: "guest" if n % 10 else f"u{n}"}),
-        ("one-item", {"item_id": "i1"}),
-        ("equal-times", {"timestamp": 1_700_000_000 * SECOND}),
+        ("one-item", {"item_id": lambda _: "i1"}),
+        ("equal-times", {"timestamp": lambda _: 1_700_000_000 * SECOND}),
         ("future-events", {"timestamp": lambda n: now() + (n + 2) * DAY}),
         ("heavy-weights", {"weight": lambda n: 1e6 if n == 7 else 0.1}),
         ("ratings-as-weights", {"weight": lambda n: float(1 + n % 5)}),
@@ -150,7 +146,7 @@ def test_another_encoder(sound: Path, world: World, monkeypatch: pytest.MonkeyPa
         name = "other"
 
     with monkeypatch.context() as patch:
-        patch.setattr(diagnosis, "open_encoder", lambda _: Other())
+        patch.setattr(doctor, "open_encoder", lambda _: Other())
         assert codes(sound) == {"other-encoder", "other-embeddings"}
     (sound / EMBEDDINGS_FILE).unlink()
     assert codes(sound) == {"missing-embeddings"}
@@ -184,7 +180,6 @@ def test_a_damaged_store(sound: Path) -> None:
 
 
 def test_counts_that_differ(sound: Path) -> None:
-    """A store whose counter is wrong is found."""
     _execute(sound / STORE_FILE, "UPDATE state SET events = events + 1")
     assert codes(sound) == {"wrong-counts"}
 
@@ -244,13 +239,14 @@ def test_a_small_cache(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             'heed_cache_hits_total{cache="history"}': hits,
             'heed_cache_misses_total{cache="history"}': 2_000.0,
         }
-        monkeypatch.setattr(diagnosis, "read_metrics", lambda *_, counts=counts: counts)
+        monkeypatch.setattr(doctor, "read_metrics", lambda *_, counts=counts: counts)
         assert codes(sound) == expected
 
 
 def test_a_service_with_keys(sound: Path, tmp_path: Path) -> None:
     """Metrics are read with the caller's key or the service's own; without one, a note says so."""
-    token = asyncio.run(_add_key(sound))
+    key, token = issue_key("shop", frozenset({"read"}), 0)
+    run_on(SQLiteStore(sound / STORE_FILE), lambda store: store.add_key(key))
     kept = tmp_path / "metrics.key"
     with Server(sound, metrics_key_file=kept) as server:
         port = int(server.url.rsplit(":", 1)[1])
@@ -268,24 +264,15 @@ def test_a_service_with_keys(sound: Path, tmp_path: Path) -> None:
 
 
 def test_refused_metrics_are_a_note(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be read for lack of a key is said, and nothing is wrong."""
+    """Metrics that need a key are a note, and nothing is wrong."""
 
     def refuse(*_: object) -> None:
         raise KeyRefused("The running service answers /metrics with 401")
 
-    monkeypatch.setattr(diagnosis, "read_metrics", refuse)
+    monkeypatch.setattr(doctor, "read_metrics", refuse)
     (note,) = [each for each in diagnose(sound, {}, disk=ROOMY) if each.code == "metrics-refused"]
     assert note.severity == "note"
     assert "HEED_API_KEY" in note.todo
-
-
-async def _add_key(data: Path) -> str:
-    """Store a key that may read and return its token."""
-    key, token = issue_key("shop", frozenset({"read"}), 0)
-    store = SQLiteStore(data / STORE_FILE)
-    await store.add_key(key)
-    await store.close()
-    return token
 
 
 def test_the_command(sound: Path, heed: Heed) -> None:
@@ -306,12 +293,7 @@ def test_the_command(sound: Path, heed: Heed) -> None:
 
 
 def _append(data: Path, events: Sequence[Event]) -> None:
-    async def write() -> None:
-        store = SQLiteStore(data / STORE_FILE)
-        await store.append(events)
-        await store.close()
-
-    asyncio.run(write())
+    run_on(SQLiteStore(data / STORE_FILE), lambda store: store.append(events))
 
 
 def _execute(path: Path, statement: str) -> None:
@@ -322,10 +304,10 @@ def _execute(path: Path, statement: str) -> None:
 
 def test_each_condition_has_sentences_and_each_sentence_a_condition() -> None:
     """The table of findings has a row for each name in the code, and no other."""
-    folder = Path(findings.__file__).parent
+    folder = Path(doctor_checks.__file__).parent
     source = "".join(path.read_text("utf-8") for path in folder.glob("*.py"))
     tables = (HOST_CHECKS, NAMESPACE_CHECKS, LOG_CHECKS, SERVER_CHECKS)
-    assert {name for table in tables for name in table} <= set(findings.FINDINGS)
+    assert {name for table in tables for name in table} <= set(doctor_checks.FINDINGS)
     used = {"newer-schema/file", "older-schema/file"}  # named in two parts
-    missing = [name for name in findings.FINDINGS if f'"{name}"' not in source]
+    missing = [name for name in doctor_checks.FINDINGS if f'"{name}"' not in source]
     assert set(missing) <= used

@@ -18,15 +18,18 @@ import pytest
 from service.domain.errors import Corrupt, HeedError, Incompatible, Invalid
 from service.domain.records import Event
 from service.domain.settings import Settings
-from service.maintenance.backups.backup import back_up
-from service.maintenance.backups.manifest import BACKUP_FILE
-from service.maintenance.backups.restore import drill, restore, restore_to_database
+from service.maintenance.backup import back_up
+from service.maintenance.backup_manifest import BACKUP_FILE
+from service.maintenance.restore import drill, restore, restore_to_database
 from service.runtime.data_layout import MODELS_FOLDER, NAMESPACES_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.snapshots.version_files import seal, unseal
 from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.command_line import Heed
+from tests.support.stores import run_on
+
+pytestmark = pytest.mark.verify
 
 Body = dict[str, Any]
 Trail = tuple[str | int, ...]
@@ -61,13 +64,9 @@ def backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(os, "fsync", lambda _: None)  # hundreds of restores
     data = tmp_path / "source"
 
-    async def write() -> None:
-        for place in (data, data / NAMESPACES_FOLDER / "shop"):
-            store = SQLiteStore(place / STORE_FILE)
-            await store.append([Event("mia", "soup", "e1", timestamp=5)])
-            await store.close()
-
-    asyncio.run(write())
+    event = Event("mia", "soup", "e1", timestamp=5)
+    for place in (data, data / NAMESPACES_FOLDER / "shop"):
+        run_on(SQLiteStore(place / STORE_FILE), lambda store: store.append([event]))
     Registry(data / MODELS_FOLDER).publish({"weights": b"1"}, {"items": 1}, version="first")
     jobs = data / "jobs"
     jobs.mkdir(exist_ok=True)
@@ -316,16 +315,14 @@ def test_a_ledger_is_applied_to_restored_stores_only(
 ) -> None:
     """`--forget-ledger` of a forged backup opens no other store."""
 
-    async def write(path: Path, *, forget: bool) -> None:
-        store = SQLiteStore(path)
-        await store.append([Event("mia", "soup", timestamp=5)])
-        if forget:
-            await store.forget("mia")
-        await store.close()
-
     ledger, other = tmp_path / "ledger", tmp_path / "box" / "other"
-    asyncio.run(write(ledger / STORE_FILE, forget=True))
-    asyncio.run(write(other / STORE_FILE, forget=False))
+    event = Event("mia", "soup", timestamp=5)
+    run_on(SQLiteStore(other / STORE_FILE), lambda store: store.append([event]))
+    run_on(
+        SQLiteStore(ledger / STORE_FILE),
+        lambda store: store.append([event]),
+        lambda store: store.forget("mia"),
+    )
     said = heed("forgotten", "list", "--json", tmp_path / "ledger.json", "--data", ledger)
     assert said.code == 0
     body = read(backup)

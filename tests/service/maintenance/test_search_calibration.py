@@ -36,6 +36,8 @@ from service.snapshots.live_search import (
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.support.command_line import Heed
 
+pytestmark = pytest.mark.verify
+
 DIMENSION = 32
 PRIOR = WEIGHTS.index(DEFAULTS.meaning)
 
@@ -151,7 +153,7 @@ def test_an_encoder_that_says_nothing_leaves_words_alone() -> None:
     assert index is not None
     hits = index.search(index.parser.parse("w1 w2 w7"), 300, snapshot.catalogue.servable)
     scores = dict(zip(map(str, hits.rows.tolist()), hits.scores.tolist(), strict=True))
-    words = rank_by_weight(snapshot, embeddings.query, "w1 w2 w7", 20)[0]
+    words = rank_by_weight(snapshot, embeddings.query, "w1 w2 w7")[0][:20]
     # Some tie, in any order.
     assert [scores[item_id] for item_id in words] == pytest.approx(hits.scores[:20], rel=1e-5)
 
@@ -199,7 +201,7 @@ def write(path: Path, items: Sequence[Item]) -> Path:
 
 
 def test_an_import_calibrates_and_keeps_what_judgments_said(heed: Heed, tmp_path: Path) -> None:
-    """`import` saves calibrated parameters, anew for twice the items, never over judged ones."""
+    """`import` saves calibrated parameters, again for twice the items, never over judged ones."""
     search_file = tmp_path / "data" / SEARCH_FILE
     items = catalogue(320)
     said = heed("import", "items", write(tmp_path / "few.jsonl", items[:20]))

@@ -12,25 +12,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from service.runtime.workers import (
-    Heartbeats,
-    SilenceWatch,
-    WorkerPeers,
-    WorkerTable,
-    worker_sockets,
-)
+from service.runtime.workers import SilenceWatch, WorkerPeers, WorkerTable, worker_sockets
 
 SHORT_LIVED = """
 import logging, os, sys
-from service.runtime.workers import Heartbeats
-from service.runtime.workers import PreforkServer
+from service.runtime.workers import PreforkServer, WorkerTable
 logging.basicConfig(format="%(message)s", stream=sys.stdout, level="ERROR")
 def work(number, first):
     os.write(1, f"alive {number} {first}\\n".encode())  # in one piece, whoever else writes
     if number:
         os._exit(3)
     __import__("signal").pause()
-PreforkServer(2, work, grace=5.0, heartbeats=Heartbeats(2), patience=30.0).run()
+PreforkServer(work, grace=5.0, table=WorkerTable(2), patience=30.0).run()
 print("stopped")
 """
 
@@ -58,7 +51,7 @@ def test_restart_delay_doubles() -> None:
 
 
 def test_a_hung_worker_is_silent_and_a_new_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the workers that do not answer, those are silent that run and are not just starting."""
+    """A worker that does not answer is silent if it runs and is not just starting."""
     points, table = worker_sockets(4), WorkerTable(4)
     for number in (0, 1, 2):
         table.start(number)
@@ -68,13 +61,13 @@ def test_a_hung_worker_is_silent_and_a_new_one_is_not(monkeypatch: pytest.Monkey
     table.end(2)
 
     async def talk() -> tuple[list[int], list[int]]:
-        peers = WorkerPeers(points, 0, Heartbeats(4), table)
+        peers = WorkerPeers(points, 0, table)
         hung = await peers.silent(0.1)
 
         async def pong(_: str) -> bytes:
             return b"pong"
 
-        answering = await WorkerPeers(points, 1, Heartbeats(4), table).listen({"ping": pong})
+        answering = await WorkerPeers(points, 1, table).listen({"ping": pong})
         try:
             return hung, await peers.silent(0.5)
         finally:
@@ -83,26 +76,25 @@ def test_a_hung_worker_is_silent_and_a_new_one_is_not(monkeypatch: pytest.Monkey
     assert asyncio.run(talk()) == ([1], [])
     assert [table[number].restarts for number in range(4)] == [0, 0, 1, 0]
     monkeypatch.undo()
-    assert (
-        asyncio.run(WorkerPeers(points, 0, Heartbeats(4), table).silent(0.1)) == []
-    )  # it has just started
+    # It has just started.
+    assert asyncio.run(WorkerPeers(points, 0, table).silent(0.1)) == []
     for point in points:
         point.close()
 
 
 def test_a_worker_that_does_not_answer_is_left_out() -> None:
     """A request to all peers returns the answers of those that answer in time."""
-    points, heartbeats = worker_sockets(4), Heartbeats(4)
+    points, table = worker_sockets(4), WorkerTable(4)
     for number in (1, 2):  # the third has not begun to serve
-        heartbeats.beat(number)
+        table.beat(number)
 
     async def talk() -> dict[int, bytes]:
         async def told(name: str) -> bytes:
             return name.encode() * 300_000
 
-        answering = await WorkerPeers(points, 1, heartbeats).listen({"size": told})
+        answering = await WorkerPeers(points, 1, table).listen({"size": told})
         try:
-            return await WorkerPeers(points, 0, heartbeats).ask("size x", 0.5)
+            return await WorkerPeers(points, 0, table).ask("size x", 0.5)
         finally:
             answering.close()
 
@@ -117,8 +109,9 @@ def test_a_pause_of_all_processes_is_not_held_against_workers(
     """Silence is counted while the parent runs: a worker that loads or was paused is not hung."""
     now = [1000.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    heartbeats = Heartbeats(1)
-    watch = SilenceWatch(heartbeats)
+    table = WorkerTable(1)
+    watch = SilenceWatch(table)
+    table.start(0)
     watch.restart(0)
 
     def pass_by(seconds: float) -> float:
@@ -127,11 +120,11 @@ def test_a_pause_of_all_processes_is_not_held_against_workers(
         return watch.silence(0)
 
     assert [pass_by(1.0) for _ in range(100)] == [0.0] * 100  # it loads
-    heartbeats.beat(0)
+    table.beat(0)
     assert pass_by(1.0) == 0.0
     assert pass_by(3600.0) <= 2.0  # the machine was asleep
     assert [pass_by(1.0) for _ in range(3)] == [3.0, 4.0, 5.0]
-    heartbeats.beat(0)
+    table.beat(0)
     assert pass_by(1.0) == 0.0
 
 

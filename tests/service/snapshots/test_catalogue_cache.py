@@ -29,11 +29,6 @@ pytestmark = pytest.mark.anyio
 QUERIES = ["hiking boots", "boots", '"leather boots"', "botts", "SKU-7", "cakestand", "läder"]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def catalogue_items() -> list[Item]:
     """Items with every kind of value that a catalogue has columns for."""
     rng = np.random.default_rng(3)

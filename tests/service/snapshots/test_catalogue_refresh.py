@@ -45,11 +45,6 @@ class Encoder(StaticEncoder):
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 async def store(tmp_path: Path) -> AsyncIterator[SQLiteStore]:
     opened = SQLiteStore(tmp_path / STORE_FILE)
     yield opened
@@ -155,26 +150,6 @@ async def test_read_does_not_wait_for_later_writes(
         snapshot = await live.current()
     assert snapshot.catalogue.row("first") >= 0
     assert written < 5
-
-
-async def test_acknowledged_write_is_in_the_snapshot(
-    live: LiveSnapshot, store: SQLiteStore
-) -> None:
-    await live.catalogue.put_items(batch("new"))
-    catalogue = live.snapshot.catalogue
-    assert catalogue.visible[catalogue.row("new0")]
-    assert await live.catalogue.delete_item("new0")
-    catalogue = live.snapshot.catalogue
-    assert not catalogue.visible[catalogue.row("new0")]
-    assert await live.catalogue.delete_item("new0") is False
-
-
-async def test_follow_serves_changes_of_other_processes(
-    live: LiveSnapshot, store: SQLiteStore
-) -> None:
-    await store.put_items(batch("theirs"))
-    await live.catalogue.follow()
-    await until(lambda: live.snapshot.catalogue.row("theirs99") >= 0)
 
 
 async def test_concurrent_writes_are_served_when_acknowledged(live: LiveSnapshot) -> None:

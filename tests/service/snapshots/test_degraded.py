@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,11 +47,20 @@ def damaged_pointer(data: Path, _version: str) -> None:
     (data / MODELS_FOLDER / "current").write_bytes(b"damaged")
 
 
-@pytest.mark.parametrize("damage", [damaged_weights, damaged_pointer])
+def removed(data: Path, version: str) -> None:
+    """Activate a version through another registry and delete it."""
+    Registry(data / MODELS_FOLDER).activate(version)
+    shutil.rmtree(data / MODELS_FOLDER / "versions" / version)
+
+
+@pytest.mark.parametrize("damage", [damaged_weights, damaged_pointer, removed])
 def test_answers_are_degraded_while_the_current_model_cannot_serve(
-    world: World, tmp_path: Path, damage: Callable[[Path, str], None]
+    world: World,
+    tmp_path: Path,
+    damage: Callable[[Path, str], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Answers of the old model are marked degraded until a valid version is activated."""
+    """The old model answers, degraded, until a valid version is activated; the log says so once."""
     data = world.copy(tmp_path / "data")
 
     async def story() -> None:
@@ -58,35 +69,21 @@ def test_answers_are_degraded_while_the_current_model_cannot_serve(
             before = await answers(engine)
             assert {answer.degraded for answer in before} == {False}
             damage(data, world.second)
-            await engine.parts.live.follow_registry()
+            with caplog.at_level(logging.ERROR):
+                for _ in range(3):
+                    await engine.parts.live.follow_registry()
+            assert len(caplog.records) == 1
             during = await answers(engine)
             assert {answer.degraded for answer in during} == {True}
             assert {answer.model_version for answer in during} == {world.first}
-            if damage is damaged_weights:  # to be told no changes nothing
-                with pytest.raises(ModelRejected):
+            if damage is damaged_weights:
+                with pytest.raises(ModelRejected):  # which changes nothing
                     await engine.activate(world.second)
                 assert {answer.degraded for answer in await answers(engine)} == {True}
-            await engine.activate(world.first)
-            assert {answer.degraded for answer in await answers(engine)} == {False}
-        finally:
-            await engine.close()
-
-    asyncio.run(story())
-
-
-def test_degraded_ends_when_another_process_activates_a_valid_model(
-    world: World, tmp_path: Path
-) -> None:
-    data = world.copy(tmp_path / "data")
-
-    async def story() -> None:
-        engine = await open_engine(Settings(data=data))
-        try:
-            damaged_weights(data, world.second)
-            await engine.parts.live.follow_registry()
-            assert {answer.degraded for answer in await answers(engine)} == {True}
-            Registry(data / MODELS_FOLDER).activate(world.first)
-            await engine.parts.live.follow_registry()
+                await engine.activate(world.first)
+            else:
+                Registry(data / MODELS_FOLDER).activate(world.first)  # as another process
+                await engine.parts.live.follow_registry()
             assert {answer.degraded for answer in await answers(engine)} == {False}
         finally:
             await engine.close()

@@ -28,11 +28,6 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def data(world: World, tmp_path: Path) -> Path:
     return world.copy(tmp_path / "data")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from models.attention.attend import AttentionOptions
-from models.catalogue.snapshot import UNTRAINED, Snapshot
+from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
 from models.ranking.matches import match_fields
@@ -25,7 +24,7 @@ from models.ranking.scoring import score
 from models.ranking.search import search
 from models.recommender.artifact import ARTIFACT_FORMAT, DESCRIPTION_FILE, ITEMS_FILE, WEIGHTS_FILE
 from models.text.encoders import StaticEncoder
-from service.domain.errors import Corrupt, HeedError, ModelRejected, NotFound, StoreUnreachable
+from service.domain.errors import HeedError, ModelRejected, StoreUnreachable
 from service.domain.records import Event, Item
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.live_snapshot import LiveSnapshot
@@ -33,7 +32,7 @@ from service.snapshots.registry import Registry
 from service.snapshots.served import Served
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
-from tests.support.tiny import NOON, World, events, item_id, items
+from tests.support.tiny import NOON, World, item_id, items
 
 pytestmark = pytest.mark.anyio
 
@@ -53,11 +52,6 @@ class Slow(StaticEncoder):
         assert self.free.wait(60)
         self.asked += len(texts)
         return super().encode(texts)
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture
@@ -102,17 +96,6 @@ def scores(snapshot: Snapshot) -> list[float]:
 
 
 # ------------------------------------------------------------------ the catalogue
-
-
-async def test_open_loads_model_catalogue_and_popularity(
-    serving: LiveSnapshot, world: World
-) -> None:
-    snapshot = serving.snapshot
-    assert snapshot.version == world.first
-    assert int(snapshot.catalogue.visible.sum()) == 60
-    seen = snapshot.counts[snapshot.catalogue.rows([event.item_id for event in events()])]
-    assert int(snapshot.counts.sum()) == len(events())
-    assert seen.min() >= 1
 
 
 async def test_every_change_is_in_the_next_snapshot(
@@ -414,37 +397,6 @@ async def test_invalid_model_is_rejected_with_its_reason(
     assert serving.snapshot is before
 
 
-async def test_a_damaged_version_is_refused_by_the_name_of_its_file(
-    serving: LiveSnapshot, registry: Registry, world: World, data: Path
-) -> None:
-    path = data / MODELS_FOLDER / "versions" / world.second / WEIGHTS_FILE
-    path.chmod(0o644)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    before = serving.snapshot
-    with pytest.raises(Corrupt, match=WEIGHTS_FILE):
-        await serving.activate(world.second)
-    with pytest.raises(NotFound, match="nothing"):
-        await serving.activate("nothing")
-    assert registry.current() == world.first
-    assert serving.snapshot is before
-
-
-async def test_follow_registry_serves_the_current_version(
-    serving: LiveSnapshot, registry: Registry, world: World
-) -> None:
-    for version in (world.second, world.first, world.second):
-        registry.activate(version)
-        token = registry.current_token()
-        await serving.follow_registry()
-        assert serving.snapshot.version == version
-        assert registry.current_token() == token
-    before = serving.snapshot
-    await serving.follow_registry()
-    assert serving.snapshot is before
-
-
 async def test_a_choice_made_meanwhile_is_followed_next(
     serving: LiveSnapshot, registry: Registry, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -465,33 +417,6 @@ async def test_a_choice_made_meanwhile_is_followed_next(
     assert serving.snapshot.version == world.first
 
 
-@pytest.mark.parametrize("kind", ["gone", "pointer"])
-async def test_unloadable_version_is_logged_once(
-    serving: LiveSnapshot,
-    registry: Registry,
-    world: World,
-    data: Path,
-    caplog: pytest.LogCaptureFixture,
-    kind: str,
-) -> None:
-    """A missing version or damaged pointer is logged once, and the old model serves."""
-    folder = data / MODELS_FOLDER
-    before = serving.snapshot
-    registry.activate(world.second)
-    if kind == "gone":
-        shutil.rmtree(folder / "versions" / world.second)
-    else:
-        (folder / "current").write_bytes(b"damaged")
-    with caplog.at_level(logging.ERROR):
-        for _ in range(3):
-            await serving.follow_registry()
-    assert serving.snapshot is before
-    assert len(caplog.records) == 1
-    registry.activate(world.first)
-    await serving.follow_registry()
-    assert serving.snapshot is before
-
-
 async def test_a_start_without_an_intact_version_is_refused(
     store: SQLiteStore, registry: Registry, data: Path, world: World, encoder: Slow
 ) -> None:
@@ -506,18 +431,3 @@ async def test_a_start_without_an_intact_version_is_refused(
         )
         with pytest.raises(HeedError, match=f"{world.first}/{ITEMS_FILE}"):
             await serving.open()
-
-
-async def test_without_a_model_content_answers(
-    store: SQLiteStore, tmp_path: Path, encoder: Slow, world: World, registry: Registry
-) -> None:
-    """Without a model the content model serves, until the first version is published."""
-    with ThreadPoolExecutor(1) as pool:
-        empty = Registry(tmp_path / "empty")
-        serving = LiveSnapshot(store, empty, Served(EmbeddingCache(encoder)), pool)
-        await serving.open()
-        assert serving.snapshot.version == UNTRAINED
-        assert np.ptp(scores(serving.snapshot)) > 0.1
-        version = empty.publish(registry.load(world.first), {})
-        await serving.follow_registry()
-        assert serving.snapshot.version == version

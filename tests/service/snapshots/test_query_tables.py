@@ -27,11 +27,6 @@ from tests.support.token_encoder import WIDTH, TokenEncoder
 FITTED = SearchParameters(meaning=2.0)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def table_for(encoder: TokenEncoder, seed: int = 0) -> QueryTable:
     size = len(encoder.vocabulary), WIDTH
     return QueryTable(encoder, np.random.default_rng(seed).normal(size=size))
@@ -56,12 +51,6 @@ def test_a_table_survives_a_round_trip(tmp_path: Path) -> None:
     assert loaded.name == table.name
     np.testing.assert_array_equal(loaded.encode(["w1 w7"]), table.encode(["w1 w7"]))
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_no_file_is_no_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a file there is no table, and nothing is said of it."""
-    assert load_query_table(tmp_path / QUERY_TABLE_FILE, TokenEncoder()) is None
-    assert caplog.records == []
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -29,6 +29,8 @@ from tests.support.judged import beir
 from tests.support.server import Server
 from tests.support.tiny import World, populate
 
+pytestmark = pytest.mark.verify
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

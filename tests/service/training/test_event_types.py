@@ -20,7 +20,6 @@ from models.text.encoders import StaticEncoder
 from service.domain import records
 from service.domain.records import Event
 from service.domain.settings import Settings
-from service.domain.stage_clock import StageClock
 from service.engine.engine import Engine, open_engine
 from service.histories.event_columns import EventColumns
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
@@ -80,22 +79,6 @@ async def engine(told: Path) -> AsyncIterator[Engine]:
 # ------------------------------------------------------------------ what is learned from
 
 
-def test_the_log_has_the_types_by_name(tmp_path: Path) -> None:
-    """The corpus has each event's type by name and marks dislikes."""
-    sent = of_kinds()
-    corpus = fill(tmp_path, sent)
-    assert set(corpus.types) == set(KINDS)
-    assert corpus.log.dislike_type == corpus.types.index("dislike")
-    told = {
-        (corpus.item_ids[item], int(time), corpus.types[kind])
-        for item, time, kind in zip(
-            corpus.log.items, corpus.log.timestamps, corpus.log.types, strict=True
-        )
-    }
-    assert told == {(event.item_id, event.timestamp, event.type) for event in sent}
-    assert int(corpus.log.disliked.sum()) == sum(event.type == "dislike" for event in sent)
-
-
 def test_a_return_is_learned_from_as_a_dislike(tmp_path: Path) -> None:
     """A return is no sample, and adds nothing to the counts of items."""
     sent = [replace(e, type="return") if n % 5 == 0 else e for n, e in enumerate(of_kinds())]
@@ -132,7 +115,6 @@ def test_the_service_and_the_models_mean_the_same_by_a_dislike() -> None:
 
 
 def test_the_model_names_its_types(told: Path) -> None:
-    """A model stores its type names, and item counts without dislikes."""
     registry = Registry(told / MODELS_FOLDER)
     files = registry.load(registry.current() or "")
     made = TrainedModel.from_files(files)
@@ -203,22 +185,6 @@ async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("kinds", [("view", "dislike"), ("view", "purchase")])
-async def test_event_type_changes_the_scores(engine: Engine, kinds: tuple[str, str]) -> None:
-    one, other = [
-        await asking.ask(
-            engine,
-            asking.score(
-                asking.who(history=(asking.inline(item_id(0, 3), kind, timestamp=NOON),)), NAMES
-            ),
-            StageClock(),
-        )
-        for kind in kinds
-    ]
-    assert [item["score"] for item in one.items] != [item["score"] for item in other.items]
-
-
-@pytest.mark.anyio
 async def test_a_disliked_item_was_seen(engine: Engine) -> None:
     history = (asking.inline(item_id(0, 3), "dislike"), asking.inline(item_id(0, 4)))
     answer = await asking.ask(engine, asking.recommend(asking.who(history=history), limit=60))
@@ -229,7 +195,6 @@ async def test_a_disliked_item_was_seen(engine: Engine) -> None:
 
 @pytest.mark.anyio
 async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) -> None:
-    """Without a model a dislike does not change the scores."""
     opened = await open_engine(Settings(data=tmp_path))
     try:
         await opened.live.catalogue.put_items(items())

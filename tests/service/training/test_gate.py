@@ -22,8 +22,7 @@ from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from service.training import train_and_publish, training_corpus
-from service.training.gate import CurrentModel, _compare
-from service.training.judgement import QuestionMetrics
+from service.training.judgement import CurrentModel, QuestionMetrics, _compare
 from service.training.train_and_publish import training_sentence
 from tests.support.tiny import NOON, QUICK, SECOND, World, events, item_id
 
@@ -79,7 +78,6 @@ def metrics(first: set[int], users: int) -> RankingMetrics:
 def test_a_difference_within_its_interval_is_none(
     ours: range, theirs: range, users: int, outcome: str
 ) -> None:
-    """An outcome is that of the 95 % interval of the paired difference, given enough users."""
     log = Interactions.from_columns(
         np.repeat(np.arange(users), 3), [0, 1, 2] * users, [1, 2, 3] * users,
         n_users=users, n_items=3,
@@ -87,7 +85,7 @@ def test_a_difference_within_its_interval_is_none(
     question = QuestionMetrics(leave_one_out(log).test, metrics(set(ours), users), {})
     found = _compare(
         question, ndcg_gains(metrics(set(theirs), users).ranks), np.ones(users, np.bool_),
-        against="v", is_model=True, is_new=False,
+        against="v", against_model=True, new_items=False,
     )  # fmt: skip
     assert found.outcome == outcome
     gains = np.array([(n in ours) - float(n in theirs) for n in range(users)])
@@ -184,7 +182,6 @@ def poison() -> list[Event]:
 def test_a_worse_training_is_kept_and_a_better_one_served(
     world: World, tmp_path: Path, preset: Preset, more: Callable[[], list[Event]] | None
 ) -> None:
-    """What is worse than the served model on the same cases is published and not served."""
     data = world.copy(tmp_path / "data")
     registry = Registry(data / MODELS_FOLDER)
     done = train(data, preset, more() if more is not None else None)
@@ -210,7 +207,6 @@ def test_a_worse_training_is_kept_and_a_better_one_served(
 
 
 def test_what_the_served_model_has_not_learned_it_ranks_now(world: World, tmp_path: Path) -> None:
-    """Cases of newer events are ranked by the served model, which does not know a new item."""
     data = world.copy(tmp_path / "data")
     more = [
         Event(f"u{user}", "fresh" if user == 2 else item_id(user % 4, 3), f"n{user}",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,22 +13,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.compute.device import SINGLE_PROCESS, DataParallelGroup
+from models.compute.device import Processes
 from models.data.interactions import Interactions
-from models.evaluation.baselines import Popularity
+from models.evaluation.baselines import popularity
 from models.evaluation.full_ranking import evaluate
 from models.evaluation.splits import leave_one_out
 from models.training.fit import TrainingResult
 from models.training.presets import Preset
-from service.runtime.data_layout import MODELS_FOLDER
-from service.snapshots.registry import Registry
 from service.training import train_and_publish
 from service.training.process_group import ProcessGroupError, process_count, process_group
 from tests.support.small import cycle
-from tests.support.tiny import populate
 from tests.support.training import QUICK, content
 
-ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.verify
+
 WORTHS = [[3.0, 0.0, 5.0], [0.0, 0.0, 0.0]]
 # Nothing is left to chance, so that sharing a batch changes nothing but the order of sums.
 SURE = replace(QUICK, epochs=3, attention_epochs=0, request_time_share=0.0, item_rows_share=0.0)
@@ -43,18 +39,18 @@ def given(rank: int) -> list[Tensor]:
     return [torch.randn(shape, generator=draw) for shape in ((300, 400), (7,), ())]
 
 
-def exchange(members: DataParallelGroup, folder: str) -> None:
+def exchange(members: Processes, folder: str) -> None:
     """Run every collective operation and save its results."""
     means = []
     for worth in WORTHS:
-        tensors = given(members.rank)
-        total = members.all_reduce_mean(tensors, worth[members.rank])
+        tensors = given(members.index)
+        total = members.all_reduce_mean(tensors, worth[members.index])
         means.append((tensors, total))
-    agreed = members.broadcast(lambda: f"from {members.rank}")
-    summed = members.all_reduce_sum(np.array([members.rank, 7])).tolist()
-    ranked = evaluate(Popularity.fit(LOG), leave_one_out(LOG).test, batch_size=7, group=members)
+    agreed = members.broadcast(lambda: f"from {members.index}")
+    summed = members.sum(np.array([members.index, 7])).tolist()
+    ranked = evaluate(popularity(LOG), leave_one_out(LOG).test, batch_size=7, group=members)
     judged = (ranked.ranks.tolist(), ranked.hr, ranked.ndcg, ranked.coverage)
-    torch.save((means, agreed, summed, judged), Path(folder) / f"{members.rank}.pt")
+    torch.save((means, agreed, summed, judged), Path(folder) / f"{members.index}.pt")
 
 
 def test_collective_operations_agree(tmp_path: Path) -> None:
@@ -73,27 +69,18 @@ def test_collective_operations_agree(tmp_path: Path) -> None:
             np.testing.assert_allclose(of[0], expected, atol=1e-6)
             assert all(torch.equal(other, of[0]) for other in of[1:])
         assert {means[number][1] for means, *_ in told} == {sum(worth)}
-    alone = evaluate(Popularity.fit(LOG), leave_one_out(LOG).test)
+    alone = evaluate(popularity(LOG), leave_one_out(LOG).test)
     for _, agreed, summed, judged in told:
         assert agreed == "from 0"
         assert summed == [0 + 1 + 2, 3 * 7]
         assert judged == (alone.ranks.tolist(), alone.hr, alone.ndcg, alone.coverage)
 
 
-def test_a_batch_is_shared_without_loss() -> None:
-    """A batch is split so that each row goes to exactly one member."""
-    spans = np.arange(14).reshape(7, 2)
-    shares = [DataParallelGroup(rank, 3).shard(spans) for rank in range(3)]
-    assert sorted(len(share) for share in shares) == [2, 2, 3]
-    assert sorted(map(tuple, np.concatenate(shares).tolist())) == sorted(map(tuple, spans.tolist()))
-    np.testing.assert_array_equal(SINGLE_PROCESS.shard(spans), spans)
-
-
 def preset(**config: Any) -> Preset:
     return Preset("quick", 16, 1, 0.0, 4, replace(SURE, **config))
 
 
-def in_float32(members: DataParallelGroup, *work: Any) -> TrainingResult:
+def in_float32(members: Processes, *work: Any) -> TrainingResult:
     """Train as a group member, with float32 products."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("models.training.losses.product_dtype", lambda device: torch.float32)
@@ -136,7 +123,7 @@ def test_a_member_without_a_share_takes_part_all_the_same() -> None:
     assert all(np.isfinite(weight).all() for weight in weights(fitted).values())
 
 
-def leave(members: DataParallelGroup) -> None:
+def leave(members: Processes) -> None:
     """End before the work is done."""
     os._exit(7)
 
@@ -172,8 +159,6 @@ def test_a_helper_that_never_comes_is_not_waited_for() -> None:
 
 
 def test_process_count_grows_with_the_work() -> None:
-    """The number of processes grows with the work and falls with small batches or many weights."""
-
     def found(cores: int, tokens: int, work: int, weights: int = 10**6) -> int:
         return process_count(cores, tokens=tokens, work=work, weights=weights)
 
@@ -183,19 +168,3 @@ def test_process_count_grows_with_the_work() -> None:
     assert found(8, 1000, 10**8) == 2
     assert found(8, 6400, 10**8) == 8
     assert found(8, 6400, 10**8, 5 * 10**7) == 1
-
-
-def test_torchrun_starts_a_process_group(tmp_path: Path) -> None:
-    """Under torchrun two processes train and publish one model."""
-    populate(tmp_path)
-    script = Path(sys.executable).parent / "heed"
-    ran = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "--no-python", script, "train", "--data", tmp_path, "--epochs", "2"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT, capture_output=True, text=True,
-        timeout=300, check=False,
-    )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    assert len(Registry(tmp_path / MODELS_FOLDER).versions()) == 1
-    assert ran.stdout.count("NDCG@10") >= 1
-    assert ran.stdout.count("Training with the preset") == 1

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from models.compute.device import DataParallelGroup
-from models.data.interactions import LogShards
+from models.compute.device import Processes
 from models.text.encoders import StaticEncoder
 from models.training.log_profile import hold_out
 from service.domain.errors import Invalid, ModelRejected
@@ -25,13 +24,15 @@ from service.domain.records import Event
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.event_identity import user_key
+from service.stores.encoding import user_key
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.values import LogColumns, Shard
 from service.training import train_and_publish, training_corpus
 from service.training.training_corpus import TrainingCorpus
 from tests.support.shards import in_processes
 from tests.support.tiny import NOON, QUICK, events, populate
+
+pytestmark = pytest.mark.verify
 
 ROOT = Path(__file__).parents[3]
 FAST = replace(
@@ -70,21 +71,21 @@ class Read(NamedTuple):
     shard_events: tuple[int, ...]
 
 
-def read(group: DataParallelGroup, data: Path) -> tuple[TrainingCorpus, dict[str, int]]:
+def read(group: Processes, data: Path) -> tuple[TrainingCorpus, dict[str, int]]:
     """Read the corpus of a process; none but rank zero has an encoder of texts."""
     store = CountingStore(data / STORE_FILE)
     try:
         embeddings = EmbeddingCache(StaticEncoder())
-        if not group.is_rank_zero:
+        if not group.is_first:
             embeddings.encode = None  # type: ignore[method-assign, assignment]
-        return training_corpus.read_store(store, embeddings, group=group), store.read
+        return training_corpus.read_store(store, embeddings, shards=group), store.read
     finally:
         asyncio.run(store.close())
 
 
-def described(shards: LogShards, data: Path) -> Read:
+def described(shards: Processes, data: Path) -> Read:
     """What a process has read."""
-    corpus, by_user = read(DataParallelGroup(shards.index, shards.count), data)
+    corpus, by_user = read(shards, data)
     log = corpus.log
     types = np.bincount(log.types, minlength=len(corpus.types))
     return Read(
@@ -115,7 +116,6 @@ def append(data: Path, more: list[Event]) -> None:
 
 
 def test_no_process_reads_events_of_anothers_users(tmp_path: Path) -> None:
-    """Counted by user, the reads of the processes are disjoint, and together the whole log."""
     populate(tmp_path)
     rare = [Event("u3", f"rare-{n}", type=("like", "dislike")[n % 2]) for n in range(3)]
     append(tmp_path, rare)
@@ -128,7 +128,7 @@ def test_no_process_reads_events_of_anothers_users(tmp_path: Path) -> None:
     assert set(by_user.values()) == {1}
     assert total([own.by_user for own in found]) == total([{each.user_id: 1} for each in sent])
     # The vocabulary is that of all, in one order, and the counts are those of the whole log.
-    whole = described(LogShards(), tmp_path)
+    whole = described(Processes(), tmp_path)
     for own in found:
         assert own.names == found[0].names
         assert sorted(own.names[0]) == sorted(whole.names[0])
@@ -141,12 +141,12 @@ def test_no_process_reads_events_of_anothers_users(tmp_path: Path) -> None:
     assert total([own.types for own in found]) == whole.types
 
 
-def refused(shards: LogShards, folders: list[list[Path]]) -> list[str]:
+def refused(shards: Processes, folders: list[list[Path]]) -> list[str]:
     """Why the stores of some folders, one for each process, are not read."""
     found = []
     for each in folders:
         with pytest.raises((Invalid, ModelRejected)) as error:
-            read(DataParallelGroup(shards.index, shards.count), each[shards.index])
+            read(shards, each[shards.index])
         found.append(error.value.detail)
     return found
 
@@ -160,10 +160,9 @@ def test_processes_without_the_same_store_are_refused(tmp_path: Path) -> None:
         assert "there are no events to learn from" in empty
 
 
-def trained_twice(shards: LogShards, data: Path) -> tuple[list[NDArray[Any]], list[int], bool]:
+def trained_twice(shards: Processes, data: Path) -> tuple[list[NDArray[Any]], list[int], bool]:
     """Train twice with one checkpoint: the weights, the steps taken, and whether it is here."""
-    group = DataParallelGroup(shards.index, shards.count)
-    corpus, _ = read(group, data)
+    corpus, _ = read(shards, data)
     history, cases = hold_out(corpus.log)
     checkpoint = data / f"checkpoint-{shards.index}"
     weights, steps = [], []
@@ -196,7 +195,6 @@ def manifest(data: Path) -> dict[str, Any]:
 
 
 def test_machines_with_disks_of_their_own_train_one_model(tmp_path: Path) -> None:
-    """Two processes with a copy of the store each train a model as good as that of one process."""
     heed = Path(sys.executable).parent / "heed"
     populate(tmp_path / "0")
     append(tmp_path / "0", [Event("late", f"cooking-0{n}", timestamp=NOON + n) for n in range(4)])
@@ -219,6 +217,7 @@ def test_machines_with_disks_of_their_own_train_one_model(tmp_path: Path) -> Non
     assert Registry(tmp_path / "1" / MODELS_FOLDER).versions() == []
     assert not (tmp_path / "0" / CHECKPOINT_FILE).exists()
     both, one = manifest(tmp_path / "0"), manifest(tmp_path / "alone")
+    assert ran.stdout.count("Training with the preset") == 1
     assert f"2 processes have read {both['shard_events'][0]:,} + " in ran.stdout
     assert sum(both["shard_events"]) == both["events"] == one["events"] == 484
     assert max(both["shard_events"]) < 0.7 * both["events"]

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from models.catalogue.catalogue import Catalogue
-from models.catalogue.snapshot import Snapshot
-from models.data.vocabulary import Vocabulary
-from models.evaluation.model_ranker import ModelRanker
-from models.history.user_history import UserHistory
-from models.history.user_memory import build_memory
-from models.ranking.explanation import explain
-from models.ranking.scoring import score
 from models.recommender.artifact import WEIGHTS_FILE, TrainedModel
 from models.text.encoders import StaticEncoder
 from models.training.checkpoint import Checkpoint
 from models.training.fit import TrainingProgress
+from models.training.presets import Preset
 from service.domain.errors import ModelRejected, StoreFull
 from service.domain.records import Event, Item
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
@@ -30,9 +24,9 @@ from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from service.training import train_and_publish, training_corpus
-from tests.support.small import events_of
-from tests.support.snapshot_ranker import SnapshotRanker
 from tests.support.tiny import NOON, QUICK, SECOND, World, events, item_id, items
+
+pytestmark = pytest.mark.verify
 
 FAST = replace(
     QUICK,
@@ -63,6 +57,12 @@ def fill(store: SQLiteStore, sent: list[Event], stock: list[Item] | None = None)
         await store.append(sent)
 
     asyncio.run(put())
+
+
+def train(
+    corpus: training_corpus.TrainingCorpus, registry: Registry, preset: Preset = FAST, **more: Any
+) -> dict[str, Any]:
+    return train_and_publish.train(corpus, registry, StaticEncoder.name, preset=preset, **more)
 
 
 # ------------------------------------------------------------------ what it reads
@@ -96,7 +96,6 @@ def test_corpus_contains_every_event_and_the_text_of_their_items(
 def test_embeddings_of_another_dimension_do_not_stop_it(
     store: SQLiteStore, embeddings: EmbeddingCache
 ) -> None:
-    """An item whose embedding has another dimension is represented by its text."""
     odd = replace(items()[0], embedding=np.ones(3, np.float32))
     fill(store, events(), [odd, *items()[1:]])
     corpus = training_corpus.read_store(store, embeddings)
@@ -120,7 +119,6 @@ def shopping(users: int = 40, baskets: int = 10) -> list[Event]:
 def test_users_forgotten_during_a_training_are_counted_in_its_model(
     store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
-    """A model whose training set still has forgotten users says so; the next one does not."""
     fill(store, shopping(users=20))
     preset = replace(QUICK, train_config=replace(QUICK.train_config, batch_tokens=480))
     told = []
@@ -129,15 +127,8 @@ def test_users_forgotten_during_a_training_are_counted_in_its_model(
         corpus = training_corpus.read_store(store, embeddings)
         if user_id is not None:
             assert asyncio.run(store.forget(user_id)) == 30
-        done = train_and_publish.train(
-            corpus,
-            registry,
-            embeddings.encoder.name,
-            preset=preset,
-            count_forgotten=lambda earlier=earlier: (  # type: ignore[misc]
-                asyncio.run(store.count_forgotten(0)) - earlier
-            ),
-        )
+        counted = partial(lambda since: asyncio.run(store.count_forgotten(0)) - since, earlier)
+        done = train(corpus, registry, preset, count_forgotten=counted)
         published = {each.version: each.metadata or {} for each in registry.versions()}
         metadata = published[done["version"]]
         told.append((metadata["events"], metadata.get("forgotten_users")))
@@ -150,41 +141,21 @@ def test_a_log_of_baskets_is_trained_and_served_as_one(
     fill(store, shopping())
     corpus = training_corpus.read_store(store, embeddings)
     preset = replace(QUICK, train_config=replace(QUICK.train_config, batch_tokens=480))
-    done = train_and_publish.train(corpus, registry, embeddings.encoder.name, preset=preset)
+    done = train(corpus, registry, preset)
     assert done["metrics"]["cases"] == 40 * 3
     trained = TrainedModel.from_files(registry.load(done["version"]))
     assert (trained.model.config.next_basket, trained.model.config.repeat_consumption) == (
         True,
         True,
     )
-    stock = Catalogue.empty(256, Vocabulary(corpus.item_ids))
-    snapshot = Snapshot.build("v", trained, stock, trained.item_counts)
-    users = np.arange(5, dtype=np.int32)
-    now = np.full(5, corpus.log.timestamps.max() + 3 * 86_400 * SECOND)
-    judged = ModelRanker(trained.model, corpus.content).scores(corpus.log, users, now)
-    served = SnapshotRanker(snapshot).scores(corpus.log, users, now)
-    np.testing.assert_allclose(served, judged, atol=1e-3)
-    mine = events_of(corpus.log, 3)
-    types = mine.types.astype(np.int32)
-    user = build_memory(
-        snapshot, UserHistory(mine.items, mine.timestamps, mine.weights, types), int(now[0])
-    )
-    staple = int(mine.items[0])
-    scores = score(snapshot, user, np.array([staple]))
-    (reasons,) = explain(snapshot, user, np.array([staple]), 99)
-    whole = math.fsum(reason.contribution for reason in reasons) + float(scores.prior[0])
-    assert whole == pytest.approx(float(scores.total[0]), abs=1e-4)
-    again = {reason.source for reason in reasons if reason.contribution > 0}
-    assert again & set(np.flatnonzero(mine.items == staple).tolist())
 
 
 def test_a_log_without_times_is_no_log_of_baskets(
     store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
-    """A log with equal times is judged by events at random, and never called one of baskets."""
     fill(store, [replace(event, timestamp=NOON) for event in events()])
     corpus = training_corpus.read_store(store, embeddings)
-    done = train_and_publish.train(corpus, registry, embeddings.encoder.name, preset=QUICK)
+    done = train(corpus, registry, QUICK)
     assert done["metrics"]["cases"] == corpus.log.n_users
     assert "popularity of 7 days" not in done["baselines"]
     assert (
@@ -213,56 +184,38 @@ def test_ratings_without_times_are_not_newer_than_dated_orders(
 # ------------------------------------------------------------------ what it refuses
 
 
-def refused(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) -> str:
-    """Return the reason for which training is refused."""
-    with pytest.raises(ModelRejected) as rejected:
-        train_and_publish.train(
-            training_corpus.read_store(store, embeddings),
-            registry,
-            embeddings.encoder.name,
-            preset=FAST,
-        )
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        ([], "there are no events to learn from: import some with `heed import`"),
+        (events()[: train_and_publish.MIN_EVENTS - 1], "99 events are too few to train on; 100"),
+        (events(users=80, each=2), "no user has three events"),
+        (
+            [replace(event, type="dislike") for event in events(users=60)],
+            "every event is a dislike or a return:",
+        ),
+    ],
+)
+def test_a_log_with_nothing_to_learn_is_refused(
+    store: SQLiteStore,
+    registry: Registry,
+    embeddings: EmbeddingCache,
+    sent: list[Event],
+    why: str,
+) -> None:
+    fill(store, sent)
+    with pytest.raises(ModelRejected, match=f"^{why}"):
+        train(training_corpus.read_store(store, embeddings), registry)
     assert registry.versions() == []
-    return rejected.value.detail
-
-
-def test_nothing_to_learn_from(
-    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
-) -> None:
-    """Training on an empty log is refused with the command to import events."""
-    assert "heed import" in refused(store, registry, embeddings)
-
-
-def test_too_few_events(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) -> None:
-    """Training on fewer than MIN_EVENTS events is refused with both numbers."""
-    fill(store, events()[: train_and_publish.MIN_EVENTS - 1])
-    why = refused(store, registry, embeddings)
-    assert "99 events" in why
-    assert "100 are needed" in why
-
-
-def test_no_order_to_learn(
-    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
-) -> None:
-    """Training without a user of three events is refused."""
-    fill(store, events(users=80, each=2))
-    assert "no user has three events" in refused(store, registry, embeddings)
-
-
-def test_dislikes_alone(store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache) -> None:
-    """Sixty users of dislikes are refused for that reason, not for too few events."""
-    fill(store, [replace(event, type="dislike") for event in events(users=60)])
-    assert refused(store, registry, embeddings).startswith("every event is a dislike or a return:")
 
 
 def test_one_user_proves_nothing(
     store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
-    """A model of one user's events is kept, and no share of users is said of it."""
     fill(store, [replace(event, user_id="u0") for event in events(users=12)])
     corpus = training_corpus.read_store(store, embeddings)
     try:
-        said = train_and_publish.train(corpus, registry, "fake", preset=FAST)["sentence"]
+        said = train(corpus, registry)["sentence"]
     except ModelRejected as error:  # popularity ranks the one event as well
         said = error.detail
     assert registry.current() is None
@@ -285,14 +238,15 @@ def crowd() -> list[Event]:
 
 
 def test_a_model_that_does_not_beat_popularity(
-    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
+    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache, checkpoint: Path
 ) -> None:
-    """A model that does not beat popularity is not published, and both figures are reported."""
+    """It is not published, leaves no checkpoint, and both figures are reported."""
     fill(store, crowd())
     corpus = training_corpus.read_store(store, embeddings)
     with pytest.raises(ModelRejected, match=r"NDCG@10 1\.0000 .* popularity 1\.0000"):
-        train_and_publish.train(corpus, registry, embeddings.encoder.name, preset=FAST)
+        train(corpus, registry, checkpoint=checkpoint)
     assert registry.versions() == []
+    assert not checkpoint.exists()
 
 
 # ------------------------------------------------------------------ what it publishes
@@ -326,27 +280,6 @@ def test_published_metadata_describe_the_model(world: World) -> None:
     assert int(model.item_counts.sum()) == 480
 
 
-def test_the_popularity_to_beat_is_measured_by_hand(world: World) -> None:
-    """The published HR@10 of popularity equals a computation by hand."""
-    past: dict[str, list[str]] = {}
-    for event in events():
-        past.setdefault(event.user_id, []).append(event.item_id)
-    counts = {item.item_id: 0 for item in items()}
-    for names in past.values():
-        for name in names[:-1]:
-            counts[name] += 1
-    hits = 0
-    for names in past.values():
-        target = names[-1]
-        rivals = set(counts) - set(names[:-1]) - {target}
-        # Ties are against the target.
-        hits += sum(counts[rival] >= counts[target] for rival in rivals) < 10
-    registry = Registry(world.data / MODELS_FOLDER)
-    (first,) = [v for v in registry.versions() if v.version == world.first]
-    assert first.metadata is not None
-    assert first.metadata["metrics"]["popularity_hr"] == pytest.approx(hits / 40)
-
-
 def test_the_seed_decides_the_model(
     store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache
 ) -> None:
@@ -363,15 +296,7 @@ def test_the_seed_decides_the_model(
     corpus = training_corpus.read_store(store, embeddings, told)
     weights = []
     for seed in (3, 3, 4):
-        result = train_and_publish.train(
-            corpus,
-            registry,
-            embeddings.encoder.name,
-            preset=FAST,
-            seed=seed,
-            activate=False,
-            progress=told,
-        )
+        result = train(corpus, registry, seed=seed, activate=False, progress=told)
         weights.append(registry.load(result["version"])[WEIGHTS_FILE])
         assert registry.current() is None
     assert weights[0] == weights[1] != weights[2]
@@ -430,26 +355,22 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_killed_training_is_resumed(
     corpus: training_corpus.TrainingCorpus, registry: Registry, tmp_path: Path, checkpoint: Path
 ) -> None:
-    """A killed training resumes at its epoch, gives the same model and removes the checkpoint."""
-
-    def train(registry: Registry, told: Killing, path: Path | None) -> bytes:
-        result = train_and_publish.train(
-            corpus, registry, "fake", preset=FAST, seed=9, progress=told, checkpoint=path
-        )
+    def weights_of(registry: Registry, told: Killing, path: Path | None) -> bytes:
+        result = train(corpus, registry, seed=9, progress=told, checkpoint=path)
         return bytes(registry.load(result["version"])[WEIGHTS_FILE])
 
     for epoch in (2, 3, 4):
         with pytest.raises(Killed):
-            train(registry, Killing(epoch), checkpoint)
+            weights_of(registry, Killing(epoch), checkpoint)
         assert Checkpoint.from_bytes(checkpoint.read_bytes()).history[-1]["epoch"] == epoch - 1
         assert registry.versions() == []
     told = Killing()
-    weights = train(registry, told, checkpoint)
+    weights = weights_of(registry, told, checkpoint)
     assert told.stages[0] == "resuming from the checkpoint"
     assert set(told.epochs) == {4}
     assert not checkpoint.exists()
     whole = Killing()
-    assert train(Registry(tmp_path / "other"), whole, None) == weights
+    assert weights_of(Registry(tmp_path / "other"), whole, None) == weights
     assert set(whole.epochs) == {1, 2, 3, 4}
     assert "resuming from the checkpoint" not in whole.stages
 
@@ -462,9 +383,7 @@ def test_checkpoint_of_other_events_is_ignored(
 ) -> None:
     """The training starts from the beginning and logs it; also when the checkpoint is damaged."""
     with pytest.raises(Killed):
-        train_and_publish.train(
-            corpus, registry, "fake", preset=FAST, progress=Killing(2), checkpoint=checkpoint
-        )
+        train(corpus, registry, progress=Killing(2), checkpoint=checkpoint)
     left, times = checkpoint.read_bytes(), corpus.log.timestamps + SECOND
     later = replace(corpus, log=replace(corpus.log, timestamps=times))
     for data, why, which in (
@@ -475,28 +394,11 @@ def test_checkpoint_of_other_events_is_ignored(
         checkpoint.write_bytes(data)
         caplog.clear()
         told = Killing()
-        train_and_publish.train(
-            which, registry, "fake", preset=FAST, progress=told, checkpoint=checkpoint
-        )
+        train(which, registry, progress=told, checkpoint=checkpoint)
         assert why in caplog.text
         assert "training starts from the beginning" in caplog.text
         assert set(told.epochs) == {1, 2, 3, 4}
         assert not checkpoint.exists()
-
-
-def test_a_model_that_is_refused_leaves_no_checkpoint(
-    store: SQLiteStore, registry: Registry, embeddings: EmbeddingCache, checkpoint: Path
-) -> None:
-    fill(store, crowd())
-    with pytest.raises(ModelRejected):
-        train_and_publish.train(
-            training_corpus.read_store(store, embeddings),
-            registry,
-            "fake",
-            preset=FAST,
-            checkpoint=checkpoint,
-        )
-    assert not checkpoint.exists()
 
 
 def test_a_model_that_cannot_be_published_keeps_its_checkpoint(
@@ -505,19 +407,15 @@ def test_a_model_that_cannot_be_published_keeps_its_checkpoint(
     checkpoint: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A failed publication keeps the checkpoint, and the next run trains no further epoch."""
-
     def full(*_: object, **__: object) -> str:
         raise StoreFull("the disk has no room for a model")
 
     with monkeypatch.context() as patched:
         patched.setattr(registry, "publish", full)
         with pytest.raises(StoreFull):
-            train_and_publish.train(corpus, registry, "fake", preset=FAST, checkpoint=checkpoint)
+            train(corpus, registry, checkpoint=checkpoint)
     told = Killing()
-    train_and_publish.train(
-        corpus, registry, "fake", preset=FAST, progress=told, checkpoint=checkpoint
-    )
+    train(corpus, registry, progress=told, checkpoint=checkpoint)
     assert told.epochs == []
     assert len(registry.versions()) == 1
     assert not checkpoint.exists()
@@ -529,8 +427,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_stop_the_training(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A checkpoint that cannot be written gives a warning, and the model is published."""
     nowhere = tmp_path / "missing" / "folder"
-    train_and_publish.train(corpus, registry, "fake", preset=FAST, checkpoint=nowhere)
+    train(corpus, registry, checkpoint=nowhere)
     assert caplog.text.count("the checkpoint could not be written") == 4
     assert len(registry.versions()) == 1

@@ -20,8 +20,8 @@ from service.domain.keys import ApiKey, Scope, issue_key
 from service.domain.settings import Settings
 from service.engine.namespaces import Namespaces
 from service.http.app import create_app
-from service.maintenance.backups.backup import DirectoryParts, back_up
-from service.maintenance.backups.restore import restore, restore_to_database
+from service.maintenance.backup import DirectoryParts, back_up
+from service.maintenance.restore import restore, restore_to_database
 from service.maintenance.store_places import parse_place
 from service.runtime.data_layout import NAMESPACE_ID_FILE, SEARCH_FILE
 from service.stores.namespace_directory import open_directory

@@ -1,4 +1,8 @@
-"""Files of a backup: objects named by the SHA-256 of their content, and a sealed manifest."""
+"""Files of a backup: objects, and the sealed manifest that says what they are.
+
+A backup is a folder: `objects/`, where each file is named by the SHA-256 of its content, and
+`backup.json`, which is written last.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,21 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, PlainValidator, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+)
 
 from service.domain.errors import Corrupt, Incompatible, NotFound
 from service.domain.names import DEFAULT_NAMESPACE, NAME_PATTERN, NAME_RULE, is_name
@@ -57,7 +70,6 @@ class ObjectFolder:
                 raise Corrupt(f"{folder} must be a folder, and no link: Heed makes no such backup")
 
     def path(self, digest: str) -> Path:
-        """Return the path of an object."""
         return self._objects / digest
 
     def has(self, digest: str, size: int) -> bool:
@@ -74,26 +86,16 @@ class ObjectFolder:
         The copy is of one moment if the file is replaced by renaming, as all files of a data
         directory are, rather than overwritten.
         """
-        new = self.incoming / "file"
-        size, digest = copy_file(file, new)
-        self.take(new, digest)
-        return size, digest
+        with _open(file) as read:
+            return self.add_chunks(_chunks(read))
 
     def add_chunks(self, chunks: Iterable[bytes]) -> tuple[int, str]:
         """Write a file of these bytes durably; return its size and SHA-256."""
         new = self.incoming / "file"
         new.unlink(missing_ok=True)
-        hashed, size = hashlib.sha256(), 0
-        with (
-            durable_files.translate_disk_full(f"there is no room to write {new}"),
-            durable_files.create(new) as file,
-        ):
-            for chunk in chunks:
-                file.write(chunk)
-                hashed.update(chunk)
-                size += len(chunk)
-        self.take(new, hashed.hexdigest())
-        return size, hashed.hexdigest()
+        size, digest = _write(new, chunks)
+        self.take(new, digest)
+        return size, digest
 
     def link(self, file: Path, size: int, digest: str) -> None:
         """Store a file that is never overwritten and whose SHA-256 is known: linked, or copied.
@@ -120,11 +122,9 @@ class ObjectFolder:
         os.replace(file, self.path(digest))
 
     def sync(self) -> None:
-        """Make the names of all objects durable."""
         durable_files.sync_directory(self._objects)
 
     def keep_only(self, digests: Collection[str]) -> None:
-        """Remove all other objects."""
         for path in list(self._objects.iterdir()):
             if path.name not in digests:
                 path.unlink(missing_ok=True)
@@ -136,33 +136,33 @@ def copy_file(
     source: Path, target: Path, *, mode: int = durable_files.PRIVATE_FILE
 ) -> tuple[int, str]:
     """Copy a file to a new one and fsync it; return the size and the SHA-256 of what was copied."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    with _open(source) as read:
+        return _write(target, _chunks(read), mode=mode)
+
+
+def _write(
+    target: Path, chunks: Iterable[bytes], *, mode: int = durable_files.PRIVATE_FILE
+) -> tuple[int, str]:
+    hashed, size = hashlib.sha256(), 0
     with (
-        _open(source) as read,
         durable_files.translate_disk_full(f"there is no room to write {target}"),
-        os.fdopen(os.open(target, flags, mode), "wb") as file,
+        durable_files.create(target, mode=mode) as file,
     ):
-        hashed, size = hashlib.sha256(), 0
-        for chunk in _chunks(read):
+        for chunk in chunks:
             file.write(chunk)
             hashed.update(chunk)
             size += len(chunk)
-        file.flush()
-        os.fsync(file.fileno())
     return size, hashed.hexdigest()
 
 
 def hash_file(path: Path) -> tuple[int, str]:
     """Return the size and the SHA-256 of a file."""
-    hashed, size = hashlib.sha256(), 0
     with _open(path) as file:
-        for chunk in _chunks(file):
-            hashed.update(chunk)
-            size += len(chunk)
-    return size, hashed.hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), digest
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: Path) -> BufferedReader:
     """Open a regular file: a link may lead elsewhere, and a device has no end."""
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
@@ -176,9 +176,8 @@ def _open(path: Path) -> BinaryIO:
     return file
 
 
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    while chunk := file.read(_CHUNK):
-        yield chunk
+def _chunks(file: BufferedReader) -> Iterable[bytes]:
+    return iter(partial(file.read, _CHUNK), b"")
 
 
 # Called with the stage, and the bytes done of all; (stage, 0, 0) if they are not known.
@@ -228,6 +227,12 @@ def _file(entry: Any) -> tuple[int, str]:
 
 
 _Name = Annotated[str, AfterValidator(_check_name)]
+_File = Annotated[
+    tuple[int, str],
+    PlainValidator(_file),
+    PlainSerializer(lambda entry: {"size": entry[0], "sha256": entry[1]}),
+]
+_Digest = Annotated[TableDigest, PlainSerializer(TableDigest._asdict)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +243,7 @@ class NamespaceContent:
     model: _Name | None  # the version in use
     models: tuple[_Name, ...]
     # By table; None where the schema was older than the Heed that made the backup.
-    digests: Mapping[_Name, TableDigest] | None
+    digests: Mapping[_Name, _Digest] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +253,7 @@ class BackupManifest:
     # Microseconds UTC; the content is as of a later moment.
     created: Annotated[int, Field(ge=0, le=MAX_TIMESTAMP)]
     heed: Annotated[str, AfterValidator(_check_text)]  # version of the Heed that made it
-    files: Mapping[str, Annotated[tuple[int, str], PlainValidator(_file)]]
+    files: Mapping[str, _File]
     namespaces: Mapping[_Name, NamespaceContent]
     # Settings with which the data were made: `encoder`, `embedding_dim`, …
     settings: Annotated[Mapping[str, Any], AfterValidator(_check_settings)]
@@ -261,28 +266,7 @@ class BackupManifest:
 
     def write(self, folder: Path) -> None:
         """Replace the manifest in the backup's folder atomically and durably."""
-        body = {
-            "format": FORMAT,
-            "created": self.created,
-            "heed": self.heed,
-            "settings": dict(self.settings),
-            "left_out": self.left_out,
-            "files": {
-                path: {"size": size, "sha256": digest}
-                for path, (size, digest) in self.files.items()
-            },
-            "namespaces": {
-                name: {
-                    "schema": content.schema,
-                    "model": content.model,
-                    "models": content.models,
-                    "digests": None
-                    if content.digests is None
-                    else {table: each._asdict() for table, each in content.digests.items()},
-                }
-                for name, content in self.namespaces.items()
-            },
-        }
+        body = {"format": FORMAT, **_MANIFEST.dump_python(self)}
         durable_files.replace(folder / BACKUP_FILE, seal(body))
 
 

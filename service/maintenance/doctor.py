@@ -12,17 +12,21 @@ from pathlib import Path
 from service.domain.errors import Corrupt, HeedError, Invalid
 from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.settings import Settings
-from service.maintenance.backups.backup import find_namespaces
-from service.maintenance.doctor.checks import (
+from service.maintenance.backup import find_namespaces
+from service.maintenance.doctor_checks import (
+    FINDINGS,
     HOST_CHECKS,
     LOG_CHECKS,
     NAMESPACE_CHECKS,
+    SERVER_CHECKS,
+    SEVERITIES,
+    Finding,
     check_backup,
     check_model_files,
     check_store_file,
+    run_checks,
 )
-from service.maintenance.doctor.findings import FINDINGS, SEVERITIES, Finding, run_checks
-from service.maintenance.doctor.installation import (
+from service.maintenance.installation import (
     DAY,
     Disk,
     Installation,
@@ -35,9 +39,7 @@ from service.maintenance.doctor.installation import (
     read_shared_model,
     summarise_database,
 )
-from service.maintenance.doctor.server_checks import SERVER_CHECKS
-from service.runtime.data_layout import namespace_folder
-from service.runtime.file_paths import denied
+from service.runtime.data_layout import denied, namespace_folder
 from service.snapshots.shared_registry import KIND
 from service.snapshots.text_embeddings import open_encoder
 from service.snapshots.version_files import parse_manifest
@@ -67,7 +69,7 @@ def diagnose(
 
     Args:
         data: the data directory.
-        environment: variables of the service, HEED_* among them.
+        environment: variables of the service.
         namespace: the one of a database to look at; `default` = all of them.
         full: check every page of large stores too.
         backup_days: age in days from which on a backup is old.
@@ -138,10 +140,7 @@ def _examine_database(
 ) -> tuple[Installation, list[NamespaceData]]:
     """Return a database's server and namespaces; what is wrong with each goes to `findings`.
 
-    Args:
-        installation: whose setting `store` names the database.
-        only: a namespace; `default` = all of them.
-        findings: gets the findings.
+    `only` is a namespace, or `default` for all of them.
     """
     connections = Connections(installation.settings.store)
     namespaces: list[NamespaceData] = []

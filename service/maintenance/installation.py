@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import httpx
 import psycopg
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.domain.errors import HeedError, NotFound
+from service.domain.errors import HeedError
 from service.domain.settings import PREFIX, Settings
 from service.runtime.data_layout import FIRST_KEY_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.version_files import Manifest, check_chunks, read_file, read_manifest, unseal
@@ -110,18 +110,14 @@ SELECT items, (SELECT coalesce(sum(events), 0)::bigint FROM heed.tallies
 
 def summarise(connection: apsw.Connection, tomorrow: int) -> LogSummary:
     """Read the whole log of a SQLite store; events after `tomorrow` are those of the future."""
-
-    def rows(query: str) -> list[tuple[Any, ...]]:
-        return connection.execute(query).fetchall()
-
     connection.execute("BEGIN")
     try:
         return _summary(
-            rows(_SQLITE_STATED),
-            rows(_BY_TYPE.format(tomorrow=tomorrow) + _SQLITE_JOINS + " GROUP BY type"),
-            rows(_MOST.format(events="FROM events GROUP BY user_no")),
-            rows(_MOST.format(events="FROM events GROUP BY item_no")),
-            rows(_WEIGHTS.format(events="FROM events")),
+            lambda query: connection.execute(query).fetchall(),
+            stated=_SQLITE_STATED,
+            by_type=_BY_TYPE.format(tomorrow=tomorrow) + _SQLITE_JOINS,
+            events="FROM events",
+            user="user_no",
         )
     finally:
         connection.execute("ROLLBACK")
@@ -131,34 +127,28 @@ def summarise_database(
     connection: psycopg.Connection, namespace_no: int, tomorrow: int
 ) -> LogSummary:
     """Read the whole log of a namespace of a database, in the transaction of the connection."""
-
-    def rows(query: str) -> list[tuple[Any, ...]]:
-        return connection.execute(query.encode()).fetchall()
-
-    by_type = f"{_BY_TYPE.format(tomorrow=tomorrow)}{_POSTGRES_JOINS}"
     of_namespace = f" WHERE namespace_no = {namespace_no}"
-    events = f"FROM heed.events{of_namespace}"
     return _summary(
-        rows(_POSTGRES_STATED.format(no=namespace_no)),
-        rows(f"{by_type}{of_namespace} GROUP BY type"),
-        rows(_MOST.format(events=f"{events} GROUP BY user_key")),
-        rows(_MOST.format(events=f"{events} GROUP BY item_no")),
-        rows(_WEIGHTS.format(events=events)),
+        lambda query: connection.execute(query.encode()).fetchall(),
+        stated=_POSTGRES_STATED.format(no=namespace_no),
+        by_type=_BY_TYPE.format(tomorrow=tomorrow) + _POSTGRES_JOINS + of_namespace,
+        events=f"FROM heed.events{of_namespace}",
+        user="user_key",
     )
 
 
 def _summary(
-    stated: list[tuple[Any, ...]],
-    types: list[tuple[Any, ...]],
-    by_user: list[tuple[Any, ...]],
-    by_item: list[tuple[Any, ...]],
-    weights: list[tuple[Any, ...]],
+    rows: Callable[[str], list[Any]], *, stated: str, by_type: str, events: str, user: str
 ) -> LogSummary:
-    ((items, stated_events),), ((users, largest_user),) = stated, by_user
-    events = sum(row[1] for row in types)
+    ((items, stated_events),) = rows(stated)
+    types = rows(f"{by_type} GROUP BY type")
+    ((users, largest_user),) = rows(_MOST.format(events=f"{events} GROUP BY {user}"))
+    ((_, largest_item),) = rows(_MOST.format(events=f"{events} GROUP BY item_no"))
+    weights = rows(_WEIGHTS.format(events=events))
+    count = sum(row[1] for row in types)
     return LogSummary(
         stated_events=stated_events,
-        events=events,
+        events=count,
         users=users,
         items=items,
         events_by_type={row[0]: row[1] for row in types},
@@ -167,8 +157,8 @@ def _summary(
         newest=max((row[4] for row in types), default=0),
         future_events=sum(row[5] for row in types),
         largest_user=largest_user,
-        largest_item=by_item[0][1],
-        mean_weight=sum(row[6] for row in types) / max(events, 1),
+        largest_item=largest_item,
+        mean_weight=sum(row[6] for row in types) / max(count, 1),
         largest_weight=max((row[7] for row in types), default=0.0),
         weights=tuple(sorted(row[0] for row in weights)) if len(weights) <= MOST_WEIGHTS else (),
     )
@@ -181,7 +171,7 @@ def read_log(data: Path, now: int) -> LogSummary | None:
             if store.schema != SCHEMA_VERSION:
                 return None
             return summarise(store.connection, now + DAY)
-    except (HeedError, NotFound):
+    except HeedError:
         return None
 
 
@@ -206,15 +196,12 @@ def read_shared_model(files: SharedFiles, manifest: Manifest) -> ServedModel | N
         Corrupt: a chunk is damaged.
     """
     with closing(files.read(manifest.version)) as chunks:
-        content = _description(check_chunks(manifest, chunks))
+        parts = check_chunks(manifest, chunks)
+        content = b"".join([data for name, data in parts if name == _DESCRIPTION])
     try:
         return _served_model(manifest, content)
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _description(chunks: Iterator[tuple[str, bytes]]) -> bytes:
-    return b"".join([data for name, data in chunks if name == _DESCRIPTION])
 
 
 def _served_model(manifest: Manifest, content: bytes | bytearray) -> ServedModel:

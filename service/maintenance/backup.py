@@ -31,7 +31,7 @@ from service.domain.errors import (
 )
 from service.domain.names import DEFAULT_NAMESPACE, is_name
 from service.jobs.job_records import KEPT
-from service.maintenance.backups.manifest import (
+from service.maintenance.backup_manifest import (
     BACKUP_FILE,
     BackupManifest,
     BackupProgress,
@@ -74,9 +74,9 @@ from service.stores.postgres.store import PostgresStore
 from service.stores.records import copying
 from service.stores.sqlite.copies import REST, copy_pages
 from service.stores.sqlite.database_file import checksum_vfs, read_store_file
-from service.stores.sqlite.dialect import run_job
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite.store import SQLiteStore
+from service.stores.sqlite.transaction import run_job
 from service.stores.store_digest import TableDigest, digest_store
 from service.stores.values import copy_unfinished
 
@@ -105,13 +105,12 @@ def back_up(
     at the end.
 
     Args:
-        data: the data directory.
+        data: the data directory, with the namespaces, their models and jobs unless `store` is the
+            URL of a database, which has them then.
         target: a folder that is missing, empty, or a backup.
         settings: recorded in the manifest, for the service that is started on a restored copy.
-        store: `Settings.store`: URL of the database that has the namespaces, with their models and
-            jobs; else they are in `data`.
-        rest: of a data directory: time to rest after each step of copying, as a multiple of the
-            time that it took.
+        store: `Settings.store`.
+        rest: time to rest after each step of copying a file, as a multiple of the time it took.
         progress: called as it proceeds.
 
     Raises:
@@ -166,7 +165,6 @@ class DirectoryParts:
         self._rest = rest
 
     def namespaces(self) -> Generator[str]:
-        """Yield the names of the namespaces."""
         return (name for name, _ in find_namespaces(self._data))
 
     def token(self, name: str) -> object:
@@ -184,7 +182,6 @@ class DirectoryParts:
         ]
 
     def current(self, name: str) -> str | None:
-        """Return the version in use."""
         folder = self._folder(name) / MODELS_FOLDER
         if not (folder / "current").exists():
             return None
@@ -224,11 +221,9 @@ class DirectoryParts:
 
 
 class DatabaseParts:
-    """The parts of a PostgreSQL database, as of one moment for all namespaces.
+    """The parts of a PostgreSQL database, frozen at one moment; methods as of `DirectoryParts`.
 
-    Args:
-        database: frozen at the moment.
-        data: the data directory of this machine, for what search was fitted to.
+    `data` is the data directory of this machine, for what search was fitted to.
     """
 
     def __init__(self, database: SharedDatabase, data: Path) -> None:
@@ -239,7 +234,6 @@ class DatabaseParts:
         self._stores: dict[str, PostgresStore] = {}
 
     def namespaces(self) -> Generator[str]:
-        """Yield the names of the namespaces."""
         for name in self._names:
             self._stores[name] = PostgresStore(self._database, namespace=name, create=False)
             try:
@@ -248,20 +242,16 @@ class DatabaseParts:
                 asyncio.run(self._stores.pop(name).close())
 
     def token(self, name: str) -> object:
-        """Return what identifies the namespace: nothing changes meanwhile."""
-        return name
+        return name  # nothing changes meanwhile
 
     def versions(self, name: str) -> list[tuple[str, Callable[[ObjectFolder], FileEntry]]]:
-        """Return the names of the versions of models, with what adds the files of each."""
         files = self._models(name)
         return [(stored.name, partial(_add_shared, files, stored)) for stored in files.sets()]
 
     def current(self, name: str) -> str | None:
-        """Return the version in use."""
         return self._models(name).last_activation().name
 
     def files(self, name: str) -> Iterator[tuple[str, Path | bytes]]:
-        """Yield places in the directory of a namespace, and files or their content."""
         for row in self._stores[name].shared.jobs.latest(KEPT):
             yield f"{JOBS_FOLDER}/{row.job_id}.json", row.document
         folder = namespace_folder(self._data, name)
@@ -270,8 +260,6 @@ class DatabaseParts:
             yield NAMESPACE_ID_FILE, own_id.encode()
 
     def copy_store(self, name: str, copy: Path, progress: BackupProgress) -> tuple[int, Digests]:
-        """Copy the records of a namespace to the file of a store; return its schema and digests."""
-
         async def run() -> Digests:
             target = SQLiteStore(copy, is_target=True)
             try:
@@ -299,10 +287,7 @@ class DatabaseParts:
 class _Backup:
     """Adds parts to the backup in `target`, each under the place that it has in a data directory.
 
-    Attributes:
-        files: size and SHA-256 by place.
-        namespaces: their contents by name.
-        left_out: sentences about what is damaged and not in the backup.
+    `left_out` are sentences about what is damaged and not in the backup.
     """
 
     def __init__(self, target: Path, progress: BackupProgress) -> None:
@@ -314,7 +299,6 @@ class _Backup:
         self._progress = progress
 
     def add(self, parts: DirectoryParts | DatabaseParts) -> None:
-        """Add all namespaces."""
         with closing(parts.namespaces()) as names:
             for name in names:
                 self._add_whole(parts, name)
@@ -408,7 +392,6 @@ def find_namespaces(data: Path) -> Iterator[tuple[str, Path]]:
 
 
 async def digest_file(path: Path) -> Digests:
-    """Return the digests of the store in a file."""
     store = SQLiteStore(path)
     try:
         return await digest_store(store)
@@ -417,7 +400,6 @@ async def digest_file(path: Path) -> Digests:
 
 
 def _add_directory(directory: Path, objects: ObjectFolder) -> FileEntry:
-    """Add the files of a version in a directory."""
     try:
         manifest = read_manifest(directory)
         for name, (size, digest) in manifest.files.items():
@@ -430,7 +412,6 @@ def _add_directory(directory: Path, objects: ObjectFolder) -> FileEntry:
 
 
 def _add_shared(files: SharedFiles, stored: FileSet, objects: ObjectFolder) -> FileEntry:
-    """Add the files of a version in a database."""
     manifest = parse_manifest(stored.description, stored.name)
     # Objects of an earlier backup are not read again.
     if not all(objects.has(digest, size) for size, digest in manifest.files.values()):

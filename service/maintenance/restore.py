@@ -16,8 +16,8 @@ from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.settings import PREFIX, Settings
 from service.domain.timestamps import to_rfc3339
 from service.jobs.job_records import KEPT, parse_job
-from service.maintenance.backups.backup import digest_file
-from service.maintenance.backups.manifest import (
+from service.maintenance.backup import digest_file
+from service.maintenance.backup_manifest import (
     BackupManifest,
     BackupProgress,
     NamespaceContent,
@@ -40,7 +40,6 @@ from service.runtime.data_layout import (
     namespace_folder,
     namespace_id,
 )
-from service.runtime.durable_files import make_directory
 from service.snapshots.registry import Registry
 from service.snapshots.shared_registry import KIND
 from service.snapshots.text_embeddings import is_folder
@@ -67,7 +66,6 @@ from service.stores.postgres.schema import (
     unfinished_restore,
 )
 from service.stores.postgres.shared_files import SharedFiles
-from service.stores.postgres.shared_parts import SharedJobs
 from service.stores.postgres.store import PostgresStore
 from service.stores.sqlite.database_file import read_store_file
 from service.stores.sqlite.schema import SCHEMA_VERSION
@@ -95,7 +93,12 @@ def verify(
         Corrupt: naming a file that is missing, damaged, or not what the manifest says.
     """
     manifest = read_backup_manifest(source)
-    _check_schemas(source, manifest)
+    for name, content in manifest.namespaces.items():
+        if content.schema > SCHEMA_VERSION:
+            raise Incompatible(
+                f"{source}: the store of {name} has schema version {content.schema}, and this "
+                f"Heed reads up to {SCHEMA_VERSION}. Restore it with Heed {manifest.heed} or newer"
+            )
     objects, done = ObjectFolder(source), 0
     objects.check()
     paths = {digest: path for path, (_, digest) in manifest.files.items()}
@@ -112,7 +115,7 @@ def verify(
         done += size
         progress("verifying the backup", done, manifest.size)
     for name, content in manifest.namespaces.items():
-        try:
+        try:  # a store that is no file of Heed's, or a model of another version, is Incompatible
             _check_content(manifest, objects, name, content)
         except (Corrupt, NotFound) as error:
             raise Corrupt(f"{source}: {name}: {error.detail}") from error
@@ -135,9 +138,8 @@ def restore(
     Args:
         source: the backup's folder, which stays as it is.
         data: a directory that is missing or empty.
-        before_use: called with `data` and the directory of each namespace in it, when its content
-            has been verified and before it may be used; deletes again what must not come back from
-            a backup.
+        before_use: called with `data` and the directory of each verified namespace in it, to delete
+            again what must not come back from a backup.
         progress: called as it proceeds.
 
     Raises:
@@ -200,24 +202,10 @@ def _copy(source: Path, data: Path, manifest: BackupManifest, progress: BackupPr
         durable_files.sync_directory(folder)
 
 
-def _check_schemas(source: Path, manifest: BackupManifest) -> None:
-    for name, content in manifest.namespaces.items():
-        if content.schema > SCHEMA_VERSION:
-            raise Incompatible(
-                f"{source}: the store of {name} has schema version {content.schema}, and this "
-                f"Heed reads up to {SCHEMA_VERSION}. Restore it with Heed {manifest.heed} or newer"
-            )
-
-
 def _check_content(
     manifest: BackupManifest, objects: ObjectFolder, name: str, content: NamespaceContent
 ) -> None:
-    """Check the files of a namespace against the content that the manifest states.
-
-    Raises:
-        Corrupt: they differ.
-        Incompatible: its store is no file of Heed's, or a model of another version.
-    """
+    """Check the files of a namespace against the content that the manifest states."""
     place = namespace_folder(Path(), name)
 
     def path(*parts: str) -> Path:
@@ -276,8 +264,7 @@ def restore_to_database(
         url: of the database: new, or without any record, model or further namespace.
         data: the data directory of this machine, to which come what search was fitted to and the
             stored embeddings, unless they are there.
-        work: where the temporary directory is made, which takes the size of the backup; by default
-            the system's place for them.
+        work: where a temporary directory takes the size of the backup.
         before_use: as of `restore`, for the temporary directory.
         progress: called as it proceeds.
 
@@ -346,7 +333,12 @@ def _restore_namespace(
     try:
         asyncio.run(run())
         _restore_models(name, folder / MODELS_FOLDER, target.shared.files(KIND), progress)
-        _restore_jobs(folder / JOBS_FOLDER, target.shared.jobs)
+        jobs = target.shared.jobs
+        for path in sorted((folder / JOBS_FOLDER).glob("*.json")):
+            document = path.read_bytes()
+            jobs.add(path.stem, document, KEPT)
+            # One that ran when the backup was made is marked as interrupted by the next training.
+            jobs.write(path.stem, document, has_ended=parse_job(path.stem, document).is_final)
     finally:
         asyncio.run(target.close())
 
@@ -366,21 +358,13 @@ def _restore_models(name: str, folder: Path, shared: SharedFiles, progress: Back
         shared.activate(current)
 
 
-def _restore_jobs(folder: Path, shared: SharedJobs) -> None:
-    for path in sorted(folder.glob("*.json")):
-        document = path.read_bytes()
-        shared.add(path.stem, document, KEPT)
-        # One that ran when the backup was made is marked as interrupted by the next training.
-        shared.write(path.stem, document, has_ended=parse_job(path.stem, document).is_final)
-
-
 def _restore_files(manifest: BackupManifest, folder: Path, url: str, data: Path) -> None:
     """Copy the files that only this machine has, and that can be made again."""
     directory = open_directory(data, url)
     try:
         for name in manifest.namespaces:
             source, target = namespace_folder(folder, name), directory.find(name)
-            make_directory(target)
+            durable_files.make_directory(target)
             for file in BACKED_UP_FILES:
                 if (source / file).exists() and not (target / file).exists():
                     copy_file(source / file, target / file)
@@ -405,15 +389,11 @@ def drill(
 ) -> DrillResult:
     """Restore a backup into a temporary directory, recommend from each namespace, and remove it.
 
-    Args:
-        source: the backup's folder, which stays as it is.
-        settings: of the service; the text encoder is the one recorded in the manifest.
-        work: where the temporary directory is made; by default the system's place for them.
-        progress: called as it proceeds.
+    The settings are those of the service, with the text encoder of the manifest.
 
     Raises:
-        NotFound, Incompatible, Corrupt, StoreFull: as `restore`; Corrupt also where the service
-            does not serve the model that the manifest names.
+        NotFound, Incompatible, Corrupt, StoreFull: as `restore`; Corrupt also if the service does
+            not serve the model that the manifest names.
         Invalid: the manifest names a folder for the text encoder, and the settings another.
     """
     started = time.monotonic()

@@ -1,11 +1,16 @@
-"""Checks of the machine, of settings, and of each namespace: its files, its log and its model."""
+"""Checks of the machine, of settings, of each namespace, and of a PostgreSQL server.
+
+A check is a condition and a finding of its name, whose sentences are in `findings.toml`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
 
 import apsw
 
@@ -14,9 +19,8 @@ from service.domain.errors import Corrupt, HeedError, NotFound
 from service.domain.settings import is_loopback, unknown_variables
 from service.domain.timestamps import to_rfc3339
 from service.jobs.job import Job
-from service.maintenance.backups.manifest import read_backup_manifest
-from service.maintenance.doctor.findings import FINDINGS, Checks, Finding
-from service.maintenance.doctor.installation import DAY, Installation, LogSummary, NamespaceData
+from service.maintenance.backup_manifest import read_backup_manifest
+from service.maintenance.installation import DAY, Installation, LogSummary, NamespaceData
 from service.runtime.data_layout import (
     CHECKPOINT_FILE,
     EMBEDDINGS_FILE,
@@ -29,12 +33,64 @@ from service.runtime.data_layout import (
 from service.runtime.durable_files import try_lock
 from service.snapshots.text_embeddings import is_of_other_encoder
 from service.snapshots.version_files import read_files, read_manifest
+from service.stores.postgres.connections import MAX_SNAPSHOTS, POOL_SIZE
+from service.stores.postgres.server_state import OpenTransaction, ServerState, Standby, TableState
 from service.stores.records import copying
 from service.stores.sqlite.database_file import read_store_file
-from service.stores.sqlite.dialect import run_job
 from service.stores.sqlite.guard import check_mark
 from service.stores.sqlite.schema import SCHEMA_VERSION
+from service.stores.sqlite.transaction import run_job
 from service.stores.sqlite.wal import check_wal
+
+# An error: answers or data are at risk now. A warning: something is likely not as intended.
+# A note: nothing is wrong.
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Finding(NamedTuple):
+    """One fault, in sentences for the operator."""
+
+    code: str  # stable, such as `unknown-items`
+    severity: Severity
+    what: str
+    why: str  # it matters
+    todo: str
+    namespace: str | None = None  # None: the whole installation
+
+    def about(self, it: object, **facts: object) -> Finding:
+        """Return the finding with `{it}` and other facts filled into its sentences."""
+        what, why, todo = (text.format(it=it, **facts) for text in self[2:5])
+        return self._replace(what=what, why=why, todo=todo)
+
+
+# Conditions by the name of a finding: each takes two facts, and returns a list with an entry for
+# each finding, or one value; False and None are no fault. The entry is `{it}` in the sentences.
+Checks = Mapping[str, Callable[[A, B], object]]
+
+
+FINDINGS: Mapping[str, Finding] = {
+    name: Finding(name.partition("/")[0], **row)
+    for name, row in tomllib.loads(
+        Path(__file__).with_name("findings.toml").read_text("utf-8")
+    ).items()
+}
+
+
+def run_checks(checks: Checks[A, B], a: A, b: B) -> Iterator[Finding]:
+    """Yield the findings of checks on two facts, which their sentences call `{a}` and `{b}`."""
+    for name, condition in checks.items():
+        result = condition(a, b)
+        if result is None or result is False:
+            continue
+        for it in result if isinstance(result, list) else [result]:
+            yield FINDINGS[name].about(it, a=a, b=b)
+
+
+# --------------------------------------------------------------------------------- the host
 
 MAX_FULL_CHECK_BYTES = 256 << 20  # of a store whose pages are checked without `full`, ~1 s
 
@@ -49,8 +105,6 @@ _HEAVY = 1_000  # times the mean weight
 _RATINGS = 10  # largest value of a usual scale of ratings
 _OLD_DAYS = 30  # between a model and the newest event
 _GROWTH = 2.0  # times the events that a model was trained on
-
-# --------------------------------------------------------------------------------- the host
 
 
 def _open_address(installation: Installation, *, insecure: bool) -> str | None:
@@ -329,4 +383,137 @@ LOG_CHECKS: Checks[LogSummary, NamespaceData] = {
     ),
     "ratings-as-weights": _rating_weights,
     "old-model": _old_model,
+}
+
+# --------------------------------------------------------------- the server of a database
+
+OLDEST_SERVER = 130_000  # that has all functions that Heed calls
+_CLOCK_SECONDS = 2.0
+_CONFIRMS = {"sync", "quorum"}  # states of a standby that commits wait for
+_LAG_SECONDS = 30.0
+_LAG_BYTES = 256 << 20
+_LONG_SECONDS = 300.0  # of a transaction
+_IDLE_SECONDS = 60.0  # of one whose session does nothing
+_FULL = 0.8  # of the connections
+_OTHERS = 3  # connections of a process besides pools: notices, a training, a command
+_DEAD_ROWS = 100_000  # of a table; below, it does not matter
+_DEAD_SHARE = 0.5
+_OLD_IDS = 500_000_000  # of 2 billion, at which the server stops
+_DANGEROUS_IDS = 1_500_000_000
+
+
+def _setting(name: str, value: str) -> Callable[[ServerState, int], bool]:
+    return lambda server, _: server.settings[name] == value
+
+
+def _is_open(server: ServerState, _: int) -> bool:
+    is_local = not server.host or server.host.startswith("/") or is_loopback(server.host)
+    return not is_local and not server.has_tls
+
+
+def _awaited(server: ServerState) -> str:
+    return server.settings["synchronous_standby_names"]
+
+
+def _late(server: ServerState, _: int) -> list[Standby]:
+    return [
+        standby
+        for standby in server.standbys
+        if standby.lag_seconds > _LAG_SECONDS or standby.lag_bytes > _LAG_BYTES
+    ]
+
+
+def _is_unconfirmed(server: ServerState, _: int) -> bool:
+    is_weak = server.settings["synchronous_commit"] in {"local", "remote_write"}
+    return bool(_awaited(server)) and is_weak
+
+
+def _is_missing_standby(server: ServerState, workers: int) -> bool:
+    if not _awaited(server) or _is_unconfirmed(server, workers) or not server.sees_statistics:
+        return False
+    return not any(standby.sync_state in _CONFIRMS for standby in server.standbys)
+
+
+def _transactions(
+    *, is_idle: bool, writes: bool
+) -> Callable[[ServerState, int], list[OpenTransaction]]:
+    seconds = _IDLE_SECONDS if is_idle else _LONG_SECONDS
+    return lambda server, _: [
+        transaction._replace(
+            user=transaction.user or "another user",
+            application=transaction.application and f" by {transaction.application}",
+        )
+        for transaction in server.transactions
+        if transaction.state.startswith("idle in transaction") == is_idle
+        and transaction.seconds >= seconds
+        and transaction.writes == writes
+    ]
+
+
+def _connections(server: ServerState, workers: int) -> tuple[int, int, int] | None:
+    """Return machines, connections that they may open, and the limit, if the limit is too low."""
+    limit = int(server.settings["max_connections"])
+    limit -= int(server.settings["superuser_reserved_connections"])
+    machines = max(1, server.machines)
+    need = machines * workers * (POOL_SIZE + MAX_SNAPSHOTS + _OTHERS)
+    is_low = need > limit or server.connections > _FULL * limit
+    return (machines, need, limit) if is_low else None
+
+
+def _dead_rows(server: ServerState, _: int) -> tuple[int, TableState] | None:
+    dead = [
+        table
+        for table in server.tables
+        if table.dead > _DEAD_ROWS and table.dead > _DEAD_SHARE * (table.live + table.dead)
+    ]
+    return (len(dead), max(dead, key=lambda table: table.dead)) if dead else None
+
+
+def _clock_difference(server: ServerState, _: int) -> str | None:
+    if abs(server.clock_ahead) <= _CLOCK_SECONDS:
+        return None
+    return f"{abs(server.clock_ahead):,.0f} s {'ahead of' if server.clock_ahead > 0 else 'behind'}"
+
+
+SERVER_CHECKS: Checks[ServerState, int] = {
+    "old-server": lambda server, _: server.version < OLDEST_SERVER and server.version // 10_000,
+    "no-store": lambda server, _: not server.schema,
+    "newer-schema": lambda server, _: server.schema > server.known_schema,
+    "older-schema": lambda server, _: 0 < server.schema < server.known_schema,
+    "unfinished-restore": lambda server, _: server.unfinished_restore,
+    "no-fsync": _setting("fsync", "off"),
+    "torn-pages": _setting("full_page_writes", "off"),
+    "asynchronous-commit": _setting("synchronous_commit", "off"),
+    "no-checksums": _setting("data_checksums", "off"),
+    "damaged-pages": lambda server, _: server.checksum_failures or None,
+    "asynchronous-standbys": lambda server, _: (
+        None if _awaited(server) else (server.sees_statistics and len(server.standbys)) or None
+    ),
+    "one-disk": lambda server, _: (
+        not _awaited(server) and not (server.standbys and server.sees_statistics)
+    ),
+    "unconfirmed-standby": _is_unconfirmed,
+    "missing-standby": _is_missing_standby,
+    "no-tls": _is_open,
+    "superuser": lambda server, _: server.is_superuser,
+    "unseen-statistics": lambda server, _: not server.sees_statistics,
+    "clocks-differ": _clock_difference,
+    "standby-behind": _late,
+    "unused-slot": lambda server, _: list(server.unused_slots),
+    "idle-transaction/writing": _transactions(is_idle=True, writes=True),
+    "idle-transaction/reading": _transactions(is_idle=True, writes=False),
+    "long-transaction/writing": _transactions(is_idle=False, writes=True),
+    "long-transaction/reading": _transactions(is_idle=False, writes=False),
+    "prepared-transaction": lambda server, _: [
+        each for each in server.prepared if each[1] > _IDLE_SECONDS
+    ],
+    "few-connections": _connections,
+    "no-autovacuum": lambda server, _: (
+        "off" in (server.settings["autovacuum"], server.settings["track_counts"])
+    ),
+    "dead-rows": _dead_rows,
+    "old-transaction-ids": lambda server, _: server.transaction_age > _DANGEROUS_IDS,
+    "old-transaction-ids/warning": lambda server, _: (
+        _OLD_IDS < server.transaction_age <= _DANGEROUS_IDS
+    ),
 }

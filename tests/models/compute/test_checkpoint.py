@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from models.compute.progress import Stopwatch
+from models.compute.checkpoint import Stopwatch
 
 
 def test_remaining_time_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:

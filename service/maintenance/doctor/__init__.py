@@ -1,1 +1,0 @@
-"""Diagnosis of an installation: checks that read, change nothing, and return findings."""
