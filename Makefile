@@ -18,7 +18,7 @@ AUDIT := $(VENV)-audit
 CLIENTS := $(VENV)-clients
 
 .DEFAULT_GOAL := help
-.PHONY: help install setup demo test verify fuzz known walk faults distributed reference browser prometheus postgres clients cluster-drill weight lint audit bench bench-page bench-peers lock clean
+.PHONY: help install setup demo test verify fuzz known faults distributed reference browser prometheus postgres clients cluster-drill weight lint audit bench bench-page bench-peers lock clean
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,10 +63,6 @@ known: $(STAMP) ## search PyVideo for known items and record where they are foun
 
 reference: $(STAMP) ## write the pages of docs/reference from the code
 	OMP_NUM_THREADS=1 $(PY) -m tests.support.reference_pages
-
-walk: $(STAMP) ## time the commands of docs/start.md over dirty exports of Online Retail (ONLINE_RETAIL=DIR, ARGS="--customers 1000")
-	@test -e "$(ONLINE_RETAIL)/purchases.csv.xz" || { echo "name a folder with Online Retail's purchases.csv.xz: make walk ONLINE_RETAIL=DIR" >&2; exit 1; }
-	$(PY) -m tests.acceptance.walk "$(ONLINE_RETAIL)" $(ARGS)
 
 faults: $(STAMP) ## inject faults into processes, disks and files; as root, with strace and faketime (ARGS="kill power --seed 1")
 	OMP_NUM_THREADS=1 $(PY) -m tests.faults $(ARGS)

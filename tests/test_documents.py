@@ -63,7 +63,7 @@ SAMPLE = {
     "type": "purchase",
 }
 
-# What depends on the model that was trained: compared in kind, not in value.
+# Fields that depend on the trained model: compared in kind, not in value.
 TRAINED = {"item_id", "title", "event_id", "timestamp", "model_version", "type"}
 
 
@@ -93,7 +93,6 @@ def heed_commands(text: str) -> list[tuple[str, ...]]:
 
 
 def anchors(path: Path) -> set[str]:
-    """Return the anchors of a page's headings."""
     headings = re.findall(r"^#+ (.*)$", path.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}
 

@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).parents[1]
 SECURITY = (ROOT / "SECURITY.md").read_text("utf-8")
-# What opens connections of its own. `service/lab`, `service/datasets` and the commands do.
+# Modules that open connections. `service/lab`, `service/datasets` and the commands do.
 CLIENTS = {"aiohttp", "ftplib", "http.client", "httpx", "requests", "urllib.request", "urllib3"}
 ANSWERING = ("domain", "engine", "histories", "http", "jobs", "snapshots", "stores")
 
@@ -46,14 +46,6 @@ def test_each_threat_names_tests_that_exist(row: list[str]) -> None:
     assert missing == []
 
 
-def test_links_lead_somewhere() -> None:
-    """README.md links to SECURITY.md, and its links lead to headings that exist."""
-    assert "(SECURITY.md)" in (ROOT / "README.md").read_text("utf-8")
-    for path, anchor in re.findall(r"\]\(([\w/.]+)#([\w-]+)\)", SECURITY):
-        headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text("utf-8"), re.MULTILINE)
-        assert anchor in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings}
-
-
 def test_what_answers_requests_opens_no_connections() -> None:
     """No module that answers requests imports a client of HTTP, whatever a request says."""
     files = [f for room in ANSWERING for f in sorted((ROOT / "service" / room).rglob("*.py"))]
@@ -81,7 +73,7 @@ SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_containers_have_few_privileges(name: str) -> None:
-    """Each container has a read-only root, no capabilities, bounds, and ports of loopback alone."""
+    """Each container has a read-only root, no capabilities, bounds, and ports of loopback only."""
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]

@@ -148,7 +148,11 @@ def logits(
     if bias is not None:
         scores = _plus(scores, bias)
     if visible is not None:
-        scores = _plus(scores, _as_bias(visible, scores.dtype))
+        if visible.dtype != torch.bool:
+            raise ValueError(f"visible: must be bool (True = may be attended), got {visible.dtype}")
+        # Adding -inf where hidden is faster than a broadcast masked_fill.
+        hidden = torch.full(visible.shape, -math.inf, dtype=scores.dtype, device=visible.device)
+        scores = _plus(scores, hidden.masked_fill_(visible, 0.0))
     return scores
 
 
@@ -211,14 +215,6 @@ def attend(
     if dead is not None:
         weights, context = weights.masked_fill(dead, 0.0), context.masked_fill(dead, 0.0)
     return Attention(weights, context)
-
-
-def _as_bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 0 where visible, -inf elsewhere; adding it is faster than a broadcast masked_fill."""
-    if visible.dtype != torch.bool:
-        raise ValueError(f"visible: must be bool (True = may be attended), got {visible.dtype}")
-    hidden = torch.full(visible.shape, -math.inf, dtype=dtype, device=visible.device)
-    return hidden.masked_fill_(visible, 0.0)
 
 
 def _plus(scores: Tensor, extra: Tensor) -> Tensor:

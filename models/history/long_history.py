@@ -81,182 +81,9 @@ class _EventGroups(NamedTuple):
 
 
 class TopEvents(NamedTuple):
-    """Events that are chosen for one target, and how many there are besides."""
-
     events: NDArray[np.int64]  # [E]
     biases: NDArray[np.float32]  # [H, E]
     others: tuple[float, float]  # shares of events not chosen that raise the score, that lower it
-
-
-class ItemWeights:
-    """The weights of the items of a history's first `count` events.
-
-    `items` [m] are the rows of the distinct items, and their indexes are called places. `weights`
-    is [H, m]. The history has no vectors of its own and no mask, and its events are in the order of
-    time; ages are taken at `at`, microseconds UTC. Not for several threads at once.
-    """
-
-    def __init__(self, snapshot: Snapshot, history: UserHistory, count: int, at: int) -> None:
-        self.history = history  # any history that begins with the same events serves as well
-        self.count = 0
-        self.attendable = 0  # of those events, on items that can be attended
-        self.items = np.zeros(0, np.int64)
-        self._biases = _bias_table(snapshot)
-        self.weights = np.zeros((len(self._biases), 0))
-        self._places = np.full(len(snapshot.has_vector), -1, np.int32)  # of all items, -1 = none
-        self._missing = np.zeros(0, np.int64)  # items of events that cannot be attended
-        self._at = at
-        self._groups: _EventGroups | None = None
-        self.extend(snapshot, history, count)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    @property
-    def nbytes(self) -> int:
-        own = (self._places, self.items, self.weights, self._missing)
-        groups = () if self._groups is None else self._groups
-        return sum(part.nbytes for part in (*own, *groups))
-
-    def depends_on(self, rows: NDArray[np.int64]) -> bool:
-        """Whether a change of some items changes any key, value or weight here."""
-        inside = rows[rows < len(self._places)]
-        return bool((self._places[inside] >= 0).any() or np.isin(rows, self._missing).any())
-
-    def places(self, rows: NDArray[np.integer]) -> NDArray[np.int32]:
-        """The places of item rows [n], -1 for rows of no item and items without events."""
-        inside = (rows >= 0) & (rows < len(self._places))
-        return np.where(inside, self._places.take(rows, mode="clip"), -1)
-
-    def log_weights(self, places: NDArray[np.int64] | slice) -> Tensor:
-        return log(self.weights[:, places])
-
-    @torch.inference_mode()
-    def extend(self, snapshot: Snapshot, history: UserHistory, count: int) -> NDArray[np.int64]:
-        """Add the events up to `count` of a history that continues the one before.
-
-        Returns the places of the items whose weights have changed.
-        """
-        rows = history.rows[self.count : count].astype(np.int64)
-        part = slice(self.count, count)
-        size = len(snapshot.has_vector)
-        if size > len(self._places):
-            more = np.full(size - len(self._places), -1, np.int32)
-            self._places = np.concatenate([self._places, more])
-        inside = (rows >= 0) & (rows < size)
-        usable = snapshot.has_vector.take(rows, mode="clip") & inside if size else inside & False
-        usable &= history.types[part] != MASKED
-        self._missing = np.union1d(self._missing, rows[~usable])
-        items = rows[usable]
-        present = np.zeros(size, np.bool_)
-        present[items] = True
-        new = np.flatnonzero(present & (self._places[:size] < 0))
-        self._places[new] = len(self.items) + np.arange(len(new))
-        self.items = np.concatenate([self.items, new])
-        self.weights = np.pad(self.weights, ((0, 0), (0, len(new))))
-        self.history, self.count = history, count
-        self.attendable += len(items)
-        events = np.flatnonzero(usable) + part.start
-        return self._add(events, self._columns(events, self._at), 1.0)
-
-    @torch.inference_mode()
-    def advance_to(self, at: int) -> NDArray[np.int64]:
-        """Take ages at a request's time; the places of the items whose weights have changed."""
-        if at == self._at:
-            return np.zeros(0, np.int64)
-        times = self.history.timestamps[: self.count]
-        # The events of at least each bucket are a beginning, which grows as time goes on.
-        before = np.searchsorted(times, self._at - _EDGES, side="right")
-        after = np.searchsorted(times, at - _EDGES, side="right")
-        low, high = np.minimum(before, after), np.maximum(before, after)
-        moved = np.unique(
-            np.concatenate([np.arange(a, b) for a, b in zip(low, high, strict=True)])
-        ).astype(np.int64)
-        old, self._at = self._at, at
-        if not len(moved):
-            return moved
-        moved = moved[self._event_places(moved) >= 0]
-        self._add(moved, self._columns(moved, old), -1.0)
-        return self._add(moved, self._columns(moved, at), 1.0)
-
-    def top_events(self, differences: NDArray[np.float64], top: int) -> TopEvents:
-        """Choose the events without which a target's score would change most.
-
-        differences [H, m] are what the items add to the score beyond the mean row, all their events
-        together; `top` is as in `foremost`.
-        """
-        groups = self._event_groups()
-        checkpoint()
-        unit = np.exp(self._biases[:, groups.columns])  # (H, P) of an event of weight 1
-        with np.errstate(invalid="ignore"):
-            share = np.nan_to_num(unit / self.weights[:, groups.places])
-        each = (share * differences[:, groups.places]).sum(0)
-        # The foremost events are in the groups whose heaviest event is foremost.
-        chosen = foremost(each * groups.max_weights, top)
-        marked = np.zeros(len(each) + 1, np.bool_)
-        marked[chosen] = True
-        events = np.flatnonzero(marked[groups.group])
-        added = each[groups.group[events]] * self.history.weights[events]
-        events = events[foremost(added, top)]
-        log_weights = np.log(self.history.weights[events].astype(np.float64))
-        bias = self._biases[:, self._columns(events, self._at)] + log_weights
-        own = each * groups.max_weights
-        chosen_own = each[groups.group[events]] * self.history.weights[events]
-        raising, lowering = (
-            float(groups.counts @ shares_of(sign * own) - shares_of(sign * chosen_own).sum())
-            for sign in (1, -1)
-        )
-        return TopEvents(events, bias.astype(np.float32), (raising, lowering))
-
-    def _event_groups(self) -> _EventGroups:
-        """The events in groups, kept as long as no age has changed."""
-        if self._groups is None:
-            item = self._event_places(slice(0, self.count))
-            columns = self._biases.shape[1]
-            ids = item.astype(np.int64) * columns
-            ids += self._columns(np.arange(self.count), self._at)
-            placed = item >= 0
-            groups, of, counts = np.unique(ids[placed], return_inverse=True, return_counts=True)
-            max_weights = np.zeros(len(groups), np.float32)
-            np.maximum.at(max_weights, of, self.history.weights[: self.count][placed])
-            group = np.full(self.count, len(groups), np.int32)
-            group[placed] = of
-            places, within = np.divmod(groups, columns)
-            self._groups = _EventGroups(group, places, within, max_weights, counts)
-        return self._groups
-
-    def _event_places(self, events: NDArray[np.int64] | slice) -> NDArray[np.int32]:
-        """The place of each event's item; -1 for events that cannot be attended."""
-        places = self.places(self.history.rows[events])
-        places[self.history.types[events] == MASKED] = -1
-        return places
-
-    def _columns(self, events: NDArray[np.int64], at: int) -> NDArray[np.int64]:
-        """The column of the biases for each of some events, by age and type."""
-        buckets = age_bucket(torch.from_numpy(at - self.history.timestamps[events])).numpy()
-        types = self.history.types[events].astype(np.int64)
-        count = self._biases.shape[1] // AGE_BUCKETS - 1
-        types = np.where((types >= 0) & (types < count), types, count)
-        columns: NDArray[np.int64] = types * AGE_BUCKETS + buckets
-        return columns
-
-    def _add(
-        self, events: NDArray[np.int64], columns: NDArray[np.int64], sign: float
-    ) -> NDArray[np.int64]:
-        """Add the weights of events to their items, or subtract them; the items' places."""
-        places = self._places[self.history.rows[events]]
-        signed = self.history.weights[events].astype(np.float64) * sign
-        self._groups = None
-        touched = np.zeros(len(self), np.bool_)
-        touched[places] = True
-        for head, factors in enumerate(np.exp(self._biases)):
-            own, more = self.weights[head], factors[columns] * signed
-            if len(events) > len(own) // 4:
-                np.add(own, np.bincount(places, more, minlength=len(own)), out=own)
-            else:
-                np.add.at(own, places, more)
-            own[touched] = own[touched].clip(0)  # rounding may leave less than nothing
-        return np.flatnonzero(touched)
 
 
 def log(weights: NDArray[np.float64]) -> Tensor:
@@ -323,8 +150,11 @@ def leaves_enough(snapshot: Snapshot, history: UserHistory, count: int) -> bool:
 class CollapsedHistory:
     """The first `count` events of a history as rows of distinct items: far rows of its memory.
 
-    Requests share and extend it: the caller must hold `lock` from before the memory of the newer
-    events is built until scoring finishes.
+    `item_rows` [m] are the rows of the distinct items, and their indexes are called places; their
+    weights are [H, m]. The history has no vectors of its own and no mask, and its events are in the
+    order of time; ages are taken at `at`, microseconds UTC. Requests share and extend it: the
+    caller must hold `lock` from before the memory of the newer events is built until scoring
+    finishes.
     """
 
     def __init__(self, snapshot: Snapshot, history: UserHistory, count: int, at: int) -> None:
@@ -335,16 +165,28 @@ class CollapsedHistory:
         self._beside = np.zeros(0, np.int64)  # places whose weights differ from those in an index
         self._model, self._catalogue = snapshot.model, snapshot.catalogue
         self._table = KVTable(snapshot.tables.keys, snapshot.tables.values)
-        self.items = ItemWeights(snapshot, history, count, at)
+        self.history = history  # any history that begins with the same events serves as well
+        self.count = 0
+        self.attendable = 0  # of those events, on items that can be attended
+        self.item_rows = np.zeros(0, np.int64)
+        self._biases = _bias_table(snapshot)
+        self.weights = np.zeros((len(self._biases), 0))
+        self._place_of = np.full(len(snapshot.has_vector), -1, np.int32)  # of all items, -1 = none
+        self._missing = np.zeros(0, np.int64)  # items of events that cannot be attended
+        self._at = at
+        self._groups: _EventGroups | None = None
+        self._collapse(snapshot, history, count)
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self.item_rows)
 
     @property
     def nbytes(self) -> int:
         indexes = [index for heads in list(self._indexes.values()) for index in heads]
-        held = sum(index.nbytes for index in indexes) + sum(x.nbytes for x in self._rows or ())
-        return self.items.nbytes + held + (0 if self.lists is None else self.lists.nbytes)
+        arrays = self._place_of, self.item_rows, self.weights, self._missing, *(self._groups or ())
+        held = sum(index.nbytes for index in indexes) + sum(int(part.nbytes) for part in arrays)
+        held += sum(part.nbytes for part in self._rows or ())
+        return held + (0 if self.lists is None else self.lists.nbytes)
 
     @property
     def needs_lists(self) -> bool:
@@ -358,7 +200,7 @@ class CollapsedHistory:
         if snapshot.model is not self._model:
             return False
         changed = snapshot.catalogue.changed_since(self._catalogue)
-        if changed is None or self.items.depends_on(changed):
+        if changed is None or self._depends_on(changed):
             return False
         self._catalogue = snapshot.catalogue
         self._table = KVTable(snapshot.tables.keys, snapshot.tables.values)
@@ -372,15 +214,31 @@ class CollapsedHistory:
         The history takes the place of the earlier one. `snapshot` is that of `rebind`, and `at` the
         request's time.
         """
-        if count > self.items.count:
+        if count > self.count:
             self.advance_to(at)
-            self._update(self.items.extend(snapshot, history, count))
+            self._update(self._collapse(snapshot, history, count))
         else:
-            self.items.history = history
+            self.history = history
 
+    @torch.inference_mode()
     def advance_to(self, at: int) -> bool:
         """Take ages at a request's time; whether any weight has changed."""
-        places = self.items.advance_to(at)
+        if at == self._at:
+            return False
+        times = self.history.timestamps[: self.count]
+        # The events of at least each bucket are a beginning, which grows as time goes on.
+        before = np.searchsorted(times, self._at - _EDGES, side="right")
+        after = np.searchsorted(times, at - _EDGES, side="right")
+        low, high = np.minimum(before, after), np.maximum(before, after)
+        moved = np.unique(
+            np.concatenate([np.arange(a, b) for a, b in zip(low, high, strict=True)])
+        ).astype(np.int64)
+        old, self._at = self._at, at
+        if not len(moved):
+            return False
+        moved = moved[self._event_places(moved) >= 0]
+        self._add(moved, self._columns(moved, old), -1.0)
+        places = self._add(moved, self._columns(moved, at), 1.0)
         self._update(places)
         return len(places) > 0
 
@@ -391,14 +249,14 @@ class CollapsedHistory:
         This may take seconds, and holds the lock only at its beginning and its end.
         """
         with self.lock:
-            weights, rows, table = self.items.weights.copy(), self.items.items, self._table
+            weights, rows, table = self.weights.copy(), self.item_rows, self._table
         queries = snapshot.tables.queries[:, :: max(1, len(snapshot.has_vector) // _QUERIES)]
         metric = queries.mT @ queries / max(1, queries.shape[1])
         if snapshot.model.state_attention is not None:
             metric += snapshot.model.state_attention.query_moment()
         lists = KeyLists(table, torch.from_numpy(rows), log(weights), metric=metric)
         with self.lock:
-            changed = (self.items.weights[:, : len(lists)] != weights).any(0)
+            changed = (self.weights[:, : len(lists)] != weights).any(0)
             lists.table, self.lists = self._table, lists
             self._update(np.flatnonzero(changed))
 
@@ -450,22 +308,22 @@ class CollapsedHistory:
 
     def gather(self, places: Tensor) -> KVBlock:
         """Keys [H, T, K, d], values and bias [H, T, K] of places."""
-        rows = torch.from_numpy(self.items.items)[places]
+        rows = torch.from_numpy(self.item_rows)[places]
         head = torch.arange(len(places))[:, None, None]
-        bias = torch.from_numpy(self.items.weights)[head, places].log().float()
+        bias = torch.from_numpy(self.weights)[head, places].log().float()
         return KVBlock(self._table.keys[head, rows], self._table.values[head, rows], bias)
 
     def block(self) -> KVBlock:
         """All items, in the order of their places; keys and values of few are kept."""
-        kept, rows = self._rows, torch.from_numpy(self.items.items)
+        kept, rows = self._rows, torch.from_numpy(self.item_rows)
         if kept is None or kept.keys.shape[1] != len(self):
             kept = KVTable(*(gather_rows(each, rows) for each in self._table))
             self._rows = kept if len(self) < LISTS_FROM else None
-        return KVBlock(*kept, self.items.log_weights(slice(None)))
+        return KVBlock(*kept, log(self.weights))
 
     def places(self, items: Tensor) -> Tensor:
         """The places int64 [n] of item rows, -1 for items without events here."""
-        return torch.from_numpy(self.items.places(items.numpy()).astype(np.int64))
+        return torch.from_numpy(self._places_of(items.numpy()).astype(np.int64))
 
     def top_events(
         self, query: Tensor, outputs: Tensor, whole: PartialSoftmax, top: int, seen: Tensor | None
@@ -479,15 +337,35 @@ class CollapsedHistory:
         if not len(self):
             return TopEvents(np.zeros(0, np.int64), np.zeros((heads, 0), np.float32), (0, 0))
         mean = (whole.context[:, 0] * outputs).sum(1, keepdim=True)  # (H, 1) of the gains
-        differences = []
+        parts = []
         for block in self._blocks(0):
             similarity = (block.keys @ query[:, :, None])[..., 0] / math.sqrt(query.shape[1])
             share = (similarity + block.bias - whole.logsumexp).exp()
-            differences.append(share * ((block.values @ outputs[:, :, None])[..., 0] - mean))
-        found = torch.cat(differences, 1).double()
-        if seen is not None:
-            found = found * seen
-        return self.items.top_events(found.numpy(), top)
+            parts.append(share * ((block.values @ outputs[:, :, None])[..., 0] - mean))
+        gains = torch.cat(parts, 1).double()  # beyond the mean row, all events of an item together
+        differences = (gains if seen is None else gains * seen).numpy()
+        groups = self._event_groups()
+        checkpoint()
+        unit = np.exp(self._biases[:, groups.columns])  # (H, P) of an event of weight 1
+        with np.errstate(invalid="ignore"):
+            shares = np.nan_to_num(unit / self.weights[:, groups.places])
+        each = (shares * differences[:, groups.places]).sum(0)
+        # The foremost events are in the groups whose heaviest event is foremost.
+        chosen = foremost(each * groups.max_weights, top)
+        marked = np.zeros(len(each) + 1, np.bool_)
+        marked[chosen] = True
+        events = np.flatnonzero(marked[groups.group])
+        added = each[groups.group[events]] * self.history.weights[events]
+        events = events[foremost(added, top)]
+        log_weights = np.log(self.history.weights[events].astype(np.float64))
+        bias = self._biases[:, self._columns(events, self._at)] + log_weights
+        own = each * groups.max_weights
+        chosen_own = each[groups.group[events]] * self.history.weights[events]
+        raising, lowering = (
+            float(groups.counts @ shares_of(sign * own) - shares_of(sign * chosen_own).sum())
+            for sign in (1, -1)
+        )
+        return TopEvents(events, bias.astype(np.float32), (raising, lowering))
 
     def _without(self, found: Attended, query: Tensor, places: Tensor) -> Attended:
         """Remove each target's own item, at places int64 [T], from what it attended to.
@@ -511,14 +389,96 @@ class CollapsedHistory:
             self._beside = np.union1d(self._beside, places)
         listed = places[places < len(self.lists or ())]
         if self.lists is not None and len(listed):
-            self.lists.update(torch.from_numpy(listed).long(), self.items.log_weights(listed))
+            self.lists.update(torch.from_numpy(listed).long(), log(self.weights[:, listed]))
 
     def _blocks(self, start: int) -> Iterator[KVBlock]:
-        """Iterate over the items from a place on, block by block."""
         return (self._block_of(slice(at, at + _BLOCK)) for at in range(start, len(self), _BLOCK))
 
     def _block_of(self, places: NDArray[np.int64] | slice) -> KVBlock:
         checkpoint()
-        rows = torch.from_numpy(self.items.items[places])
+        rows = torch.from_numpy(self.item_rows[places])
         keys, values = (gather_rows(each, rows) for each in self._table)
-        return KVBlock(keys, values, self.items.log_weights(places))
+        return KVBlock(keys, values, log(self.weights[:, places]))
+
+    def _depends_on(self, rows: NDArray[np.int64]) -> bool:
+        """Whether a change of some items changes any key, value or weight here."""
+        inside = rows[rows < len(self._place_of)]
+        return bool((self._place_of[inside] >= 0).any() or np.isin(rows, self._missing).any())
+
+    def _places_of(self, rows: NDArray[np.integer]) -> NDArray[np.int32]:
+        """The places of item rows [n], -1 for rows of no item and items without events."""
+        inside = (rows >= 0) & (rows < len(self._place_of))
+        return np.where(inside, self._place_of.take(rows, mode="clip"), -1)
+
+    @torch.inference_mode()
+    def _collapse(self, snapshot: Snapshot, history: UserHistory, count: int) -> NDArray[np.int64]:
+        """Add the events up to `count`; the places of the items whose weights have changed."""
+        rows = history.rows[self.count : count].astype(np.int64)
+        part = slice(self.count, count)
+        size = len(snapshot.has_vector)
+        if size > len(self._place_of):
+            more = np.full(size - len(self._place_of), -1, np.int32)
+            self._place_of = np.concatenate([self._place_of, more])
+        inside = (rows >= 0) & (rows < size)
+        usable = snapshot.has_vector.take(rows, mode="clip") & inside if size else inside & False
+        usable &= history.types[part] != MASKED
+        self._missing = np.union1d(self._missing, rows[~usable])
+        items = rows[usable]
+        present = np.zeros(size, np.bool_)
+        present[items] = True
+        new = np.flatnonzero(present & (self._place_of[:size] < 0))
+        self._place_of[new] = len(self.item_rows) + np.arange(len(new))
+        self.item_rows = np.concatenate([self.item_rows, new])
+        self.weights = np.pad(self.weights, ((0, 0), (0, len(new))))
+        self.history, self.count = history, count
+        self.attendable += len(items)
+        events = np.flatnonzero(usable) + part.start
+        return self._add(events, self._columns(events, self._at), 1.0)
+
+    def _event_groups(self) -> _EventGroups:
+        if self._groups is None:
+            item = self._event_places(slice(0, self.count))
+            columns = self._biases.shape[1]
+            ids = item.astype(np.int64) * columns
+            ids += self._columns(np.arange(self.count), self._at)
+            placed = item >= 0
+            groups, of, counts = np.unique(ids[placed], return_inverse=True, return_counts=True)
+            max_weights = np.zeros(len(groups), np.float32)
+            np.maximum.at(max_weights, of, self.history.weights[: self.count][placed])
+            group = np.full(self.count, len(groups), np.int32)
+            group[placed] = of
+            places, within = np.divmod(groups, columns)
+            self._groups = _EventGroups(group, places, within, max_weights, counts)
+        return self._groups
+
+    def _event_places(self, events: NDArray[np.int64] | slice) -> NDArray[np.int32]:
+        """The place of each event's item; -1 for events that cannot be attended."""
+        places = self._places_of(self.history.rows[events])
+        places[self.history.types[events] == MASKED] = -1
+        return places
+
+    def _columns(self, events: NDArray[np.int64], at: int) -> NDArray[np.int64]:
+        buckets = age_bucket(torch.from_numpy(at - self.history.timestamps[events])).numpy()
+        types = self.history.types[events].astype(np.int64)
+        count = self._biases.shape[1] // AGE_BUCKETS - 1
+        types = np.where((types >= 0) & (types < count), types, count)
+        columns: NDArray[np.int64] = types * AGE_BUCKETS + buckets
+        return columns
+
+    def _add(
+        self, events: NDArray[np.int64], columns: NDArray[np.int64], sign: float
+    ) -> NDArray[np.int64]:
+        """Add the weights of events to their items, or subtract them; the items' places."""
+        places = self._place_of[self.history.rows[events]]
+        signed = self.history.weights[events].astype(np.float64) * sign
+        self._groups = None
+        touched = np.zeros(len(self), np.bool_)
+        touched[places] = True
+        for head, factors in enumerate(np.exp(self._biases)):
+            own, more = self.weights[head], factors[columns] * signed
+            if len(events) > len(own) // 4:
+                np.add(own, np.bincount(places, more, minlength=len(own)), out=own)
+            else:
+                np.add.at(own, places, more)
+            own[touched] = own[touched].clip(0)  # rounding may leave less than nothing
+        return np.flatnonzero(touched)

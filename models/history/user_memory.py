@@ -152,7 +152,7 @@ class UserMemory:
     built: dict[IndexKind, Indexes] = field(default_factory=dict)  # of its rows, once asked for
 
     def __len__(self) -> int:
-        older = 0 if self.collapsed is None else self.collapsed.items.attendable
+        older = 0 if self.collapsed is None else self.collapsed.attendable
         return len(self.keys) + older
 
     @property
@@ -211,8 +211,8 @@ def build_memory(
     `encode` or an earlier memory. The rows are those after the events in `collapsed`, if given.
     """
     if collapsed is not None:
-        count = collapsed.items.count
-        newer = history.newest(count, collapsed.items.attendable)
+        count = collapsed.count
+        newer = history.newest(count, collapsed.attendable)
         near = build_memory(snapshot, newer, at, encoded=encoded)
         source = np.where(near.source < 0, near.source, near.source + count)
         return replace(near, source=source, collapsed=collapsed, collapsed_count=count)
@@ -420,7 +420,7 @@ def expand_top_events(
     near, size = user_memory(user, targets, options).near, len(user.keys)
     seen = None
     with at_request(user):
-        history = collapsed.items.history
+        history = collapsed.history
         if retrieved is not None:
             mask = as_mask(retrieved, size + len(collapsed))[:, 0]
             near = near._replace(bias=near.bias.masked_fill(~mask[:, :size], -torch.inf))

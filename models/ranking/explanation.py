@@ -137,7 +137,7 @@ def encoder_slopes(
     with at_request(user):
         block, own = known_rows(user), user.rows
         if user.collapsed is not None and block.bias.shape[1] > len(own):
-            own = torch.cat([own, torch.from_numpy(user.collapsed.items.items)])
+            own = torch.cat([own, torch.from_numpy(user.collapsed.item_rows)])
         seen = exclude_self(targets, own) if options.exclude_self else None
         retrieved = retrieve_user(snapshot, user, targets, options)
         if retrieved is not None:
@@ -258,7 +258,7 @@ def _encoded_without(
 
 def _place(user: UserMemory, source: int) -> int:
     """Return the place of a source in `user.history`, which has a long history's newest events."""
-    return source if source < 0 or user.collapsed is None else source - user.collapsed.items.count
+    return source if source < 0 or user.collapsed is None else source - user.collapsed.count
 
 
 # Events that the encoder reads, up to which no effect is estimated: the derivative fails most for
@@ -322,7 +322,7 @@ def effects_of(
     places = window.places
     count = EXACT_EVENTS if len(places) <= EXACT_EVENTS else NEWEST_LEFT_OUT
     newest = set(list(places)[-count:])
-    collapsed = 0 if user.collapsed is None else user.collapsed.items.count
+    collapsed = 0 if user.collapsed is None else user.collapsed.count
     known = {} if window.earlier else _known_of_newest(found)
     left_out: dict[int, list[int]] = {}
     for one in each:

@@ -59,7 +59,8 @@ class TrainedModel:
         _check_distinct(self.item_ids)
         _check_types(self.event_types, self.model.config)
         for name, weight in self.model.state_dict().items():
-            if not _is_finite(weight):
+            # A finite sum, which takes no memory, is of finite elements; others may overflow it.
+            if not (torch.isfinite(weight.sum()) or torch.isfinite(weight).all()):
                 raise ValueError(f"weight {name} is not finite everywhere")
         columns, counts, _ = self.model.statistics.transition_counts
         if ((columns < 0) | (columns > items)).any():
@@ -169,7 +170,6 @@ class _WithoutDrawing(TorchFunctionMode):
 
 @contextmanager
 def _naming(file: str) -> Iterator[None]:
-    """Turn any parsing error into a ValueError that names the file."""
     try:
         yield
     except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:
@@ -204,11 +204,6 @@ def _tensors_in(data: bytes | bytearray) -> dict[str, Tensor]:
             flat = torch.frombuffer(buffer, dtype=dtype, count=count, offset=start + begin)
         found[name] = flat.reshape(shape)
     return found
-
-
-def _is_finite(weight: Tensor) -> bool:
-    """True if all elements are finite: as they are where their sum is, which takes no memory."""
-    return bool(torch.isfinite(weight.sum())) or bool(torch.isfinite(weight).all())
 
 
 def _check_distinct(item_ids: Sequence[str]) -> None:

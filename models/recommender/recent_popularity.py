@@ -38,12 +38,15 @@ class RecentPopularity:
         steps = span // self._step + 2
         tables = np.empty((len(HALF_LIVES), steps, log.n_items + 1), dtype=np.float32)
         decays = [0.5 ** (self._step / (days * DAY)) for days in HALF_LIVES]
-        decayed = [_DecayedPopularity(log.n_items, decay) for decay in decays]
-        for at, counts in enumerate(
-            _counts_by_step(log, (times - self._first) // self._step, steps)
-        ):
-            for table, popularity in zip(tables, decayed, strict=True):
-                table[at] = popularity.at_step(counts)
+        decayed = np.zeros((len(HALF_LIVES), log.n_items + 1))  # n_c
+        by_step = _counts_by_step(log, (times - self._first) // self._step, steps)
+        for at, counts in enumerate(by_step):
+            for row, decay in enumerate(decays):
+                own = decayed[row]
+                mean = own[:-1].mean() if log.n_items else 0.0
+                tables[row, at] = np.log((own + 1) / (mean + 1))
+                own[:-1] += counts
+                own *= decay
         self._tables = torch.from_numpy(tables).to(device)
 
     def steps(self, times: Tensor) -> Tensor:
@@ -52,12 +55,12 @@ class RecentPopularity:
         return ((times - self._first) // self._step).clamp(0, last)
 
     def scores(self, steps: Tensor, rows: Tensor) -> Tensor:
-        """X of items [C] at steps [n]: [half-lives, n, C]; row -1 is a new item."""
+        """Popularities x of items [C] at steps [n]: [half-lives, n, C]; row -1 is a new item."""
         return self._tables[:, steps][:, :, rows]
 
     @property
     def latest(self) -> Tensor:
-        """X at the end of the log, [half-lives, N + 1]; the last column is a new item."""
+        """Popularities x at the end of the log, [half-lives, N + 1]; the last is a new item's."""
         return self._tables[:, -1].clone()
 
 
@@ -74,19 +77,3 @@ def _counts_by_step(
         yield from log.shards.sum(
             np.stack([np.bincount(items, minlength=log.n_items) for items in part])
         )
-
-
-class _DecayedPopularity:
-    """Popularity x of the items, step by step."""
-
-    def __init__(self, items: int, decay: float) -> None:
-        self._counts, self._decay = np.zeros(items + 1), decay
-
-    def at_step(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return x [items + 1] at a step; then count the events of the step, [items]."""
-        own = self._counts
-        mean = own[:-1].mean() if len(own) > 1 else 0.0
-        popularity: NDArray[np.float64] = np.log((own + 1) / (mean + 1))
-        own[:-1] += counts
-        own *= self._decay
-        return popularity

@@ -1,8 +1,9 @@
 """Target cross-attention of the whole catalogue: every item as the target of one history.
 
-The coarse step ranks the items by their attention to first order in the target's part of the query.
-The query of a target is the user's part plus the target's. To first order in the latter, the
-attention part of item c is
+Trainings and evaluations score by it; serving scores by `models.ranking.scoring`, and takes the
+coarse step from here. That step ranks the items by their attention to first order in the target's
+part of the query. The query of a target is the user's part plus the target's. To first order in the
+latter, the attention part of item c is
 
     ⟨r_u, x_c⟩ + Σ_h q_cʰ Jʰ o_cʰ
 

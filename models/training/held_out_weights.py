@@ -33,8 +33,6 @@ _CUT_OFF = 10  # of the NDCG that chooses
 
 
 class HeldOutWeights(NamedTuple):
-    """Weights that rank held-out cases best."""
-
     offsets: tuple[float, ...] = ()  # added to λ of each transition count
     similarity: float = 0.0  # of item similarities; 0: there is no such part
 
@@ -76,8 +74,9 @@ def fit_held_out_weights(
         columns = [part for part, used in ((0, table is not None), (1, has_repeats)) if used]
         chosen = [tuple(pair[column] for column in columns) for pair in grid]
         both = gains(parts, chosen, is_of_both=True).reshape(len(similarities), len(repeats), -1)
-        at, best = group.broadcast(lambda: _choose_pair(both))
-        weight, repeat = similarities[at], repeats[best]
+        best = both.mean(axis=2).argmax(axis=1)  # the offset of repeats that suits each similarity
+        at = group.broadcast(lambda: smallest_weight(both[np.arange(len(both)), best]))
+        weight, repeat = similarities[at], repeats[group.broadcast(lambda: int(best[at]))]
     _add_offsets(model, [0.0, repeat] if has_repeats else [])
     if table is not None and weight:
         model.set_similarity(table.scaled(weight))
@@ -129,13 +128,6 @@ def _similarity(log: Interactions, group: Processes) -> ItemSimilarity:
     return group.broadcast(lambda: ease_similarity(log))
 
 
-def _choose_pair(gains: NDArray[np.float64]) -> tuple[int, int]:
-    """Choose the similarity and the offset of repeats, by row, from gains [S, R, M]."""
-    best = gains.mean(axis=2).argmax(axis=1)  # the offset that suits each similarity
-    at = smallest_weight(gains[np.arange(len(gains)), best])
-    return at, int(best[at])
-
-
 def _gains(
     model: Recommender,
     content: NDArray[np.float32],
@@ -180,6 +172,5 @@ def _gains(
 
 
 def _add_offsets(model: Recommender, offsets: Sequence[float]) -> None:
-    """Add an offset to λ of each of the first transition counts."""
     bias = model.transition_scale.bias.detach()  # shares the memory
     bias[: len(offsets)] += torch.tensor(offsets, device=bias.device)

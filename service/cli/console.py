@@ -162,7 +162,7 @@ def write_json(path: Path | None, report: Any) -> None:
 
 def describe_error(error: Exception) -> str:
     """Return the sentence for an error of the domain or of files."""
-    from service.runtime.file_paths import denied
+    from service.runtime.data_layout import denied
 
     if isinstance(error, PermissionError) and error.filename is not None:
         return denied(Path(os.fsdecode(error.filename)))

@@ -66,7 +66,6 @@ class ApiKey:
         return hmac.compare_digest(hashlib.sha256(secret.encode()).digest(), self.digest)
 
     def is_expired(self, now: int) -> bool:
-        """Report whether the key is expired at `now`."""
         return self.expires is not None and now >= self.expires
 
     def permits(self, scopes: frozenset[Scope]) -> bool:

@@ -1,4 +1,4 @@
-"""Records of the domain (`Event`, `Item`, `User`, `Judgment`) and their validation.
+"""Records of the domain, their validation, and partial changes of items.
 
 Ids are strings that round-trip byte for byte; timestamps are integer microseconds since the Unix
 epoch, UTC; vectors are one-dimensional float32 arrays. Constructors check nothing, so that
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -108,6 +108,34 @@ class Judgment:
     query: str
     item_id: str
     gain: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One version of a saved question.
+
+    Versions of a name count from 1, and none is used twice, not even after a deletion.
+    """
+
+    name: str
+    version: int
+    written: int  # microseconds UTC
+    body: Mapping[str, Any] | None  # JSON: its question, fields and fallback; None: deleted
+
+    @property
+    def question(self) -> str:
+        return str((self.body or {}).get("question", ""))
+
+    @property
+    def fallback(self) -> str | None:
+        """The scenario that fills up what this one leaves empty."""
+        return (self.body or {}).get("fallback")
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The fields of the question; null stands for one that is left out."""
+        given = {name: value for name, value in (self.body or {}).items() if value is not None}
+        return {name: given[name] for name in given if name not in {"question", "fallback"}}
 
 
 # ------------------------------------------------------------------------------ rules
@@ -366,3 +394,55 @@ def check_finite(what: str, numbers: Iterable[float]) -> None:
     """Raise `ArithmeticError` unless all numbers of an answer are finite: NaN would be null."""
     if not all(map(math.isfinite, numbers)):
         raise ArithmeticError(f"{what} came out as NaN or infinity")
+
+
+# ------------------------------------------------- changes of items, by JSON Merge Patch
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPatch:
+    """Changes of some fields of an item; the others stay as they are.
+
+    A field that is None gets its default. `attributes` are merged: a member that is None is
+    removed, and objects are merged in turn.
+    """
+
+    item_id: str
+    changes: Mapping[str, Any]  # by field of `Item`, of the field's type or None
+
+    def apply(self, item: Item | None) -> Item:
+        """Apply the patch to an item, or to a new item of defaults.
+
+        Raises `Invalid` if the merged attributes break a rule.
+        """
+        item = Item(self.item_id) if item is None else item
+        changes = dict(self.changes)
+        for name, value in self.changes.items():
+            if value is None:
+                changes[name] = getattr(_DEFAULTS, name)
+        if self.changes.get("attributes") is not None:
+            merged = merge_patch(item.attributes, self.changes["attributes"])
+            if item.attributes:  # the merged attributes may exceed bounds that the patch meets
+                try:
+                    check_attributes(merged, "/attributes")
+                except Invalid as error:
+                    detail = f"of item {self.item_id!r}, once changed: {error.detail}"
+                    raise Invalid(error.pointer, detail) from None
+            changes["attributes"] = merged
+        return replace(item, **changes)
+
+
+_DEFAULTS = Item("")
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """Apply a merge patch to a JSON value (RFC 7396, section 2); neither is changed."""
+    if not isinstance(patch, Mapping):
+        return patch
+    merged = dict(target) if isinstance(target, Mapping) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge_patch(merged.get(name), value)
+    return merged

@@ -16,9 +16,9 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from service.domain import page_fields
 from service.domain.errors import Invalid
 from service.domain.names import NAMESPACE_VARIABLE
+from service.domain.records import ATTRIBUTES
 
 PREFIX = "HEED_"
 STATIC_ENCODER = "static"  # the text encoder that ships with Heed
@@ -27,6 +27,9 @@ KEYWORD_FIELDS = ("sku", "isbn", "ean", "gtin", "upc", "asin", "mpn", "part_numb
 # Variables of the clients among the commands, which are no settings of the service.
 CLIENT_VARIABLES = frozenset({f"{PREFIX}API_KEY"})
 _ORIGIN = re.compile(r"https?://[^/\s*?#@,]+", re.ASCII | re.IGNORECASE)
+PICTURES = "image"  # the role of the page whose pictures come from other hosts
+_PAGE_FIELDS = ("item_id", "title", "description", "tags", "categories", "published_at")
+_PAGE_FIELD = re.compile(rf"(?:{'|'.join(_PAGE_FIELDS)}|{re.escape(ATTRIBUTES)}.+)")
 _KiB = 1024
 _MiB = 1024 * _KiB
 
@@ -105,7 +108,7 @@ class Settings(BaseSettings):
 
     # ---- page
     page_fields: str = Field(
-        page_fields.DEFAULT,
+        "price=attributes.price, url=attributes.url",
         description="Fields of items that the page at `/` shows, as `role=field` separated by "
         "commas. Roles are `image`, `url`, `price`, `currency` and `subtitle`; any other name is "
         "shown as a label. With `image` the page loads pictures from other hosts.",
@@ -247,7 +250,7 @@ class Settings(BaseSettings):
     @field_validator("page_fields")
     @classmethod
     def _check_page_fields(cls, text: str) -> str:
-        page_fields.parse(text)
+        parse_page_fields(text)
         return text
 
     @field_validator("store")
@@ -277,7 +280,6 @@ class Settings(BaseSettings):
 
     @property
     def keyword_names(self) -> tuple[str, ...]:
-        """The names in `keyword_fields`."""
         return tuple(_split(self.keyword_fields))
 
     @classmethod
@@ -300,6 +302,26 @@ class Settings(BaseSettings):
 
 def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def parse_page_fields(text: str) -> Mapping[str, str]:
+    """Return the field of each role or label in `role=field, label=field, …`.
+
+    Raises:
+        ValueError: naming the part that is wrong, and what is allowed.
+    """
+    fields: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        role, equals, field = (word.strip() for word in part.partition("="))
+        if not (role and equals and field):
+            raise ValueError(f"{part!r} must be role=field, such as {PICTURES}={ATTRIBUTES}picture")
+        if _PAGE_FIELD.fullmatch(field) is None:
+            allowed = f"one of {', '.join(_PAGE_FIELDS)} and {ATTRIBUTES}NAME"
+            raise ValueError(f"{field!r} in {part!r} must be {allowed}")
+        if role in fields:
+            raise ValueError(f"{role!r} stands there twice")
+        fields[role] = field
+    return fields
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:

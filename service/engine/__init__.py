@@ -1,4 +1,4 @@
 """The service without HTTP: composition, answers, training jobs and model versions.
 
-Queries of `service.domain` go in; answers of `service.domain` come out.
+Questions of `service.questions` go in, and its answers come out.
 """

@@ -32,7 +32,7 @@ from service.engine.explanation import name_rows
 from service.engine.pipeline import Request
 from service.questions.answers import AttendedOut
 from service.questions.asked import attention_options
-from service.questions.attend import AttendIn, MemoryIn, ScorerName
+from service.questions.attend import INDEXED, AttendIn, MemoryIn, ScorerName
 
 Vector = NDArray[np.float32]
 
@@ -76,17 +76,13 @@ async def attend_memory(request: Request[AttendIn]) -> AttendedOut:
         named = await name_rows(parts.store, request.snapshot, request.events, sources)
     request.degraded = named.is_degraded
     answer["ids"] = [*named.ids]
-    answer["events"] = [row.written for row in named.events]
+    answer["events"] = named.events
     answer["degraded"] = request.is_degraded()
     return answer
 
 
 def attend_vectors(question: AttendIn, memory: MemoryIn, target: Vector) -> AttendedOut:
-    """Attend over rows that the client sent, by a query vector [d].
-
-    Raises:
-        Invalid: where dimensions do not fit.
-    """
+    """Attend over rows that the client sent, by a query vector [d]. Raises `Invalid`."""
     heads, keys, values = question.heads or 1, memory.keys, memory.values
     if keys is None or values is None:
         raise Invalid("/memory", "must have keys and values")
@@ -108,26 +104,19 @@ def attend_vectors(question: AttendIn, memory: MemoryIn, target: Vector) -> Atte
         bias = bias.masked_fill(~torch.tensor(memory.visible, dtype=torch.bool), -math.inf)
     rows = _block(keys, values, heads, bias)
     answer = _attend(question, _split(target[None], heads), rows)
-    # What such rows do not have comes last.
+    # Members that such rows do not have come last.
     present = {name: value for name, value in answer.items() if value is not None}
     return cast("AttendedOut", present | {"ids": None, "model_version": None, "events": None})
 
 
 def attend_user(
-    question: AttendIn,
-    snapshot: Snapshot,
-    user: UserMemory,
-    target: Vector | int,
+    question: AttendIn, snapshot: Snapshot, user: UserMemory, target: Vector | int
 ) -> AttendedOut:
     """Attend over a user's memory through the model's projections.
 
     The target is an item row, or a vector of the content space. The user's part is in its query and
-    recency in the bias of each row, unless the query leaves out the state: then the target alone
-    decides.
-
-    Raises:
-        Invalid: when another number of heads than the model's is requested, or a vector is not of
-            the content space.
+    recency in the bias of each row, unless the query leaves out the state: then only the target
+    decides. Raises `Invalid`.
     """
     block, heads = user.block, user.keys.shape[1]
     if question.heads not in {None, heads}:
@@ -150,10 +139,7 @@ def attend_user(
 def attend_catalogue(question: AttendIn, snapshot: Snapshot, target: Vector | int) -> AttendedOut:
     """Attend over the field keys of all listed items; each key's value is its item's vector.
 
-    The target is an item row, or a vector of the content space.
-
-    Raises:
-        Invalid: where dimensions do not fit.
+    The target is an item row, or a vector of the content space. Raises `Invalid`.
     """
     catalogue = snapshot.catalogue
     seen = catalogue.keys.mask(catalogue.visible)
@@ -181,10 +167,7 @@ def attend_catalogue(question: AttendIn, snapshot: Snapshot, target: Vector | in
 
 
 def _attend(
-    question: AttendIn,
-    vector: Tensor,
-    memory: KVBlock,
-    version: str | None = None,
+    question: AttendIn, vector: Tensor, memory: KVBlock, version: str | None = None
 ) -> AttendedOut:
     """Attend by a vector [H, 1, d] over the rows that FAISS names, or over every row.
 
@@ -246,8 +229,9 @@ def _named(
     question: AttendIn, vector: Tensor, memory: KVBlock, options: AttentionOptions
 ) -> Tensor:
     """Name the rows [H, 1, k] of largest score, which FAISS orders by the inner product."""
-    if question.scorer == "additive":  # has no inner product: every row is scored
-        scores = logits(vector, memory.keys, bias=memory.bias[:, None], score=additive)
+    if question.scorer not in INDEXED:  # has no inner product: every row is scored
+        score = _SCORERS[question.scorer]
+        scores = logits(vector, memory.keys, bias=memory.bias[:, None], score=score)
         best = scores.topk(min(options.rows_kept, scores.shape[2]), 2)
         return best.indices.masked_fill(best.values == -math.inf, -1)
     if question.scorer == "cosine":

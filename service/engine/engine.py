@@ -8,26 +8,28 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from cachetools import LRUCache
 
 from models.text.encoders import TextEncoder
-from service.domain.errors import Corrupt, Incompatible, ModelRejected
+from service.domain.errors import Corrupt, Incompatible, ModelRejected, NotFound, StoreUnreachable
+from service.domain.records import Scenario
 from service.domain.settings import Settings
-from service.engine import monitoring as readiness
+from service.engine import monitoring
 from service.engine.compose import Parts, compose
-from service.engine.live_scenarios import LiveScenarios
-from service.engine.monitoring import Measurement, measure
+from service.engine.monitoring import measure
 from service.engine.pipeline import Request
 from service.jobs.job import Job, training_command
 from service.jobs.runner import JobRunner
 from service.questions.scalars import Checked
 from service.runtime.logs import REPEATED
-from service.runtime.tracing import StageClock
+from service.runtime.tracing import Measurement, StageClock
+from service.snapshots.live_snapshot import Served
 from service.snapshots.registry import version_document
-from service.snapshots.served import Served
+from service.stores.base import Store
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +40,62 @@ _POPULARITY = 30.0  # seconds between two countings, and more where counting tak
 _STORE_POLL = 0.1  # seconds between two looks at what other processes wrote to the catalogue
 _FORGETTING = 1.0  # seconds between two looks for users who were forgotten
 _POLL = 0.5  # seconds between two looks at what other processes made current
+
+
+_REMEMBERED = 256  # names
+
+
+class CurrentScenario(NamedTuple):
+    """A scenario, and whether it may be of an earlier version."""
+
+    scenario: Scenario
+    is_stale: bool  # the store cannot be reached: it may have another version by now
+
+
+class LiveScenarios:
+    """Reads and writes the version in use of each scenario of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: LRUCache[str, Scenario] = LRUCache(_REMEMBERED)
+
+    async def read(self, name: str) -> Scenario:
+        """Return the version in use. Raises `NotFound` and `StoreUnreachable`."""
+        found = await self._store.scenario(name)
+        if found is None:
+            self._known.pop(name, None)
+            raise NotFound(f"no scenario {name!r}")
+        self._known[name] = found
+        return found
+
+    async def current(self, name: str) -> CurrentScenario:
+        """Return the version in use, or the last one known while the store cannot be reached.
+
+        Raises:
+            NotFound: there is no such scenario.
+            StoreUnreachable: nothing is known of it.
+        """
+        try:
+            return CurrentScenario(await self.read(name), is_stale=False)
+        except StoreUnreachable:
+            if name not in self._known:
+                raise
+            return CurrentScenario(self._known[name], is_stale=True)
+
+    async def put(self, name: str, body: Mapping[str, Any]) -> Scenario:
+        """Store a version, which is in use from then on. Raises as `Store.put_scenario` does."""
+        stored = self._known[name] = await self._store.put_scenario(name, body)
+        return stored
+
+    async def delete(self, name: str) -> None:
+        """Delete a scenario, whose versions remain.
+
+        Raises `NotFound`, and `Conflict` where another one falls back to it.
+        """
+        is_deleted = await self._store.delete_scenario(name)
+        self._known.pop(name, None)
+        if not is_deleted:
+            raise NotFound(f"no scenario {name!r}")
 
 
 class Engine:
@@ -137,8 +195,8 @@ class Engine:
         return {"model_version": snapshot.version, "previous": before}
 
     async def ready(self) -> tuple[bool, Mapping[str, Any]]:
-        """True if requests can be answered, and the result of each check (`readiness.check`)."""
-        return await readiness.check(self.store, self.live, self.parts.settings.data)
+        """True if requests can be answered, and the result of each check (`monitoring.check`)."""
+        return await monitoring.check(self.store, self.live, self.parts.settings.data)
 
     async def unknown_items(self, item_ids: Iterable[str]) -> list[str]:
         """Return the ids that the catalogue does not have, in their order and each once.

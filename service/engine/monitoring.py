@@ -6,13 +6,15 @@ import asyncio
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from service.domain.errors import HeedError
 from service.engine.compose import Parts
 from service.jobs.runner import JobRunner
-from service.runtime.file_paths import without_folders
+from service.runtime.data_layout import without_folders
+from service.runtime.tracing import Measurement
 from service.snapshots.live_snapshot import LiveSnapshot
 from service.stores.base import Store
 
@@ -58,27 +60,6 @@ def _free_bytes(data: Path) -> tuple[int, str]:
         return 0, error.strerror or type(error).__name__
 
 
-Kind = Literal["gauge", "counter"]
-
-
-class Measurement(NamedTuple):
-    """A number of an engine. The name of a counter ends in `_total`."""
-
-    name: str
-    kind: Kind
-    description: str
-    value: float
-    labels: Mapping[str, str] = {}
-
-
-class _Stored(NamedTuple):
-    """What the store says of itself."""
-
-    counts: Mapping[str, int]
-    catalogue_version: int
-    clock: int
-
-
 async def measure(
     parts: Parts, jobs: JobRunner, ready: tuple[bool, Mapping[str, Any]]
 ) -> list[Measurement]:
@@ -87,7 +68,10 @@ async def measure(
     Counts of the store are left out while it does not pass its check.
     """
     is_ready, checks = ready
-    stored = await _stored(parts.store) if checks.get("store", True) else None
+    stored: list[Measurement] = []
+    if checks.get("store", True):
+        with suppress(HeedError):
+            stored = await _stored(parts)
     disk = shutil.disk_usage(parts.settings.data)
     found = [
         _gauge("ready", "1 when requests are answered, as at /health/ready.", is_ready),
@@ -103,38 +87,33 @@ async def measure(
     found += _caches(parts)
     found += _snapshot(parts.live)
     found += _event_log(parts)
-    if stored is not None:
-        found += _compared_with_store(parts, stored)
+    found += stored
     found += _jobs(jobs)
     return found
 
 
-async def _stored(store: Store) -> _Stored | None:
-    """Read what is measured of a store; None where it cannot be read."""
-    try:
-        return _Stored(await store.counts(), await store.catalogue_version(), await store.clock())
-    except HeedError:
-        return None
-
-
-def _compared_with_store(parts: Parts, stored: _Stored) -> Iterator[Measurement]:
-    for name in ("users", "items", "events"):
-        yield _gauge(name, f"Stored {name}.", stored.counts[name])
-    catalogue = parts.live.catalogue
-    behind = max(0, stored.catalogue_version - catalogue.version)
-    yield _gauge(
-        "catalogue_lag_versions", "Changes of the stored catalogue that are not served.", behind
-    )
-    yield _gauge(
-        "catalogue_lag_seconds",
-        "Seconds since the oldest change of the stored catalogue that is not served.",
-        catalogue.lag_seconds if behind else 0.0,
-    )
-    yield _gauge(
-        "event_log_lag_versions",
-        "Changes of the store that the log in RAM lacks until a question needs it.",
-        max(0, stored.clock - parts.event_log.loaded.version),
-    )
+async def _stored(parts: Parts) -> list[Measurement]:
+    """Measure the store, and what is behind it. Raises `HeedError` where it cannot be read."""
+    store, catalogue = parts.store, parts.live.catalogue
+    counts = await store.counts()
+    behind = max(0, await store.catalogue_version() - catalogue.version)
+    lacking = max(0, await store.clock() - parts.event_log.loaded.version)
+    return [
+        *(_gauge(name, f"Stored {name}.", counts[name]) for name in ("users", "items", "events")),
+        _gauge(
+            "catalogue_lag_versions", "Changes of the stored catalogue that are not served.", behind
+        ),
+        _gauge(
+            "catalogue_lag_seconds",
+            "Seconds since the oldest change of the stored catalogue that is not served.",
+            catalogue.lag_seconds if behind else 0.0,
+        ),
+        _gauge(
+            "event_log_lag_versions",
+            "Changes of the store that the log in RAM lacks until a question needs it.",
+            lacking,
+        ),
+    ]
 
 
 def _store(parts: Parts) -> Iterator[Measurement]:
@@ -161,10 +140,7 @@ def _caches(parts: Parts) -> Iterator[Measurement]:
     stats = parts.memories.stats()
     memory_bytes = stats["cached_memory_bytes"]
     sizes = {
-        "history": (
-            stats["cached_histories"],
-            stats["cached_history_bytes"] - memory_bytes,
-        ),
+        "history": (stats["cached_histories"], stats["cached_history_bytes"] - memory_bytes),
         "memory": (stats["cached_memories"], memory_bytes),
     }
     for cache, (users, size) in sizes.items():

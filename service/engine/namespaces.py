@@ -16,51 +16,19 @@ from service.domain.names import DEFAULT_NAMESPACE, is_name
 from service.domain.settings import Settings
 from service.engine.compose import Parts, compose
 from service.engine.engine import Engine
-from service.runtime.data_layout import StoreToken
-from service.runtime.file_paths import without_folders
+from service.runtime.data_layout import StoreToken, without_folders
 from service.runtime.logs import REPEATED, log_failure
 from service.runtime.threads import ExecutorShare
 from service.runtime.work_queue import place_left
 from service.stores.namespace_directory import NamespaceDirectory, open_directory
 
+_log = logging.getLogger(__name__)
 
-async def open_namespace(
-    settings: Settings,
-    directory: NamespaceDirectory,
-    name: str,
-    token: StoreToken | None,
-    shared: Parts,
-) -> Engine:
-    """Open the engine of a namespace, with its files read on other threads than the event loop's.
+_SWEEP = 1.0  # seconds between two looks at what was removed, and at what each cache holds
+_RETRY = 5.0  # seconds after a namespace could not be opened, before it is tried again
 
-    Args:
-        settings: of the service.
-        directory: of the namespaces.
-        name: of the namespace, checked.
-        token: of the store that is to be opened.
-        shared: parts of `default`, which lend their text encoder and executor.
-
-    Raises:
-        NotFound: the namespace was removed, or created again.
-        Corrupt: naming the file that is missing or fails its checks.
-        ModelRejected: the current model does not fit this service.
-        Unavailable: the namespaces stay locked by another process.
-    """
-    composing = asyncio.create_task(
-        asyncio.to_thread(compose_engine, settings, directory, name, token, shared)
-    )
-    try:
-        engine = await asyncio.shield(composing)
-    except asyncio.CancelledError:
-        # A thread cannot be interrupted, and what it has opened must be closed.
-        await (await composing).close()
-        raise
-    try:
-        await engine.open()
-    except BaseException:
-        await engine.close()
-        raise
-    return engine
+OnOpen = Callable[[str, Engine], None]
+OnRemove = Callable[[str], None]
 
 
 def compose_engine(
@@ -70,7 +38,11 @@ def compose_engine(
     token: StoreToken | None,
     shared: Parts,
 ) -> Engine:
-    """Wire an engine. This creates files that are missing, so that removals wait for it."""
+    """Wire the engine of a namespace, whose encoder and executor are those of `shared` parts.
+
+    This creates files that are missing, so that removals wait for it. Raises what `compose` raises,
+    and `NotFound` for a namespace that was removed, or created again.
+    """
     with directory.held(name, token) as folder:
         parts = compose(
             settings.model_copy(update={"data": folder}),
@@ -78,15 +50,6 @@ def compose_engine(
             executor=ExecutorShare(shared.executor),
         )
         return Engine(parts)
-
-
-_log = logging.getLogger(__name__)
-
-_SWEEP = 1.0  # seconds between two looks at what was removed, and at what each cache holds
-_RETRY = 5.0  # seconds after a namespace could not be opened, before it is tried again
-
-OnOpen = Callable[[str, Engine], None]
-OnRemove = Callable[[str], None]
 
 
 @dataclass(eq=False)
@@ -113,12 +76,8 @@ class Namespaces:
     """The engines of a process by namespace.
 
     The engine of `default` is open all the time; it lends its text encoder and the threads of its
-    executor to the others. Of these, at most `max_open_namespaces` are open, and what cannot be
+    executor to the others. At most `max_open_namespaces` of these are open, and what cannot be
     opened fails only its own requests.
-
-    Args:
-        settings: of the service.
-        default: the engine of the namespace `default`, open.
     """
 
     def __init__(self, settings: Settings, default: Engine) -> None:
@@ -153,9 +112,8 @@ class Namespaces:
 
     def engines(self) -> dict[str, Engine]:
         """Return the engines that are open, by the names of their namespaces."""
-        opened = {name: _opened(entry) for name, entry in self._entries.items()}
-        others = {name: engine for name, engine in opened.items() if engine is not None}
-        return {DEFAULT_NAMESPACE: self.default, **others}
+        names = (DEFAULT_NAMESPACE, *self._entries)
+        return {name: engine for name in names if (engine := self.engine(name)) is not None}
 
     def has_served(self, name: str) -> bool:
         """Return True for a namespace that was used here and is not known to be removed."""
@@ -175,8 +133,7 @@ class Namespaces:
 
     async def when_opened(self, name: str) -> Engine | None:
         """Return the engine of a namespace once it is open; None where it is not being opened."""
-        entry = self._entries.get(name)
-        if entry is not None:
+        if (entry := self._entries.get(name)) is not None:
             await asyncio.wait([entry.opening])
         return self.engine(name)
 
@@ -197,11 +154,8 @@ class Namespaces:
     async def lease(self, name: str, namespace_id: str | None = None) -> AsyncIterator[Engine]:
         """Yield the engine of a namespace, which stays open until the block ends.
 
-        Requests for one namespace share its opening, which goes on when they are given up.
-
-        Args:
-            name: of the namespace.
-            namespace_id: refuse a namespace of this name with another id.
+        Requests for one namespace share its opening, which goes on when they are given up. A
+        namespace of this name with another id is refused.
 
         Raises:
             NotFound: there is no such namespace, or it was removed.
@@ -243,7 +197,6 @@ class Namespaces:
         return others
 
     async def close(self) -> None:
-        """Close all engines."""
         for task in self._tasks:
             task.cancel()
         for entry in list(self._entries.values()):
@@ -280,8 +233,7 @@ class Namespaces:
     def _find(self, name: str) -> StoreToken | None:
         """Return the token of a namespace's store; retire what is open of an earlier one.
 
-        Raises:
-            NotFound: there is no such namespace.
+        Raises `NotFound` for a namespace that is missing.
         """
         token = self._directory.token(name) if is_name(name) else None
         entry = self._entries.get(name)
@@ -291,14 +243,14 @@ class Namespaces:
         if failure is not None and failure.token != token:
             del self._failures[name]  # another file may be a good one
         found = self._directory.namespace_id(name) if token is None and is_name(name) else None
-        own_id = found if token is None else token[2]
-        if name in self._known and self._known[name] != own_id:
+        namespace_id = found if token is None else token[2]
+        if name in self._known and self._known[name] != namespace_id:
             del self._known[name]
-            if own_id is None:
+            if namespace_id is None:
                 self._forgetting[name] = asyncio.create_task(self._forget(name))
             for forget in self._on_remove:
                 forget(name)
-        if own_id is None:
+        if namespace_id is None:
             raise NotFound(f"there is no namespace {name[:80]!r}")
         return token
 
@@ -331,9 +283,7 @@ class Namespaces:
             await asyncio.wait([closing])
         started = time.monotonic()
         try:
-            engine = await open_namespace(
-                self._settings, self._directory, name, token, self.default.parts
-            )
+            engine = await self._open_engine(name, token)
         except NotFound:
             raise
         except Exception as error:
@@ -346,6 +296,25 @@ class Namespaces:
         for prepare in self._on_open:
             prepare(name, engine)
         _log.info("namespace %s opened in %.0f ms", name, 1e3 * (time.monotonic() - started))
+        return engine
+
+    async def _open_engine(self, name: str, token: StoreToken | None) -> Engine:
+        """Open an engine, with its files read on other threads than the event loop's."""
+        settings, directory, shared = self._settings, self._directory, self.default.parts
+        composing = asyncio.create_task(
+            asyncio.to_thread(compose_engine, settings, directory, name, token, shared)
+        )
+        try:
+            engine = await asyncio.shield(composing)
+        except asyncio.CancelledError:
+            # A thread cannot be interrupted, and what it has opened must be closed.
+            await (await composing).close()
+            raise
+        try:
+            await engine.open()
+        except BaseException:
+            await engine.close()
+            raise
         return engine
 
     def _settle(self, entry: _Entry, _: asyncio.Task[Engine]) -> None:
@@ -417,8 +386,8 @@ class Namespaces:
         self._is_divided = len(engines) > 1
         total = self._settings.history_cache_bytes
         held = [engine.parts.memories.cached_bytes for engine in engines]
-        for engine, own in zip(engines, held, strict=True):
-            free = total - (sum(held) - own)
+        for engine, size in zip(engines, held, strict=True):
+            free = total - (sum(held) - size)
             engine.parts.memories.resize_cache(max(total // len(engines), free))
 
 

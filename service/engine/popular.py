@@ -70,15 +70,8 @@ def popular_items(
 ) -> AnswerOut:
     """Rank the items that were taken, published or rated as the question says.
 
-    Args:
-        question: the request.
-        snapshot: the catalogue.
-        log: all events.
-        types: codes of the event types that count.
-        selection: of the items that may be answered.
-        steered: by the question, over the same catalogue.
-        excluded: item rows that may not be answered.
-        at: the time of the request, microseconds UTC.
+    `types` are codes of the event types that count, `excluded` item rows that may not be answered,
+    and `at` is the time of the request, microseconds UTC.
     """
     ranked, is_ranked, doubts = _ranked(question, snapshot, log, types, at)
     mask = selection.allowed & is_ranked

@@ -15,7 +15,7 @@ from models.ranking.recommend import LONG_CANDIDATES, Ranked, best_scores, recom
 from models.ranking.scoring import Scores, score
 from models.ranking.steering import ItemSteering
 from service.domain.errors import NotFound
-from service.engine.explanation import Contribution, ExplanationWriter, explain_items, remainder_of
+from service.engine.explanation import Contribution, explain_items, remainder_of, write_explanation
 from service.engine.pipeline import Request, answer_of
 from service.engine.selection import UNSTEERED, Counted, count_items, warn
 from service.questions.answers import AnsweredItemOut, AnswerOut
@@ -113,18 +113,16 @@ async def _ranked(
 
     def attend(user: UserMemory) -> tuple[ItemRows, Scores, list[list[Reason]]]:
         rows, scores = rank(user)
-        reasons = list[list[Reason]]()
-        if question.explain:
-            reasons = explain_items(
-                snapshot,
-                user,
-                rows,
-                scores,
-                options=options,
-                top=question.explain,
-                effects=question.effects,
-                events=request.events,
-            )
+        reasons = explain_items(
+            snapshot,
+            user,
+            rows,
+            scores,
+            options=options,
+            top=question.explain,
+            effects=question.effects,
+            events=request.events,
+        )
         return rows, scores, reasons
 
     rows, scores, reasons = await request.attend(attend, size)
@@ -167,9 +165,9 @@ def scored_items(
         for item_id, total, title, parts, mass in columns
     ]
     if explanations:
-        personal, count, writer = scores.personal.tolist(), scores.memory_rows, ExplanationWriter()
+        personal, count = scores.personal.tolist(), scores.memory_rows
         for item, explanation, whole in zip(items, explanations, personal, strict=True):
-            item["explanation"] = writer.write(explanation)
+            item["explanation"] = write_explanation(explanation)
             item["remainder"] = remainder_of(explanation, whole, count)
     if scores.relative_error is not None:
         for item, error in zip(items, scores.relative_error.tolist(), strict=True):

@@ -41,11 +41,8 @@ MAX_USERS = 2_000  # of one item whose histories are read, those who took it las
 async def similar_items(request: Request[SimilarIn]) -> AnswerOut:
     """Find the items most similar to one, in the requested space or wherever it has a key.
 
-    Nothing is similar to an item without any key, and a warning says so.
-
-    Raises:
-        NotFound: when the catalogue has no such item.
-        Invalid: when it has no key in the requested space, but has one in another.
+    Nothing is similar to an item without any key, and a warning says so. Raises `NotFound`, and
+    `Invalid` for an item that has no key in the requested space, but has one in another.
     """
     question = request.question
     await request.open_snapshot()
@@ -110,22 +107,12 @@ def _similar(request: Request[SimilarIn], selection: ItemSelection) -> AnswerOut
     if question.facets or question.pin:
         others = comparable(snapshot, row, selection.allowed, spaces)
     steered = steer_items(
-        question,
-        snapshot,
-        allowed=selection.allowed,
-        shown=request.shown,
-        comparable=others,
+        question, snapshot, allowed=selection.allowed, shown=request.shown, comparable=others
     )
     selection = selection.with_warnings(steered.warnings)
     if not spaces:
-        lacks = " and ".join(_LACKS.values())
-        selection = selection.with_warnings(
-            (
-                WarningOut(
-                    pointer="/item_id", detail=f"nothing is compared: item {item_id!r} {lacks}"
-                ),
-            )
-        )
+        detail = f"nothing is compared: item {item_id!r} {' and '.join(_LACKS.values())}"
+        selection = selection.with_warnings((WarningOut(pointer="/item_id", detail=detail),))
     found = similar(
         snapshot,
         row,
@@ -208,7 +195,10 @@ def _together(request: Request[TogetherIn], selection: ItemSelection) -> AnswerO
         events_of=events_of,
         allowed=allowed if trained is None else allowed & (trained > 0),
     )
-    scores = _scores(found, trained, relation, len(catalogue))
+    scores = trained
+    if scores is None:
+        scores = np.zeros(len(catalogue))
+        scores[found.rows] = found.weights if relation == "after" else found.significance
     is_taken = np.zeros(len(catalogue), np.bool_)
     is_taken[found.rows] = True
     spaces: tuple[Space, ...] = ("content",) if catalogue.has_content[row] else ()
@@ -225,12 +215,8 @@ def _together(request: Request[TogetherIn], selection: ItemSelection) -> AnswerO
     if (boosts := steering.scaled(scores[found.rows]).boosts_of(found.rows)) is not None:
         added[found.rows] = boosts
     every = steering.reorders or len(steering.pins) > 0
-    ranked = best_rows(
-        scores + added,
-        found.rows,
-        len(found.rows) if every else question.limit,
-        catalogue,
-    )
+    most = len(found.rows) if every else question.limit
+    ranked = best_rows(scores + added, found.rows, most, catalogue)
     if (every or len(ranked) < question.limit) and is_similar.any():
         near = compare_items(snapshot, row, allowed=is_similar, spaces=spaces)
         scores[near.rows] = near.cosines_in("content")
@@ -298,17 +284,6 @@ def _trained_counts(snapshot: Snapshot, row: int) -> NDArray[np.float64] | None:
     of_trained[counted.items[known][follows].numpy()] = counted.counts[known][follows].numpy()
     of_items: NDArray[np.float64] = of_trained[snapshot.trained_rows.numpy()]
     return of_items
-
-
-def _scores(
-    found: Companions, trained: NDArray[np.float64] | None, relation: Relation, size: int
-) -> NDArray[np.float64]:
-    """Return what items are ranked by, [N]."""
-    if trained is not None:
-        return trained
-    scores = np.zeros(size)
-    scores[found.rows] = found.weights if relation == "after" else found.significance
-    return scores
 
 
 def _items(

@@ -20,25 +20,30 @@ from models.ranking.steering import ItemSteering
 from service.domain.records import NEGATIVE, check_finite
 from service.engine.explanation import (
     Contribution,
-    ExplanationWriter,
-    MemoryRow,
     merge_events,
     name_events,
     remainder_of,
+    write_explanation,
 )
 from service.engine.pipeline import Request, attended
 from service.engine.popular import popular_items
 from service.engine.recommend import scored_items
 from service.engine.selection import Counted, ItemSelection, SteeredItems, count_items
 from service.histories.event_columns import EventColumns
-from service.questions.answers import AnsweredItemOut, RowOut, RowReasonOut, RowsOut
+from service.questions.answers import (
+    AnsweredItemOut,
+    AttendedEventOut,
+    RowOut,
+    RowReasonOut,
+    RowsOut,
+)
 from service.questions.asked import attention_options
 from service.questions.ready import PopularIn, RowsIn
 
 _POOLED = 2  # items that are ranked for a page, for each that it shows
 MOST_POOLED = 150
-FEWEST = 3  # items of a row, where it may have so many
-_CATEGORIES = 2  # of the user's, of which new items are shown
+FEWEST = 3  # items of a row, unless the question asks for fewer
+_CATEGORIES = 2  # of the user's, whose new items are shown
 _NEWEST_EVENTS = 200  # whose items say which categories these are
 _NAMED_EVENTS = 3  # of the reason of a row
 
@@ -211,7 +216,7 @@ class HomePage:
         causes: dict[str, int] = {}
         entries: list[tuple[int, int, float]] = []
         raising = [
-            [e for e in named if e.contribution > 0 and e.row.type not in NEGATIVE]
+            [e for e in named if e.contribution > 0 and e.row["type"] not in NEGATIVE]
             for named in explanations
         ]
         for target, named in enumerate(raising):
@@ -224,7 +229,7 @@ class HomePage:
         gains = np.zeros((len(items), len(causes)))
         for target, cause, gain in entries:
             gains[target, cause] += gain
-        names, writer = list(causes), ExplanationWriter()
+        names = list(causes)
         rows: list[RowOut] = []
         for chosen in because_rows(
             gains,
@@ -239,7 +244,7 @@ class HomePage:
                 of_cause = [e for e in raising[target] if _name(e) == names[chosen.cause]]
                 item = items[target].copy()
                 merged = merge_events(of_cause)
-                item["explanation"] = writer.write(merged)
+                item["explanation"] = write_explanation(merged)
                 item["remainder"] = remainder_of(merged, personal[target], scores.memory_rows)
                 of_row.append(item)
                 events += of_cause
@@ -329,22 +334,25 @@ class HomePage:
 
 def _name(reason: Contribution) -> str:
     """Return the item of an event, or the interest of a profile."""
-    return reason.row.item_id or reason.row.title
+    return reason.row["item_id"] or reason.row["title"]
 
 
 def _because_reason(contributions: Sequence[Contribution]) -> RowReasonOut:
     """Return the reason of a row: its item, and the events that add most to the row's scores."""
-    sums: dict[MemoryRow, float] = {}
-    for each in contributions:
-        sums[each.row] = sums.get(each.row, 0.0) + each.contribution
-    best = sorted(sums, key=lambda row: -sums[row])
+    sums: dict[tuple[object, ...], float] = {}
+    rows: dict[tuple[object, ...], AttendedEventOut] = {}
+    for part in contributions:
+        key = tuple(part.row.values())
+        rows[key] = part.row
+        sums[key] = sums.get(key, 0.0) + part.contribution
+    best = [rows[key] for key in sorted(sums, key=lambda key: -sums[key])]
     first = best[0]
-    begin = _BECAUSE.get(first.type, "Because of")
-    events = [row.event_id for row in best[:_NAMED_EVENTS] if row.event_id is not None]
-    text = f"{begin} {first.title or first.item_id}"
+    begin = _BECAUSE.get(first["type"], "Because of")
+    events = [row["event_id"] for row in best[:_NAMED_EVENTS] if row["event_id"] is not None]
+    text = f"{begin} {first['title'] or first['item_id']}"
     reason: RowReasonOut = {"kind": "because", "text": text}
-    if first.item_id is not None:
-        reason["item_id"] = first.item_id
+    if first["item_id"] is not None:
+        reason["item_id"] = first["item_id"]
     if events:
         reason["event_ids"] = events
     return reason

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import orjson
@@ -53,10 +52,10 @@ from service.domain.records import Item
 from service.domain.timestamps import to_rfc3339
 from service.engine.explanation import (
     Contribution,
-    ExplanationWriter,
     explain_items,
     name_rows,
     remainder_of,
+    write_explanation,
 )
 from service.engine.highlight import add_highlights
 from service.engine.pipeline import Request, answer_of
@@ -79,6 +78,7 @@ from service.questions.answers import (
 )
 from service.questions.asked import MAX_RANKED, SearchIn
 from service.questions.parts import SortIn
+from service.snapshots.live_search import SearchSetup
 
 RERANKED = 200  # items matched by text that a user's memory re-ranks
 BM25_HITS = 500  # items at most that BM25 contributes
@@ -107,7 +107,7 @@ async def answer_search(request: Request[SearchIn]) -> AnswerOut | FoundEventsOu
         return await _list(request)
     offset = question.offset
     if question.cursor is not None:
-        offset = page_offset(question.cursor, MAX_RANKED - question.limit)
+        offset = _page_offset(question.cursor, MAX_RANKED - question.limit)
     await request.open_for(question)
     snapshot, setup = request.snapshot, request.parts.search.setup
     selection = await request.select(question.filter, question.facets)
@@ -118,19 +118,15 @@ async def answer_search(request: Request[SearchIn]) -> AnswerOut | FoundEventsOu
             question,
             snapshot,
             user,
-            setup.encode,
+            setup,
             allowed=selection.allowed,
             options=request.options,
-            parameters=setup.parameters,
             steering=steered.steering,
             events=request.events,
             offset=offset,
         )
 
-    size = math.inf
-    if setup.quick and len(question.query) <= _SHORT:
-        size = _FIELD_KEY * len(snapshot.catalogue.keys)
-        size += request.size(RERANKED, question.explain)
+    size = _cost(request) + request.size(RERANKED, question.explain)
     outcome = await request.attend(attend, size)
     named = await request.name(outcome.reasons)
     answer = search_answer(question, snapshot, outcome, named, steered)
@@ -139,58 +135,111 @@ async def answer_search(request: Request[SearchIn]) -> AnswerOut | FoundEventsOu
     return request.finish(answer)
 
 
+def _cost(request: Request[SearchIn]) -> float:
+    """Return how long matching a query takes, as for `Request.compute`; inf if encoding is slow."""
+    if request.parts.search.setup.quick and len(request.question.query) <= _SHORT:
+        return _FIELD_KEY * len(request.snapshot.catalogue.keys)
+    return math.inf
+
+
 async def _list(request: Request[SearchIn]) -> AnswerOut:
     """List items in the order of their fields, the same list for every user."""
     question = request.question
     await request.open_snapshot()
     selection = await request.select(question.filter, question.facets, question.sort)
-    setup, options = request.parts.search.setup, question.options(request.parts.settings)
-    answer = await request.compute(
-        lambda: list_matches(
-            question,
-            request.snapshot,
-            setup.encode,
-            selection=selection,
-            options=options,
-            parameters=setup.parameters,
-            shown=request.shown,
-        )
+    work = partial(
+        list_matches,
+        question,
+        request.snapshot,
+        request.parts.search.setup,
+        selection=selection,
+        options=question.options(request.parts.settings),
+        shown=request.shown,
     )
+    answer = await request.compute(work)
     await _add_texts(request, answer["items"])
     return request.finish(answer)
 
 
 async def _search_history(request: Request[SearchIn]) -> FoundEventsOut:
     """Search the events of a person by the texts of their items."""
-    question = request.question
+    question, setup = request.question, request.parts.search.setup
     await request.open_for(question)
-    snapshot, events, setup = request.snapshot, request.events, request.parts.search.setup
+    snapshot, events = request.snapshot, request.events
     selection = await request.select(question.filter)
-    work = partial(
-        search_history,
-        question,
-        snapshot,
-        events,
-        setup.encode,
-        at=request.now,
-        allowed=selection.allowed,
-        options=request.options,
-        parameters=setup.parameters,
-    )
-    size = math.inf
-    if setup.quick and len(question.query) <= _SHORT:
-        size = _FIELD_KEY * len(snapshot.catalogue.keys) + len(events)
-    outcome = await request.compute(work, size)
+
+    def find() -> tuple[EventResults, list[int], ParsedQuery | None]:
+        # Items that the catalogue does not know yet, at -1 or behind its end, are not allowed.
+        allowed = np.append(selection.allowed, False)
+        may = allowed[np.where(events.rows < len(selection.allowed), events.rows, -1)]
+        visible = visible_events(snapshot, events, question.visible)
+        places = np.flatnonzero(may if visible is None else may & visible)
+        rows = events.rows[places].astype(np.int64)
+        of_events = np.zeros_like(selection.allowed)
+        of_events[rows] = True
+        parsed, matches = match_text(
+            question.query,
+            snapshot,
+            setup.encode,
+            allowed=of_events,
+            options=request.options,
+            parameters=setup.parameters,
+            depth=question.limit,
+        )
+        found = search_events(
+            matches,
+            rows,
+            request.now - events.timestamps[places],
+            limit=question.limit,
+            fill=question.fill,
+            min_score=question.min_score,
+        )
+        return found, places[found.events].tolist(), parsed
+
+    found, sources, parsed = await request.compute(find, _cost(request) + len(events))
     with request.stages("explain"):
-        named = await name_rows(request.parts.store, snapshot, events, outcome.sources)
+        named = await name_rows(request.parts.store, snapshot, events, sources)
     request.degraded = named.is_degraded
-    answer = history_answer(question, snapshot, events, outcome, named.ids)
+    rows = found.items.rows[found.places]
+    columns = zip(
+        named.ids,
+        snapshot.catalogue.vocabulary.ids_of(rows.tolist()),
+        snapshot.catalogue.titles.take(rows),
+        events.types[sources].tolist(),
+        events.timestamps[sources].tolist(),
+        found.match.tolist(),
+        found.recency.tolist(),
+        found.weights.tolist(),
+        found.places.tolist(),
+        strict=True,
+    )
+    entries: list[FoundEventOut] = [
+        {
+            "event_id": event_id or None,
+            "item_id": item_id,
+            "title": title,
+            "type": events.type_names[code],
+            "timestamp": to_rfc3339(timestamp),
+            "score": match + recency,
+            "parts": {"match": match, "recency": recency},
+            "weight": weight,
+            "matched": found.items.matched[place],
+        }
+        for event_id, item_id, title, code, timestamp, match, recency, weight, place in columns
+    ]
+    answer = answer_of(
+        snapshot,
+        cast("list[AnsweredItemOut]", entries),
+        retrieval=found.items.mode,
+        keys_attended=found.items.keys,
+        mass=found.items.mass,
+    )
+    describe_query(answer, question, snapshot.catalogue, parsed, found=bool(entries))
     selection.describe(answer)
-    found = cast("list[FoundEventOut]", answer["items"])
-    await _add_texts(request, answer["items"], outcome.parsed)
+    await _add_texts(request, answer["items"], parsed)
     out = request.finish(answer)
     del out["items"]  # type: ignore[misc]
-    return cast("FoundEventsOut", {"events": found, **out})
+    return cast("FoundEventsOut", {"events": entries, **out})
 
 
 async def _add_texts(
@@ -231,11 +280,10 @@ def search_items(
     question: SearchIn,
     snapshot: Snapshot,
     user: UserMemory,
-    encode: Callable[[str], NDArray[np.float32]],
+    setup: SearchSetup,
     *,
     allowed: NDArray[np.bool_],
     options: AttentionOptions,
-    parameters: SearchParameters = DEFAULTS,
     steering: ItemSteering = NO_STEERING,
     events: EventColumns = EMPTY,
     offset: int = 0,
@@ -243,13 +291,10 @@ def search_items(
     """Rank the items that match a text best.
 
     Args:
-        question: the request.
-        snapshot: the catalogue.
         user: from `build_memory` with the same snapshot; an empty one re-ranks nothing.
-        encode: encodes a text to its vector [D].
+        setup: encodes the query, and weighs the kinds of match.
         allowed: bool [N], what may be answered.
-        options: both are attended, the field keys and the user's memory.
-        parameters: weights of the kinds of match.
+        options: for both attentions, to the field keys and to the user's memory.
         steering: of the same catalogue, without exploration.
         events: of the memory, which reasons are about.
         offset: items before the page.
@@ -258,10 +303,10 @@ def search_items(
     parsed, matches = match_text(
         question.query,
         snapshot,
-        encode,
+        setup.encode,
         allowed=allowed,
         options=options,
-        parameters=parameters,
+        parameters=setup.parameters,
         depth=end + 1,
     )
     near = nearest(matches, max(RERANKED, question.limit)) if len(user) else np.zeros(0, np.int64)
@@ -280,23 +325,21 @@ def search_items(
     )
     cursor, is_cut = None, len(found.rows) > end
     if is_cut and end + question.limit <= MAX_RANKED:
-        cursor, is_cut = page_cursor(end), False
+        cursor, is_cut = _encoded(end), False
     found = take(found, range(offset, end))
     place_of = {row: place for place, row in enumerate(near.tolist())}
     places = [place_of.get(row, -1) for row in found.rows.tolist()]
-    reasons = list[list[Reason]]()
-    if question.explain:
-        reasons = explain_items(
-            snapshot,
-            user,
-            found.rows,
-            scores,
-            options=options,
-            top=question.explain,
-            effects=question.effects,
-            events=events,
-            places=places,
-        )
+    reasons = explain_items(
+        snapshot,
+        user,
+        found.rows,
+        scores,
+        options=options,
+        top=question.explain,
+        effects=question.effects,
+        events=events,
+        places=places,
+    )
     counted, warnings = None, _bounds(matches)
     if question.facets:
         mask, warnings = matched_items(snapshot, parsed, matches, allowed, question.min_score)
@@ -308,7 +351,7 @@ def search_items(
         warnings += _unworded(snapshot, parsed, matches)
     if is_cut:
         told = f"a search ranks {MAX_RANKED:,} items: more match, which a `sort` lists"
-        warnings += (WarningOut(pointer="/limit", detail=told),)
+        warnings += _warning(told, "/limit")
     return SearchOutcome(found, parsed, scores, places, reasons, counted, cursor, warnings)
 
 
@@ -330,8 +373,9 @@ def matched_items(
         rows = index.rows_with_words(parsed, MAX_MATCHES)
         mask[rows] = True
         if len(rows) == MAX_MATCHES:
-            told = f"more than {MAX_MATCHES:,} items have words of it: the others are not counted"
-            warnings += (WarningOut(pointer="/query", detail=told),)
+            warnings += _warning(
+                f"more than {MAX_MATCHES:,} items have words of it: the others are not counted"
+            )
     mask[strong_matches(matches, min_score)] = True
     return mask & allowed, warnings
 
@@ -340,8 +384,13 @@ def _bounds(matches: FieldMatches) -> tuple[WarningOut, ...]:
     """Say if keywords begin as a query that were not looked up."""
     if not matches.keywords.is_cut:
         return ()
-    told = f"more than {MAX_COMPLETED:,} identifiers begin so: items of the others are left out"
-    return (WarningOut(pointer="/query", detail=told),)
+    return _warning(
+        f"more than {MAX_COMPLETED:,} identifiers begin so: items of the others are left out"
+    )
+
+
+def _warning(detail: str, pointer: str = "/query") -> tuple[WarningOut, ...]:
+    return (WarningOut(pointer=pointer, detail=detail),)
 
 
 def _unworded(
@@ -353,8 +402,9 @@ def _unworded(
         return ()
     if not len(index.rows_with_words(parsed, 1)):
         return ()
-    told = "no item that passes the filter has a word of it: these are near to it in meaning"
-    return (WarningOut(pointer="/query", detail=told),)
+    return _warning(
+        "no item that passes the filter has a word of it: these are near to it in meaning"
+    )
 
 
 def _unmeant(
@@ -373,44 +423,46 @@ def _unmeant(
         if 2 * len(index.match_spans(parsed)(title)) > len(parsed.terms):
             return ()
     if not matches.parameters.meaning:
-        told = "only words are compared: meaning has the weight 0 in this catalogue"
-    elif not names & {"description", EMBEDDING}:
-        told = "no item has a description: meaning is compared with titles and labels only"
-    else:
-        return ()
-    return (WarningOut(pointer="/query", detail=told),)
+        return _warning("only words are compared: meaning has the weight 0 in this catalogue")
+    if not names & {"description", EMBEDDING}:
+        return _warning(
+            "no item has a description: meaning is compared with titles and labels only"
+        )
+    return ()
 
 
 def list_matches(
     question: SearchIn,
     snapshot: Snapshot,
-    encode: Callable[[str], NDArray[np.float32]],
+    setup: SearchSetup,
     *,
     selection: ItemSelection,
     options: AttentionOptions,
-    parameters: SearchParameters = DEFAULTS,
     shown: Sequence[str] = (),
 ) -> AnswerOut:
     """List the items that match a text, or all without one, in the order of their fields.
 
-    The arguments are those of `search_items`, and `shown` the items of another answer before this
-    one, which count for quotas; nobody's memory is attended. Raises `Invalid` for a
-    cursor of another order.
+    `shown` are items of another answer before this one, which count for quotas. Raises `Invalid`
+    for a cursor of another order.
     """
     mask, parsed, matches = selection.allowed, None, None
     warnings: tuple[WarningOut, ...] = ()
     if question.query.strip():
         parsed, matches = match_text(
-            question.query, snapshot, encode, allowed=mask, options=options, parameters=parameters
+            question.query,
+            snapshot,
+            setup.encode,
+            allowed=mask,
+            options=options,
+            parameters=setup.parameters,
         )
         mask, warnings = matched_items(snapshot, parsed, matches, mask)
     steered = steer_items(question, snapshot, allowed=selection.allowed, shown=shown)
     answer = list_items(question, snapshot, mask, steered.steering.quotas)
     if matches is not None:
         answer |= {"retrieval": matches.mode, "keys_attended": matches.attended}
-    counted = count_items(snapshot, mask, question.facets)
     selection = selection.with_warnings(steered.warnings + warnings)
-    selection.describe(answer, counted)
+    selection.describe(answer, count_items(snapshot, mask, question.facets))
     if warnings:
         del answer["total"]  # not all were counted
     describe_query(answer, question, snapshot.catalogue, parsed, found=bool(mask.any()))
@@ -427,9 +479,9 @@ def match_text(
     parameters: SearchParameters = DEFAULTS,
     depth: int = 0,
 ) -> tuple[ParsedQuery | None, FieldMatches]:
-    """Parse a text and match it against the BM25 index and the field keys.
+    """Parse a text, and match it against the BM25 index and the field keys of allowed items [N].
 
-    The arguments are those of `search_items`; `depth` items are ranked by their words at least.
+    At least `depth` items are ranked by their words.
     """
     index, parsed, keywords = snapshot.catalogue.bm25_index, None, NO_KEYWORDS
     hits: Callable[[], Hits] | None = None
@@ -501,8 +553,7 @@ def describe_query(
     if question.filter != EVERYTHING:
         among += " that passes the filter"
     shown = written if len(written) <= _SHOWN else written[:_SHOWN] + "…"
-    detail = f"{among} matches {shown!r}"
-    warn(answer, [WarningOut(pointer="/query", detail=detail)], first=True)
+    warn(answer, _warning(f"{among} matches {shown!r}"), first=True)
 
 
 def search_answer(
@@ -543,9 +594,9 @@ def search_answer(
         if place >= 0:
             item["mass"] = masses[place]
     if question.explain and (question.user_id is not None or question.history is not None):
-        personal, count, writer = scores.personal.tolist(), scores.memory_rows, ExplanationWriter()
+        personal, count = scores.personal.tolist(), scores.memory_rows
         for item, explanation, place in zip(items, explanations, outcome.places, strict=True):
-            item["explanation"] = writer.write(explanation)
+            item["explanation"] = write_explanation(explanation)
             if place >= 0:
                 item["remainder"] = remainder_of(explanation, personal[place], count)
     is_asked = bool(scores.memory_rows)
@@ -624,17 +675,21 @@ def list_items(
     return answer
 
 
-def page_cursor(offset: int) -> str:
-    """Return the cursor of the page of a search that begins at an offset."""
-    return base64.urlsafe_b64encode(orjson.dumps(offset)).decode()
+def _encoded(document: object) -> str:
+    return base64.urlsafe_b64encode(orjson.dumps(document)).decode()
 
 
-def page_offset(cursor: str, most: int) -> int:
-    """Return the offset [≤ most] that `page_cursor` wrote. Raises `Invalid`."""
+def _decoded(cursor: str) -> Any:
+    """Return what `_encoded` was given; None of another text."""
     try:
-        offset = orjson.loads(base64.urlsafe_b64decode(cursor))
-    except (ValueError, TypeError, binascii.Error):
-        offset = None
+        return orjson.loads(base64.urlsafe_b64decode(cursor))
+    except ValueError:  # of either library
+        return None
+
+
+def _page_offset(cursor: str, most: int) -> int:
+    """Return the offset [≤ most] of a page of a search. Raises `Invalid`."""
+    offset = _decoded(cursor)
     if isinstance(offset, int) and not isinstance(offset, bool) and 0 <= offset <= most:
         return offset
     raise Invalid("/cursor", "is no cursor of a search")
@@ -642,19 +697,20 @@ def page_offset(cursor: str, most: int) -> int:
 
 def _cursor(order: Sequence[SortIn], place: SortPosition) -> str:
     values = [[*value] for value in place.values]  # orjson takes no named tuples
-    document = [[[each.field, each.order == "desc"] for each in order], values, place.item_id]
-    return base64.urlsafe_b64encode(orjson.dumps(document)).decode()
+    return _encoded([_written(order), values, place.item_id])
+
+
+def _written(order: Sequence[SortIn]) -> list[list[object]]:
+    return [[key.field, key.order == "desc"] for key in order]
 
 
 def _position(cursor: str, order: Sequence[SortIn]) -> SortPosition:
     """Return the position that `_cursor` wrote. Raises `Invalid`."""
     try:
-        fields, values, item_id = orjson.loads(base64.urlsafe_b64decode(cursor))
-        if fields == [[each.field, each.order == "desc"] for each in order] and len(values) == len(
-            order
-        ):
+        fields, values, item_id = _decoded(cursor)
+        if fields == _written(order) and len(values) == len(order):
             return SortPosition(tuple(map(_sorted_value, values)), str(item_id))
-    except (ValueError, TypeError, binascii.Error):
+    except (ValueError, TypeError):
         pass
     raise Invalid("/cursor", "is no cursor of a list in this order")
 
@@ -665,104 +721,3 @@ def _sorted_value(pair: Sequence[object]) -> SortedValue:
     if not isinstance(number, float | int | None) or not isinstance(keyword, str | bool | None):
         raise TypeError
     return SortedValue(number, keyword)
-
-
-# --------------------------------------------------------------------- events of a history
-
-
-class HistoryOutcome(NamedTuple):
-    """Events found by a text."""
-
-    found: EventResults
-    sources: list[int]  # [L] their places in the columns
-    parsed: ParsedQuery | None  # the query; None without a BM25 index
-
-
-def search_history(
-    question: SearchIn,
-    snapshot: Snapshot,
-    events: EventColumns,
-    encode: Callable[[str], NDArray[np.float32]],
-    *,
-    at: int,
-    allowed: NDArray[np.bool_],
-    options: AttentionOptions,
-    parameters: SearchParameters = DEFAULTS,
-) -> HistoryOutcome:
-    """Rank the visible events on allowed items [N]; `at` is the time of the request.
-
-    The other arguments are those of `search_items`.
-    """
-    # Items that the catalogue does not know yet, at -1 or behind its end, are not allowed.
-    known = np.append(allowed, False)
-    may = known[np.where(events.rows < len(allowed), events.rows, -1)]
-    visible = visible_events(snapshot, events, question.visible)
-    places = np.flatnonzero(may if visible is None else may & visible)
-    rows = events.rows[places].astype(np.int64)
-    own = np.zeros_like(allowed)
-    own[rows] = True
-    parsed, matches = match_text(
-        question.query,
-        snapshot,
-        encode,
-        allowed=own,
-        options=options,
-        parameters=parameters,
-        depth=question.limit,
-    )
-    found = search_events(
-        matches,
-        rows,
-        at - events.timestamps[places],
-        limit=question.limit,
-        fill=question.fill,
-        min_score=question.min_score,
-    )
-    return HistoryOutcome(found, places[found.events].tolist(), parsed)
-
-
-def history_answer(
-    question: SearchIn,
-    snapshot: Snapshot,
-    events: EventColumns,
-    outcome: HistoryOutcome,
-    event_ids: Sequence[str],
-) -> AnswerOut:
-    """Make the answer, whose items are `FoundEventOut`s; `event_ids` are those of the sources."""
-    found, sources = outcome.found, outcome.sources
-    rows = found.items.rows[found.places]
-    columns = zip(
-        event_ids,
-        snapshot.catalogue.vocabulary.ids_of(rows.tolist()),
-        snapshot.catalogue.titles.take(rows),
-        events.types[sources].tolist(),
-        events.timestamps[sources].tolist(),
-        found.match.tolist(),
-        found.recency.tolist(),
-        found.weights.tolist(),
-        found.places.tolist(),
-        strict=True,
-    )
-    named: list[FoundEventOut] = [
-        {
-            "event_id": event_id or None,
-            "item_id": item_id,
-            "title": title,
-            "type": events.type_names[code],
-            "timestamp": to_rfc3339(timestamp),
-            "score": match + recency,
-            "parts": {"match": match, "recency": recency},
-            "weight": weight,
-            "matched": found.items.matched[place],
-        }
-        for event_id, item_id, title, code, timestamp, match, recency, weight, place in columns
-    ]
-    answer = answer_of(
-        snapshot,
-        cast("list[AnsweredItemOut]", named),
-        retrieval=found.items.mode,
-        keys_attended=found.items.keys,
-        mass=found.items.mass,
-    )
-    describe_query(answer, question, snapshot.catalogue, outcome.parsed, found=bool(named))
-    return answer

@@ -109,7 +109,10 @@ def count_items(
 
 
 def _facet(facet: FacetIn, counts: FacetCounts) -> FacetOut:
-    written = _time if facet.field == "published_at" else _as_it_is
+    def written(value: Any) -> Any:
+        is_time = facet.field == "published_at" and value is not None
+        return to_rfc3339(value) if is_time else value
+
     out: FacetOut = {
         "field": facet.field,
         "values": [{"value": written(value), "count": count} for value, count in counts.values],
@@ -118,14 +121,6 @@ def _facet(facet: FacetIn, counts: FacetCounts) -> FacetOut:
     if counts.minimum is not None:
         out |= {"min": written(counts.minimum), "max": written(counts.maximum)}
     return out
-
-
-def _time(micros: Any) -> Any:
-    return None if micros is None else to_rfc3339(micros)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 # ----------------------------------------------------------------------------- steering
@@ -212,9 +207,9 @@ def steer_items(
 ) -> SteeredItems:
     """Apply the rules, pins, quotas and exploration of a question to the catalogue.
 
+    Pins among the items that the question excludes are left out.
+
     Args:
-        question: says how items are steered; pins among the items that it excludes are left out.
-        snapshot: the catalogue.
         allowed: bool [N], the items that pass the question's filter.
         limit: the most items that are ranked; None = those of the answer.
         shown: items before this answer, which count for quotas.
@@ -245,12 +240,12 @@ def steer_items(
     return SteeredItems(
         applied,
         ItemSteering(
-            applied.boost,
-            applied.buried,
-            tuple(placed),
-            tuple(Quota(quota.field, quota.count, rows) for quota in at_most),
-            explore,
-            seed,
+            boost=applied.boost,
+            buried=applied.buried,
+            pins=tuple(placed),
+            quotas=tuple(Quota(quota.field, quota.count, rows) for quota in at_most),
+            explore=explore,
+            seed=seed,
             is_relative=True,
         ),
         (*applied.warnings, *refused, *attribute_warnings(snapshot.catalogue.fields, names)),
@@ -419,8 +414,6 @@ def _closest(name: str, others: Iterable[str]) -> str:
 
 def _shown(value: str | bool | None) -> str:
     """Return a value as JSON has it, a string in the quotes of a sentence."""
-    return (
-        repr(value)
-        if isinstance(value, str)
-        else {None: "null", True: "true", False: "false"}[value]
-    )
+    if isinstance(value, str):
+        return repr(value)
+    return {None: "null", True: "true", False: "false"}[value]

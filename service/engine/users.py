@@ -24,10 +24,10 @@ from service.domain.records import check_finite
 from service.domain.timestamps import to_rfc3339
 from service.engine.explanation import (
     Contribution,
-    ExplanationWriter,
     foremost_reasons,
     name_reasons,
     remainder_of,
+    write_explanation,
 )
 from service.engine.pipeline import Request, attended
 from service.histories.event_columns import EventColumns
@@ -155,7 +155,7 @@ def audience_user(
     }
     if explanation is not None:
         named = tuple(reason for reason in explanation if reason.contribution > 0)
-        user["explanation"] = ExplanationWriter().write(named)
+        user["explanation"] = write_explanation(named)
         user["remainder"] = remainder_of(named, float(scores.personal[0]), scores.memory_rows)
     return user
 

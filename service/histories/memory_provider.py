@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 
+import numpy as np
 import torch
+from cachetools import LRUCache
 
 from models.attention.attend import AttentionOptions
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import holding
 from models.data.vocabulary import Vocabulary
+from models.encoder.event_bias import bucket_margins
 from models.history.long_history import CollapsedHistory, collapsible_prefix, leaves_enough
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
+from models.recommender.recommender import Recommender
 from service.domain.errors import StoreUnreachable
 from service.domain.settings import Settings
 from service.histories.event_columns import (
@@ -33,13 +40,213 @@ from service.histories.event_columns import (
     up_to,
     with_session,
 )
-from service.histories.user_cache import DerivedState, UserCache
 from service.questions.asked import InlineEventIn
 from service.questions.parts import ALL_EVENTS, VisibleIn
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.base import Store
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DerivedState:
+    """State that a model derived from a user's events: all of it can be computed again.
+
+    Each part has its own validity. The encoded states in `memory` serve any history that begins
+    with the events they were computed from, under the same model. `collapsed` serves a history of
+    the same epoch, as far as `CollapsedHistory.rebind` accepts the snapshot. `history` and `memory`
+    serve the events they were made for, by any snapshot of the model that has the same tables of
+    their items, and `memory` only while every age stays in its bucket: time enters a memory only
+    through buckets of ages (`models.encoder.event_bias`).
+    """
+
+    events: EventColumns
+    step: int  # last step of the item tables
+    written: int  # `last_written` for the items of the events and the profile
+    history: UserHistory
+    memory: UserMemory
+    collapsed: CollapsedHistory | None = None
+    is_plain: bool = True  # False: older events of `memory` were not collapsed, if they could be
+    since: int = field(init=False, default=0)  # microseconds UTC: `memory` serves from then on
+    until: int = field(init=False, default=0)  # and before then
+    nbytes: int = field(init=False, default=0)  # held beside the events, when this was made
+
+    def __post_init__(self) -> None:
+        memory = self.memory
+        size = self.history.types.nbytes + memory.nbytes
+        size += self.history.weights.nbytes if self.events.weights is None else 0
+        size += 0 if self.collapsed is None else self.collapsed.nbytes
+        younger, older = bucket_margins(memory.at - memory.history.timestamps)
+        for name, value in (
+            ("since", memory.at - younger),
+            ("until", memory.at + older),
+            ("nbytes", size),
+        ):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(
+        cls,
+        snapshot: Snapshot,
+        events: EventColumns,
+        history: UserHistory,
+        user: UserMemory,
+        *,
+        collapsed: CollapsedHistory | None = None,
+        is_plain: bool = True,
+    ) -> DerivedState:
+        """Return the state that holds a memory made from a user's events by a snapshot."""
+        step, written = snapshot.cow_tables.step, _last_written(snapshot, events)
+        return cls(events, step, written, history, user, collapsed=collapsed, is_plain=is_plain)
+
+    def serves(self, events: EventColumns, snapshot: Snapshot) -> bool:
+        """Report whether this was derived from the same events and the same tables of their items.
+
+        `snapshot` is of the same model.
+        """
+        if (self.events.version, self.events.epoch) != (events.version, events.epoch):
+            return False
+        is_same = self.step == snapshot.cow_tables.step
+        return is_same or self.written == _last_written(snapshot, events)
+
+    def memory_at(self, at: int, *, collapsed: bool = False) -> UserMemory | None:
+        """The memory, where it is that of a request's time too, microseconds UTC.
+
+        Its older events may be collapsed or not; where they are, the caller must hold their lock.
+        """
+        memory, older = self.memory, self.memory.collapsed
+        if not self.since <= at < self.until or (older is not None) != collapsed:
+            return None
+        if older is None:
+            return memory
+        if older.count != memory.collapsed_count:
+            return None
+        older.advance_to(memory.at)
+        return replace(memory, at=at) if older.advance_to(at) else memory
+
+
+class UserCache:
+    """Events and derived state of users, by user id, in at most `max_bytes`.
+
+    Any entry may be dropped at any time without changing an answer. Either kind may use what the
+    other leaves free; when the cache is full, the kind that holds more bytes drops its least
+    recently used entries. Half of the budget is therefore safe for events: the memories of a few
+    users, of some 600 bytes an event, cannot displace the events of many, of 20 bytes each.
+    Derived state goes before its user's events, or with them.
+
+    The lock is held only for bookkeeping; all entries are immutable but `CollapsedHistory`, which
+    has a lock of its own.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._events: LRUCache[str, EventColumns] = LRUCache(max_bytes, attrgetter("nbytes"))
+        self._derived: LRUCache[str, DerivedState] = LRUCache(max_bytes, attrgetter("nbytes"))
+        self._model: Recommender | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return int(self._events.currsize + self._derived.currsize)
+
+    def resize(self, max_bytes: int) -> None:
+        """Hold at most `max_bytes` from now on, of at most those it was made for."""
+        with self._lock:
+            self._max_bytes = max_bytes
+            self._make_room(0, for_events=True)
+
+    def stats(self) -> dict[str, float]:
+        """Users and bytes held, those of derived state apart."""
+        with self._lock:
+            long = sum(state.collapsed is not None for state in self._derived.values())
+            return {
+                "cached_histories": len(self._events),
+                "cached_history_bytes": self.nbytes,
+                "cached_memories": len(self._derived),
+                "cached_memory_bytes": self._derived.currsize,
+                "long_histories": long,
+            }
+
+    def events(self, user_id: str) -> EventColumns | None:
+        """The events of a user, at whatever version they were put."""
+        with self._lock:
+            return self._events.get(user_id)
+
+    def put_events(self, events: EventColumns) -> None:
+        """Keep a user's events in place of earlier ones."""
+        with self._lock:
+            self._events.pop(events.user_id, None)
+            if self._make_room(events.nbytes, for_events=True):
+                self._events[events.user_id] = events
+
+    def derived(self, user_id: str, snapshot: Snapshot) -> DerivedState | None:
+        """The state derived from a user's events by a snapshot's model.
+
+        A model other than the last one's drops all derived state.
+        """
+        with self._lock:
+            if self._model is not snapshot.model:
+                self._model = snapshot.model
+                self._derived.clear()
+            return self._derived.get(user_id)
+
+    def put_derived(self, snapshot: Snapshot, derived: DerivedState) -> bool:
+        """Keep derived state in place of earlier; False where it has no room or another model."""
+        user_id = derived.events.user_id
+        with self._lock:
+            if self._model is not snapshot.model:
+                return False
+            self._derived.pop(user_id, None)
+            if not self._make_room(derived.nbytes, for_events=False):
+                return False
+            self._derived[user_id] = derived
+            return True
+
+    def user_ids(self) -> list[str]:
+        """Return the users of whom anything is kept."""
+        with self._lock:
+            return [*self._events.keys() | self._derived.keys()]
+
+    def drop(self, user_id: str) -> None:
+        """Drop what is kept of a user."""
+        with self._lock:
+            self._events.pop(user_id, None)
+            self._derived.pop(user_id, None)
+
+    def remeasure(self, user_id: str) -> None:
+        """Account for what a user's collapsed history and indexes have grown by."""
+        with self._lock:
+            derived = self._derived.pop(user_id, None)
+            if derived is not None:
+                derived = replace(derived)
+                if self._make_room(derived.nbytes, for_events=False):
+                    self._derived[user_id] = derived
+
+    def _make_room(self, nbytes: int, *, for_events: bool) -> bool:
+        """Evict until `nbytes` are free; False, without evicting, if they never can be."""
+        share = self._max_bytes // 2
+        claimed = 0 if for_events else min(int(self._events.currsize), share)
+        if nbytes > self._max_bytes - claimed:
+            return False
+        while self.nbytes + nbytes > self._max_bytes:
+            events, derived = self._events.currsize, self._derived.currsize
+            if for_events:
+                takes_events = events + nbytes > derived
+            else:
+                takes_events = events > max(share, derived + nbytes)
+            if self._events and (takes_events or not self._derived):
+                user_id, _ = self._events.popitem()
+                self._derived.pop(user_id, None)
+            else:
+                self._derived.popitem()
+        return True
+
+
+def _last_written(snapshot: Snapshot, events: EventColumns) -> int:
+    """Return the last step that wrote an item of a user's events or profile."""
+    profile = snapshot.catalogue.rows(events.interests)  # an interest may name an item by now
+    return snapshot.last_written(np.concatenate([events.rows, profile]))
 
 
 class ListBuilder:
@@ -79,10 +286,10 @@ class ListBuilder:
             self._worker.submit(work)
 
     def close(self) -> None:
-        """Begin no more work; what has begun is waited for."""
         self._worker.shutdown(cancel_futures=True)
 
 
+_COUNTED = "history_hits", "history_misses", "history_stale", "memory_hits", "memory_misses"
 Compute = Callable[[Callable[[], EventColumns]], Awaitable[EventColumns]]
 
 LONG = 4_096  # events: fewer are attended one by one in less time than collapsing them takes
@@ -108,14 +315,7 @@ class MemoryProvider:
         self._embeddings = embeddings
         self._cache = UserCache(settings.history_cache_bytes)
         self._forgotten = 0  # entries of the ledger when the cache was last compared with it
-        counts = (
-            "history_hits",
-            "history_misses",
-            "history_stale",
-            "memory_hits",
-            "memory_misses",
-        )
-        self._counts = dict.fromkeys(counts, 0)
+        self._counts = Counter[str]()
 
     async def load(
         self,
@@ -179,7 +379,7 @@ class MemoryProvider:
             return
         known = self._cache.derived(events.user_id, snapshot)
         current = known if known is not None and known.serves(events, snapshot) else None
-        # What is collapsed holds sums of exponentials at temperature 1.
+        # A collapsed history holds sums of exponentials at temperature 1.
         plain = options.temperature == 1 and not options.hard
         may_collapse = len(events) >= LONG and plain
         with ExitStack() as held:
@@ -209,7 +409,7 @@ class MemoryProvider:
             older = None
             if may_collapse and not history.vectors:
                 older = _collapse(snapshot, history, collapsed, now, held)
-            encoded = None if known is None else known.encoded
+            encoded = None if known is None else known.memory.encoded
             user = build_memory(snapshot, history, now, encoded=encoded, collapsed=older)
             state = DerivedState.of(
                 snapshot,
@@ -259,7 +459,7 @@ class MemoryProvider:
         return {
             **self._cache.stats(),
             "long_histories_waiting_for_lists": self._lists.pending,
-            **self._counts,
+            **{name: self._counts[name] for name in _COUNTED},
         }
 
     def close(self) -> None:
@@ -304,10 +504,10 @@ def _collapse(
     if known is not None:
         held.enter_context(holding(known.lock))
         if known.rebind(snapshot):
-            if known.items.count > len(history.rows):
+            if known.count > len(history.rows):
                 return None
             # After items were deleted, the newest events that are left may be too few.
-            if known.items.count <= count or leaves_enough(snapshot, history, known.items.count):
+            if known.count <= count or leaves_enough(snapshot, history, known.count):
                 known.extend(snapshot, history, count, at)
                 return known
     if not count:

@@ -2,7 +2,7 @@
 
 The parser copies an unfinished header again for every read, and neither it nor uvicorn limits the
 size of headers, the time they take, or how long a connection may stay open before its first byte.
-Bodies are bounded by `limits.Bodies`.
+Bodies are bounded by `bodies.Bodies`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from service.domain.keys import ApiKey
 from service.domain.names import DEFAULT_NAMESPACE
 from service.http.limits import connection_of, lingering
 from service.http.scope_keys import DISCONNECTED, KEY, METHOD, NAMESPACE, REQUEST_ID
-from service.runtime.file_paths import without_folders
+from service.runtime.data_layout import without_folders
 
 MEDIA_TYPE = "application/problem+json"
 MAX_ERRORS = 20  # a batch may be wrong in every line; naming twenty of them is enough

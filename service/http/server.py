@@ -26,9 +26,9 @@ from service import __version__
 from service.domain.errors import Invalid
 from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.settings import PREFIX, Settings, unknown_variables
+from service.engine.compose import preload
 from service.engine.engine import Engine, open_engine
 from service.engine.namespaces import Namespaces
-from service.engine.preload import preload
 from service.http.app import create_app
 from service.http.connection_limits import BURST, Crowd, LimitedHttpProtocol
 from service.http.keys import prepare_keys
@@ -45,7 +45,7 @@ from service.runtime.workers import (
     WorkerTable,
     worker_sockets,
 )
-from service.snapshots.served import Served
+from service.snapshots.live_snapshot import Served
 from service.stores.opening import is_shared
 from service.stores.sqlite.copies import remove_kept_copies
 

@@ -29,12 +29,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import __version__
 from service.engine.engine import Engine
-from service.engine.monitoring import Measurement
 from service.http.access import RouteTable
 from service.http.scope_keys import CLOSED_REQUEST, DISCONNECTED, REQUEST_ID, SERVED, STAGES
 from service.runtime import logs, tracing
 from service.runtime.logs import log_failure
-from service.runtime.tracing import StageClock
+from service.runtime.tracing import Measurement, StageClock
 from service.runtime.workers import WorkerRow, WorkerTable
 from service.stores.sqlite.schema import SCHEMA_VERSION
 
@@ -434,10 +433,10 @@ def export_measurements(engine: Engine) -> None:
     """Export what `/metrics` has of an engine. Call it on the event loop that serves it."""
     loop = asyncio.get_running_loop()
 
-    def read() -> Sequence[tracing.Reading]:
+    def read() -> Sequence[Measurement]:
         measured = asyncio.run_coroutine_threadsafe(engine.measure(), loop)
         try:
-            return [tracing.Reading(*each) for each in measured.result(_PATIENCE)]
+            return measured.result(_PATIENCE)
         except Exception as error:  # noqa: BLE001 - the next export may succeed
             measured.cancel()
             log_failure(_log, "an engine was not measured for OpenTelemetry", error)

@@ -20,7 +20,7 @@ import orjson
 from service.domain.errors import Invalid
 from service.domain.names import DEFAULT_NAMESPACE
 from service.domain.timestamps import to_rfc3339
-from service.runtime.file_paths import without_folders
+from service.runtime.data_layout import without_folders
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 
@@ -139,7 +139,6 @@ def _message(line: str) -> dict[str, Any] | None:
 def _extended(
     curve: tuple[Mapping[str, Any], ...], progress: Mapping[Any, Any]
 ) -> tuple[Mapping[str, Any], ...]:
-    """The curve with a message's point, which replaces an earlier one of its epoch."""
     epoch, loss = progress.get("epoch"), progress.get("loss")
     if not isinstance(epoch, int) or not isinstance(loss, int | float):
         return curve
@@ -152,7 +151,6 @@ def _tail(lines: tuple[str, ...], line: str) -> tuple[str, ...]:
 
 
 def job_document(job: Job) -> dict[str, Any]:
-    """The public fields of a job."""
     return {
         "job_id": job.id,
         "state": job.state,

@@ -146,7 +146,6 @@ async def _read_registers(store: Store) -> Registers:
 
 
 async def _copy_registers(source: Store, target: Store, bulk: BulkAccess) -> None:
-    """Insert the records that the target lacks."""
     ours, theirs = await _read_registers(source), await _read_registers(target)
     entries = sorted(set(ours.forgotten) - set(theirs.forgotten))
     missing = Registers(

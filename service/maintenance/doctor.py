@@ -39,8 +39,7 @@ from service.maintenance.installation import (
     read_shared_model,
     summarise_database,
 )
-from service.runtime.data_layout import namespace_folder
-from service.runtime.file_paths import denied
+from service.runtime.data_layout import denied, namespace_folder
 from service.snapshots.shared_registry import KIND
 from service.snapshots.text_embeddings import open_encoder
 from service.snapshots.version_files import parse_manifest

@@ -27,7 +27,7 @@ from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.training_corpus import StageProgressCallback, encode_with_progress
 
 WEIGHTS = (0.0, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)  # of meaning that are compared
-MIN_QUERIES = 100  # with fewer of which nothing is calibrated
+MIN_QUERIES = 100  # with fewer, nothing is calibrated
 _QUERIES = 250  # of each kind, at most
 _MAX_ITEMS = 10_000  # that are searched: a sample of larger catalogues
 _LONGEST = 1_000  # characters of a query; longer ones are not typed, and take seconds
@@ -95,18 +95,17 @@ def calibrate(
     items: Iterable[Item],
     embeddings: EmbeddingCache,
     *,
-    seed: int = 0,
     progress: StageProgressCallback = lambda *_: None,
 ) -> Calibration:
     """Choose the weight of meaning by how well held-out texts of a catalogue find their own items.
 
-    `seed` is of the samples. Takes seconds, and the time to embed the texts that are new to
+    Takes seconds, and the time to embed the texts that are new to
     `embeddings`.
 
     Raises:
         Invalid: too few items have several texts.
     """
-    parts = hold_out(sample_items(items, seed), seed)
+    parts = hold_out(sample_items(items))
     return calibrate_held_out(parts, embeddings, [embeddings.query], progress)[0]
 
 
@@ -162,12 +161,12 @@ def choose_weight(gains: NDArray[np.float64]) -> float:
     return WEIGHTS[at]
 
 
-def sample_items(items: Iterable[Item], seed: int) -> list[Item]:
+def sample_items(items: Iterable[Item]) -> list[Item]:
     """Return all items but the hidden ones, or a uniform sample of very many.
 
-    Reservoir sampling, Vitter 1985; `seed` is of the sample.
+    Reservoir sampling, Vitter 1985.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     sample: list[Item] = []
     for count, item in enumerate(item for item in items if not item.hidden):
         if count < _MAX_ITEMS:
@@ -177,13 +176,13 @@ def sample_items(items: Iterable[Item], seed: int) -> list[Item]:
     return sample
 
 
-def hold_out(items: Sequence[Item], seed: int) -> list[HeldOut]:
-    """Hold out titles and, apart from them, sentences; `seed` is of the samples.
+def hold_out(items: Sequence[Item]) -> list[HeldOut]:
+    """Hold out titles and, apart from them, sentences.
 
     Raises:
         Invalid: there are too few of both.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     parts = [hold_out_titles(items, rng), hold_out_sentences(items, rng)]
     total = sum(len(part.queries) for part in parts)
     if total < MIN_QUERIES:
@@ -301,13 +300,12 @@ def fit_query_encoding(
     items: Iterable[Item],
     embeddings: EmbeddingCache,
     *,
-    seed: int = 0,
     progress: StageProgressCallback = lambda *_: None,
 ) -> QueryEncoding:
     """Fit a table to the titles and sentences of a catalogue, and compare it on held-out ones.
 
     Takes minutes, most of them for encoding up to 30,000 sentences and pieces of them, and the time
-    to embed the texts that are new to `embeddings`. `seed` is of the samples.
+    to embed the texts that are new to `embeddings`.
 
     Raises:
         Invalid: the encoder of `embeddings` needs no table, or too few items have several texts, or
@@ -320,10 +318,10 @@ def fit_query_encoding(
     def report(stage: str, done: int, total: int) -> None:
         progress(stage, done, total, None)
 
-    searched = sample_items(items, seed)
-    parts = hold_out(searched, seed)
+    searched = sample_items(items)
+    parts = hold_out(searched)
     try:
-        fitted = fit_query_table(encoder, _texts(searched, parts), seed=seed, progress=report)
+        fitted = fit_query_table(encoder, _texts(searched, parts), progress=report)
     except ValueError as error:
         raise Invalid("", f"no query table can be fitted: {error}") from error
     by_table, by_encoder = calibrate_held_out(

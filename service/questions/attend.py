@@ -20,6 +20,7 @@ from service.questions.parts import (
 from service.questions.scalars import INTEGRAL, Body, Id, Limit, Matrix, Numbers, Vector, example
 
 ScorerName = Literal["scaled_dot", "cosine", "additive"]
+INDEXED: tuple[ScorerName, ...] = ("scaled_dot", "cosine")  # FAISS finds the rows they score best
 MAX_HEADS = 64
 
 
@@ -130,8 +131,9 @@ class AttendIn(Body):
         """
         self.memory.check_lengths()
         self.retrieval.check_no_history("must be left out: every row is attended, or `k` of them")
-        if self.scorer == "additive" and self.retrieval.probes is not None:
-            why = "needs the scorer 'scaled_dot' or 'cosine': FAISS has no index for 'additive'"
+        if self.scorer not in INDEXED and self.retrieval.probes is not None:
+            named = " or ".join(map(repr, INDEXED))
+            why = f"needs the scorer {named}: FAISS has no index for {self.scorer!r}"
             raise Invalid("/retrieval/probes", why)
         if self.exclude_self and (self.query.item_id is None or self.memory.is_inline):
             raise Invalid(

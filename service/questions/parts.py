@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -52,7 +52,7 @@ Operator = Literal["eq", "in", "gt", "gte", "lt", "lte", "exists", "contains", "
 _BOUNDS: tuple[Operator, ...] = ("gt", "gte", "lt", "lte")
 _OF_TIMES: tuple[Operator, ...] = ("eq", "in", *_BOUNDS, "exists")
 _OF_TEXTS: tuple[Operator, ...] = (*_OF_TIMES, "contains")
-_OPERATORS: tuple[Operator, ...] = (*_OF_TEXTS, "within_km")
+_OPERATORS: tuple[Operator, ...] = get_args(Operator)
 
 
 class CategoriesIn(Body):

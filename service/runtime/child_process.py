@@ -82,7 +82,6 @@ class ChildProcess(asyncio.SubprocessProtocol):
             await self._ended.wait()
 
     def kill(self) -> None:
-        """Send SIGKILL to the group."""
         self._signal(signal.SIGKILL)
 
     async def finish(self) -> int:
@@ -111,7 +110,6 @@ class ChildProcess(asyncio.SubprocessProtocol):
     # asyncio.SubprocessProtocol -----------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
         self._transport = cast(asyncio.SubprocessTransport, transport)
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
@@ -126,7 +124,6 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self._pass_on(fd, self._rest.pop(fd))
 
     def process_exited(self) -> None:
-        """Note the end of the process."""
         self._ended.set()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Files and folders of the data directory, and the folders of its namespaces.
+"""Files and folders of the data directory, those of its namespaces, and paths in messages.
 
     <data>/                    the namespace `default`
     <data>/namespaces/<name>/  any other, laid out like the data directory
@@ -12,6 +12,8 @@ next creation or removal deletes.
 from __future__ import annotations
 
 import os
+import pwd
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -149,11 +151,7 @@ def create_namespace(
 ) -> Path:
     """Create a namespace whose folder `fill` makes the content of; return the folder.
 
-    Args:
-        data: the data directory.
-        name: of the namespace.
-        fill: called with the folder.
-        own_id: id of the namespace that it copies; a new one by default.
+    `own_id` is the id of the namespace that it copies; a new one by default.
 
     Raises:
         Invalid: the name is not allowed.
@@ -178,10 +176,7 @@ def create_namespace(
 def remove_namespace(data: Path, name: str, before: Callable[[], None] = lambda: None) -> None:
     """Remove a namespace with all that it has stored. A service that has it open notices.
 
-    Args:
-        data: the data directory.
-        name: of the namespace.
-        before: called once the removal is certain, while no namespace is created or opened.
+    `before` is called once the removal is certain, while no namespace is created or opened.
 
     Raises:
         Invalid: the name is not allowed, or it is `default`.
@@ -235,3 +230,48 @@ def _clean(data: Path) -> None:
     for each in (data / NAMESPACES_FOLDER).iterdir():
         if each.name.startswith((_NEW, _REMOVED)):
             shutil.rmtree(each, ignore_errors=each.name.startswith(_REMOVED))
+
+
+# ------------------------------------------------------------------- paths in messages
+
+# An absolute path of two parts or more, or one of them relative to the working directory. It must
+# not begin within a word, a URL or a path already matched.
+_FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.{1,2})?/(?:[^\s/:;,'\"()]+/)*(?=[^\s/:;,'\"()]+)")
+
+
+def without_folders(text: str, data: Path | None = None) -> str:
+    """Return a message with the folders of its paths left out: `/data/heed.db` becomes `heed.db`.
+
+    `data` is a directory whose name may also have spaces.
+
+    Names of files say enough to act on; where they lie is nobody's business but the operator's,
+    whose log has the whole path.
+    """
+    for folder in () if data is None else (data.resolve(), data.absolute(), data):
+        text = text.replace(f"{folder}/", "")
+    return _FOLDERS.sub("", text)
+
+
+def is_denied(path: Path) -> bool:
+    """Report whether the permissions of a file keep this process from changing it."""
+    return path.exists() and not os.access(path, os.R_OK | os.W_OK, effective_ids=True)
+
+
+def denied(path: Path) -> str:
+    """Return what to do about a file that this process has no permission for."""
+    for place in (path, *path.absolute().parents):
+        with suppress(OSError):
+            owner = _user(place.stat().st_uid)
+            return (
+                f"the user {_user(os.geteuid())} has no permission for {path}; {place} belongs to "
+                f"{owner}: run heed as the user who owns the data directory and may write to it, "
+                "or give it to this user (chown -R, chmod -R u+rwX)"
+            )
+    raise AssertionError(path)  # the root is there
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

@@ -54,7 +54,6 @@ def local_url() -> str:
 
 
 def main() -> int:
-    """Check the container; return the exit code."""
     if not serves():
         print("healthy: this container runs a command that does not listen")  # noqa: T201
         return 0

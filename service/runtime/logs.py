@@ -47,19 +47,12 @@ _process_fields: dict[str, Any] = {}
 
 
 def configure(
-    level: str,
-    format: Format = "auto",
-    stream: TextIO | None = None,
-    *,
-    uncaught: bool = True,
+    level: str, format: Format = "auto", stream: TextIO | None = None, *, uncaught: bool = True
 ) -> None:
-    """Send all log records and warnings of this process to one stream.
+    """Send all log records and warnings of this process to one stream, by default stderr.
 
-    Args:
-        level: the lowest severity that is logged.
-        format: `json`, `console`, or `auto`: `console` on a terminal, `json` elsewhere.
-        stream: by default stderr.
-        uncaught: log uncaught exceptions too, instead of having Python print them.
+    The format `auto` is `console` on a terminal and `json` elsewhere. With `uncaught`, uncaught
+    exceptions are logged too, instead of printed by Python.
     """
     stream = stream or sys.stderr
     as_json = format == "json" or (format == "auto" and not stream.isatty())
@@ -69,10 +62,14 @@ def configure(
         structlog.stdlib.ExtraAdder(),
         _STAMP,
         _add_context,
-        _Exceptions(with_messages=level == "debug"),
+        _render_exceptions(with_messages=level == "debug"),
         structlog.stdlib.ProcessorFormatter.remove_processors_meta,
     ]
-    render: Processor = _render_json if as_json else _console(stream)
+    render: Processor = _render_json
+    if not as_json:
+        render = structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
     handler = _Handler(stream, as_json=as_json)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processors=[*shared, render]))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
@@ -179,7 +176,6 @@ class _Handler(logging.StreamHandler[TextIO]):
         self.as_json = as_json
 
     def write_line(self, line: str) -> None:
-        """Write a rendered line as it is."""
         self.acquire()
         try:
             self.stream.write(line + self.terminator)
@@ -204,33 +200,29 @@ class _Handler(logging.StreamHandler[TextIO]):
             pass  # nothing reads stderr any more
 
 
-class _Exceptions:
-    """Processor that renders `exc_info` as a traceback, without values and most messages."""
+def _render_exceptions(*, with_messages: bool) -> Processor:
+    """Return a processor that renders `exc_info` as a traceback, without values and most messages.
 
-    def __init__(self, *, with_messages: bool) -> None:
-        self._with_messages = with_messages
+    `with_messages` keeps them all.
+    """
 
-    def __call__(self, _logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    def render(error: BaseException) -> str:
+        frames = traceback.extract_tb(error.__traceback__)[-_MAX_FRAMES:]
+        name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+        message = f": {error}" if with_messages or isinstance(error, _PLAIN_ERRORS) else ""
+        stack = "".join(traceback.format_list(frames))
+        return f"Traceback (most recent call last):\n{stack}{name}{message}"
+
+    def process(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         record: logging.LogRecord | None = event.get("_record")
         info = event.pop("exc_info", None) or (record.exc_info if record else None)
         error = info[1] if isinstance(info, tuple) else info
         if isinstance(error, BaseException):
-            event["exception"] = self._text(error)
+            # The innermost cause first, as Python prints them.
+            event["exception"] = "\n\n".join(map(render, reversed([*_chain(error)])))
         return event
 
-    def _text(self, error: BaseException) -> str:
-        # The innermost cause first, as Python prints them.
-        parts = [self._one(each) for each in _chain(error)]
-        return "\n\n".join(reversed(parts))
-
-    def _one(self, error: BaseException) -> str:
-        frames = traceback.extract_tb(error.__traceback__)[-_MAX_FRAMES:]
-        name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-        message = ""
-        if self._with_messages or isinstance(error, _PLAIN_ERRORS):
-            message = f": {error}"
-        stack = "".join(traceback.format_list(frames))
-        return f"Traceback (most recent call last):\n{stack}{name}{message}"
+    return process
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -281,12 +273,6 @@ def _dump(event: EventDict) -> bytes:
             str(name): str(value).encode(errors="replace").decode() for name, value in event.items()
         }
         return orjson.dumps(plain)
-
-
-def _console(stream: TextIO) -> Processor:
-    return structlog.dev.ConsoleRenderer(
-        colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
-    )
 
 
 def _log_uncaught(

@@ -16,12 +16,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 _log = logging.getLogger(__name__)
 
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-_OF_SIGNAL = "OTEL_EXPORTER_OTLP_{}_ENDPOINT"
 _NEEDED = "opentelemetry.exporter.otlp.proto.http"
 _NAME = "heed"
 
@@ -75,22 +74,22 @@ class StageClock:
         return ", ".join(parts)
 
 
-class Reading(NamedTuple):
-    """A number that is exported as a metric: its name, kind, description, value and labels."""
+class Measurement(NamedTuple):
+    """A number that is exported as a metric. The name of a counter ends in `_total`."""
 
     name: str
-    kind: str  # gauge or counter
+    kind: Literal["gauge", "counter"]
     description: str
     value: float
-    labels: Mapping[str, str]
+    labels: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Exports:
-    traces: Any  # a TracerProvider, or None
-    metrics: Any  # a MeterProvider, or None
+    traces: Any  # a TracerProvider, or None, and then there is no tracer
+    metrics: Any  # a MeterProvider, or None, and then there is no histogram of durations
     tracer: Any
-    durations: Any  # a histogram of seconds, or None
+    durations: Any
 
 
 _exports: _Exports | None = None
@@ -102,7 +101,11 @@ def start(version: str) -> bool:
     signals = [name for name in ("TRACES", "METRICS") if _is_wanted(name)]
     if not signals:
         return False
-    if not _is_installed():
+    try:
+        is_installed = importlib.util.find_spec(_NEEDED) is not None
+    except ModuleNotFoundError:
+        is_installed = False
+    if not is_installed:
         _log.warning("%s is set, but needs: pip install 'heed[otel]'", _ENDPOINT)
         return False
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
@@ -115,16 +118,11 @@ def start(version: str) -> bool:
     resource = Resource.create({"service.version": version, "process.pid": os.getpid(), **named})
     traces = _trace_provider(resource) if "TRACES" in signals else None
     metrics = _meter_provider(resource) if "METRICS" in signals else None
-    _exports = _Exports(
-        traces,
-        metrics,
-        traces.get_tracer(_NAME, version) if traces else None,
-        metrics.get_meter(_NAME, version).create_histogram(
-            "http.server.request.duration", "s", "Seconds from arrival to the end of the answer."
-        )
-        if metrics
-        else None,
+    tracer = traces.get_tracer(_NAME, version) if traces else None
+    durations = metrics and metrics.get_meter(_NAME, version).create_histogram(
+        "http.server.request.duration", "s", "Seconds from arrival to the end of the answer."
     )
+    _exports = _Exports(traces, metrics, tracer, durations)
     return True
 
 
@@ -136,11 +134,6 @@ def stop() -> None:
         for provider in (exports.traces, exports.metrics):
             if provider is not None:
                 provider.shutdown()
-
-
-def _tracer() -> Any:
-    """Return the tracer of OpenTelemetry, None where no spans are recorded."""
-    return None if _exports is None else _exports.tracer
 
 
 class Span:
@@ -175,7 +168,7 @@ class Span:
 
 def begin(headers: Sequence[tuple[bytes, bytes]]) -> Span | None:
     """Begin the span of a request, which continues the trace of its `traceparent`; None if off."""
-    if (tracer := _tracer()) is None:
+    if _exports is None or (tracer := _exports.tracer) is None:
         return None
     from opentelemetry.trace import SpanKind, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -192,7 +185,7 @@ def begin(headers: Sequence[tuple[bytes, bytes]]) -> Span | None:
 
 def record(name: str, begun: int, ended: int, attributes: Attributes, *, ok: bool) -> None:
     """Record a span of the current context after its end; times are nanoseconds since 1970."""
-    if (tracer := _tracer()) is None:
+    if _exports is None or (tracer := _exports.tracer) is None:
         return
     from opentelemetry.trace import StatusCode
 
@@ -210,17 +203,17 @@ def count_request(seconds: float, attributes: Attributes) -> None:
         _exports.durations.record(seconds, dict(attributes))
 
 
-def export_readings(read: Callable[[], Sequence[Reading]]) -> None:
+def export_readings(read: Callable[[], Sequence[Measurement]]) -> None:
     """Export readings as metrics `heed.NAME`; `read` is called on the exporter's thread."""
     if _exports is None or _exports.metrics is None:
         return
     from opentelemetry.metrics import CallbackOptions, Observation
 
     meter = _exports.metrics.get_meter(_NAME)
-    last: list[Reading] = []
+    last: list[Measurement] = []
     taken = 0.0
 
-    def latest() -> list[Reading]:
+    def latest() -> list[Measurement]:
         nonlocal taken
         if time.monotonic() - taken > 0.1:  # all instruments of one export share a reading
             last[:], taken = read(), time.monotonic()
@@ -248,19 +241,12 @@ def _unit(name: str) -> str:
 
 
 def _is_wanted(signal: str) -> bool:
-    environment = os.environ
-    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    named = os.environ.get
+    if named("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
-    if environment.get(f"OTEL_{signal}_EXPORTER", "otlp").strip().lower() == "none":
+    if named(f"OTEL_{signal}_EXPORTER", "otlp").strip().lower() == "none":
         return False
-    return bool(environment.get(_ENDPOINT) or environment.get(_OF_SIGNAL.format(signal)))
-
-
-def _is_installed() -> bool:
-    try:
-        return importlib.util.find_spec(_NEEDED) is not None
-    except ModuleNotFoundError:
-        return False
+    return bool(named(_ENDPOINT) or named(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"))
 
 
 def _trace_provider(resource: Any) -> Any:

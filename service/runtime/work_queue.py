@@ -245,7 +245,6 @@ class WorkQueue:
                 del self._keys[name]
 
     def enter(self, turn: Turn) -> None:
-        """Take a place."""
         self._running.add(turn)
         turn.key.places += 1
 

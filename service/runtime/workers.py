@@ -75,7 +75,6 @@ class WorkerTable:
         return time.monotonic() - self[number].beat > STALLED
 
     async def keep_beating(self, number: int) -> None:
-        """Beat until cancelled."""
         while True:
             self.beat(number)
             await asyncio.sleep(BEAT_INTERVAL)
@@ -470,7 +469,6 @@ class SharedArrays:
         return True
 
     def release(self) -> None:
-        """End the claim of this process."""
         fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def publish(self, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -36,9 +36,9 @@ def to_entry(
     item's id and the attributes named by `keyword_fields`, whatever the case and the separators of
     their names; `NAME.MEMBER` names a member of an object.
     """
-    own = item.embedding
-    if own is not None and len(own) != dimension:
-        own = None
+    embedding = item.embedding
+    if embedding is not None and len(embedding) != dimension:
+        embedding = None
     labels = ", ".join(item.tags), ", ".join(item.categories)
     texts = [searched_text(text) for text in (item.title, item.description, *labels)]
     wanted = frozenset(map(_normal_name, keyword_fields))
@@ -48,7 +48,7 @@ def to_entry(
         fields={name: text for name, text in zip(_FIELDS, texts, strict=True) if text},
         categories=item.categories,
         attributes=item.attributes,
-        embedding=own,
+        embedding=embedding,
         hidden=item.hidden,
         published_at=item.published_at,
         tags=item.tags,

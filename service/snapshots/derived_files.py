@@ -39,13 +39,9 @@ _FILE = "content"
 
 
 def open_cache_files(folder: Path, most: int, store: Store | None, kind: str) -> CacheFiles:
-    """Open the files of a folder, which are shared where the store is.
+    """Open the `most` files of a folder, which are shared where the store is.
 
-    Args:
-        folder: as of `CacheFiles`, and so is `most`.
-        most: files that are kept on this disk.
-        store: of the namespace.
-        kind: of the files in the database: INDEXES or CATALOGUES.
+    `kind` is that of the files in the database: INDEXES or CATALOGUES.
     """
     shared = None if store is None else store.shared
     if shared is None:
@@ -57,20 +53,11 @@ class SharedCacheFiles(CacheFiles):
     """Files of a folder, fetched from a database if they were made already.
 
     The checksum of a file goes with it, so that damage on the way is found as damage on the disk.
-
-    Args:
-        folder: as of `CacheFiles`, and so is `most`.
-        most: files that are kept on this disk.
-        shared: the files in the database.
-        shared_bytes: of all files in the database, at most.
     """
 
-    def __init__(
-        self, folder: Path, most: int, shared: SharedFiles, shared_bytes: int = SHARED_BYTES
-    ) -> None:
+    def __init__(self, folder: Path, most: int, shared: SharedFiles) -> None:
         super().__init__(folder, most)
         self._shared = shared
-        self._shared_bytes = shared_bytes
 
     def read(self, key: str) -> NDArray[np.uint8] | None:
         """Return the bytes of a key, from this disk or else from the database."""
@@ -80,12 +67,12 @@ class SharedCacheFiles(CacheFiles):
     def write(self, key: str, data: NDArray[np.uint8]) -> None:
         """Keep bytes under a key, on this disk and in the database."""
         super().write(key, data)
-        if data.nbytes > self._shared_bytes:
+        if data.nbytes > SHARED_BYTES:
             return
         try:
             chunks = ((_FILE, part) for part in self.content(key, CHUNK_BYTES))
             self._shared.put(key, b"", chunks)
-            self._shared.trim(self._shared_bytes)
+            self._shared.trim(SHARED_BYTES)
         except Conflict:
             return  # another machine has made it too
         except (HeedError, OSError) as error:
@@ -125,14 +112,9 @@ class SharedCacheFiles(CacheFiles):
 class CatalogueCache:
     """The state of the last catalogue that was read from a store.
 
-    It is named by the digest of the stored items and of all else that it was computed from, so that
-    none is ever stale.
-
-    Args:
-        folder: of the files.
-        encoder: the name of the text encoder.
-        keyword_fields: attributes that hold identifiers.
-        store: of the items; where several machines share it, one reads and the others fetch.
+    It is named by the digest of the stored items and of all else that it was computed from, such as
+    the `keyword_fields`, attributes that hold identifiers. If several machines share the store, one
+    reads and the others fetch.
     """
 
     def __init__(
@@ -147,11 +129,9 @@ class CatalogueCache:
         self._made_by = (FORMAT, __version__, encoder, tuple(keyword_fields))
 
     def read(self, empty: Catalogue, items: CatalogueDigest) -> Catalogue | None:
-        """Return the catalogue of these items; None if it is missing or damaged.
+        """Return the catalogue of all stored items; None if it is missing or damaged.
 
-        Args:
-            empty: a catalogue without items, whose vocabulary and BM25 writer are filled.
-            items: all that is stored.
+        The vocabulary and the BM25 writer of the `empty` one are filled.
         """
         key, parts = self._key(empty, items), {}
         for part in PARTS:

@@ -45,13 +45,8 @@ class LiveEventLog:
     If the store cannot be reached, the answer is what was read before, and is marked as stale.
 
     The first of several processes reads the log into memory that the others map. A process that
-    dies meanwhile is succeeded by another, and each follows the store from then on.
-
-    Args:
-        store: is followed, whichever process writes to it.
-        items: gives items their rows.
-        executor: where long changes are sorted in.
-        shared: takes the log for processes that were forked with equal `items`; None = alone.
+    dies meanwhile is succeeded by another, and each follows the store from then on. `shared` takes
+    the log for processes that were forked with equal `items`; else this process reads alone.
     """
 
     def __init__(
@@ -90,7 +85,7 @@ class LiveEventLog:
             version = await self._store.clock()
             while self.loaded.version < version:
                 if self._batch is None or self._batch.done():
-                    self._batch = asyncio.create_task(self._take_over())
+                    self._batch = asyncio.create_task(self._read_batch())
                 # It goes on when a request runs out of time: the next one finds more of it read.
                 await asyncio.shield(self._batch)
         except StoreUnreachable:
@@ -108,18 +103,13 @@ class LiveEventLog:
 
     def type_codes(self, names: frozenset[str] | None) -> NDArray[np.int32]:
         """Return the codes of event types that the log has; None means all but negative ones."""
-        known = self.loaded.types.ids
-        return np.array(
-            [
-                code
-                for code, name in enumerate(known)
-                if (name not in NEGATIVE if names is None else name in names)
-            ],
-            np.int32,
-        )
+        is_counted = [
+            name not in NEGATIVE if names is None else name in names
+            for name in self.loaded.types.ids
+        ]
+        return np.flatnonzero(is_counted).astype(np.int32)
 
     def close(self) -> None:
-        """Abandon the reading in progress."""
         for task in (self._loading, self._joining, self._batch):
             if task is not None:
                 task.cancel()
@@ -158,14 +148,14 @@ class LiveEventLog:
     def _published(self, shared: SharedArrays) -> LoadedEventLog:
         arrays = shared.arrays()
         rest = orjson.loads(arrays["rest"].tobytes())
-        own = [self._items.add(item_id) for item_id in rest["item_ids"]]
-        rows = np.concatenate([np.arange(self._common), own]).astype(np.int32)
+        added = [self._items.add(item_id) for item_id in rest["item_ids"]]
+        rows = np.concatenate([np.arange(self._common), added]).astype(np.int32)
         is_same = np.array_equal(rows, np.arange(len(rows)))
         log = EventLog.from_arrays(arrays, None if is_same else rows)
         types = Vocabulary(rest["types"])
         return LoadedEventLog(rest["version"], log, types, arrays["known"])
 
-    async def _take_over(self) -> None:
+    async def _read_batch(self) -> None:
         before, started = self.loaded, time.monotonic()
         changes = await self._store.log_changes(before.version, before.known, _BATCH)
         loop = asyncio.get_running_loop()

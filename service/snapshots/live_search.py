@@ -108,15 +108,6 @@ def load_search_parameters(path: Path, encoder: str) -> SearchParameters:
     return kept[encoder].parameters if encoder in kept else DEFAULTS
 
 
-def has_search_parameters(path: Path, encoder: str) -> bool:
-    """Report whether parameters were fitted for an encoder of queries.
-
-    Raises:
-        Corrupt: as `load_search_parameters`.
-    """
-    return encoder in _read_parameters(path)
-
-
 def save_search_parameters(
     path: Path, encoder: str, fitted: FittedParameters, *, replaces: str | None = None
 ) -> None:
@@ -134,11 +125,7 @@ def save_search_parameters(
         if replaces is None or not name.startswith(replaces)
     }
     every = {
-        name: {
-            **each.parameters.as_dict(),
-            "fitted_to": each.fitted_to,
-            "items": each.items,
-        }
+        name: each.parameters.as_dict() | {"fitted_to": each.fitted_to, "items": each.items}
         for name, each in {**kept, encoder: fitted}.items()
     }
     with durable_files.open_replacement(path) as file:
@@ -190,19 +177,12 @@ _Token = tuple[tuple[int, int, int] | None, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchSetup:
-    """An encoder of queries, and the parameters that were fitted with it.
+    """An encoder of queries, and the parameters that were fitted with it."""
 
-    Attributes:
-        parameters: weights of the kinds of match.
-        encode: maps a query to its vector [D].
-        encoder: name of the encoder of queries.
-        quick: whether a query is encoded in less time than it takes to wake another thread.
-    """
-
-    parameters: SearchParameters
-    encode: Callable[[str], NDArray[np.float32]]
-    encoder: str
-    quick: bool
+    parameters: SearchParameters  # weights of the kinds of match
+    encode: Callable[[str], NDArray[np.float32]]  # maps a query to its vector [D]
+    encoder: str  # its name
+    quick: bool  # a query is encoded in less time than it takes to wake another thread
 
     @classmethod
     def load(cls, embeddings: EmbeddingCache, data: Path) -> SearchSetup:
@@ -215,8 +195,9 @@ class SearchSetup:
         encoder, fitted = embeddings.encoder, data / SEARCH_FILE
         if isinstance(encoder, TokenizingEncoder):
             table = load_query_table(data / QUERY_TABLE_FILE, encoder)
-            if table is not None and has_search_parameters(fitted, table.name):
-                return cls.by_table(table, load_search_parameters(fitted, table.name))
+            kept = {} if table is None else _read_parameters(fitted)
+            if table is not None and table.name in kept:
+                return cls.by_table(table, kept[table.name].parameters)
         parameters = load_search_parameters(fitted, encoder.name)
         return cls(parameters, embeddings.query, encoder.name, encoder.quick)
 

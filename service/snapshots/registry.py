@@ -15,7 +15,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,11 @@ from service.snapshots.version_files import (
 PointerToken = tuple[int, ...]
 
 
+def now() -> int:
+    """Return the time of a publication, microseconds UTC."""
+    return time.time_ns() // 1_000
+
+
 @dataclass(frozen=True, slots=True)
 class Version:
     """One entry of the registry. A broken one has the fields that could still be read."""
@@ -59,26 +64,16 @@ class Registry:
 
     Every method does blocking I/O but `current_token`; call them off the event loop.
 
-    Args:
-        root: a directory; made when missing. Remains of killed publishers are removed.
-        clock: microseconds UTC.
-        timeout: seconds to wait for another process to finish changing the registry.
+    The directory `root` is made when it is missing. Remains of killed publishers are removed.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
-        timeout: float = 10.0,
-    ) -> None:
+    def __init__(self, root: Path) -> None:
         self._root = root.resolve()
         self._versions = self._root / "versions"
         self._pointer = self._root / "current"
-        self._clock = clock
         self._verified: dict[str, tuple[object, Version]] = {}
         durable_files.make_directory(self._versions)
-        self._staging = Staging(self._root, timeout)
+        self._staging = Staging(self._root)
         self._staging.clean()
 
     def publish(
@@ -106,21 +101,10 @@ class Registry:
             Conflict: the version exists already, even if broken.
             StoreFull: the disk is full; nothing was published.
         """
-        return self._publish(files, metadata, version, activate)
-
-    def _publish(
-        self,
-        files: Mapping[str, bytes | bytearray],
-        metadata: Mapping[str, Any],
-        version: str | None,
-        activate: bool,
-        taken: Collection[str] = (),
-    ) -> str:
-        """Publish, under a name that sorts after those taken elsewhere too."""
         if version is not None:
             self._directory(version)
         check_files(files)
-        created = self._clock()
+        created, taken = now(), self._taken() if version is None else ()
         digests = {
             name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in files.items()
         }
@@ -170,11 +154,7 @@ class Registry:
             self._point(version)
 
     def current(self) -> str | None:
-        """Return the active version's name, if any.
-
-        Raises:
-            Corrupt: the pointer is damaged.
-        """
+        """Return the active version's name, if any. Raises `Corrupt` for a damaged pointer."""
         if self.current_token() is None:
             return None
         name = unseal(read_file(self._root, "current"), "current").get("version")
@@ -232,6 +212,10 @@ class Registry:
         self._staging.clean()
         return removed
 
+    def _taken(self) -> Collection[str]:
+        """Return names that were taken elsewhere, after which a new one sorts."""
+        return ()
+
     def _surplus(self, keep: int) -> list[str]:
         """Return all intact versions but the `keep` newest. Raises `Invalid`."""
         if keep < 0:
@@ -240,7 +224,6 @@ class Registry:
         return intact[: max(0, len(intact) - keep)]
 
     def _verify(self, version: str) -> None:
-        """Read every byte of a version. Raises as `load` does."""
         with self._reading(version) as directory:
             for _ in read_files(directory, read_manifest(directory)):
                 pass

@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from service.domain.errors import Busy, Conflict, Corrupt, HeedError, NotFound, Unavailable
+from service.domain.errors import Busy, Conflict, Corrupt, HeedError, Unavailable
 from service.runtime import durable_files
 from service.runtime.data_layout import MODELS_FOLDER
 from service.runtime.threads import run_in_daemon_thread
@@ -49,24 +49,11 @@ class SharedRegistry(Registry):
     disk can be loaded; `publish`, `activate` and `prune` raise `Unavailable`.
 
     A version on this disk that the database never had, such as one from the time before machines
-    shared them, is listed and can be loaded here alone, until it is activated.
-
-    Args:
-        root: as of `Registry`.
-        shared: the versions in the database.
-        clock: microseconds UTC.
-        timeout: as of `Registry`.
+    shared them, is listed, and loaded only here until it is activated.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        shared: SharedFiles,
-        *,
-        clock: Callable[[], int] = lambda: time.time_ns() // 1000,
-        timeout: float = 10.0,
-    ) -> None:
-        super().__init__(root, clock=clock, timeout=timeout)
+    def __init__(self, root: Path, shared: SharedFiles) -> None:
+        super().__init__(root)
         self._shared = shared
         self._known: Activation | None = None  # None: the database was not asked yet
         self._is_away = False  # as far as the log has been told
@@ -85,11 +72,11 @@ class SharedRegistry(Registry):
         """Publish on this disk and into the database; see `Registry.publish`.
 
         Raises also:
-            Unavailable: the database does not answer. The version is on this disk alone then, so
+            Unavailable: the database does not answer. The version is only on this disk then, so
                 that no training is lost: `activate` shares it.
         """
         for attempt in range(1, _TRIES + 1):
-            name = self._publish(files, metadata, version, False, self._taken())
+            name = super().publish(files, metadata, version=version, activate=False)
             try:
                 self._send(name)
                 break
@@ -117,14 +104,6 @@ class SharedRegistry(Registry):
         self._follow_pointer(version)
         return files
 
-    def created(self, version: str) -> int:
-        """See `Registry.created`."""
-        try:
-            return super().created(version)
-        except (NotFound, Corrupt):
-            self._fetch_missing(version)
-            return super().created(version)
-
     def activate(self, version: str) -> None:
         """Make a version current on all machines; see `Registry.activate`.
 
@@ -145,7 +124,7 @@ class SharedRegistry(Registry):
     def current(self) -> str | None:
         """Return the version that is current on all machines; see `Registry.current`.
 
-        While the database does not answer, it is the one that was current last. Where none ever was
+        While the database does not answer, it is the one that was current last. If none ever was
         in the database, it is that of this disk.
         """
         try:
@@ -156,7 +135,7 @@ class SharedRegistry(Registry):
             name = super().current()
             if name is not None and self._known is not None:
                 _log.warning(
-                    "model %s is on this machine alone: heed models activate %s shares it",
+                    "model %s is only on this machine: heed models activate %s shares it",
                     *(name, name),
                 )
             return name
@@ -309,7 +288,7 @@ class SharedRegistry(Registry):
         return True
 
     def _fetch_missing(self, version: str) -> None:
-        """Have a version on this disk as the database has it. Raises what `fetch` raises."""
+        """Have a version on this disk as the database has it. Raises what `_fetch` raises."""
         self._directory(version)
         try:
             stored = self._shared.find(version)
@@ -351,16 +330,14 @@ class SharedRegistry(Registry):
             return
         try:
             with self._staging.locked():
-                if not self._points_to(version):
+                try:
+                    is_there = super().current() == version
+                except Corrupt:
+                    is_there = False
+                if not is_there:
                     self._point(version)
         except (HeedError, OSError) as error:  # it is loaded all the same
             _log.warning("the pointer to model %s was not written: %s", version, error)
-
-    def _points_to(self, version: str) -> bool:
-        try:
-            return super().current() == version
-        except Corrupt:
-            return False
 
     def _follow_removals(self) -> None:
         """Take off this disk what was removed from the database."""
@@ -389,12 +366,9 @@ def _described(stored: FileSet, current: str | None) -> Version:
 
 
 def open_registry(data: Path, store: Store | None = None) -> Registry:
-    """Open the registry of a data directory.
+    """Open the registry of a namespace's data directory.
 
-    Args:
-        data: the data directory, of one namespace.
-        store: of the namespace. If several machines share it, they share the models; without a
-            store, those on this disk are meant.
+    Machines that share the store share the models; without a store, those on this disk are meant.
     """
     shared = None if store is None else store.shared
     if shared is None:

@@ -32,12 +32,8 @@ from service.runtime.durable_files import make_directory, write
 def open_encoder(setting: str) -> TextEncoder:
     """Open a text encoder. Nothing is downloaded: an encoder that is not installed is refused.
 
-    Args:
-        setting: `static`; or the name of an installed package that carries a
-            sentence-transformers model; or, with a slash in it, the folder of one.
-
-    Raises:
-        Invalid: naming the setting, what is wrong with it, and what to do.
+    `setting` is `static`, or the name of an installed package that carries a sentence-transformers
+    model, or, with a slash in it, the folder of one. Raises `Invalid`, which says what to do.
     """
     if setting == STATIC_ENCODER:
         return StaticEncoder()

@@ -36,6 +36,7 @@ MANIFEST = "manifest.json"
 WRITE_ONCE = 0o400  # mode of the files of a version
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
+_TIMEOUT = 10.0  # seconds to wait for another process to finish changing a registry
 _SEALED_LIMIT = 16 << 20  # bytes; a sealed file past this is none, and stays unread
 # Errors of the kernel when the bytes or the entry are bad, rather than the process out of luck.
 _DAMAGE = {
@@ -93,7 +94,7 @@ def unseal(data: bytes | bytearray, name: str) -> dict[str, Any]:
 
 
 def check_files(files: Collection[str]) -> None:
-    """Refuse what no version directory may hold. Raises Invalid."""
+    """Raise `Invalid` for what no version directory may hold."""
     if not files:
         raise Invalid("/files", "a version has at least one file")
     for name in files:
@@ -243,26 +244,22 @@ class Staging:
     """The directory `root/staging`, and the lock `root/lock` under which `root` changes.
 
     A full disk is StoreFull, in whatever is done inside `new` and `locked`.
-
-    Args:
-        timeout: seconds to wait for the lock.
     """
 
-    def __init__(self, root: Path, timeout: float) -> None:
+    def __init__(self, root: Path) -> None:
         self._path = root / "staging"
         self._lock = root / "lock"
-        self._timeout = timeout
         durable_files.make_directory(self._path)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of `root`. Raises Busy when another kept it for `timeout`."""
+        """Hold the lock of `root`. Raises Busy when another kept it for `_TIMEOUT`."""
         with (
             contextlib.ExitStack() as stack,
             durable_files.translate_disk_full("the disk of the model registry is full"),
         ):
             try:
-                stack.enter_context(durable_files.locked(self._lock, self._timeout))
+                stack.enter_context(durable_files.locked(self._lock, _TIMEOUT))
             except TimeoutError as error:
                 raise Busy("another process is changing the model registry") from error
             yield

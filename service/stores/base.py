@@ -32,11 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.domain.errors import Invalid
-from service.domain.item_patch import ItemPatch
 from service.domain.keys import ApiKey
 from service.domain.records import (
     Event,
     Item,
+    ItemPatch,
+    Scenario,
     User,
     check_each,
     check_event,
@@ -44,7 +45,6 @@ from service.domain.records import (
     check_item,
     check_user,
 )
-from service.domain.scenarios import Scenario
 from service.stores.encoding import check_limit, item_from, user_document, user_from
 from service.stores.jobs import CATALOGUE, KEYS, NAMES, SCENARIOS, Job, Transaction
 from service.stores.postgres.shared_parts import SharedParts
@@ -558,6 +558,10 @@ class Store(ABC):
     async def imports(self) -> list[ImportRecord]:
         """Return all imports, oldest first."""
         return await self._read(imports.records)
+
+    async def import_counts(self) -> dict[int, list[int]]:
+        """Count what each import has stored: events, items and profiles; reads all events."""
+        return await self._read(imports.counts)
 
     async def undo_import(
         self, import_id: int, *, progress: Callable[[int], None] | None = None

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from service.domain.keys import ApiKey
-from service.domain.records import Event, Vector
-from service.domain.scenarios import Scenario
+from service.domain.records import Event, Scenario, Vector
 from service.stores.base import Store
 from service.stores.values import ForgottenUser
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from service.domain.errors import Corrupt
 from service.domain.keys import ApiKey, Rate
-from service.domain.records import Item, User, Vector
-from service.domain.scenarios import Scenario
+from service.domain.records import Item, Scenario, User, Vector
 
 # ------------------------------------------------------------------------------ histories
 
@@ -246,7 +245,7 @@ class StoredEvent(NamedTuple):
     type: str
     weight: float
     event_id: str
-    digest: int  # `event_identity.body_digest` of the event as it was first sent
+    digest: int  # `encoding.body_digest` of the event as it was first sent
     import_no: int | None  # the import that it goes with
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.support.heed_process import HeedProcess
 from tests.support.server import Server
 from tests.support.tiny import World
-from tests.support.workers import eventually
+from tests.support.waiting import eventually
 
 LONG = {"epochs": 1000}
 

@@ -13,7 +13,8 @@ from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.server import PATIENCE, Server
 from tests.support.tiny import World
-from tests.support.workers import children, eventually, workers
+from tests.support.waiting import eventually
+from tests.support.workers import children, workers
 
 
 def test_a_hung_worker_is_not_waited_for_and_replaced(world: World, tmp_path: Path) -> None:

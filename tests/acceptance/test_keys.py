@@ -15,7 +15,8 @@ import pytest
 from tests.support.command_line import Heed
 from tests.support.heed_process import HeedProcess
 from tests.support.server import PATIENCE, Server
-from tests.support.workers import children, eventually
+from tests.support.waiting import eventually
+from tests.support.workers import children
 
 CREATE = ("keys", "create", "--name", "shop")
 

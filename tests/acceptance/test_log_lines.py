@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tests.support.server import Server
 from tests.support.tiny import World, item_id
-from tests.support.workers import children, eventually
+from tests.support.waiting import eventually
+from tests.support.workers import children
 
 COUNT = 2
 USER = "private-user-4711"

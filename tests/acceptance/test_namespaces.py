@@ -17,7 +17,8 @@ from service.snapshots.registry import Registry
 from tests.support.namespaced import copy_namespace, empty_namespace
 from tests.support.server import Server
 from tests.support.tiny import AT, World, item_id
-from tests.support.workers import Answered, Worker, eventually, workers
+from tests.support.waiting import eventually
+from tests.support.workers import Answered, Worker, workers
 
 COUNT = 2
 OTHER = "other"

@@ -12,7 +12,7 @@ import pytest
 from tests.support.otlp_collector import Collector, attributes
 from tests.support.server import Server
 from tests.support.tiny import World, item_id
-from tests.support.workers import eventually
+from tests.support.waiting import eventually
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "traced"}

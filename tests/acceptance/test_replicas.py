@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 from tests.support.crossed_reads import read_across
-from tests.support.heed_process import PATIENCE
 from tests.support.journaled_clients import JournaledWriters, Reader, Replicas, compare
 from tests.support.postgres_cluster import PostgresCluster
 from tests.support.postgres_server import PostgresDatabases
+from tests.support.waiting import eventually
 
 
 def test_what_one_replica_acknowledged_the_other_one_reads(
@@ -33,10 +33,7 @@ def test_a_failover_loses_nothing_acknowledged(tmp_path: Path) -> None:
                 for replica in range(2):
                     writers.wait_for_ack(replica, 0.0)
                 cluster.primary.kill()
-                until = time.monotonic() + PATIENCE
-                while not reader.degraded():
-                    assert time.monotonic() < until
-                    time.sleep(0.01)
+                eventually(reader.degraded)
                 cluster.promote(cluster.standbys[0])
                 cluster.require_standby(False)
                 promoted = time.monotonic()

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.postgres_server import PostgresDatabases
-from tests.support.state_machine import run_machine
-from tests.support.state_places import DatabasePlace, FilesPlace
+from tests.support.state_machine import DatabasePlace, FilesPlace, run_machine
 from tests.support.tiny import World
 
 

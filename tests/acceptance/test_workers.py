@@ -28,7 +28,8 @@ from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.server import PATIENCE, Server
 from tests.support.tiny import AT, World, item_id
-from tests.support.workers import Worker, children, eventually, memory, workers
+from tests.support.waiting import eventually
+from tests.support.workers import Worker, children, memory, workers
 
 COUNT = 2
 _FIRST_LINE = b'{"item_id": "drained-0", "title": "quagga"}\n'

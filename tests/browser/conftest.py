@@ -64,7 +64,6 @@ def server(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Iter
 
 @pytest.fixture
 def size() -> tuple[int, int]:
-    """Size of the window in CSS pixels."""
     return 1300, 900
 
 

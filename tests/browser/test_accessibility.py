@@ -28,7 +28,6 @@ TABS = ("Explore", "Catalogue", "People", "Models", "Scenarios")
 
 
 def fill(page: Page, tab: str) -> None:
-    """Open everything that a tab has to show."""
     open_tab(page, tab)
     if tab == "Explore":
         choose(page, "u3")
@@ -131,7 +130,7 @@ def test_tabs_are_walked_with_arrow_keys(page: Page) -> None:
 
 
 def test_the_page_can_be_used_by_keys_alone(page: Page) -> None:
-    """Skipping, choosing a user, searching, a trial and an explanation work by keyboard alone."""
+    """Skipping, choosing a user, searching, a trial and an explanation work by keyboard."""
 
     def walk(name: str) -> None:
         """Press Tab until the focus is on a control of this name."""

@@ -13,12 +13,10 @@ from tests.support.server import Server
 
 
 def listed(page: Page) -> Locator:
-    """Items of the list."""
     return page.locator("#catalogue-list a")
 
 
 def ids(page: Page) -> list[str]:
-    """Ids of the items of the list."""
     found: list[str] = listed(page).evaluate_all("all => all.map(one => one.dataset.item)")
     return found
 

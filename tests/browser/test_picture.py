@@ -39,7 +39,6 @@ def means(answer: dict[str, Any]) -> list[float]:
 
 
 def asked(route: Route) -> dict[str, Any]:
-    """The JSON body of a request."""
     body = route.request.post_data_json
     assert isinstance(body, dict)
     return body

@@ -18,12 +18,10 @@ OTHER = HOME | {"filter": {"field": "categories", "eq": "music"}}
 
 
 def write(page: Page, scenario: Any) -> None:
-    """Write a scenario into the editor."""
     page.get_by_label("Question as JSON").fill(json.dumps(scenario))
 
 
 def items(side: Locator) -> list[str]:
-    """Items of one side of the preview."""
     found: list[str] = side.evaluate_all("all => all.map(one => one.dataset.item)")
     return found
 

@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from collections import Counter
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import httpx
@@ -70,12 +69,7 @@ class ClusterLoad:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
             thread.join()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,22 +16,15 @@ from service.stores.sqlite.store import SQLiteStore
 from tests.support.heed_process import ROOT
 from tests.support.prometheus_server import PrometheusServer
 from tests.support.server import Server
+from tests.support.stores import run_on
 from tests.support.tiny import AT, World, item_id
-from tests.support.workers import children, eventually
+from tests.support.waiting import eventually
+from tests.support.workers import children
 
 GRAFANA = ROOT / "deploy" / "grafana"
 DASHBOARD = json.loads((GRAFANA / "dashboards" / "heed.json").read_text())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 COUNT = 2
-
-
-async def create_key(data: Path) -> str:
-    """Store a client's key and return its token."""
-    key, token = issue_key("shop", frozenset({"read", "write"}), 0)
-    store = SQLiteStore(data / STORE_FILE)
-    await store.add_key(key)
-    await store.close()
-    return token
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +38,8 @@ def prometheus(
     data = world.copy(tmp_path_factory.mktemp("watched") / "data")
     folder = tmp_path_factory.mktemp("prometheus")
     key_file = folder / "metrics.key"
-    token = asyncio.run(create_key(data))
+    key, token = issue_key("shop", frozenset({"read", "write"}), 0)
+    run_on(SQLiteStore(data / STORE_FILE), lambda store: store.add_key(key))
     with (
         Server(data, workers=COUNT, metrics_key_file=key_file) as server,
         server.client() as http,
@@ -141,17 +133,3 @@ def test_the_provisioning_fits_the_dashboard() -> None:
     ]
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) < 24
-
-
-def test_compose_mounts_what_there_is() -> None:
-    """The files that docker-compose.yml mounts exist, and both ports are of loopback alone."""
-    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-    for name in ("prometheus", "grafana"):
-        service = services[name]
-        assert service["profiles"] == ["observe"]
-        assert all(port.startswith("127.0.0.1:") for port in service["ports"])
-        assert service["read_only"]
-        assert "healthcheck" in service
-        mounts = [each.split(":")[0] for each in service["volumes"] if each.startswith("./")]
-        assert mounts
-        assert all((ROOT / Path(mount)).exists() for mount in mounts)

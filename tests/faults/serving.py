@@ -22,7 +22,8 @@ import httpx
 from tests.faults.matrix import Setup, Verdict
 from tests.support.server import PATIENCE, Server, stored_events
 from tests.support.tiny import GENRES, item_id
-from tests.support.workers import children, eventually, memory
+from tests.support.waiting import eventually
+from tests.support.workers import children, memory
 
 SWAPS = 100
 MIXED = 10_000

@@ -23,7 +23,8 @@ from tests.faults.serving import Load, is_replaced
 from tests.support.server import PATIENCE, Server, stored_events
 from tests.support.stepped_clock import SteppedClock
 from tests.support.tiny import GENRES, item_id
-from tests.support.workers import children, eventually
+from tests.support.waiting import eventually
+from tests.support.workers import children
 
 ROUNDS = 4
 RUNS = 3  # of the server in a round; the clock is set back between them

@@ -57,7 +57,6 @@ def _told(value: Any) -> Any:
 
 
 async def ask(engine: Engine, question: Any, stages: StageClock | None = None) -> Any:
-    """Answer a question."""
     question, about = question if isinstance(question, About) else (question, "")
     (row,) = [row for row in QUESTIONS if row.schema is type(question)]
     return Told(await engine.ask(row.ask, question, stages, about=about))
@@ -85,47 +84,38 @@ NOBODY = who()
 
 
 def score(asker: Who, item_ids: Sequence[str], **members: Any) -> Any:
-    """Return a question for the scores of items."""
     return made(ScoreIn, **asker, item_ids=list(item_ids), **members)
 
 
 def recommend(asker: Who = NOBODY, limit: int = 20, **members: Any) -> Any:
-    """Return a question for recommendations."""
     return made(RecommendIn, **asker, limit=limit, **members)
 
 
 def search(asker: Who = NOBODY, query: str = "", limit: int = 20, **members: Any) -> Any:
-    """Return a search, or a list."""
     return made(SearchIn, **asker, query=query, limit=limit, **members)
 
 
 def popular(asker: Who = NOBODY, by: str = "popular", **members: Any) -> Any:
-    """Return a question for what everybody takes."""
     return made(PopularIn, **asker, by=by, **members)
 
 
 def rows(asker: Who = NOBODY, **members: Any) -> Any:
-    """Return a question for the rows of a home page."""
     return made(RowsIn, **asker, **members)
 
 
 def similar(item_id: str, **members: Any) -> About:
-    """Return a question for similar items."""
     return About(made(SimilarIn, **members), item_id)
 
 
 def together(item_id: str, relation: str = "after", **members: Any) -> About:
-    """Return a question for what is taken with an item."""
     return About(made(TogetherIn, relation=relation, **members), item_id)
 
 
 def audience(item_id: str, **members: Any) -> About:
-    """Return a question for the users for an item."""
     return About(made(AudienceParams, **members), item_id)
 
 
 def affinities(user_id: str, field: str = "categories", limit: int = 20, **members: Any) -> About:
-    """Return a question for the values that a user attends to."""
     return About(made(AffinitiesParams, field=field, limit=limit, **members), user_id)
 
 
@@ -140,18 +130,15 @@ def attend(memory: Mapping[str, Any], **members: Any) -> Any:
 # ---------------------------------------------------------------------------------- parts
 
 
-def inline(item_id: str, type_: str = "view", weight: float = 1.0, **members: Any) -> Any:
-    """Return one event of a session."""
-    return made(InlineEventIn, item_id=item_id, type=type_, weight=weight, **members)
+def inline(item_id: str, type_: str = "view", **members: Any) -> Any:
+    return made(InlineEventIn, item_id=item_id, type=type_, weight=1.0, **members)
 
 
 def visible(**members: Any) -> Any:
-    """Return conditions on events."""
     return made(VisibleIn, **members)
 
 
 def retrieval(mode: str = "auto", **members: Any) -> Any:
-    """Return a retrieval."""
     return made(RetrievalIn, mode=mode, **members)
 
 
@@ -164,28 +151,22 @@ def steering(
     rules: Sequence[Any] = (),
     pins: Sequence[Any] = (),
     at_most: Sequence[Any] = (),
-    explore: float = 0.0,
-    seed: int | None = None,
 ) -> Any:
     """Return the members of a question that steer its ranking."""
-    return {"rules": rules, "pin": pins, "at_most": at_most, "explore": explore, "seed": seed}
+    return {"rules": rules, "pin": pins, "at_most": at_most}
 
 
 def pin(item_id: str, position: int) -> PinIn:
-    """Return an item at a fixed place."""
     return PinIn(item_id=item_id, position=position)
 
 
 def quota(field: str, count: int) -> AtMostIn:
-    """Return the most items of one value."""
     return AtMostIn(field=field, count=count)
 
 
 def facet(field: str, limit: int = 10) -> FacetIn:
-    """Return a field whose values are counted."""
     return FacetIn(field=field, limit=limit)
 
 
 def order(field: str, *, descending: bool = False) -> SortIn:
-    """Return a field to sort by."""
     return SortIn(field=field, order="desc" if descending else "asc")

@@ -12,8 +12,6 @@ from tests.support.stores import run_on
 
 
 class Said(NamedTuple):
-    """Exit code, output and errors of a command."""
-
     code: int
     out: str
     err: str
@@ -23,6 +21,5 @@ Heed = Callable[..., Said]
 
 
 def counts(data: Path) -> dict[str, int]:
-    """Return the counts of a data directory's store."""
     (counted,) = run_on(SQLiteStore(data / STORE_FILE), SQLiteStore.counts)
     return dict(counted)

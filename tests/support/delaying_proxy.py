@@ -8,7 +8,6 @@ import socket
 import struct
 import threading
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -25,13 +24,7 @@ class DelayingProxy:
 
     What it does can be changed at any time, and holds of connections that are open as well.
 
-    Args:
-        port: where the server listens.
-        host: its name or address.
-
-    Attributes:
-        port: of 127.0.0.1, where clients connect instead.
-        accepted: number of connections so far.
+    Clients connect to its `port` of 127.0.0.1 instead of the server's.
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
@@ -42,7 +35,6 @@ class DelayingProxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._listening: asyncio.Server | None = None
         self.port = free_port()
-        self.accepted = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -51,12 +43,7 @@ class DelayingProxy:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def through(self, url: str) -> str:
@@ -81,11 +68,9 @@ class DelayingProxy:
         self._run(self._refuse())
 
     def cut(self) -> None:
-        """Reset all open connections, on both sides."""
         self._run(self._cut())
 
     def close(self) -> None:
-        """Cut everything, and free the port."""
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE)
@@ -128,7 +113,6 @@ class DelayingProxy:
         await self._cut()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accepted += 1
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)

@@ -35,7 +35,6 @@ def settled(page: Page) -> None:
 
 
 def results(page: Page) -> Locator:
-    """Results of the search."""
     return page.locator("#results > li")
 
 
@@ -96,13 +95,11 @@ def ask_why(page: Page) -> None:
 
 
 def amounts(page: Page) -> list[float]:
-    """Contributions of the rows of the table."""
     cells = page.locator("#contributions td[data-adds]")
     return [float(text) for text in cells.evaluate_all("all => all.map(one => one.dataset.adds)")]
 
 
 def score(page: Page) -> float:
-    """The score that the service gave."""
     total = page.locator("#contributions tr.total td[data-score]")
     return float(total.get_attribute("data-score") or "nan")
 
@@ -111,7 +108,7 @@ def audit(page: Page) -> list[Any]:
     """Faults that axe-core finds; the page's context must bypass its Content-Security-Policy."""
     settled(page)  # half of a list that is being replaced is neither the old nor the new
     page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text())
-    # Every rule runs. Of the elements that pass it lists one a rule; to list each takes two thirds
+    # Every rule runs. It lists one element that passes a rule; to list all takes two thirds
     # of the time.
     found = page.evaluate("axe.run({resultTypes: ['violations']})")
     assert len(found["passes"]) > 20

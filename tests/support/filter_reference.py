@@ -82,7 +82,6 @@ def _is_near(place: dict[str, Any], lat: float, lon: float, km: float) -> bool:
 
 
 def passes(entry: ItemEntry, wanted: ItemFilter) -> bool:
-    """Report whether an item passes a filter."""
     if isinstance(wanted, Condition):
         own, comparisons = values(entry, wanted.field), dict(wanted.comparisons)
         exists = comparisons.pop("exists", None)

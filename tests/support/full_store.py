@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from service.domain.item_patch import ItemPatch
 from service.domain.keys import Rate, issue_key
-from service.domain.records import Event, Item, User
+from service.domain.records import Event, Item, ItemPatch, User
 from service.stores.base import Store
 from service.stores.values import StoredItem, StoredUser
 from tests.support.store_contract import IDS, NOON, rows, vector
@@ -145,7 +144,6 @@ async def _fill_catalogue(store: Store) -> None:
 
 
 async def stored_users(store: Store, events: int = 50) -> list[StoredUser]:
-    """All users as they are stored."""
     bulk, found = store.bulk(), list[StoredUser]()
     while page := await bulk.users(found[-1].user_id if found else "", events):
         found += page
@@ -153,7 +151,6 @@ async def stored_users(store: Store, events: int = 50) -> list[StoredUser]:
 
 
 async def stored_items(store: Store, limit: int = 7) -> list[StoredItem]:
-    """All items as they are stored."""
     bulk, found = store.bulk(), list[StoredItem]()
     while page := await bulk.items(found[-1].item_id if found else "", limit):
         found += page

@@ -53,8 +53,6 @@ exit "$code"
 
 
 class Block(NamedTuple):
-    """A fenced block of a guide."""
-
     section: str  # its heading
     language: str
     text: str
@@ -109,11 +107,7 @@ def check_docker(words: Sequence[str]) -> None:
 class GuidedShell:
     """Runs blocks of the guide in a folder, where its directories are folders too.
 
-    Args:
-        folder: to work in; `data` in it is the data directory.
-        places: what stands for addresses that the guide writes.
-        settings: of Heed, in all commands and the service.
-        tools: a folder of further programs that blocks call.
+    `places` stand for addresses that the guide writes; `tools` is a folder of further programs.
     """
 
     def __init__(

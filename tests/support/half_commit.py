@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from types import TracebackType
 from typing import Any, Literal, Self
 from uuid import UUID
 
 import psycopg
 
 from service.domain.records import Event
-from service.stores.event_identity import body_digest, event_key, user_key
+from service.stores.encoding import body_digest, event_key, user_key
 from service.stores.postgres.ticks import TICKS
 from tests.support.citus_databases import CitusDatabases
 
@@ -36,13 +35,8 @@ class HalfCommit:
     So it is between the two phases of a commit, or for as long as a worker is lost in between.
     Citus does not settle it before `finish`.
 
-    Args:
-        cluster: where the database is.
-        url: of the database.
-        namespace: name of the namespace.
-        event: with an id and a timestamp, of a user who has events, on an item that one is on.
-        held: the part that is only prepared: the user with the event, or the event's id.
-        import_no: number of the import that the event came with.
+    The event has an id and a timestamp; it is of a user who has events, on an item that one is on.
+    `held` is the part that is only prepared: the user with the event, or the event's id.
     """
 
     def __init__(
@@ -94,18 +88,12 @@ class HalfCommit:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.finish()
         for connection in (self._worker, self._coordinator):
             connection.close()
 
     def finish(self) -> None:
-        """Commit what is prepared."""
         if not self._is_finished:
             self._worker.execute(f"COMMIT PREPARED '{self._gid}'".encode())
             self._keeper.close()

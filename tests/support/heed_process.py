@@ -69,12 +69,10 @@ class HeedProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return int(self._process.pid)
 
     @property
     def is_alive(self) -> bool:
-        """True while it runs."""
         return bool(self._process.is_alive())
 
     def send(self, number: signal.Signals) -> None:
@@ -89,7 +87,6 @@ class HeedProcess:
         return int(self._process.exitcode)
 
     def out(self) -> str:
-        """Its output on stdout."""
         return self._out.read_text()
 
     def log(self) -> str:

@@ -13,17 +13,13 @@ import httpx
 from fastapi import FastAPI
 
 from service.domain.errors import Conflict, Invalid, NotFound
-from service.domain.item_patch import ItemPatch
 from service.domain.keys import ApiKey, Rate, Scope, issue_key
-from service.domain.records import Event, Item, User
-from service.domain.scenarios import Scenario
+from service.domain.records import Event, Item, ItemPatch, Scenario, User
 from service.domain.settings import Settings
-from service.engine.engine import Engine
-from service.engine.live_scenarios import LiveScenarios
-from service.engine.monitoring import Measurement
+from service.engine.engine import Engine, LiveScenarios
 from service.http.app import create_app
 from service.jobs.job import Job
-from service.runtime.tracing import StageClock
+from service.runtime.tracing import Measurement, StageClock
 from service.snapshots.registry import Version, version_document
 from service.stores.base import Store
 from service.stores.values import AppendResult, PatchResult
@@ -95,7 +91,6 @@ class FakeEngine:
         return token
 
     def change(self, key: ApiKey) -> None:
-        """Store or replace a key."""
         self.api_keys[key.key_id] = key
         self.changes_of_keys += 1
 

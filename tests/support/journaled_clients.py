@@ -12,28 +12,27 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import httpx
 
 from service.stores.postgres.store import PostgresStore
 from tests.support.server import PATIENCE, Server
+from tests.support.waiting import eventually
 
 ITEMS = 40  # of the catalogue
 USERS = 30  # per writer
 _PAUSE = 0.05  # seconds between two attempts of a write
+_REST = 0.02  # seconds between two questions
 
 
 class Replicas:
     """`heed serve` processes with data directories of their own, over one database.
 
-    Args:
-        folder: an empty folder.
-        store: URL of the database, one for each replica.
-        settings: HEED_* variables by their lower-case names.
+    `store` has the URL of the database by which each replica reaches it.
     """
 
     def __init__(self, folder: Path, store: Sequence[str], **settings: Any) -> None:
@@ -49,18 +48,13 @@ class Replicas:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
             self._kill_all()
         for server in self.servers:
             server.terminate()
         for server in self.servers:
-            assert server.wait() == 0 or error is not None, server.log()
+            assert server.wait() == 0 or kind is not None, server.log()
 
     def url(self, number: int) -> str:
         """Return the address of a replica, which changes when it is restarted."""
@@ -73,15 +67,11 @@ class Replicas:
     def put_items(self) -> None:
         """Put the catalogue, by the first replica, and wait until all of them serve it."""
         items = [{"item_id": f"i{n}", "title": f"title {n}"} for n in range(ITEMS)]
-        httpx.post(
-            f"{self.url(0)}/v1/items", json={"items": items}, timeout=PATIENCE
-        ).raise_for_status()
+        body = {"items": items}
+        httpx.post(f"{self.url(0)}/v1/items", json=body, timeout=PATIENCE).raise_for_status()
         for server in self.servers:
             with server.client() as http:
-                until = time.monotonic() + PATIENCE
-                while http.get("/v1/items/i0").status_code != 200:
-                    assert time.monotonic() < until
-                    time.sleep(0.05)
+                eventually(partial(_has_items, http))
 
     def _start(self, number: int) -> Server:
         return Server(
@@ -91,6 +81,10 @@ class Replicas:
     def _kill_all(self) -> None:
         for server in self.servers:
             server.kill()
+
+
+def _has_items(http: httpx.Client) -> bool:
+    return http.get("/v1/items/i0").status_code == 200
 
 
 class Ack(NamedTuple):
@@ -104,11 +98,7 @@ class Ack(NamedTuple):
 class JournaledWriters:
     """Threads that write events through all replicas, until stopped.
 
-    Args:
-        replicas: written to in turn, and after each failure to the next.
-        journal: a file, which is made.
-        seed: of users, items and sizes of batches.
-        writers: number of threads.
+    They write to the replicas in turn, and after each failure to the next.
 
     Attributes:
         acks: of all writes, as far as they have come.
@@ -121,11 +111,9 @@ class JournaledWriters:
         replicas: Replicas,
         journal: Path,
         seed: object,
-        writers: int = 3,
-        prefix: str = "w",
         pause: float = 0.02,
     ) -> None:
-        self._replicas, self._prefix, self._pause = replicas, prefix, pause
+        self._replicas, self._pause = replicas, pause
         self._file = journal.open("a")
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -133,8 +121,8 @@ class JournaledWriters:
         self.problems: list[str] = []
         self.statuses: Counter[int] = Counter()
         self._threads = [
-            threading.Thread(target=self._write, args=(n, Random(f"{seed}-{prefix}-{n}")))
-            for n in range(writers)
+            threading.Thread(target=self._write, args=(n, Random(f"{seed}-w-{n}")))
+            for n in range(3)
         ]
 
     def __enter__(self) -> Self:
@@ -171,10 +159,10 @@ class JournaledWriters:
             for number in itertools.count():
                 if self._stop.is_set():
                     return
-                name = f"{self._prefix}{writer}.{number}"
+                name = f"w{writer}.{number}"
                 events = [
                     {
-                        "user_id": f"{self._prefix}{writer}-u{rng.randrange(USERS)}",
+                        "user_id": f"w{writer}-u{rng.randrange(USERS)}",
                         "item_id": f"i{rng.randrange(ITEMS)}",
                         "event_id": f"{name}-{n}",
                     }
@@ -221,8 +209,8 @@ class Reader:
         errors: texts of answers with another status than 200.
     """
 
-    def __init__(self, replicas: Replicas, seed: object, pause: float = 0.02) -> None:
-        self._replicas, self._pause = replicas, pause
+    def __init__(self, replicas: Replicas, seed: object) -> None:
+        self._replicas = replicas
         self._stop = threading.Event()
         self.answers: Counter[tuple[int, int, bool]] = Counter()
         self.broken: Counter[int] = Counter()
@@ -264,7 +252,7 @@ class Reader:
             self.answers[replica, answer.status_code, degraded] += 1
             if answer.status_code != 200:
                 self.errors.append(f"{answer.status_code} {answer.text[:300]}")
-            time.sleep(self._pause)
+            time.sleep(_REST)
         http.close()
 
 
@@ -289,13 +277,9 @@ def compare(journal: Path, url: str) -> Books:
     tried = {line[1]: int(line[2]) for line in lines if line[0] == "try"}
     acked = {line[1] for line in lines if line[0] == "ack"}
 
-    async def read() -> list[str]:
-        store = PostgresStore(url)
-        names = await asyncio.to_thread(lambda: [str(e.event_id) for e in store.scan_events()])
-        await store.close()
-        return names
-
-    names = asyncio.run(read())
+    store = PostgresStore(url)
+    names = [str(event.event_id) for event in store.scan_events()]
+    asyncio.run(store.close())
     sizes = Counter(name.rpartition("-")[0] for name in set(names))
     return Books(
         len(acked),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple
 from service.domain.records import Event, Item
 from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
+from tests.support.stores import run_on
 from tests.support.untrained import publish_untrained
 
 ITEMS = 20_000
@@ -33,9 +33,9 @@ class Largest(NamedTuple):
     body: Mapping[str, Any] | None = None
 
 
-def make_data(target: Path, *, items: int = ITEMS, seed: int = 0) -> Path:
+def make_data(target: Path) -> Path:
     """Fill a data directory with items, events and a model without training."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     catalogue = [
         Item(
             f"item-{number}",
@@ -50,26 +50,22 @@ def make_data(target: Path, *, items: int = ITEMS, seed: int = 0) -> Path:
                 "place": {"lat": rng.uniform(-80, 80), "lon": rng.uniform(-170, 170)},
             },
         )
-        for number in range(items)
+        for number in range(ITEMS)
     ]
     lengths = {**LENGTHS, **{f"user-{number}": 40 for number in range(_OTHERS)}}
     log = [
-        Event(user, f"item-{int(items * rng.random() ** 2)}", timestamp=_START + step * _DAY // 24)
+        Event(user, f"item-{int(ITEMS * rng.random() ** 2)}", timestamp=_START + step * _DAY // 24)
         for user, length in lengths.items()
         for step in range(length)
     ]
 
-    async def fill() -> None:
-        store = SQLiteStore(target / STORE_FILE)
-        try:
-            await store.put_items(catalogue)
-            await store.append(log)
-        finally:
-            await store.close()
-
     target.mkdir(parents=True, exist_ok=True)
-    asyncio.run(fill())
-    publish_untrained(target, [item.item_id for item in catalogue], seed=seed)
+    run_on(
+        SQLiteStore(target / STORE_FILE),
+        lambda store: store.put_items(catalogue),
+        lambda store: store.append(log),
+    )
+    publish_untrained(target, [item.item_id for item in catalogue], seed=0)
     return target
 
 

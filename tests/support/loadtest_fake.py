@@ -20,7 +20,6 @@ Behaviour = Callable[["Fake", str, int], int | None]
 
 
 def well(fake: Fake, kind: str, number: int) -> int:
-    """Answer everything at once."""
     return 200
 
 

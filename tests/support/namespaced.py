@@ -22,10 +22,7 @@ from service.stores.sqlite.store import SQLiteStore
 class NamespacedService:
     """An app with its engines, asked about one namespace or another. It must be closed.
 
-    Args:
-        runner: the event loop that it runs on.
-        data: the data directory.
-        settings: by their names; the deadline is long unless it is named.
+    The deadline is long unless the settings name it.
     """
 
     def __init__(self, runner: asyncio.Runner, data: Path, **settings: Any) -> None:
@@ -38,12 +35,10 @@ class NamespacedService:
 
     @property
     def namespaces(self) -> Namespaces:
-        """The engines of the app."""
         found: Namespaces = self.app.state.namespaces
         return found
 
     def close(self) -> None:
-        """Stop the app."""
         self.runner.run(self._http.aclose())
         self.runner.run(self._lifespan.__aexit__(None, None, None))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, Self
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -48,12 +47,7 @@ class Collector:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -71,5 +65,4 @@ class Collector:
 
 
 def attributes(pairs: Any) -> dict[str, Any]:
-    """Return attributes of OTLP as a dict."""
     return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in pairs}

@@ -77,9 +77,9 @@ def appends(snapshot: Snapshot) -> Iterator[list[int]]:
         yield counts
 
 
-def long_user(snapshot: Snapshot, events: int = 300) -> UserMemory:
+def long_user(snapshot: Snapshot) -> UserMemory:
     """A memory of more events than `pasts` draws."""
-    return build_memory(snapshot, random_past(7, events, ITEMS), AT)
+    return build_memory(snapshot, random_past(7, 300, ITEMS), AT)
 
 
 def without_event(whole: UserHistory, event: int) -> UserHistory:
@@ -250,7 +250,6 @@ class Loop:
         target: int,
         options: AttentionOptions = DEFAULT_OPTIONS,
     ) -> float:
-        """The transitions part."""
         part = self.reference.transitions(self.user_state, self.trained, target_row(target))
         return part if options.exclude_self else part + self._again(target)
 
@@ -266,7 +265,6 @@ class Loop:
                 for row in self.recent]  # fmt: skip
 
     def similarity(self, target: int) -> float:
-        """The similarity part."""
         return math.fsum(self._similarity_shares(target))
 
     def _similarity_shares(self, target: int) -> NDArray[np.float64]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -21,23 +20,17 @@ from tests.support.postgres_programs import (
     program,
     server_user,
 )
-from tests.support.process_tree import ProcessTree
+from tests.support.process_tree import ProcessTree, TreeInFolder
+from tests.support.waiting import eventually
 
-PATIENCE = 120.0  # seconds until a cluster that has no leader is given up
 TTL = 10  # seconds for which a leader that does not answer stays the leader
 LOOP_WAIT = 1  # seconds between two looks of a node at the cluster
 RETRY_TIMEOUT = 3  # seconds until etcd or PostgreSQL counts as down
 _REST_TIMEOUT = 2.0  # seconds until Patroni's own API is taken for silent
 
 
-class PatroniNode:
-    """A machine of the cluster: Patroni and the PostgreSQL server that it runs.
-
-    Attributes:
-        name: that the cluster knows it by.
-        port: of 127.0.0.1, where its server listens.
-        url: of its server, which may be a standby.
-    """
+class PatroniNode(TreeInFolder):
+    """A machine of the cluster: Patroni, and the PostgreSQL server that it runs."""
 
     def __init__(self, name: str, configuration: Mapping[str, Any], fsync: bool) -> None:
         self.name = name
@@ -48,22 +41,10 @@ class PatroniNode:
         self._file = self.folder / "patroni.yml"
         self._file.write_text(yaml.safe_dump({**configuration, **self._own(fsync)}))
         self._file.chmod(0o644)
-        self._tree: ProcessTree | None = None
-        self._frozen = False
-
-    @property
-    def is_alive(self) -> bool:
-        """True if a process of the node runs, be it frozen."""
-        return self._tree is not None and self._tree.is_alive
-
-    @property
-    def answers(self) -> bool:
-        """True if the node runs and is not frozen."""
-        return self.is_alive and not self._frozen
 
     def start(self) -> None:
         """Start Patroni, which starts PostgreSQL once it has found its role."""
-        assert self._tree is None or not self._tree.is_alive, "it runs"
+        assert not self.is_alive, "it runs"
         self._tree = ProcessTree(
             [patroni_program("patroni"), str(self._file)],
             self._log,
@@ -71,24 +52,6 @@ class PatroniNode:
             server_user(),
             {**ENVIRONMENT, "HOME": str(self.folder)},
         )
-
-    def kill(self) -> None:
-        """Kill Patroni and every process of PostgreSQL at once, as a loss of power does."""
-        if self._tree is not None:
-            self._tree.kill()
-            self._frozen = False
-
-    def freeze(self) -> None:
-        """Stop every process where it stands, as of a machine that hangs."""
-        assert self._tree is not None
-        self._tree.freeze()
-        self._frozen = True
-
-    def thaw(self) -> None:
-        """Let a frozen node go on; it finds out what has become of its role."""
-        assert self._tree is not None
-        self._tree.thaw()
-        self._frozen = False
 
     def members(self) -> list[dict[str, Any]]:
         """Return the cluster's members as this node sees them, none if it does not answer."""
@@ -100,15 +63,6 @@ class PatroniNode:
         """True if the node says that it is the primary and holds the leader's lock."""
         answer = self._ask("/primary")
         return answer is not None and answer.status_code == 200
-
-    def log(self) -> str:
-        """Return what Patroni and PostgreSQL have logged since the node was made."""
-        return self._log.read_text(errors="replace") if self._log.exists() else ""
-
-    def close(self) -> None:
-        """Kill what runs, and remove the data."""
-        self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _ask(self, path: str) -> httpx.Response | None:
         if not self.answers:
@@ -154,29 +108,15 @@ class PatroniCluster:
     after `TTL` seconds; a standby that has all commits then takes over, and a former leader that
     comes back follows it. There is one etcd, which no fault of a node touches.
 
-    Args:
-        nodes: how many.
-        settings: of PostgreSQL, on all nodes.
-        fsync: whether PostgreSQL waits for the disk.
-        strict: with no standby, let commits wait for one rather than go on alone.
-
-    Raises:
-        FileNotFoundError: Patroni, etcd or PostgreSQL is missing; the message says what to do.
     """
 
-    def __init__(
-        self,
-        nodes: int = 2,
-        settings: Mapping[str, object] | None = None,
-        fsync: bool = False,
-        strict: bool = False,
-    ) -> None:
+    def __init__(self, fsync: bool = False) -> None:
         self.nodes: list[PatroniNode] = []
         self._etcd_folder = owned_folder()
         self._etcd: ProcessTree | None = None
         try:
-            configuration = self._configuration(self._start_etcd(), settings or {}, strict)
-            for number in range(nodes):
+            configuration = self._configuration(self._start_etcd())
+            for number in range(2):
                 self.nodes.append(PatroniNode(f"node{number}", configuration, fsync))
             for node in self.nodes:
                 node.start()
@@ -189,12 +129,7 @@ class PatroniCluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def url(self, database: str = "postgres", **options: object) -> str:
@@ -211,35 +146,30 @@ class PatroniCluster:
         return next((node for node in self.nodes if node.is_leader()), None)
 
     def wait_for_leader(self, other_than: PatroniNode | None = None) -> PatroniNode:
-        """Wait until a node leads, and return it.
+        """Wait until a node leads, but for one that was lost, and return it."""
 
-        Args:
-            other_than: one that has been lost, and whose last words do not count.
-        """
-        until = time.monotonic() + PATIENCE
-        while True:
+        def found() -> PatroniNode | None:
             leader = self.leader()
-            if leader is not None and leader is not other_than:
-                return leader
-            assert time.monotonic() < until, self._logs()
-            time.sleep(0.1)
+            return None if leader is other_than else leader
+
+        leader = eventually(found, self._logs)
+        assert leader is not None
+        return leader
 
     def wait_for_standbys(self, count: int | None = None) -> None:
         """Wait until standbys, all but the leader if `count` is None, follow; one synchronously."""
         wanted = len(self.nodes) - 1 if count is None else count
-        until = time.monotonic() + PATIENCE
-        while True:
+
+        def follow() -> bool:
             leader = self.leader()
             members = [] if leader is None else leader.members()
             following = [m for m in members if m["role"] != "leader" and m["state"] in _FOLLOWING]
             synchronous = any(member["role"] == "sync_standby" for member in following)
-            if len(following) >= wanted and (synchronous or not wanted):
-                return
-            assert time.monotonic() < until, self._logs()
-            time.sleep(0.1)
+            return len(following) >= wanted and (synchronous or not wanted)
+
+        eventually(follow, self._logs)
 
     def close(self) -> None:
-        """Kill everything, and remove the data."""
         for node in self.nodes:
             node.close()
         if self._etcd is not None:
@@ -265,20 +195,21 @@ class PatroniCluster:
             server_user(),
             ENVIRONMENT,
         )
-        until = time.monotonic() + PATIENCE
-        while True:
-            try:
+        log = self._etcd_folder / "etcd.log"
+
+        def answers() -> bool:
+            assert self._etcd is not None
+            assert self._etcd.is_alive, log.read_text(errors="replace")
+            with suppress(httpx.TransportError):
                 answer = httpx.get(f"http://{client}/health", timeout=_REST_TIMEOUT)
-                if answer.json().get("health") == "true":
-                    return client
-            except httpx.TransportError:
-                pass
-            log = (self._etcd_folder / "etcd.log").read_text(errors="replace")
-            assert self._etcd.is_alive and time.monotonic() < until, log  # noqa: PT018
-            time.sleep(0.02)
+                return bool(answer.json().get("health") == "true")
+            return False
+
+        eventually(answers, lambda: log.read_text(errors="replace"))
+        return client
 
     @staticmethod
-    def _configuration(etcd: str, settings: Mapping[str, object], strict: bool) -> dict[str, Any]:
+    def _configuration(etcd: str) -> dict[str, Any]:
         return {
             "scope": "heed",
             # By version 2 of etcd's interface: before 3.1, Patroni's cache for version 3 stays old
@@ -290,10 +221,9 @@ class PatroniCluster:
                     "loop_wait": LOOP_WAIT,
                     "retry_timeout": RETRY_TIMEOUT,
                     "synchronous_mode": True,
-                    "synchronous_mode_strict": strict,
                     "postgresql": {
                         "use_pg_rewind": True,
-                        "parameters": {"wal_keep_size": "256MB", **settings},
+                        "parameters": {"wal_keep_size": "256MB"},
                     },
                 },
                 "initdb": [{"encoding": "UTF8"}, "no-locale", "data-checksums", "no-sync"],
@@ -308,11 +238,6 @@ _FOLLOWING = ("running", "streaming")  # words of older and of newer versions of
 
 
 def patroni_program(name: str) -> str:
-    """Return the path of patroni or etcd.
-
-    Raises:
-        FileNotFoundError: it is not on PATH; the message says what to install.
-    """
     found = shutil.which(name)
     if found is None:
         raise FileNotFoundError(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
 
 from tests.support.postgres_programs import SUPERUSER, multi_host_url
-from tests.support.postgres_server import PATIENCE, PostgresServer
+from tests.support.postgres_server import PostgresServer
+from tests.support.waiting import eventually
 
 
 class PostgresCluster:
@@ -18,12 +17,7 @@ class PostgresCluster:
 
     A commit waits until one standby, whichever is first, has it on its disk. That also holds of a
     standby that was promoted: without a standby of its own its commits wait until another joins,
-    or until `require_standby(False)`. Nothing is promoted by itself.
-
-    Args:
-        standbys: how many.
-        settings: of all servers, as in postgresql.conf.
-        fsync: as of `PostgresServer`.
+    or until `require_standby(False)`. Nothing is promoted automatically.
     """
 
     def __init__(
@@ -47,12 +41,7 @@ class PostgresCluster:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -63,10 +52,8 @@ class PostgresCluster:
     def url(self, database: str = "postgres", **options: object) -> str:
         """Return a URL of all servers, by which libpq finds the one that takes writes.
 
-        Args:
-            database: its name.
-            options: further ones of libpq; without connect_timeout, psycopg gives a frozen server
-                130 s before it asks the next.
+        Further options are libpq's; without connect_timeout, psycopg gives a frozen server 130 s
+        before it asks the next.
         """
         ports = [node.port for node in self.nodes]
         return multi_host_url(ports, database, target_session_attrs="read-write", **options)
@@ -86,19 +73,11 @@ class PostgresCluster:
             if other.answers and _is_standby(other):
                 self._follow(other)
 
-    def rejoin(self, node: PostgresServer, rewind: bool = True) -> None:
-        """Bring back a former primary, or a standby that was stopped, as a standby.
-
-        Args:
-            node: one that is not the primary; it is killed if it runs.
-            rewind: by pg_rewind; otherwise by a new base backup.
-        """
+    def rejoin(self, node: PostgresServer) -> None:
+        """Kill a node that is not the primary, and bring it back as a standby."""
         assert node in self.standbys
         node.kill()
-        if rewind:
-            node.rewind(self.primary)
-        else:
-            node.copy(self.primary)
+        node.rewind(self.primary)
         node.start()
 
     def require_standby(self, wanted: bool) -> None:
@@ -114,15 +93,13 @@ class PostgresCluster:
     def wait_for_standbys(self, count: int | None = None) -> None:
         """Wait until standbys, all if `count` is None, stream and count for commits."""
         wanted = len(self.nodes) - 1 if count is None else count
-        until = time.monotonic() + PATIENCE
         with psycopg.connect(self.primary.url(), autocommit=True) as connection:
-            while self._following(connection) < wanted:
-                logs = "\n".join(node.log()[-2000:] for node in self.nodes)
-                assert time.monotonic() < until, f"standbys do not follow: {logs}"
-                time.sleep(0.02)
+            eventually(
+                lambda: self._following(connection) >= wanted,
+                lambda: "\n".join(node.log()[-2000:] for node in self.nodes),
+            )
 
     def close(self) -> None:
-        """Kill all servers, and remove their data."""
         for node in self.nodes:
             node.close()
 

@@ -45,14 +45,9 @@ def server_user() -> str | None:
     return SUPERUSER if SUPERUSER in names else "nobody"
 
 
-def owned_folder(place: Path | None = None) -> Path:
-    """Make a folder that belongs to `server_user`.
-
-    Args:
-        place: the folder in which it is made; that of temporary files if None. Those of pytest's
-            are closed to other users.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="heed-postgres-", dir=place))
+def owned_folder() -> Path:
+    """Make a folder that belongs to `server_user`, to whom those of pytest's are closed."""
+    folder = Path(tempfile.mkdtemp(prefix="heed-postgres-"))
     user = server_user()
     if user is not None:
         shutil.chown(folder, user)

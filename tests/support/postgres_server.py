@@ -6,9 +6,7 @@ import shutil
 import signal
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
+from collections.abc import Mapping
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -24,7 +22,7 @@ from tests.support.postgres_programs import (
     run_as_server,
     server_user,
 )
-from tests.support.process_tree import ProcessTree
+from tests.support.process_tree import ProcessTree, TreeInFolder
 
 PATIENCE = 60.0  # seconds until a server that neither starts nor ends is given up
 
@@ -32,10 +30,7 @@ PATIENCE = 60.0  # seconds until a server that neither starts nor ends is given 
 class PostgresDatabases:
     """A running server in which tests create databases, which `drop_databases` takes away.
 
-    Args:
-        server: its URL; the database that it names, postgres if none, is connected to, and left
-            as it is.
-        prefix: with which every database that is created starts.
+    The database that the server's URL names, postgres if none, is connected to and left as it is.
     """
 
     def __init__(self, server: str, prefix: str = "") -> None:
@@ -48,19 +43,11 @@ class PostgresDatabases:
         return self._server._replace(path=path).geturl()
 
     def create_database(self, name: str = "") -> str:
-        """Create an empty database, of a name that no other has if none is given.
-
-        Returns:
-            str: its URL.
-        """
+        """Create an empty database, of a name that no other has by default; return its URL."""
         return self._create(name, sql.SQL(""))
 
     def copy_database(self, url: str) -> str:
-        """Create a database with the contents of another one, which nobody is connected to.
-
-        Returns:
-            str: its URL.
-        """
+        """Return the URL of a new copy of a database that nobody is connected to."""
         return self._create(
             "", sql.SQL("TEMPLATE {}").format(sql.Identifier(urlsplit(url).path[1:]))
         )
@@ -83,7 +70,7 @@ class PostgresDatabases:
             connection.execute(statement)
 
 
-class PostgresServer(PostgresDatabases):
+class PostgresServer(PostgresDatabases, TreeInFolder):
     """A private server that runs from its construction to `close`, with its data in a folder.
 
     It listens to 127.0.0.1 alone, without a socket file, and trusts whoever connects. Its
@@ -93,10 +80,8 @@ class PostgresServer(PostgresDatabases):
         settings: go into postgresql.conf; a standby has those of its primary.
         name: that standbys are known by to their primary.
         fsync: wait for the disk, as a server does that is to survive a loss of power.
-        initdb: options of initdb besides those of this class.
         standby_of: a running server, of which this one becomes a standby by a base backup;
             nothing is made by initdb then.
-        place: the folder in which its own is made; that of temporary files if None.
 
     Raises:
         FileNotFoundError: no PostgreSQL is installed.
@@ -109,13 +94,11 @@ class PostgresServer(PostgresDatabases):
         *,
         name: str = "",
         fsync: bool = False,
-        initdb: Sequence[str] = ("--no-locale",),
         standby_of: PostgresServer | None = None,
-        place: Path | None = None,
     ) -> None:
         self.port = free_port()
         super().__init__(f"postgresql://{SUPERUSER}@127.0.0.1:{self.port}/postgres")
-        self.folder = owned_folder(place)
+        self.folder = owned_folder()
         self.data = self.folder / "data"
         self._log = self.folder / "server.log"
         # Not in the file, which is copied from one server to another.
@@ -127,11 +110,9 @@ class PostgresServer(PostgresDatabases):
             "cluster_name": name,
             "fsync": "on" if fsync else "off",
         }
-        self._tree: ProcessTree | None = None
-        self._frozen = False
         try:
             if standby_of is None:
-                self._make_data(initdb, settings or {})
+                self._make_data(settings or {})
             else:
                 self.copy(standby_of)
             self.start()
@@ -142,23 +123,8 @@ class PostgresServer(PostgresDatabases):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def is_alive(self) -> bool:
-        """True if a process of the server runs, be it frozen."""
-        return self._tree is not None and self._tree.is_alive
-
-    @property
-    def answers(self) -> bool:
-        """True if the server runs and is not frozen."""
-        return self.is_alive and not self._frozen
 
     def start(self) -> None:
         """Start a server that was stopped or killed, and wait until it takes connections."""
@@ -179,24 +145,6 @@ class PostgresServer(PostgresDatabases):
             self.thaw()
             self._tree.send(signal.SIGINT)
             self._tree.wait(PATIENCE)
-
-    def kill(self) -> None:
-        """Kill every process of the server at once, as a loss of power does."""
-        if self._tree is not None:
-            self._tree.kill()
-            self._frozen = False
-
-    def freeze(self) -> None:
-        """Stop every process where it stands: connections stay open and nothing answers."""
-        assert self._tree is not None
-        self._tree.freeze()
-        self._frozen = True
-
-    def thaw(self) -> None:
-        """Let a frozen server go on."""
-        assert self._tree is not None
-        self._tree.thaw()
-        self._frozen = False
 
     def configure(self, name: str, value: object) -> None:
         """Set something for now and for later starts, as ALTER SYSTEM does."""
@@ -230,22 +178,13 @@ class PostgresServer(PostgresDatabases):
             self.folder,
         )
 
-    def close(self) -> None:
-        """Kill what runs, and remove the data."""
-        self.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def log(self) -> str:
-        """Return what the server has logged since it was made."""
-        return self._log.read_text(errors="replace") if self._log.exists() else ""
-
-    def _make_data(self, options: Sequence[str], settings: Mapping[str, object]) -> None:
+    def _make_data(self, settings: Mapping[str, object]) -> None:
         run_as_server(
             [
                 program("initdb"),
                 *("--pgdata", str(self.data), "--username", SUPERUSER, "--encoding", "UTF8"),
                 *("--auth", "trust", "--data-checksums", "--no-sync", "--no-instructions"),
-                *options,
+                "--no-locale",
             ],
             self.folder,
         )

@@ -79,7 +79,6 @@ class ProcessTree:
             stopped.update(new)
 
     def thaw(self) -> None:
-        """Let every process go on."""
         for pid in self._members():
             _send(pid, signal.SIGCONT)
 
@@ -105,6 +104,50 @@ class ProcessTree:
 
     def _members(self) -> list[int]:
         return descendants(self._guardian.pid) if self.is_alive else []
+
+
+class TreeInFolder:
+    """A server that is one tree of processes, with its log and its data in a folder of its own."""
+
+    folder: Path
+    _log: Path
+    _tree: ProcessTree | None = None
+    _frozen = False
+
+    @property
+    def is_alive(self) -> bool:
+        """True if a process of the server runs, be it frozen."""
+        return self._tree is not None and self._tree.is_alive
+
+    @property
+    def answers(self) -> bool:
+        """True if the server runs and is not frozen."""
+        return self.is_alive and not self._frozen
+
+    def kill(self) -> None:
+        """Kill every process of the server at once, as a loss of power does."""
+        if self._tree is not None:
+            self._tree.kill()
+            self._frozen = False
+
+    def freeze(self) -> None:
+        """Stop every process where it stands: connections stay open and nothing answers."""
+        assert self._tree is not None
+        self._tree.freeze()
+        self._frozen = True
+
+    def thaw(self) -> None:
+        assert self._tree is not None
+        self._tree.thaw()
+        self._frozen = False
+
+    def log(self) -> str:
+        """Return what the server has logged since it was made."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def close(self) -> None:
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def descendants(root: int) -> list[int]:

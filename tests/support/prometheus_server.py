@@ -7,15 +7,15 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
 import yaml  # type: ignore[import-untyped]
 
 from tests.support.heed_process import PATIENCE, ROOT
+from tests.support.waiting import eventually
 
 CONFIGURATION = ROOT / "deploy" / "prometheus"
 
@@ -63,23 +63,10 @@ class PrometheusServer:
         self._http = httpx.Client(base_url=f"http://{address}", timeout=PATIENCE)
 
     def __enter__(self) -> Self:
-        until = time.monotonic() + PATIENCE
-        while time.monotonic() < until:
-            assert self._process.poll() is None, "it ended; see prometheus.log"
-            try:
-                if self._http.get("/-/ready").status_code == 200:
-                    return self
-            except httpx.TransportError:
-                pass
-            time.sleep(0.05)
-        raise AssertionError("it did not become ready")
+        eventually(self._is_ready, lambda: "it did not become ready")
+        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
         self._process.terminate()
         self._process.wait(PATIENCE)
@@ -96,3 +83,9 @@ class PrometheusServer:
     def get(self, path: str) -> Any:
         """Return `data` of another route of its API."""
         return self._http.get(path).json()["data"]
+
+    def _is_ready(self) -> bool:
+        assert self._process.poll() is None, "it ended; see prometheus.log"
+        with suppress(httpx.TransportError):
+            return self._http.get("/-/ready").status_code == 200
+        return False

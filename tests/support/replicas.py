@@ -15,12 +15,10 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from models.text.encoders import StaticEncoder
-from service.snapshots.live_snapshot import LiveSnapshot
-from service.snapshots.served import Served
+from service.snapshots.live_snapshot import LiveSnapshot, Served
 from service.snapshots.shared_registry import open_registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.postgres.store import PostgresStore
@@ -61,12 +59,7 @@ class ReplicaProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
 
     def wait(self, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:

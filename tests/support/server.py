@@ -8,7 +8,6 @@ import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -61,20 +60,14 @@ class Server:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.terminate()
         code = self.wait()
-        well = code == 0 or self.killed or error is not None
+        well = code == 0 or self.killed or kind is not None
         assert well, f"it ended with {code}: {self.log()}"
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self.process.pid
 
     def client(self) -> httpx.Client:
@@ -86,7 +79,6 @@ class Server:
         return httpx.AsyncClient(base_url=self.url, timeout=PATIENCE, verify=_NO_AUTHORITIES)
 
     def terminate(self) -> None:
-        """SIGTERM."""
         self.process.send(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -96,15 +88,12 @@ class Server:
         self.wait()
 
     def wait(self) -> int:
-        """Its exit code, when it has ended."""
         return self.process.wait()
 
     def out(self) -> str:
-        """Return all that it printed."""
         return self.process.out()
 
     def log(self) -> str:
-        """What it wrote to stderr."""
         return self.process.log()
 
     def _address(self) -> str:

@@ -1,4 +1,4 @@
-"""Exports of a shop, with the dirt that such files have, and the records that they mean.
+"""Exports of an invented wholesaler, with the dirt that such files have, and what they mean.
 
 Of the files: semicolons, Windows line ends, Latin-1 letters in one and a byte order mark in
 another, local times without seconds, no event ids, and nights that overlap.
@@ -15,13 +15,83 @@ quantity that is no number and a line with a column too many, which are bad.
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
+from zoneinfo import ZoneInfo
 
-from tests.support.shop_sales import LONDON, Order, Sales
+LONDON = ZoneInfo("Europe/London")
+DEPARTMENTS = ("Garden", "Kitchen", "Christmas", "Stationery", "Café", "Jewellery")
+_WORDS = ("HEART", "LANTERN", "MUG", "RIBBON", "BIRD", "STAR", "BASKET", "CANDLE", "TIN", "CARD")
+_COLOURS = ("RED", "WHITE", "BLUE", "PINK", "IVORY")
+_PRODUCTS = 120
+_CUSTOMERS = 90
+_FIRST_CUSTOMER = 12_300
+_FIRST_DAY = datetime(2025, 3, 3, 9, 0, tzinfo=LONDON)  # the clock changes on the 30th
+_DAYS = 45
+
+
+class Product(NamedTuple):
+    """One line of a catalogue."""
+
+    sku: str
+    title: str
+    department: str
+    price: float  # in pounds, to the penny
+    stock: int
+
+
+class Order(NamedTuple):
+    """One line of an order."""
+
+    customer: str
+    sku: str
+    at: datetime  # in London
+    quantity: int  # negative for a return
+
+
+class Sales(NamedTuple):
+    """The catalogue of a shop, and its orders by time."""
+
+    products: Sequence[Product]
+    orders: Sequence[Order]
+    nights: tuple[datetime, datetime, datetime]
+    """The first file ends before the second of them, and the other begins with the first of them
+    and ends before the third."""
+
+
+def invented() -> Sales:
+    """Draw the sales of a wholesaler whose customers keep to one or two departments."""
+    random_ = random.Random(0)
+    products = []
+    for number in range(_PRODUCTS):
+        department = DEPARTMENTS[number % len(DEPARTMENTS)]
+        sku = f"{20_000 + 7 * number}{'AB'[number % 2] if number % 3 == 0 else ''}"
+        words = (random_.choice(_COLOURS), random_.choice(_WORDS), random_.choice(_WORDS))
+        title = " ".join((*words, department.upper(), str(number)))
+        price, stock = round(random_.uniform(0.4, 14.0), 2), random_.randrange(500)
+        products.append(Product(sku, title, department, price, stock))
+    of = {name: [each.sku for each in products if each.department == name] for name in DEPARTMENTS}
+    orders: list[Order] = []
+    for number in range(_CUSTOMERS):
+        customer = str(_FIRST_CUSTOMER + number)
+        liked = random_.sample(DEPARTMENTS, 2)
+        for _ in range(random_.randrange(3, 8)):
+            at = _FIRST_DAY + timedelta(
+                days=random_.randrange(_DAYS), minutes=random_.randrange(480)
+            )
+            for _ in range(random_.randrange(1, 7)):
+                name = liked[0] if random_.random() < 0.8 else liked[1]
+                quantity = random_.choice((1, 2, 6, 12, 48))
+                orders.append(Order(customer, random_.choice(of[name]), at, quantity))
+    orders.sort(key=lambda order: order.at)
+    days = (25, 30, _DAYS)
+    first, second, last = (_FIRST_DAY.replace(hour=0) + timedelta(days=day) for day in days)
+    return Sales(products, orders, (first, second, last))
+
 
 _FAR = datetime(2099, 12, 31, 23, 59, tzinfo=LONDON)
 _UNKNOWN = "DOTCOM"  # an article that no catalogue has

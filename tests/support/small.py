@@ -28,7 +28,7 @@ DAY = 86_400 * SECOND
 
 
 def encode(texts: Sequence[str]) -> NDArray[np.float32]:
-    """Unit vectors that depend on the text alone; zero for a text without a letter or digit."""
+    """Unit vectors that depend only on the text; zero for a text without a letter or digit."""
     out = np.zeros((len(texts), DIMENSION), dtype=np.float32)
     for row, text in enumerate(texts):
         if any(letter.isalnum() for letter in text):
@@ -100,7 +100,6 @@ def entries(count: int, first: int = 0) -> list[ItemEntry]:
 
 
 def catalogue(count: int) -> Catalogue:
-    """A catalogue of `entries`."""
     return Catalogue.empty(DIMENSION).updated(entries(count), [], encode)
 
 
@@ -171,7 +170,6 @@ class UserEvents(NamedTuple):
 
 
 def events_of(log: Interactions, user: int) -> UserEvents:
-    """The events of one user."""
     rows = slice(log.offsets[user], log.offsets[user + 1])
     return UserEvents(log.items[rows], log.timestamps[rows], log.weights[rows], log.types[rows])
 

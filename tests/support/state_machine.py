@@ -5,11 +5,13 @@ HEED_STATE_STEPS, 50 by default, is the number of steps.
 
 from __future__ import annotations
 
+import asyncio
 import os
-import time
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import httpx
 from hypothesis import HealthCheck, settings
@@ -25,11 +27,14 @@ from hypothesis.stateful import (
 
 from service.domain.errors import Conflict
 from service.domain.records import Event, User
-from tests.support.server import PATIENCE, Server
-from tests.support.state_places import StatePlace
+from service.maintenance.copying import copy_store
+from service.runtime.data_layout import STORE_FILE
+from service.stores.postgres.store import PostgresStore
+from service.stores.sqlite.store import SQLiteStore
+from tests.support.server import Server
 from tests.support.store_model import Notebook
-from tests.support.tiny import GENRES, item_id
-from tests.support.workers import eventually
+from tests.support.tiny import GENRES, World, item_id
+from tests.support.waiting import eventually
 
 STEPS = int(os.environ.get("HEED_STATE_STEPS", "50"))
 STEPS_OF_A_RUN = 50
@@ -41,6 +46,62 @@ TIMES = st.integers(0, 59)
 EVENT_IDS = st.integers(0, 60).map(lambda n: f"id-{n}")
 NEW_ITEMS = st.sampled_from(["new-1", "new-2", "new-3"])
 REPLICAS = st.integers(0, 1)  # the server that is called: the only one, where there is one
+
+
+Starts = Sequence[Callable[[], Server]]
+
+
+class StatePlace(Protocol):
+    """A place in which servers begin with the small world, as often as one asks."""
+
+    world: World
+
+    def begin(self, folder: Path) -> Starts:
+        """Lay the world out again; return what starts each server, again after it has ended."""
+
+
+class FilesPlace:
+    """A data directory, and the one server of it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def begin(self, folder: Path) -> Starts:
+        data = folder / "data"
+        shutil.rmtree(data, ignore_errors=True)
+        self.world.copy(data)
+        return [partial(Server, data)]
+
+
+class DatabasePlace:
+    """Two servers, with data directories of their own, over one database.
+
+    Args:
+        world: its models are in the directory of the first server.
+        create_database: makes an empty one, and returns its URL.
+    """
+
+    def __init__(self, world: World, create_database: Callable[[], str]) -> None:
+        self.world = world
+        self._create_database = create_database
+
+    def begin(self, folder: Path) -> Starts:
+        url = self._create_database()
+        asyncio.run(_copy(self.world.data / STORE_FILE, url))
+        places = [folder / f"data-{number}" for number in range(2)]
+        for place in places:
+            shutil.rmtree(place, ignore_errors=True)
+        self.world.copy(places[0])
+        (places[0] / STORE_FILE).unlink()
+        places[1].mkdir()
+        return [partial(Server, place, store=url) for place in places]
+
+
+async def _copy(path: Path, url: str) -> None:
+    source, target = SQLiteStore(path), PostgresStore(url)
+    await copy_store(source, target, "the small world")
+    await target.close()
+    await source.close()
 
 
 class Machine(RuleBasedStateMachine):
@@ -73,7 +134,6 @@ class Machine(RuleBasedStateMachine):
         self._await_version(world.first)
 
     def teardown(self) -> None:
-        """Stop the servers."""
         for client in self.clients:
             client.close()
         for server in self.servers:
@@ -102,7 +162,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=REPLICAS, user=USERS, item=ITEMS, second=TIMES, name=EVENT_IDS, again=st.booleans())
     def append(self, at: int, user: str, item: str, second: int, name: str, again: bool) -> None:
-        """Append an event, alone or twice; the same id with another body conflicts."""
+        """Append an event once or twice; the same id with another body conflicts."""
         event = Event(user, item, name, "view", 1.0, 1_700_000_000_000_000 + second * 1_000_000)
         body = {
             "user_id": user,
@@ -132,13 +192,11 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=REPLICAS, user=USERS)
     def forget(self, at: int, user: str) -> None:
-        """Forget a user."""
         self.model.forget(user)
         self._at(at).delete(f"/v1/users/{user}").raise_for_status()
 
     @rule(at=REPLICAS, user=USERS, source=USERS)
     def merge(self, at: int, user: str, source: str) -> None:
-        """Merge a user into another."""
         answer = self._at(at).post(f"/v1/users/{user}/merge", json={"from": source})
         if user == source:
             assert answer.status_code == 422
@@ -153,14 +211,12 @@ class Machine(RuleBasedStateMachine):
         interests=st.lists(st.sampled_from(GENRES), max_size=2, unique=True),
     )
     def put_user(self, at: int, user: str, interests: list[str]) -> None:
-        """Replace a profile."""
         http = self._at(at)
         http.put(f"/v1/users/{user}", json={"interests": interests}).raise_for_status()
         self.model.profiles[user] = User(user, {}, tuple(interests))
 
     @rule(at=REPLICAS, name=NEW_ITEMS, word=st.sampled_from(["emu", "gnu"]))
     def put_item(self, at: int, name: str, word: str) -> None:
-        """Insert or replace an item."""
         http = self._at(at)
         http.post(
             "/v1/items", json={"items": [{"item_id": name, "title": word}]}
@@ -210,7 +266,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=REPLICAS, pick=st.integers(0, 9))
     def swap(self, at: int, pick: int) -> None:
-        """Serve another version."""
         version = self.versions[pick % len(self.versions)]
         answer = self._at(at).post(f"/v1/models/{version}/activate", json={})
         assert answer.json()["model_version"] == version
@@ -226,10 +281,9 @@ class Machine(RuleBasedStateMachine):
         http = self._at(at)
         answer = http.post("/v1/models/train", json={"options": {"epochs": 1}})
         assert answer.status_code == 202, answer.text
-        job, until = answer.headers["location"], time.monotonic() + PATIENCE
-        while (done := http.get(job).json())["state"] in ("queued", "running"):
-            assert time.monotonic() < until
-            time.sleep(0.1)
+        job = answer.headers["location"]
+        eventually(lambda: http.get(job).json()["state"] not in ("queued", "running"))
+        done = http.get(job).json()
         assert done["state"] == "succeeded", done
         version = (done["result"] or {}).get("version")
         if version is not None:
@@ -286,6 +340,5 @@ def run_machine(place: StatePlace, folder: Path) -> None:
 
 
 def _serves(http: httpx.Client, version: str) -> bool:
-    """Report whether a server answers by a version."""
     answer = http.post("/v1/recommend", json={"limit": 1}).json()
     return bool(answer["model_version"] == version)

@@ -21,9 +21,8 @@ import pytest
 from numpy.typing import NDArray
 
 from service.domain.errors import Conflict, Invalid, NotFound, QuotaExceeded, Unavailable
-from service.domain.item_patch import ItemPatch
 from service.domain.keys import Rate, Scope, issue_key
-from service.domain.records import MAX_ATTRIBUTES, Event, Item, User, Vector
+from service.domain.records import MAX_ATTRIBUTES, Event, Item, ItemPatch, User, Vector
 from service.stores.base import Store
 from service.stores.quota import StoreQuota
 from service.stores.values import History, LogColumns, Shard
@@ -55,7 +54,6 @@ REFUSED = ["", "x" * 257, "ü" * 129, "nul\0inside", "\0", "\ud800", "a\udfffb",
 
 
 def vector(*numbers: float) -> Vector:
-    """A float32 vector of these."""
     return np.array(numbers, np.float32)
 
 
@@ -98,7 +96,6 @@ def rows(history: History) -> list[tuple[Any, ...]]:
 
 
 async def _until(holds: Callable[[], bool]) -> None:
-    """Wait until something holds."""
     async with asyncio.timeout(30):
         while not holds():  # noqa: ASYNC110 - another process sets no event
             await asyncio.sleep(0.01)

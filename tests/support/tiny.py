@@ -17,6 +17,7 @@ from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from service.training import train_and_publish, training_corpus
+from tests.support.stores import run_on
 
 WORDS = {
     "space": "rocket planet orbit astronaut comet galaxy telescope moon",
@@ -107,15 +108,12 @@ def events(seed: int = 0, users: int = 40, each: int = 12) -> list[Event]:
 
 
 def populate(data: Path) -> None:
-    """Put the world into a data directory."""
-
-    async def put(store: SQLiteStore) -> None:
-        await store.put_items(items())
-        await store.append(events())
-        await store.close()
-
     data.mkdir(parents=True, exist_ok=True)
-    asyncio.run(put(SQLiteStore(data / STORE_FILE)))
+    run_on(
+        SQLiteStore(data / STORE_FILE),
+        lambda store: store.put_items(items()),
+        lambda store: store.append(events()),
+    )
 
 
 def train(data: Path, preset: Preset = QUICK, *, seed: int = 0, activate: bool = True) -> str:

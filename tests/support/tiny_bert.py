@@ -42,13 +42,13 @@ def make(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
-def package(site: Path, name: str, *, seed: int = 0, models: int = 1) -> Path:
+def package(site: Path, name: str, *, models: int = 1) -> Path:
     """The folder of the model in a package that is installed in `site`, which Python finds."""
     files = []
     folder = site / name.replace("-", "_") / "model"
     for number in range(models):
         folder = site / name.replace("-", "_") / f"model{number}"
-        make(folder, seed=seed)
+        make(folder)
         files += [str(path.relative_to(site)) for path in folder.rglob("*") if path.is_file()]
     described = site / f"{name.replace('-', '_')}-1.0.dist-info"
     described.mkdir(parents=True)

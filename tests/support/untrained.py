@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from models.recommender.artifact import TrainedModel
 from models.recommender.co_occurrence import TransitionCounts
@@ -51,12 +50,10 @@ def untrained_model(items: int, *, content: int = 256, seed: int = 0, **shape: A
     return model.eval()
 
 
-def publish_untrained(
-    data: Path, item_ids: Sequence[str], counts: NDArray[np.int64] | None = None, seed: int = 0
-) -> None:
+def publish_untrained(data: Path, item_ids: Sequence[str], seed: int) -> None:
     """Publish such a model of these items in a data directory."""
     encoder = open_encoder(Settings.read({}).encoder)
     model = untrained_model(len(item_ids), content=encoder.dimension, seed=seed)
-    given = np.ones(len(item_ids), np.int64) if counts is None else counts
-    trained = TrainedModel(model, tuple(item_ids), given, encoder.name, {})
+    counts = np.ones(len(item_ids), np.int64)
+    trained = TrainedModel(model, tuple(item_ids), counts, encoder.name, {})
     Registry(data / MODELS_FOLDER).publish(trained.to_files(), {"metrics": {}})

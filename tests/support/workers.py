@@ -5,13 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.server import PATIENCE, Server
+from tests.support.waiting import eventually
 
 _ATTEMPTS = 200  # connections until one is a given worker's: of two, each gets half of them
 
@@ -93,7 +93,6 @@ def workers(server: Server) -> list[Worker]:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that one has started."""
     return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
 
@@ -104,18 +103,6 @@ def memory(pid: int) -> dict[str, int]:
         name: 1024 * int(size)
         for name, size in re.findall(r"^(\w+): +(\d+) kB", rollup, re.MULTILINE)
     }
-
-
-def eventually(held: Callable[[], object]) -> None:
-    """Return when this holds; for as long as a busy machine may need.
-
-    The longer it takes, the less often it is looked at: looking takes time from what is awaited.
-    """
-    deadline, pause = time.monotonic() + PATIENCE, 0.01
-    while not held():
-        assert time.monotonic() < deadline
-        time.sleep(pause)
-        pause = min(1.3 * pause, 0.2)
 
 
 def _inode(port: int, peer: int) -> str | None:
@@ -129,7 +116,6 @@ def _inode(port: int, peer: int) -> str | None:
 
 
 def _has(pid: int, inode: str) -> bool:
-    """True if a process has a socket open."""
     try:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             try:

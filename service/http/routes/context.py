@@ -41,7 +41,7 @@ PathId = Annotated[
 ]
 _MANY = 200  # rows that are rendered beside the event loop
 _LARGE = 4_096  # bytes of a body that is validated beside the event loop
-_QUESTIONS = frozenset({"ask", "attend", "scenarios"})  # tags whose POST only reads
+_READING = frozenset({"ask", "attend", "scenarios"})  # tags of routes whose POST only reads
 
 
 class Json(Response):
@@ -188,7 +188,7 @@ class JsonRoute(APIRoute):
         """True for routes that change nothing: their work is dropped when the client leaves."""
         methods = self.methods or set()
         if methods == {"POST"}:
-            about = _QUESTIONS.intersection(map(str, self.tags))
+            about = _READING.intersection(map(str, self.tags))
             return bool(about) or self.path.endswith("/similar")
         return methods <= {"GET"}
 

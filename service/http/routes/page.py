@@ -14,9 +14,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
-from service.domain import page_fields
 from service.domain.errors import NotFound
-from service.domain.settings import Settings
+from service.domain.settings import PICTURES, Settings, parse_page_fields
 from service.http.routes.context import Context, Json, JsonRoute
 
 router = APIRouter(route_class=JsonRoute, include_in_schema=False)
@@ -47,7 +46,7 @@ async def page(request: Request) -> Response:
 @router.get("/playground/settings.json")
 async def page_settings(context: Context) -> Response:
     """The settings of the page."""
-    return Json({"fields": page_fields.parse(context.settings.page_fields)}, headers=_HEADERS)
+    return Json({"fields": parse_page_fields(context.settings.page_fields)}, headers=_HEADERS)
 
 
 @router.get("/playground/{name:path}")
@@ -61,7 +60,7 @@ async def file(name: str, request: Request) -> Response:
 async def _file(name: str, request: Request) -> Response:
     response = await _files.get_response(name, request.scope)
     settings: Settings = request.app.state.settings
-    pictured = page_fields.IMAGE in page_fields.parse(settings.page_fields)
+    pictured = PICTURES in parse_page_fields(settings.page_fields)
     policy = _POLICY + _ELSEWHERE * pictured
     response.headers.update({**_HEADERS, "Content-Security-Policy": policy})
     return response

@@ -9,8 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
 
-from service.domain.item_patch import ItemPatch
-from service.domain.records import MAX_LABELS, Event, Item, User
+from service.domain.records import MAX_LABELS, Event, Item, ItemPatch, User
 from service.domain.timestamps import to_rfc3339
 from service.http.limits import segment
 from service.questions.scalars import (

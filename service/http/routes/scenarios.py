@@ -12,8 +12,7 @@ from starlette.responses import Response
 
 from models.catalogue.item_filter import Condition, Group, ItemFilter
 from service.domain.errors import Invalid, NotFound, StoreUnreachable
-from service.domain.records import check_id
-from service.domain.scenarios import Scenario
+from service.domain.records import Scenario, check_id
 from service.domain.settings import Settings
 from service.domain.timestamps import to_rfc3339
 from service.http.problems import documented

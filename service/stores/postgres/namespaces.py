@@ -22,7 +22,7 @@ from service.stores.postgres.shared_parts import is_leased
 from service.stores.postgres.ticks import TICKS
 
 _FIND = "SELECT namespace_no FROM heed.namespaces WHERE name = %s"
-# Keys are in the namespace `default`; their version moves as in `registers.keys`.
+# Keys are in the namespace `default`; their version moves as in `records.keys`.
 _REVOKE = f"""\
 WITH moved AS (
   UPDATE heed.namespaces

@@ -9,8 +9,7 @@ from typing import TypeAlias
 import orjson
 
 from service.domain.errors import NotFound
-from service.domain.item_patch import ItemPatch
-from service.domain.records import Item
+from service.domain.records import Item, ItemPatch
 from service.stores.encoding import (
     Document,
     blob_from,

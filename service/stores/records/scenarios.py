@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from service.domain.errors import Conflict, Invalid
-from service.domain.scenarios import Scenario
+from service.domain.records import Scenario
 from service.stores.encoding import cursor_of, position_of
 from service.stores.jobs import Insert, Job, Rows, Run, Transaction
 

@@ -1,4 +1,4 @@
-"""The store in one SQLite database: schema, connections, one writer, a file for each record type.
+"""The store in one SQLite database: schema, connections, one writer, histories.
 
 Validated records come in; the same records go out, once they are durable.
 """

@@ -34,9 +34,8 @@ from service.domain.errors import (
     StoreReadOnly,
     Unavailable,
 )
-from service.runtime.data_layout import MODELS_FOLDER
+from service.runtime.data_layout import MODELS_FOLDER, denied, is_denied
 from service.runtime.durable_files import PRIVATE_FILE, make_directory
-from service.runtime.file_paths import denied, is_denied
 from service.stores.sqlite.copies import keep_copy, kept_path
 from service.stores.sqlite.guard import CHECK, StoreGuard, check_mark, mark_path, read_mark
 from service.stores.sqlite.schema import SCHEMA, SCHEMA_VERSION, migrate

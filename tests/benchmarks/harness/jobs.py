@@ -14,12 +14,14 @@ from models.attention.attend import DEFAULT_OPTIONS
 from models.catalogue.snapshot import Snapshot
 from models.history.user_history import UserHistory
 from models.history.user_memory import UserMemory, build_memory
+from models.ranking.matches import DEFAULTS
 from models.ranking.recommend import recommend
 from models.ranking.scoring import score
 from service.domain.settings import Settings
 from service.engine.compose import compose
 from service.engine.search import search_items
 from service.questions.asked import SearchIn
+from service.snapshots.live_search import SearchSetup
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.benchmarks.harness.data import AT, Question
 
@@ -74,7 +76,7 @@ def _job(loaded: LoadedData, ask: str, body: Mapping[str, Any]) -> Job:
             query,
             snapshot,
             nobody,
-            loaded.embeddings.query,
+            SearchSetup(DEFAULTS, loaded.embeddings.query, "", quick=True),
             allowed=offered,
             options=DEFAULT_OPTIONS,
         )

@@ -206,25 +206,6 @@ def test_scores_equal_the_loop(
 
 @few
 @given(made=pasts(least=1), options=ways, target=st.integers(0, ITEMS - 1))
-def test_contributions_sum_to_the_score(
-    snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
-) -> None:
-    """Each row's weight and part is the loop's, and with the prior they are the score."""
-    user = build_memory(snapshot, made, AT)
-    scores = score(snapshot, user, np.array([target]), options)
-    rest = float(scores.prior[0])
-    reasons = reasons_of(snapshot, user, target, 100, options)
-    told = sum(reason.contribution for reason in reasons)
-    assert rest + told == pytest.approx(float(scores.total[0]), abs=1e-4)
-    loop = Loop(snapshot, made, AT)
-    alpha, _ = loop.attention(target, options)
-    weights = dict(zip(user.source.tolist(), alpha.mean(0).tolist(), strict=True))
-    for reason in reasons:
-        assert reason.weight == pytest.approx(weights[reason.source], abs=1e-5)
-
-
-@few
-@given(made=pasts(least=1), options=ways, target=st.integers(0, ITEMS - 1))
 def test_without_an_event_is_the_loop_over_the_rest(
     snapshot: Snapshot, made: UserHistory, options: AttentionOptions, target: int
 ) -> None:

@@ -199,7 +199,7 @@ def test_rows_are_retrieved_from_newer_events_and_older_items(exclude_self: bool
     assert (found.mode, found.rows_scanned) == ("coarse", 9.0)
     targets = torch.from_numpy(EVERY)
     query = target_queries(snapshot, user, targets).double()
-    items = torch.from_numpy(older.items.items)
+    items = torch.from_numpy(older.item_rows)
     keys, values = (
         torch.cat([near.transpose(0, 1), table[:, items]], 1).double()
         for near, table in (
@@ -207,7 +207,7 @@ def test_rows_are_retrieved_from_newer_events_and_older_items(exclude_self: bool
             (user.values, snapshot.tables.values),
         )
     )
-    bias = torch.cat([user.bias.double(), torch.from_numpy(older.items.weights).log()], 1)
+    bias = torch.cat([user.bias.double(), torch.from_numpy(older.weights).log()], 1)
     scores = query @ keys.mT / keys.shape[2] ** 0.5 + bias[:, None]
     if exclude_self:
         own = torch.cat([user.rows, items]) == targets[:, None]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -94,26 +93,3 @@ def test_factors_too_small_for_float32_are_not_multiplied() -> None:
     cold = replace(DEFAULT_OPTIONS, temperature=0.002)
     assert contributions._by_factors(snapshot, user, left_out, targets, DEFAULT_OPTIONS) is not None
     assert contributions._by_factors(snapshot, user, left_out, targets, cold) is None
-
-
-def test_what_is_left_out_is_kept_with_the_memory() -> None:
-    """The states without each event are computed once for a memory, whose size counts them."""
-    snapshot = SNAPSHOTS["drawn"]
-    user, other = long_user(snapshot), long_user(snapshot)
-    found = leave_out_newest(snapshot, user)
-    assert found is not None
-    assert leave_out_newest(snapshot, user) is found
-    assert leave_out_newest(snapshot, other) is not found
-    kept = (found.bias, found.queries, found.changed.keys, found.changed.values)
-    plain = replace(user, encoded=None)
-    assert user.encoded is not None
-    counted = user.nbytes - plain.nbytes - user.encoded.nbytes
-    assert counted >= sum(part.nbytes for part in kept)
-
-
-def test_without_events_nothing_is_left_out() -> None:
-    snapshot = SNAPSHOTS["drawn"]
-    user = build_memory(snapshot, random_past(3, 0, ITEMS), AT)
-    assert leave_out_newest(snapshot, user) is None
-    targets = torch.from_numpy(np.arange(3))
-    assert attention_without_newest(snapshot, user, targets, DEFAULT_OPTIONS) is None

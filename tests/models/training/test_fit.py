@@ -1,7 +1,7 @@
 """Training: convergence, stages, early stopping, progress and validation of arguments."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,7 @@ import models.training.fit
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
-from models.encoder.history_encoder import PooledDropout
-from models.evaluation.baselines import ItemTransitions, Popularity, Repeats
+from models.evaluation.baselines import item_transitions, popularity, repeats
 from models.evaluation.full_ranking import RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout, Split, leave_one_out
@@ -34,21 +33,10 @@ from models.training.fit import (
     fit_statistics,
 )
 from models.training.log_profile import has_repeat_consumption
-from models.training.losses import TrainingLosses
 from models.training.presets import TrainConfig, TrainingPlan
 from service.lab.protocols import next_basket
 from tests.support.small import DAY, DIMENSION, SECOND, cycle, encode, entries, events_of
 from tests.support.training import QUICK, content, tiny, train
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Small models train faster on one, and the same everywhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 # ---------------------------------------------------------------------------- what it learns
 
@@ -79,7 +67,7 @@ def hit_rate(fitted: TrainingResult, case: Holdout, **more: Any) -> float:
 def test_training_learns_the_order_of_items(shape: dict[str, Any], config: dict[str, Any]) -> None:
     fitted = train(ROUND, replace(QUICK, **config), shape=tiny(24, **shape))
     assert hit_rate(fitted, OTHERS) > 0.97
-    assert evaluate(Popularity.fit(ROUND), OTHERS, k=1).hr < 0.3
+    assert evaluate(popularity(ROUND), OTHERS, k=1).hr < 0.3
 
 
 def test_the_horizon_is_the_longest_common_wait() -> None:
@@ -120,8 +108,8 @@ def test_training_predicts_baskets_as_the_cases_do() -> None:
     assert (shape.next_basket, shape.repeat_consumption) == (True, True)
     rankers = (
         ModelRanker(fitted.model, content(task.train.n_items)),
-        ItemTransitions.fit(task.train),
-        Repeats.fit(task.train),
+        item_transitions(task.train),
+        repeats(task.train),
     )
     ours, *others = (evaluate(each, task.test, k=3, exclude_seen=False).ndcg for each in rankers)
     assert ours > 1.05 * max(others)
@@ -262,30 +250,6 @@ def test_the_targets_part_of_the_queries_is_trained_second() -> None:
     assert [record["epoch"] for record in fitted.history] == [1, 2, 3]
     assert [record["epoch"] for record in without.history] == [1, 2]
     assert all(weight.requires_grad for weight in fitted.model.parameters())
-
-
-@pytest.mark.parametrize("blocks", [0, 1])
-def test_dropout_is_off_in_the_sampled_stage(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    dropping: list[tuple[str, bool]] = []
-
-    def spied(stage: str) -> Callable[..., tuple[Tensor, int]]:
-        real = getattr(TrainingLosses, stage)
-
-        def look(losses: TrainingLosses, spans: NDArray[np.int64]) -> tuple[Tensor, int]:
-            parts = losses._model.modules()
-            drops = [part.training for part in parts if isinstance(part, PooledDropout)]
-            dropping.append((stage, any(drops)))
-            found: tuple[Tensor, int] = real(losses, spans)
-            return found
-
-        return look
-
-    for stage in ("full_softmax", "sampled_softmax"):
-        monkeypatch.setattr(TrainingLosses, stage, spied(stage))
-    fitted = train(ROUND, replace(QUICK, epochs=1), shape=tiny(24, blocks=blocks, dropout=0.3))
-    expected = {("full_softmax", True)} if blocks else set()
-    assert set(dropping) == expected | {("sampled_softmax", False)}
-    assert fitted.model.prior.any()
 
 
 def test_attention_that_lowers_validation_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -91,29 +91,34 @@ def losses(
     return TrainingLosses(model, log, texts, TrainConfig(**given | more))
 
 
-def mean(
-    values: list[float],
+def all_worths(log: Interactions, *, baskets: bool = False, new: bool = False) -> list[float]:
+    """Return the weights of the targets of the windows."""
+    each = (worths(log, *span, baskets=baskets, new=new) for span in ALWAYS.tolist())
+    return [worth for window in each for worth in window]
+
+
+def by_loop(
+    plain: PlainLosses,
     log: Interactions,
-    spans: NDArray[np.int64] = ALWAYS,
+    stage: str,
     *,
+    sees_all: bool = False,
+    worth: Mapping[int, float] | None = None,
+    stateless: Sequence[int | None] = (0,) * len(ALWAYS),
     baskets: bool = False,
     new: bool = False,
 ) -> float:
-    """Return the mean over the targets of windows, weighted by `worths`."""
-    counts = all_worths(log, spans, baskets=baskets, new=new)
+    """The mean cross-entropy of the targets of the windows, weighted by `worths`."""
+    values = [
+        cross_entropy(
+            first if stage == "full_softmax" else whole, target, set() if sees_all else seen, worth
+        )
+        for (begin, end), rows in zip(ALWAYS.tolist(), stateless, strict=True)
+        for first, whole, target, seen in plain.at(begin, end, stateless=rows)
+    ]
+    counts = all_worths(log, baskets=baskets, new=new)
+    assert len(values) == len(counts)
     return math.fsum(np.multiply(values, counts)) / math.fsum(counts)
-
-
-def all_worths(
-    log: Interactions,
-    spans: NDArray[np.int64] = ALWAYS,
-    *,
-    baskets: bool = False,
-    new: bool = False,
-) -> list[float]:
-    """Return the weights of the targets of windows."""
-    each = (worths(log, *span, baskets=baskets, new=new) for span in spans.tolist())
-    return [worth for window in each for worth in window]
 
 
 # ---------------------------------------------------------------------------- against the loops
@@ -127,14 +132,32 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("chunk", [1, 120, 4_608])
+STAGES = ["full_softmax", "sampled_softmax"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "shape", "chunk"),
+    [
+        *(("full_softmax", TOLD, chunk) for chunk in (1, 120, 4_608)),
+        *(
+            ("sampled_softmax", shape, 120)
+            for shape in ({}, TOLD, {"tied_values": True}, TOLD | {"blocks": 0}, {"most": 0})
+        ),
+    ],
+)
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_full_softmax_equals_the_loop(
-    told: bool, again: bool, chunk: int, kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_both_losses_equal_the_loop(
+    told: bool,
+    again: bool,
+    stage: str,
+    shape: dict[str, Any],
+    chunk: int,
+    kind: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The loss without the target in the queries equals the loop over each target's prefix.
+    """Without the target in the queries, and with it: the loop over each target's prefix.
 
     Where people come back to what they had, nothing is hidden, and how often they had it counts;
     unless only what is new is asked for. A basket is asked for from what came before it.
@@ -143,48 +166,16 @@ def test_the_full_softmax_equals_the_loop(
     log = log_of(1, again=again)
     log = in_baskets(log) if "next_basket" in kind else log
     assert (repeat_share(log) >= 0.01) == again
-    model = counted_model(3, log, **TOLD, **kind)
-    assert model.config.repeat_consumption == (again and "repeat_consumption" not in kind)
+    model = counted_model(3, log, **shape, **kind)
+    repeats = model.config.repeat_consumption
+    assert repeats == (again and "repeat_consumption" not in kind)
     with torch.inference_mode():
-        loss, targets = losses(model, log, request_time_share=float(told)).full_softmax(ALWAYS)
+        loss, targets = getattr(losses(model, log, request_time_share=float(told)), stage)(ALWAYS)
     plain = PlainLosses(model, log, content(12), told=told)
-    expected = [
-        cross_entropy(first, target, set() if model.config.repeat_consumption else seen)
-        for begin, end in ALWAYS.tolist()
-        for first, _, target, seen in plain.at(begin, end)
-    ]
-    baskets, new = "next_basket" in kind, again and not model.config.repeat_consumption
-    assert len(expected) == (11 if "next_basket" in kind else 6 + 5 + 1 + 3)
+    baskets, new = "next_basket" in kind, again and not repeats
     assert targets == pytest.approx(math.fsum(all_worths(log, baskets=baskets, new=new)))
-    assert float(loss) == pytest.approx(mean(expected, log, baskets=baskets, new=new), abs=2e-5)
-
-
-@pytest.mark.parametrize(
-    "shape", [{}, TOLD, {"tied_values": True}, TOLD | {"blocks": 0}, {"most": 0}]
-)
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("told", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_sampled_softmax_equals_the_loop(
-    told: bool, again: bool, shape: dict[str, Any], kind: dict[str, Any]
-) -> None:
-    log = log_of(2, again=again)
-    log = in_baskets(log) if "next_basket" in kind else log
-    model = counted_model(4, log, **shape, **kind)
-    with torch.inference_mode():
-        loss, targets = losses(model, log, request_time_share=float(told)).sampled_softmax(ALWAYS)
-    plain = PlainLosses(model, log, content(12), told=told)
-    expected = [
-        cross_entropy(whole, target, set() if model.config.repeat_consumption else seen)
-        for begin, end in ALWAYS.tolist()
-        for _, whole, target, seen in plain.at(begin, end)
-    ]
-    baskets, new = "next_basket" in kind, again and not model.config.repeat_consumption
-    assert targets == pytest.approx(math.fsum(all_worths(log, baskets=baskets, new=new)))
-    assert float(loss) == pytest.approx(mean(expected, log, baskets=baskets, new=new), abs=1e-4)
-
-
-STAGES = ["full_softmax", "sampled_softmax"]
+    expected = by_loop(plain, log, stage, sees_all=repeats, baskets=baskets, new=new)
+    assert float(loss) == pytest.approx(expected, abs=2e-5 if stage == "full_softmax" else 1e-4)
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -201,14 +192,9 @@ def test_rows_without_states_equal_the_loop(
     with torch.inference_mode():
         loss, _ = getattr(losses(model, log, item_rows_share=1.0), stage)(ALWAYS)
     plain = PlainLosses(model, log, content(12), told=False)
-    expected = [
-        cross_entropy(first if stage == "full_softmax" else whole, target, seen)
-        for (begin, end), count in zip(ALWAYS.tolist(), rows, strict=True)
-        for first, whole, target, seen in plain.at(
-            begin, end, stateless=None if count == 6 else count
-        )
-    ]
-    assert float(loss) == pytest.approx(mean(expected, log), abs=1e-4)
+    stateless = [None if count == 6 else count for count in rows]
+    expected = by_loop(plain, log, stage, stateless=stateless)
+    assert float(loss) == pytest.approx(expected, abs=1e-4)
 
 
 def test_rows_without_states_are_drawn_by_window() -> None:
@@ -236,12 +222,7 @@ def test_items_without_their_id_are_as_new_ones(
     with torch.inference_mode():
         loss, _ = getattr(trained, stage)(ALWAYS)
     plain = PlainLosses(model, log, texts, told=False, new=new)
-    expected = [
-        cross_entropy(first if stage == "full_softmax" else whole, target, seen)
-        for begin, end in ALWAYS.tolist()
-        for first, whole, target, seen in plain.at(begin, end)
-    ]
-    assert float(loss) == pytest.approx(mean(expected, log), abs=1e-4)
+    assert float(loss) == pytest.approx(by_loop(plain, log, stage), abs=1e-4)
 
 
 def test_sampled_loss_equals_the_corrected_loop() -> None:
@@ -259,12 +240,7 @@ def test_sampled_loss_equals_the_corrected_loop() -> None:
     worth = dict(zip(drawn.rows.tolist(), drawn.correction.exp().tolist(), strict=True))
     assert 0 not in worth, "the padding's item was to be none of them"
     plain = PlainLosses(model, log, content(30), told=False)
-    expected = [
-        cross_entropy(first, target, seen, worth)
-        for begin, end in ALWAYS.tolist()
-        for first, _, target, seen in plain.at(begin, end)
-    ]
-    assert float(loss) == pytest.approx(mean(expected, log), abs=2e-5)
+    assert float(loss) == pytest.approx(by_loop(plain, log, "full_softmax", worth=worth), abs=2e-5)
 
 
 @pytest.mark.parametrize("loss", ["full_softmax", "sampled_softmax"])

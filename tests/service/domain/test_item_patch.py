@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from service.domain.item_patch import merge_patch
+from service.domain.records import merge_patch
 
 EXAMPLES: list[tuple[Any, Any, Any]] = [
     ({"a": "b"}, {"a": "c"}, {"a": "c"}),

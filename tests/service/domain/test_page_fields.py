@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from service.domain import page_fields
+from service.domain.settings import Settings, parse_page_fields
 
 
 def test_roles_and_labels_are_read() -> None:
     """Pairs are separated by commas; spaces around words do not count, those inside do."""
     text = " image = attributes.img , price=attributes.a b.c,Brand=categories,, "
-    assert page_fields.parse(text) == {
+    assert parse_page_fields(text) == {
         "image": "attributes.img",
         "price": "attributes.a b.c",
         "Brand": "categories",
     }
-    assert page_fields.parse("") == {}
-    assert set(page_fields.parse(page_fields.DEFAULT)) == {"price", "url"}
+    assert parse_page_fields("") == {}
+    default = Settings.model_fields["page_fields"].default
+    assert set(parse_page_fields(default)) == {"price", "url"}
 
 
 @pytest.mark.parametrize(
@@ -32,4 +33,4 @@ def test_roles_and_labels_are_read() -> None:
 )
 def test_a_wrong_part_is_named(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        page_fields.parse(text)
+        parse_page_fields(text)

@@ -10,6 +10,7 @@ from models.attention.attend import DEFAULT_OPTIONS
 from models.catalogue.item_filter import Condition
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import build_memory
+from models.ranking.matches import DEFAULTS
 from models.text import terms
 from models.text.encoders import StaticEncoder
 from service.domain.records import Item
@@ -17,11 +18,13 @@ from service.engine.highlight import highlights
 from service.engine.search import list_matches, search_answer, search_items
 from service.engine.selection import filter_warnings, select_items
 from service.maintenance.search_calibration import build_snapshot
+from service.snapshots.live_search import SearchSetup
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.support import asking
 from tests.support.small import past
 
 EMBEDDINGS = EmbeddingCache(StaticEncoder())
+SETUP = SearchSetup(DEFAULTS, EMBEDDINGS.query, StaticEncoder.name, quick=True)
 
 
 def made(*titles: str, description: str = "") -> Snapshot:
@@ -35,15 +38,13 @@ def ask(snapshot: Snapshot, query: Any) -> Any:
     selection = select_items(snapshot, query.filter)
     if query.is_listing:
         return asking.Told(
-            list_matches(
-                query, snapshot, EMBEDDINGS.query, selection=selection, options=DEFAULT_OPTIONS
-            )
+            list_matches(query, snapshot, SETUP, selection=selection, options=DEFAULT_OPTIONS)
         )
     outcome = search_items(
         query,
         snapshot,
         build_memory(snapshot, past([], []), 0),
-        EMBEDDINGS.query,
+        SETUP,
         allowed=selection.allowed,
         options=DEFAULT_OPTIONS,
         offset=query.offset,
@@ -170,7 +171,7 @@ def test_a_starred_word_lists_every_item() -> None:
 
 
 def test_a_search_by_meaning_in_titles_says_what_is_missing() -> None:
-    """A query that no title has the words of is told that nothing but titles is compared."""
+    """If no title has the words of a query, a warning says that only titles are compared."""
     titles = ("Star Wars", "The Terminator", "A Room with a View", "Robot dreams")
     query = asking.search(asking.who(), "a film about space war with robots")
     answer = ask(made(*titles), query)
@@ -243,7 +244,7 @@ def test_a_flag_that_is_stored_as_a_text_is_named(stored: object, asked: object,
     [("foo", ""), ("leer", ""), ("lagrend", "; did you mean 'lagernd'?"), ("ena", "")],
 )
 def test_only_an_attribute_that_is_near_is_suggested(asked: str, hint: str) -> None:
-    """What all names of attributes begin with makes none of them alike."""
+    """A beginning that all names of attributes share makes none of them alike."""
     stored = Item("a", title="A", attributes={"ean": 1, "lagernd": True})
     fields = build_snapshot([stored], EMBEDDINGS).catalogue.fields
     wanted = Condition(f"attributes.{asked}", {"eq": 1}, {"field": "/field"})

@@ -1,4 +1,4 @@
-"""What is loaded before workers are forked, by the steps that SQLite takes."""
+"""Data loaded before workers are forked, by the steps that SQLite takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 import apsw
 from service.domain.settings import Settings
-from service.engine.preload import preload
+from service.engine.compose import preload
 
 steps = 0
 def count(statement):

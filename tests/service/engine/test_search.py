@@ -10,11 +10,13 @@ import pytest
 
 from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.history.user_memory import UserMemory, build_memory
+from models.ranking.matches import DEFAULTS
 from models.ranking.scoring import score
 from service.engine import search
-from service.engine.explanation import Contribution, MemoryRow
+from service.engine.explanation import Contribution
 from service.engine.search import SearchOutcome, search_answer, search_items
 from service.histories.event_columns import EMPTY
+from service.snapshots.live_search import SearchSetup
 from tests.support import asking
 from tests.support.small import encode, past, snapshot
 
@@ -38,7 +40,7 @@ def find(
         query,
         SERVED,
         user,
-        lambda asked: encode([asked])[0],
+        SearchSetup(DEFAULTS, lambda asked: encode([asked])[0], "", quick=True),
         allowed=allowed,
         options=options,
         events=replace(EMPTY, rows=rows, types=np.zeros_like(rows), type_names=("view",)),
@@ -47,10 +49,8 @@ def find(
 
 def answer(found: SearchOutcome, requester: asking.Who) -> Any:
     """The answer, with a reason's numbers for its name."""
-    named = [
-        tuple(Contribution(MemoryRow(None, None, "", "", None), *reason[1:]) for reason in each)
-        for each in found.reasons
-    ]
+    row: Any = {}
+    named = [tuple(Contribution(row, 0, *reason[1:]) for reason in each) for each in found.reasons]
     answer = search_answer(asking.search(requester, "about"), SERVED, found, named)
     return asking.Told(answer)
 

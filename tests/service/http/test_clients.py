@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from service.domain import errors
-from service.runtime.file_paths import without_folders
+from service.runtime.data_layout import without_folders
 from service.stores.postgres import faults
 from service.stores.sqlite import database_file
 from tests.service.http.test_connection_limits import Open, rest, serve, status

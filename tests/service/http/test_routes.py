@@ -20,8 +20,7 @@ from service.domain.errors import (
     StoreUnreachable,
     Unavailable,
 )
-from service.domain.records import User
-from service.domain.scenarios import Scenario
+from service.domain.records import Scenario, User
 from tests.support.http_fake import Client, serving
 
 ITEM = {

@@ -38,11 +38,11 @@ from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.store import SQLiteStore
 from tests.support import full_store
 from tests.support.command_line import Heed
-from tests.support.heed_process import PATIENCE
 from tests.support.postgres_cluster import PostgresCluster
 from tests.support.postgres_server import PostgresDatabases, PostgresServer
 from tests.support.stores import run_on
 from tests.support.tiny import World
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.verify
 
@@ -181,10 +181,7 @@ def test_settings_of_the_server(sound: Sound, setting: str, value: str, code: st
     """Each that breaks a promise is found, alone."""
     sound.server.configure(setting, value)
     try:
-        until = time.monotonic() + PATIENCE
-        while codes(sound.data) == set() and time.monotonic() < until:
-            time.sleep(0.02)  # until the server has read it
-        assert codes(sound.data) == {code}
+        eventually(lambda: codes(sound.data) == {code})  # once the server has read it
     finally:
         _execute(sound.server.url(), f"ALTER SYSTEM RESET {setting}")
         _execute(sound.server.url(), "SELECT pg_reload_conf()")
@@ -267,13 +264,13 @@ def test_standbys() -> None:
         late = Standby("node1", "streaming", "quorum", 31.0, 0)
         assert found(state, standbys=(late,)) == standing | {"standby-behind"}
         cluster.primary.configure("synchronous_commit", "remote_write")
-        _wait(lambda: found(state_of(url)) == standing | {"unconfirmed-standby"})
+        eventually(lambda: found(state_of(url)) == standing | {"unconfirmed-standby"})
         cluster.primary.configure("synchronous_commit", "on")
         cluster.require_standby(False)
-        _wait(lambda: found(state_of(url)) == standing | {"asynchronous-standbys"})
+        eventually(lambda: found(state_of(url)) == standing | {"asynchronous-standbys"})
         cluster.require_standby(True)
         cluster.standbys[0].kill()
-        _wait(lambda: found(state_of(url)) == standing | {"missing-standby"})
+        eventually(lambda: found(state_of(url)) == standing | {"missing-standby"})
 
 
 def test_a_schema_that_is_behind_is_not_migrated(sound: Sound, heed: Heed) -> None:
@@ -287,18 +284,12 @@ def test_a_schema_that_is_behind_is_not_migrated(sound: Sound, heed: Heed) -> No
 
 
 def test_contents(sound: Sound) -> None:
-    """Faults of the log, of counts, of models and of jobs are found as in a directory."""
-    now = time.time_ns() // 1000
-
-    lost = [Event("u1", f"lost-{n}", timestamp=now) for n in range(50)]
+    """Faults of the log, of counts and of jobs are found as in a directory."""
+    lost = [Event("u1", f"lost-{n}", timestamp=time.time_ns() // 1000) for n in range(50)]
     run_on(PostgresStore(sound.url), lambda store: store.append(lost))
     (finding,) = examine(sound.data)
     assert (finding.code, finding.namespace) == ("unknown-items", "default")
     assert finding.what.startswith("50 of 530 events (9%)")
-    items = [f"space-{n:02}" for n in range(15)]
-    lent = [Event(f"u{n % 40}", items[n % 15], type="lend", timestamp=now - n) for n in range(900)]
-    run_on(PostgresStore(sound.url), lambda store: store.append(lent))
-    assert codes(sound.data) == {"unknown-items", "untrained-types", "old-model"}
     job = Job("20260101t120000-000000", "running", {}, 1)
     store = PostgresStore(sound.url)
     store.shared.jobs.add(job.id, job.to_json(), 9)
@@ -312,15 +303,8 @@ def test_contents(sound: Sound) -> None:
     assert "wrong-counts" in codes(sound.data)
 
 
-def test_models(sound: Sound, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flipped bit of a chunk, and a model of another text encoder."""
-
-    class Other:
-        name = "other"
-
-    with monkeypatch.context() as patch:
-        patch.setattr(doctor, "open_encoder", lambda _: Other())
-        assert codes(sound.data) == {"other-encoder", "other-embeddings"}
+def test_a_damaged_model(sound: Sound) -> None:
+    """A flipped bit of a chunk is found."""
     _execute(
         sound.url,
         "UPDATE heed.file_chunks SET data = set_byte(data, 0, get_byte(data, 0) # 1)"
@@ -364,13 +348,6 @@ def test_both_stores_are_summarised_alike(postgres: PostgresDatabases, tmp_path:
     assert found.mean_weight == pytest.approx(expected.mean_weight)  # summed in another order
     assert found._replace(mean_weight=0) == expected._replace(mean_weight=0)
     assert expected.future_events == 0 < expected.unknown_item_events
-
-
-def _wait(is_so: Any) -> None:
-    until = time.monotonic() + PATIENCE
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 def _execute(url: str, statement: str, *values: object) -> None:

@@ -15,32 +15,17 @@ from service.runtime.data_layout import (
     namespace_id,
     namespace_names,
     remove_namespace,
-    store_token,
 )
 from service.runtime.durable_files import try_lock
 
 
 def fill(folder: Path) -> None:
-    """Write a store's file."""
     (folder / "heed.db").write_bytes(b"x" * 100)
 
 
 def everything(data: Path) -> set[str]:
     """Return all files and folders of a data directory but the lock."""
     return {str(path.relative_to(data)) for path in data.rglob("*") if path.name != ".lock"}
-
-
-def test_a_namespace_is_a_folder_of_the_data_directory(tmp_path: Path) -> None:
-    """`default` is the data directory itself; the others lie in its folder `namespaces`."""
-    assert find_namespace(tmp_path, "default") == tmp_path
-    assert namespace_names(tmp_path) == []
-    for name in ("b", "a"):
-        folder = create_namespace(tmp_path, name, fill)
-        assert folder == find_namespace(tmp_path, name) == tmp_path / "namespaces" / name
-        assert folder_size(folder) == 100 + len(namespace_id(folder))
-    assert namespace_names(tmp_path) == ["a", "b"]
-    assert store_token(tmp_path / "namespaces" / "a") != store_token(tmp_path / "namespaces" / "b")
-    assert namespace_id(tmp_path / "namespaces" / "a") != namespace_id(folder.parent / "b")
 
 
 @pytest.mark.parametrize("name", ["", "A", "../a", "a/b", ".new-a", "a\n", "-a", "a" * 65])
@@ -98,7 +83,7 @@ def test_a_namespace_in_training_is_not_removed(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_creation_is_no_namespace(tmp_path: Path) -> None:
-    """A creation that fails leaves nothing under the name, and the next one begins anew."""
+    """A creation that fails leaves nothing under the name, and the next one succeeds."""
 
     def interrupted(folder: Path) -> None:
         fill(folder)

@@ -46,101 +46,51 @@ TINY = replace(
 NAMES = [item.item_id for item in items()]
 
 
-def with_users_of_one_event() -> list[Event]:
-    """More users who did one thing than others."""
-    single = [Event(f"once{n}", item_id(n % 4, n), f"o{n}", timestamp=NOON - n) for n in range(50)]
-    return [*single, *events(users=20)]
+RNG = np.random.default_rng(0)
+MADE = events(users=20)
 
 
-def with_items_of_one_event() -> list[Event]:
-    """Half of what everybody did is on items that nobody else touched."""
-    made = events(users=20)
-    return [replace(event, item_id=f"rare{n}") if n % 2 else event for n, event in enumerate(made)]
+def of_kinds(kind: Callable[[int, Event], str]) -> list[Event]:
+    return [replace(event, type=kind(n, event)) for n, event in enumerate(MADE)]
 
 
-def at_one_moment() -> list[Event]:
-    """Everything happened at once: the order is that of arrival."""
-    return [replace(event, timestamp=NOON) for event in events(users=20)]
-
-
-def backwards() -> list[Event]:
-    """The newest events arrive first."""
-    return events(users=20)[::-1]
-
-
-def jumping() -> list[Event]:
-    """Waits from a microsecond to half a century."""
-    rng = np.random.default_rng(0)
-    return [
-        replace(event, timestamp=NOON - int(10 ** rng.uniform(0, 15.2)))
-        for event in events(users=20)
-    ]
-
-
-def of_ten_items() -> list[Event]:
-    """Everyone comes back to the same few."""
-    rng = np.random.default_rng(0)
-    return [
-        Event(f"u{n % 20}", item_id(0, int(rng.integers(10))), f"e{n}", timestamp=NOON + n * SECOND)
+HARD: dict[str, list[Event]] = {
+    "more users who did one thing than others": [
+        *(Event(f"once{n}", item_id(n % 4, n), f"o{n}", timestamp=NOON - n) for n in range(50)),
+        *MADE,
+    ],
+    "half of all events on items that nobody else touched": [
+        replace(event, item_id=f"rare{n}") if n % 2 else event for n, event in enumerate(MADE)
+    ],
+    "everything at once, in the order of arrival": [replace(e, timestamp=NOON) for e in MADE],
+    "the newest events first": MADE[::-1],
+    "waits from a microsecond to half a century": [
+        replace(event, timestamp=NOON - int(10 ** RNG.uniform(0, 15.2))) for event in MADE
+    ],
+    "the same ten items": [
+        Event(f"u{n % 20}", item_id(0, int(RNG.integers(10))), f"e{n}", timestamp=NOON + n * SECOND)
         for n in range(600)
-    ]
-
-
-def of_one_item() -> list[Event]:
-    """There is nothing to choose from."""
-    return [Event(f"u{n % 20}", item_id(0, 0), f"e{n}", timestamp=NOON + n) for n in range(200)]
-
-
-def with_one_giant() -> list[Event]:
-    """One user did twenty times what all others did together."""
-    rng = np.random.default_rng(0)
-    taken = rng.integers(0, len(NAMES), 10_000)
-    giant = [
-        Event("giant", NAMES[item], f"g{n}", timestamp=NOON - DAY + n * SECOND)
-        for n, item in enumerate(taken.tolist())
-    ]
-    return [*giant, *events(users=40)]
-
-
-def of_uneven_weight() -> list[Event]:
-    """From nearly nothing to very much."""
-    rng = np.random.default_rng(0)
-    return [
-        replace(event, weight=float(10.0 ** rng.uniform(-20, 20))) for event in events(users=20)
-    ]
-
-
-def of_a_hundred_types() -> list[Event]:
-    """More types than a model tells apart, each rare, and a few dislikes."""
-    made = events(users=20)
-    return [
-        replace(event, type="dislike" if number % 40 == 0 else f"type {number % 100}")
-        for number, event in enumerate(made)
-    ]
-
-
-def mostly_disliked() -> list[Event]:
-    """Two thirds of what everybody did was to say no, and some said nothing else."""
-    made = events(users=20)
-    return [
-        replace(event, type="dislike") if number % 3 or event.user_id in {"u3", "u7"} else event
-        for number, event in enumerate(made)
-    ]
-
-
-HARD: list[Callable[[], list[Event]]] = [
-    with_users_of_one_event,
-    with_items_of_one_event,
-    at_one_moment,
-    backwards,
-    jumping,
-    of_ten_items,
-    of_one_item,
-    with_one_giant,
-    of_uneven_weight,
-    of_a_hundred_types,
-    mostly_disliked,
-]
+    ],
+    "one item": [
+        Event(f"u{n % 20}", item_id(0, 0), f"e{n}", timestamp=NOON + n) for n in range(200)
+    ],
+    "one user with twenty times the events of all others": [
+        *(
+            Event("giant", NAMES[item], f"g{n}", timestamp=NOON - DAY + n * SECOND)
+            for n, item in enumerate(RNG.integers(0, len(NAMES), 10_000).tolist())
+        ),
+        *events(users=40),
+    ],
+    "weights from nearly nothing to very much": [
+        replace(event, weight=float(10.0 ** RNG.uniform(-20, 20))) for event in MADE
+    ],
+    "more types than a model distinguishes": of_kinds(
+        lambda n, _: "dislike" if n % 40 == 0 else f"type {n % 100}"
+    ),
+    "two thirds dislikes, and users of dislikes only": of_kinds(
+        lambda n, event: "dislike" if n % 3 or event.user_id in {"u3", "u7"} else event.type
+    ),
+}
 
 
 def read(data: Path, sent: list[Event]) -> training_corpus.TrainingCorpus:
@@ -173,12 +123,10 @@ async def answers(engine: Engine, user: str) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("sent", HARD)
-def test_a_hard_log_is_learned_from_and_served(
-    sent: Callable[[], list[Event]], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", HARD)
+def test_a_hard_log_is_learned_from_and_served(name: str, tmp_path: Path) -> None:
     """A model of an unusual log has finite losses and weights and answers every request."""
-    made = sent()
+    made = HARD[name]
     corpus = read(tmp_path, made)
     assert len(corpus.log) == len(made)
     for user in range(corpus.log.n_users):
@@ -186,8 +134,8 @@ def test_a_hard_log_is_learned_from_and_served(
     split = leave_one_out(corpus.log)
     done = train_and_publish.fit_model(TINY.plan(split.test.history, corpus.content, split.test))
     assert all(math.isfinite(record["loss"]) for record in done.history)
-    for name, weight in done.model.state_dict().items():
-        assert torch.isfinite(weight).all(), name
+    for part, weight in done.model.state_dict().items():
+        assert torch.isfinite(weight).all(), part
     for told in (False, True):
         found = evaluate(ModelRanker(done.model, corpus.content), split.test, use_target_time=told)
         assert 0 <= found.ndcg <= found.hr <= 1

@@ -24,7 +24,7 @@ from service.domain.records import Event
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.event_identity import user_key
+from service.stores.encoding import user_key
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.values import LogColumns, Shard
 from service.training import train_and_publish, training_corpus
@@ -85,7 +85,7 @@ def read(group: Processes, data: Path) -> tuple[TrainingCorpus, dict[str, int]]:
 
 def described(shards: Processes, data: Path) -> Read:
     """What a process has read."""
-    corpus, by_user = read(Processes(shards.index, shards.count), data)
+    corpus, by_user = read(shards, data)
     log = corpus.log
     types = np.bincount(log.types, minlength=len(corpus.types))
     return Read(
@@ -146,7 +146,7 @@ def refused(shards: Processes, folders: list[list[Path]]) -> list[str]:
     found = []
     for each in folders:
         with pytest.raises((Invalid, ModelRejected)) as error:
-            read(Processes(shards.index, shards.count), each[shards.index])
+            read(shards, each[shards.index])
         found.append(error.value.detail)
     return found
 
@@ -162,8 +162,7 @@ def test_processes_without_the_same_store_are_refused(tmp_path: Path) -> None:
 
 def trained_twice(shards: Processes, data: Path) -> tuple[list[NDArray[Any]], list[int], bool]:
     """Train twice with one checkpoint: the weights, the steps taken, and whether it is here."""
-    group = Processes(shards.index, shards.count)
-    corpus, _ = read(group, data)
+    corpus, _ = read(shards, data)
     history, cases = hold_out(corpus.log)
     checkpoint = data / f"checkpoint-{shards.index}"
     weights, steps = [], []
