@@ -26,8 +26,6 @@ _RATING = re.compile(r"rating|stars?\b|score", re.IGNORECASE)  # names of column
 
 
 class FileImport:
-    """One call of a command: its files, read alike, and where they go."""
-
     def __init__(
         self, kind: Literal["items", "events", "users"], given: ImportOptions, data: Path
     ) -> None:
@@ -246,7 +244,6 @@ class FileImport:
         out.print(f"Import {import_id}; heed import --undo {import_id} takes it back.")
 
     def _odd(self, sources: Sequence[Any]) -> list[str]:
-        """Return what is odd about the rows of files that were read."""
         found = []
         for source in sources:
             texts = [
@@ -271,7 +268,6 @@ class FileImport:
         return found
 
     def _print_skipped(self, source: Any) -> None:
-        """Print a message for each of the first bad rows, and the number of all."""
         said = dict.fromkeys(source.skipped.messages)
         if self._items_read is not None:  # which has read the same rows
             said |= dict.fromkeys(source.items_in.skipped.messages)

@@ -92,7 +92,6 @@ def new_items_sentence(
 
 
 def _beside(baselines: Mapping[str, float], users: int) -> str:
-    """Say the figure of the best baseline."""
     best = max(baselines, key=baselines.__getitem__)
     count, *_ = share_of(users, baselines[best]).split()
     return f"for {count} with the best baseline, {best}"
@@ -116,7 +115,6 @@ def render_table(task: EvaluationTask, table: Comparison, data: str = "") -> Ren
 
 
 def _metrics_table(task: EvaluationTask, table: Comparison, data: str) -> RichTable:
-    """Render a row of metrics for each model."""
     date = "" if task.date is None else f", trained before {to_rfc3339(task.date)}"
     grid = RichTable(
         title=f"{task.train.n_users:,} users, {task.train.n_items:,} items, "
@@ -144,7 +142,6 @@ def _metrics_table(task: EvaluationTask, table: Comparison, data: str) -> RichTa
 
 
 def _difference_lines(table: Comparison) -> list[str]:
-    """Say Heed's differences to each other model, a line each."""
     return [
         f"{HEED}{label} over {other}, paired bootstrap: NDCG@10 {format_interval(ndcg)}, "
         f"HR@10 {format_interval(hr)}"
@@ -262,7 +259,6 @@ def _case_means(
 
 
 def to_json(task: EvaluationTask, table: Comparison, preset: str) -> dict[str, Any]:
-    """Return all metrics as JSON values."""
     return {
         "task": task.name,
         "users": task.train.n_users,
@@ -300,7 +296,6 @@ def _new_items_json(task: EvaluationTask, table: Comparison) -> dict[str, Any]:
 
 
 def differences_json(table: Comparison, *, at_time: bool = False) -> dict[str, Any]:
-    """Return `differences` as JSON values."""
     return {
         name: {"hr": hr._asdict(), "ndcg": ndcg._asdict()}
         for name, (hr, ndcg) in differences(table, at_time=at_time).items()
@@ -338,7 +333,6 @@ def draw_plot(task: EvaluationTask, table: Comparison, path: Path, data: str = "
 
 
 def metric_cells(found: Sequence[RankingMetrics]) -> list[str]:
-    """Format HR and NDCG with their standard errors as two cells."""
     hr, ndcg = _errors(found)
     return [f"{_mean(found, 'hr'):.4f} ±{hr:.4f}", f"{_mean(found, 'ndcg'):.4f} ±{ndcg:.4f}"]
 
@@ -354,13 +348,10 @@ def _mean(found: Sequence[RankingMetrics], name: str) -> float:
 
 
 def format_interval(found: PairedDifference) -> str:
-    """Format a difference with its confidence interval."""
     return f"{found.difference:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
 
 
 def results_json(row: ModelResults) -> dict[str, Any]:
-    """Return the metrics of one model as JSON values."""
-
     def each(found: Sequence[RankingMetrics]) -> list[dict[str, float]]:
         names = ("hr", "ndcg", "mrr", "coverage")
         return [{name: getattr(one, name) for name in names} for one in found]

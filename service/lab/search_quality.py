@@ -110,7 +110,6 @@ def _ranked(
     parameters: SearchParameters,
     count: int,
 ) -> list[str]:
-    """Return the ids of the retrieved items, best first."""
     catalogue, allowed = snapshot.catalogue, snapshot.catalogue.servable
     if mode != "BM25 alone":
         _, matches = match_text(query, snapshot, encode, allowed=allowed, parameters=parameters)

@@ -89,7 +89,7 @@ def test_seen_items_stay_candidates_where_they_come_back(again: bool) -> None:
     log = Interactions.from_columns(
         users, steps % 4 if again else steps, steps, n_users=5, n_items=10
     )
-    (task,) = comparison.split_at(log, 8)
+    (task,) = comparison.split(log, "global-time", date=8)
     assert task.exclude_seen is not again
     assert task.date == 8
     assert set(task.test.timestamps.tolist()) <= {8, 9}
@@ -99,4 +99,4 @@ def test_a_date_without_events_is_rejected() -> None:
     """A split that leaves nothing to test on is refused as a domain error."""
     log = Interactions.from_columns([0, 0], [0, 1], [1, 2], n_users=1, n_items=2)
     with pytest.raises(ModelRejected, match="no user to test on"):
-        comparison.split_at(log, 3)
+        comparison.split(log, "global-time", date=3)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -18,7 +16,6 @@ from service.lab.protocols import (
     leave_one_out_hstu,
     newest,
     next_basket,
-    next_new_item,
     of_new_items,
 )
 from tests.support.small import DAY, events_of
@@ -115,21 +112,19 @@ def test_next_new_item_by_hand() -> None:
 
     What was taken at one time has no first, and counts once.
     """
-    task = next_new_item(log(*SHOP), at=90)
+    task = next_basket(log(*SHOP), at=90, new_only=True)
     assert cases(task, task.test) == {(0, 4, 90), (1, 6, 97), (1, 3, 97)}
     assert len(task.test) == 3
     assert task.exclude_seen
 
 
-@pytest.mark.parametrize("make", [next_basket, next_new_item])
-def test_validation_users_lose_their_later_events(
-    make: Callable[[Interactions], EvaluationTask],
-) -> None:
+@pytest.mark.parametrize("new_only", [False, True])
+def test_validation_users_lose_their_later_events(new_only: bool) -> None:
     """A quarter of the users lose training events from the validation date on; others none."""
     rng = np.random.default_rng(0)
     columns = (rng.integers(0, 8, 400), rng.integers(0, 30, 400), rng.integers(0, 1000, 400))
     whole = log(*sorted(zip(*(column.tolist() for column in columns), strict=True)))
-    task = make(whole)
+    task = next_basket(whole, new_only=new_only)
     assert task.validation is not None
     assert len(task.test) > 0
     held = set(task.validation.users.tolist())
