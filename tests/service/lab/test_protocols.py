@@ -22,7 +22,6 @@ from tests.support.small import DAY, events_of
 
 
 def log(*events: tuple[int, int, int]) -> Interactions:
-    """A log of (user, item, time)."""
     users, items, times = zip(*events, strict=True)
     return Interactions.from_columns(
         users, items, times, n_users=max(users) + 1, n_items=max(items) + 1
@@ -61,13 +60,11 @@ def test_leave_one_out_5_core_keeps_the_core_and_holds_out_the_last_two() -> Non
 
 
 def test_leave_one_out_5_core_of_nothing() -> None:
-    """Without any user and item of five events there is no task."""
     with pytest.raises(ValueError, match="five events"):
         leave_one_out_5_core(log((0, 0, 1), (1, 0, 2)))
 
 
 def test_leave_one_out_hstu_fits_on_everything_but_the_last() -> None:
-    """HSTU's protocol trains on all but the last event, without validation, with 200 seen items."""
     task = leave_one_out_hstu(log((0, 3, 1), (0, 5, 2), (0, 9, 3), (1, 5, 1)))
     assert task.items.tolist() == [3, 5, 9]
     assert task.validation is None
@@ -237,7 +234,6 @@ def test_global_time_never_draws_a_dislike() -> None:
 
 @pytest.mark.parametrize("date", [0, 50 * DAY])
 def test_global_time_needs_events_on_both_sides(date: int) -> None:
-    """A date before or after all events leaves nothing to train or to test on."""
     with pytest.raises(
         ValueError, match="nothing to train on before the date, or no user to test on"
     ):
