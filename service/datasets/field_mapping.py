@@ -101,14 +101,9 @@ class FieldMapping:
         weight: str | None = None,
         negative: Negative | None = None,
     ) -> FieldMapping:
-        """Build a mapping from options.
+        """Build a mapping from options; `attributes.NAME:TYPE` says the type of an attribute.
 
-        Args:
-            columns: the column or columns of each field; `attributes.NAME:TYPE` says the type of an
-                attribute.
-            constants: the value of each field that is the same in every row.
-            weight: `COLUMN` or `COLUMN:log`.
-            negative: what becomes of rows whose weight is negative.
+        `weight` is `COLUMN` or `COLUMN:log`.
 
         Raises:
             Invalid: a type is unknown, or the options do not go together.
@@ -135,11 +130,8 @@ class FieldMapping:
     ) -> BoundMapping:
         """Find the columns of a file.
 
-        Args:
-            names: the file's columns.
-            allowed: the record's fields.
-            required: those of them that a record must have.
-            is_open: rows may have further columns, which are read into the fields of their names.
+        With `is_open`, rows may have other columns than `names`, which are read into the fields of
+        their names.
 
         Raises:
             Invalid: a field is unknown or a column missing; it names those that there are.

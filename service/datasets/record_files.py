@@ -102,37 +102,20 @@ JSON: tuple[Format, ...] = ("jsonl", "json")  # lines, or one array
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    r"""How files are read. An option of None is found out by looking at each file.
-
-    Args:
-        mapping: columns and constants of the record's fields.
-        delimiter: between cells of CSV.
-        encoding: of CSV.
-        quotes: whether cells of CSV may be quoted; otherwise quotation marks are letters.
-        decimal: mark of decimals in CSV, "." or ",".
-        absent: marks of absence in fields of any type, beside empty cells and `\N`, which is a
-            text in JSON.
-        identifiers: names of attributes that are texts though they look like numbers.
-        list_separator: between the members of a list in a cell.
-        time_format: "rfc3339", "s", "ms", "us", "ns" or a pattern of `strptime`.
-        zone: of times that name none.
-        skip_bad: skip bad rows and report them; otherwise the first raises `Invalid`, naming file,
-            row, field, the fault and what is allowed.
-        dims: required dimensions of vectors; None allows any.
-    """
+    """How files are read. An option of None is found out by looking at each file."""
 
     mapping: FieldMapping = field(default_factory=FieldMapping)
     delimiter: str | None = None
     encoding: str | None = None
-    quotes: bool | None = None
+    quotes: bool | None = None  # of CSV: enclose cells; otherwise they are letters
     decimal: Decimal | None = None
-    absent: Sequence[str] = ()
-    identifiers: Sequence[str] = KEYWORD_FIELDS
+    absent: Sequence[str] = ()  # marks of absence in fields of any type, beside empty cells
+    identifiers: Sequence[str] = KEYWORD_FIELDS  # attributes that are texts, though of digits
     list_separator: str = "|"
-    time_format: str | None = None
-    zone: ZoneInfo | None = None
-    skip_bad: bool = False
-    dims: int | None = None
+    time_format: str | None = None  # "rfc3339", "s", "ms", "us", "ns" or a pattern of `strptime`
+    zone: ZoneInfo | None = None  # of times that name none
+    skip_bad: bool = False  # report bad rows; otherwise the first raises `BadRow`
+    dims: int | None = None  # of vectors; None allows any
 
 
 @dataclass(frozen=True, slots=True)

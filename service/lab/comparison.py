@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -232,8 +233,18 @@ def _judge(
     times: bool = True,
 ) -> None:
     row = table.setdefault(name, ModelResults(ranker=ranker))
-    for each, asked in _questions(row, task):
-        _measure(each, asked, ranker, seconds, times=times)
+    for results, asked in _questions(row, task):
+        judged = partial(
+            evaluate,
+            ranker,
+            asked.test,
+            exclude_seen=asked.exclude_seen,
+            max_seen=asked.max_seen,
+        )
+        results.test.append(judged())
+        if times:
+            results.test_with_time.append(judged(use_target_time=True))
+        results.seconds.append(seconds)
 
 
 def _questions(
@@ -244,21 +255,3 @@ def _questions(
     if (other := of_new_items(task)) is not None:
         row.new_items = row.new_items or ModelResults()
         yield row.new_items, other
-
-
-def _measure(
-    row: ModelResults, task: EvaluationTask, ranker: Ranker, seconds: float, *, times: bool
-) -> None:
-    def judged(cases: Holdout, *, use_target_time: bool = False) -> RankingMetrics:
-        return evaluate(
-            ranker,
-            cases,
-            exclude_seen=task.exclude_seen,
-            max_seen=task.max_seen,
-            use_target_time=use_target_time,
-        )
-
-    row.test.append(judged(task.test))
-    if times:
-        row.test_with_time.append(judged(task.test, use_target_time=True))
-    row.seconds.append(seconds)
