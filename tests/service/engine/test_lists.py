@@ -34,7 +34,7 @@ from service.engine.lists import (
 )
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
-from service.stores.event_identity import user_key
+from service.stores.encoding import user_key
 from service.stores.postgres.store import PostgresStore
 from service.stores.sqlite.store import SQLiteStore
 from tests.support import asking

@@ -1,4 +1,7 @@
-"""Files of Heed whose code runs for one request: a chain that one person can hold in the head."""
+"""Files of Heed whose code runs for one request, or one import.
+
+Each is a chain that one person can hold in the head.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from service.domain.settings import Settings
 from service.engine.engine import open_engine
 from service.http.app import create_app
 from tests.support import tiny
+from tests.support.command_line import Heed
 from tests.support.tiny import item_id
 
 ROOT = Path(service.__file__).parents[1]
@@ -33,12 +37,14 @@ FULL = {
 }
 # Most files of each, two more than there are for work beside it, and its path and body.
 REQUESTS: dict[str, tuple[int, str, dict[str, Any]]] = {
-    "score": (34, "/v1/score", {**WHO, "item_ids": [item_id(0, n) for n in range(12)]}),
-    "recommend": (38, "/v1/recommend", {**WHO, "limit": 20}),
-    "recommend with filter, rule, reason and field": (57, "/v1/recommend", {**WHO, **FULL}),
-    "search": (39, "/v1/search", {"query": "space rocket"}),
-    "one event": (33, "/v1/events", {"events": [{**WHO, "item_id": item_id(0, 1)}]}),
+    "score": (33, "/v1/score", {**WHO, "item_ids": [item_id(0, n) for n in range(12)]}),
+    "recommend": (37, "/v1/recommend", {**WHO, "limit": 20}),
+    "recommend with filter, rule, reason and field": (55, "/v1/recommend", {**WHO, **FULL}),
+    "search": (37, "/v1/search", {"query": "space rocket"}),
+    "one event": (28, "/v1/events", {"events": [{**WHO, "item_id": item_id(0, 1)}]}),
 }
+
+MOST_OF_IMPORT = 37
 
 
 class Crossed:
@@ -112,3 +118,20 @@ def test_a_request_runs_code_in_few_files(
     beyond = {name: n for name, n in counts.items() if n > REQUESTS[name][0]}
     assert beyond == {}, counts
     assert min(counts.values()) > 10  # they were counted at all
+
+
+def test_a_csv_import_runs_code_in_few_files(
+    heed: Heed, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    path = tmp_path / "events.csv"
+
+    def import_events(user: str) -> int:
+        times = "".join(f"{user},talk-{n},2026-01-0{n}T09:00:00Z\n" for n in range(1, 9))
+        path.write_text(f"user_id,item_id,timestamp\n{times}")
+        return heed("import", "events", path).code
+
+    assert import_events("ada") == 0  # modules are imported
+    with profiled() as crossed, crossed.counting() as files:
+        assert import_events("bob") == 0
+    record_property("files crossed by a CSV import", len(files))
+    assert 10 < len(files) <= MOST_OF_IMPORT, sorted(files)
