@@ -156,8 +156,7 @@ class ListParts:
     def append(self, part: ListBatch) -> None:
         """Append lists of the users that come next. They are durable when this returns.
 
-        Raises:
-            StoreFull: the disk is full.
+        Raises `StoreFull`: the disk is full.
         """
         self._write(str(self._parts), [[tuple(row) for row in part.lists], part.recalls])
         self._count(part)
