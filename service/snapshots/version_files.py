@@ -129,11 +129,8 @@ def compose(manifest: Manifest) -> bytes:
 def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of a version directory, and check the names and sizes of its files.
 
-    The contents of the files are not read: see `read_files`.
-
-    Raises:
-        Corrupt: naming the file that is damaged, missing, of another size, or one too many.
-        Incompatible: another version of this program wrote it.
+    The contents of the files are not read: see `read_files`. Raises as `parse_manifest`, and
+    `Corrupt` for a file that is missing, of another size, or one too many.
     """
     manifest = parse_manifest(read_file(directory, MANIFEST), directory.name)
     _check_entries(directory, manifest.files)
@@ -143,9 +140,8 @@ def read_manifest(directory: Path) -> Manifest:
 def parse_manifest(data: bytes | bytearray, version: str) -> Manifest:
     """Decode and verify the manifest of a version.
 
-    Raises:
-        Corrupt: it is damaged, or another version's.
-        Incompatible: another version of this program wrote it.
+    Raises `Corrupt` for a damaged one or another version's, and `Incompatible` if another version
+    of this program wrote it.
     """
     name = f"{version}/{MANIFEST}"
     body = unseal(data, name)
