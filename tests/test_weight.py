@@ -28,7 +28,7 @@ BUDGETS = {
     "service.cli": 3_700,
     "service.datasets": 3_750,
     "service.domain": 1_250,
-    "service.engine": 5_250,
+    "service.engine": 5_200,
     "service.histories": 800,
     "service.http": 5_550,
     "service.jobs": 950,
@@ -36,7 +36,7 @@ BUDGETS = {
     "service.maintenance": 3_000,
     "service.questions": 2_550,
     "service.runtime": 2_350,
-    "service.snapshots": 2_800,
+    "service.snapshots": 2_750,
     "service.stores": 11_500,
     "service.training": 1_200,
 }
