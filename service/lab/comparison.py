@@ -22,7 +22,7 @@ from service.domain.errors import ModelRejected
 from service.lab.protocols import EvaluationTask, global_time, newest, of_new_items
 from service.training.judgement import HEED, judge
 from service.training.train_and_publish import fit_model
-from service.training.training_corpus import StageProgressCallback, unobserved
+from service.training.training_corpus import StageProgressCallback
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +95,7 @@ def compare(
     seeds: int = 1,
     first_seed: int = 0,
     ablate: bool = False,
-    progress: StageProgressCallback = unobserved,
+    progress: StageProgressCallback = lambda *_: None,
 ) -> Comparison:
     """Fit and evaluate the baselines, Heed for each seed, and with `ablate` Heed without each part.
 

@@ -46,7 +46,7 @@ from models.recommender.recommender import Recommender, baseline_model
 from models.training.fit import TrainingResult
 from service.domain.errors import HeedError
 from service.snapshots.registry import Registry, Version
-from service.training.training_corpus import StageProgressCallback, TrainingCorpus, unobserved
+from service.training.training_corpus import StageProgressCallback, TrainingCorpus
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +135,7 @@ class Judgement:
 
 
 def judge(
-    fitted: TrainingResult, *, exclude_seen: bool, progress: StageProgressCallback = unobserved
+    fitted: TrainingResult, *, exclude_seen: bool, progress: StageProgressCallback = lambda *_: None
 ) -> Judgement:
     """Evaluate a model and all baselines, and choose what to serve.
 

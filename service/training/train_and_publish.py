@@ -24,7 +24,7 @@ from service.runtime.memory import trim
 from service.snapshots.registry import Registry
 from service.training.judgement import JUDGED_FILE, CurrentModel, decide, judge, judged_file
 from service.training.process_group import process_count, process_group
-from service.training.training_corpus import StageProgressCallback, TrainingCorpus, unobserved
+from service.training.training_corpus import StageProgressCallback, TrainingCorpus
 
 _ENOUGH = 100  # users, from which shares are said of 100
 
@@ -134,7 +134,7 @@ def train(
     seed: int = 0,
     activate: bool = True,
     caller_activates: bool = False,
-    progress: StageProgressCallback = unobserved,
+    progress: StageProgressCallback = lambda *_: None,
     checkpoint: Path | None = None,
     processes: int | None = None,
     announce: Callable[[Preset], None] | None = None,
@@ -251,7 +251,7 @@ def _without_cases(log: Interactions) -> str:
 
 def fit_model(
     plan: TrainingPlan,
-    progress: StageProgressCallback = unobserved,
+    progress: StageProgressCallback = lambda *_: None,
     checkpoint: Path | None = None,
     processes: int | None = None,
 ) -> TrainingResult:
@@ -275,7 +275,7 @@ def fit_model(
 def _fit(
     group: Processes,
     plan: TrainingPlan,
-    progress: StageProgressCallback = unobserved,
+    progress: StageProgressCallback = lambda *_: None,
     checkpoint: Path | None = None,
 ) -> TrainingResult:
     announces_resumption = False

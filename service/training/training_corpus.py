@@ -90,10 +90,6 @@ StageProgressCallback = Callable[[str, int, int, TrainingProgress | None], None]
 """Called with a stage, its steps done and in total (0 = unknown), and a training's progress."""
 
 
-def unobserved(*_: object) -> None:
-    """A `StageProgressCallback` that does nothing."""
-
-
 _MAX_EVENT_TYPES = 64  # that a model distinguishes: the most frequent ones, and dislikes
 
 
@@ -127,7 +123,7 @@ class TrainingCorpus:
 def read_store(
     store: Store,
     embeddings: EmbeddingCache,
-    progress: StageProgressCallback = unobserved,
+    progress: StageProgressCallback = lambda *_: None,
     shards: Processes = SINGLE_PROCESS,
 ) -> TrainingCorpus:
     """Read the log of a store and the texts of its items.
@@ -182,7 +178,7 @@ def _corpus(
     columns: LogColumns,
     items: Iterable[Item],
     embeddings: EmbeddingCache,
-    progress: StageProgressCallback = unobserved,
+    progress: StageProgressCallback = lambda *_: None,
     shards: Processes = SINGLE_PROCESS,
 ) -> TrainingCorpus:
     codes, types = _encode_types(columns.types, columns.type_names, shards)
@@ -254,7 +250,7 @@ def _content(
 
 
 def encode_with_progress(
-    embeddings: EmbeddingCache, progress: StageProgressCallback = unobserved
+    embeddings: EmbeddingCache, progress: StageProgressCallback = lambda *_: None
 ) -> Callable[[Sequence[str]], NDArray[np.float32]]:
     return partial(
         embeddings.encode,
