@@ -23,7 +23,7 @@ from models.catalogue.snapshot import Snapshot
 from models.catalogue.sorting import SortedValue, SortKey, SortPosition, position, sorted_rows
 from models.history.user_memory import UserMemory
 from models.ranking.explanation import Reason
-from models.ranking.lineup import QuotaChoice, SteeredRows
+from models.ranking.lineup import SteeredRows, take_first
 from models.ranking.matches import (
     DEFAULTS,
     FieldMatches,
@@ -43,7 +43,7 @@ from models.ranking.search import (
     strong_matches,
     take,
 )
-from models.ranking.steering import NO_STEERING, ItemSteering, Quota
+from models.ranking.steering import NO_STEERING, ItemSteering, Quota, QuotaCounts
 from models.text.bm25 import Hits
 from models.text.query_parser import ParsedQuery
 from models.text.terms import MAX_COMPLETED, NO_KEYWORDS
@@ -654,7 +654,8 @@ def list_items(
     if quotas:
         needed = len(rows) if after is not None else question.offset + question.limit + 1
         whole = sorted_rows(catalogue.fields, rows, keys, limit=len(rows))
-        rows = whole[QuotaChoice(catalogue.fields, quotas, whole, needed)(np.arange(len(whole)))]
+        counts = QuotaCounts.over(catalogue.fields, quotas, whole)
+        rows = whole[take_first(np.arange(len(whole)), counts, needed)]
         rows = np.sort(rows)
     # One item more than the page tells whether there is another page.
     page = sorted_rows(
