@@ -160,13 +160,13 @@ def create_key(
     if not is_name(namespace):
         raise Invalid("--namespace", f"must be {NAME_RULE}; it is {namespace!r}")
     try:
-        known = frozenset(each for each in SCOPES if each in scope)
-        if unknown := sorted(set(scope) - known):
+        scopes = frozenset(name for name in SCOPES if name in scope)
+        if unknown := sorted(set(scope) - scopes):
             allowed = ", ".join(SCOPES)
             raise Invalid("/scope", f"must be one of {allowed}; it is {unknown[0]!r}")
         key, token = issue_key(
             name,
-            known,
+            scopes,
             now,
             namespace=namespace,
             expires=None if expires is None else parse_expiry(expires, now),
@@ -180,10 +180,10 @@ def create_key(
         key = replace(key, namespace_id=directory.namespace_id(namespace) or "")
         with open_store(data) as store:
             asyncio.run(store.add_key(key))
-    scopes = ", ".join(sorted(key.scopes))
     err.print(
-        f"Key {key.key_id} of {name} for the namespace {namespace} may {scopes}. "
-        "It is shown this once; send it as Authorization: Bearer KEY.",
+        f"Key {key.key_id} of {name} for the namespace {namespace} may "
+        f"{', '.join(sorted(scopes))}. It is shown this once; send it as "
+        "Authorization: Bearer KEY.",
         markup=False,
         soft_wrap=True,
     )
@@ -196,8 +196,8 @@ def list_keys(data: Data = DATA, json_file: JsonFile = None) -> None:
     from service.domain.timestamps import to_rfc3339
 
     with open_store(data) as store, open_directory(data) as directory:
-        found: list[ApiKey] = asyncio.run(store.keys())
-        ids = {key.namespace: directory.namespace_id(key.namespace) for key in found}
+        stored: list[ApiKey] = asyncio.run(store.keys())
+        ids = {key.namespace: directory.namespace_id(key.namespace) for key in stored}
     now = time.time_ns() // 1000
     rows = [
         {
@@ -211,7 +211,7 @@ def list_keys(data: Data = DATA, json_file: JsonFile = None) -> None:
             "revoked": None if key.revoked is None else to_rfc3339(key.revoked),
             "state": _key_state(key, now, ids[key.namespace]),
         }
-        for key in found
+        for key in stored
     ]
     write_json(json_file, {"keys": rows})
     if not rows:
@@ -236,12 +236,12 @@ def revoke_key(
 ) -> None:
     """Revoke a key, effective with the next request. Its record stays in the list."""
     with open_store(data) as store:
-        found: list[ApiKey] = [each for each in asyncio.run(store.keys()) if not each.revoked]
-        matching = [each for each in found if key in (each.key_id, each.name)]
+        stored: list[ApiKey] = asyncio.run(store.keys())
+        matching = [row for row in stored if not row.revoked and key in (row.key_id, row.name)]
         if not matching:
             raise NotFound(f"there is no key {key!r} that is not revoked; see heed keys list")
         if len(matching) > 1:
-            ids = ", ".join(each.key_id for each in matching)
+            ids = ", ".join(row.key_id for row in matching)
             raise Invalid("", f"{len(matching)} keys are named {key!r}; revoke one by id: {ids}")
         asyncio.run(store.revoke_key(matching[0].key_id))
     out.print(f"Key {matching[0].key_id} of {matching[0].name} is revoked.", markup=False)
@@ -273,7 +273,16 @@ def list_forgotten(data: Data = DATA, json_file: JsonFile = None) -> None:
     for entry in entries:
         table.add_row(to_rfc3339(entry.forgotten), f"{entry.events:,}", entry.digest.hex())
     out.print(table if entries else "Nobody was forgotten.")
-    write_json(json_file, [_as_json(entry) for entry in entries])
+    rows = [
+        {
+            "digest": entry.digest.hex(),
+            "salt": entry.salt.hex(),
+            "forgotten": entry.forgotten,
+            "events": entry.events,
+        }
+        for entry in entries
+    ]
+    write_json(json_file, rows)
 
 
 @forgotten.command("verify")
@@ -329,34 +338,24 @@ async def _entries(store: Any) -> list[Any]:
             return entries
 
 
-async def _read_file(path: Path) -> list[Any]:
-    from service.stores.sqlite.store import SQLiteStore
-
-    store = SQLiteStore(path)
-    try:
-        return await _entries(store)
-    finally:
-        await store.close()
-
-
-def _as_json(entry: Any) -> dict[str, Any]:
-    return {
-        "digest": entry.digest.hex(),
-        "salt": entry.salt.hex(),
-        "forgotten": entry.forgotten,
-        "events": entry.events,
-    }
-
-
 def read_ledger(ledger: Path) -> list[Any]:
     """Read the entries of a ledger. Raises `Invalid` if the path leads to none."""
     from service.runtime.data_layout import STORE_FILE
+    from service.stores.sqlite.store import SQLiteStore
     from service.stores.values import ForgottenUser
 
     if ledger.is_dir():
         if not (ledger / STORE_FILE).is_file():
             raise Invalid("", f"LEDGER: {ledger} has no {STORE_FILE}")
-        return asyncio.run(_read_file(ledger / STORE_FILE))
+
+        async def read() -> list[Any]:
+            store = SQLiteStore(ledger / STORE_FILE)
+            try:
+                return await _entries(store)
+            finally:
+                await store.close()
+
+        return asyncio.run(read())
     try:
         return [
             ForgottenUser(

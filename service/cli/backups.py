@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -28,9 +26,8 @@ from service.domain.errors import Conflict, Invalid
 from service.domain.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
-    from service.domain.settings import Settings
-    from service.maintenance.backup_manifest import BackupManifest, BackupProgress
-    from service.maintenance.copying import CopyProgress, StoreCopy
+    from service.maintenance.backup_manifest import BackupManifest
+    from service.maintenance.copying import StoreCopy
     from service.maintenance.store_places import StorePlace
 
 _RECORDED = ("encoder", "embedding_dim", "keyword_fields")  # settings that belong to the data
@@ -65,12 +62,13 @@ def backup(
     """
     put_requests_first()
     set_threads(1)
+    from service.cli.progress_bars import bars
     from service.domain.settings import Settings
     from service.maintenance.backup import back_up
 
     settings = Settings.read({"data": data})
     recorded = {name: getattr(settings, name) for name in _RECORDED}
-    with _bar() as progress:
+    with bars(out) as progress:
         manifest = back_up(
             data, target, settings=recorded, store=settings.store, rest=rest, progress=progress
         )
@@ -118,13 +116,15 @@ def restore(
     database), restore, and start.
     """
     set_threads(1)
+    from service.cli.progress_bars import bars
     from service.domain.settings import Settings
     from service.maintenance import restore as drills
+    from service.maintenance.store_places import parse_place
+    from service.stores.opening import is_shared
 
     settings = Settings.read({"data": data})
-
     if drill:
-        with _bar() as progress:
+        with bars(out) as progress:
             result = drills.drill(source, settings, work=work, progress=progress)
         _describe(result.manifest)
         for name, items in result.answers.items():
@@ -132,7 +132,15 @@ def restore(
         out.print(f"The drill succeeded in {result.seconds:.1f} s; nothing of it is left")
         return
     again = None if forget_ledger is None else _Forgetting(forget_ledger)
-    manifest, place = _restore(source, settings, work, again)
+    with bars(out) as progress:
+        if is_shared(settings.store):
+            place = parse_place(settings.store).name  # without a password
+            manifest = drills.restore_to_database(
+                source, settings.store, data, work=work, before_use=again, progress=progress
+            )
+        else:
+            place = str(data)
+            manifest = drills.restore(source, data, before_use=again, progress=progress)
     _describe(manifest)
     out.print(f"Restored to {place}", markup=False, soft_wrap=True)
     if again is None:
@@ -147,42 +155,18 @@ def restore(
         out.print(f"It was served with HEED_ENCODER={encoder}", markup=False, soft_wrap=True)
 
 
-def _restore(
-    source: Path, settings: Settings, work: Path | None, again: _Forgetting | None
-) -> tuple[BackupManifest, str]:
-    """Restore to where the settings say; return what, and the place without a password."""
-    from service.maintenance.restore import restore, restore_to_database
-    from service.maintenance.store_places import parse_place
-    from service.stores.opening import is_shared
-
-    with _bar() as progress:
-        if is_shared(settings.store):
-            manifest = restore_to_database(
-                source,
-                settings.store,
-                settings.data,
-                work=work,
-                before_use=again,
-                progress=progress,
-            )
-            return manifest, parse_place(settings.store).name
-        manifest = restore(source, settings.data, before_use=again, progress=progress)
-        return manifest, str(settings.data)
-
-
 class _Forgetting:
-    """Forgets users of restored namespaces, by the ledger of each or by one file for all."""
+    """Forgets users of restored namespaces, by the ledger of each or by one file for all.
+
+    Raises:
+        Invalid: there is no ledger.
+    """
 
     def __init__(self, ledger: Path) -> None:
         self._ledger = ledger
         self.users = self.events = 0
 
     def __call__(self, data: Path, folder: Path) -> None:
-        """Forget the users of one namespace of a restored data directory.
-
-        Raises:
-            Invalid: there is no ledger.
-        """
         from service.runtime.data_layout import STORE_FILE
         from service.stores.sqlite.store import SQLiteStore
 
@@ -224,28 +208,6 @@ def _describe(manifest: BackupManifest) -> None:
             markup=False,
             soft_wrap=True,
         )
-
-
-@contextmanager
-def _bar() -> Iterator[BackupProgress]:
-    """Draw the stage and its share; yield a function that takes the stage, done and total."""
-    from rich.progress import Progress
-
-    from service.cli.progress_bars import columns
-
-    with Progress(*columns(), console=out, transient=True) as bar:
-        task = bar.add_task("", total=None, note="")
-
-        def show(stage: str, done: int, total: int) -> None:
-            bar.update(task, description=stage, completed=done, total=total or None)
-
-        yield show
-
-
-_LEFT_OUT = (
-    "Not copied, since they are in the data directory and not in the store: models, fitted search "
-    "parameters, records of trainings, caches and settings."
-)
 
 
 def copy(
@@ -316,7 +278,11 @@ def copy(
         )
         raise typer.Exit(1)
     out.print(f"{theirs.name} holds what {ours.name} does.", markup=False, soft_wrap=True)
-    out.print(_LEFT_OUT, soft_wrap=True)
+    out.print(
+        "Not copied, since they are in the data directory and not in the store: models, fitted "
+        "search parameters, records of trainings, caches and settings.",
+        soft_wrap=True,
+    )
 
 
 async def _begin(ours: StorePlace, theirs: StorePlace, name: str, *, with_keys: bool) -> None:
@@ -340,15 +306,20 @@ async def _begin(ours: StorePlace, theirs: StorePlace, name: str, *, with_keys: 
 
 
 async def _copy(ours: StorePlace, theirs: StorePlace, name: str) -> StoreCopy:
-    """Copy a namespace, and compare."""
+    from service.cli.progress_bars import bars
     from service.maintenance.copying import copy_store
 
     source = ours.open(name)
     try:
         target = theirs.open(name, is_target=True)
         try:
-            with _copy_bar(name) as progress:
-                return await copy_store(source, target, ours.identity(name), progress=progress)
+            with bars(out, "rows") as draw:
+                return await copy_store(
+                    source,
+                    target,
+                    ours.identity(name),
+                    progress=lambda stage, done, total: draw(f"{name}: {stage}", done, total),
+                )
         finally:
             await target.close()
     finally:
@@ -356,12 +327,11 @@ async def _copy(ours: StorePlace, theirs: StorePlace, name: str) -> StoreCopy:
 
 
 def _describe_copy(name: str, done: StoreCopy, seconds: float) -> None:
-    table = Table(title=f"namespace {name}", title_justify="left")
-    for column in ("table", "digest"):
-        table.add_column(column, no_wrap=True)
-    for column in ("source", "target"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("")
+    columns = ("table", "digest", "source", "target", "")
+    table = Table(*columns, title=f"namespace {name}", title_justify="left")
+    for column in table.columns[:4]:
+        column.no_wrap = True
+    table.columns[2].justify = table.columns[3].justify = "right"
     for each in done.tables:
         table.add_row(
             each.name.replace("_", " "),
@@ -372,28 +342,6 @@ def _describe_copy(name: str, done: StoreCopy, seconds: float) -> None:
         )
     out.print(table)
     out.print(f"{done.events:,} events of {done.users:,} users copied in {seconds:,.1f} s")
-
-
-@contextmanager
-def _copy_bar(name: str) -> Iterator[CopyProgress]:
-    """Draw the stage, its share and its rate; yield a function that takes them."""
-    from rich.progress import Progress
-
-    from service.cli.progress_bars import columns
-
-    with Progress(*columns(), console=out, transient=True) as bar:
-        task, latest = bar.add_task("", total=None, note=""), ""
-
-        def show(stage: str, done: int, total: int) -> None:
-            nonlocal task, latest
-            if stage != latest:
-                bar.remove_task(task)
-                task, latest = bar.add_task(f"{name}: {stage}", total=None, note=""), stage
-            speed = bar.tasks[0].speed
-            note = f"{done:,}" + (f"  {speed:,.0f}/s" if speed else "") if done else ""
-            bar.update(task, completed=done, total=total or None, note=note)
-
-        yield show
 
 
 def export(

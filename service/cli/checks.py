@@ -25,7 +25,6 @@ from service.domain.errors import Invalid
 from service.domain.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
-    from service.stores.sqlite.check import Gap
     from service.stores.values import CheckResult
 
 _NOT_OF_A_DATABASE = (
@@ -101,7 +100,6 @@ def check(
 
 
 async def _accept_copy(path: Path) -> None:
-    """Accept an unfinished copy as a store."""
     from service.stores.sqlite.store import SQLiteStore
 
     store = SQLiteStore(path, is_target=True)
@@ -115,23 +113,18 @@ async def _accept_copy(path: Path) -> None:
 
 def _conclude(*checks: Iterable[CheckResult], todo: str) -> None:
     """Print the findings of all checks, and end with exit code 1 if there is a problem."""
-    problems = sum(_print(findings) for findings in checks)
+    problems = 0
+    for findings in checks:
+        try:
+            for finding in findings:
+                problems += finding.level == "problem"
+                out.print(f"{finding.level:<8}{finding.sentence}", markup=False, soft_wrap=True)
+        except PermissionError as error:  # the other checks go on
+            problems += 1
+            out.print(f"{'problem':<8}{describe_error(error)}", markup=False, soft_wrap=True)
     if problems:
         err.print(f"{problems} problems. {todo}", markup=False, soft_wrap=True)
         raise typer.Exit(1)
-
-
-def _print(findings: Iterable[CheckResult]) -> int:
-    """Print findings; return the number of problems."""
-    problems = 0
-    try:
-        for finding in findings:
-            problems += finding.level == "problem"
-            out.print(f"{finding.level:<8}{finding.sentence}", markup=False, soft_wrap=True)
-    except PermissionError as error:  # the other checks go on
-        problems += 1
-        out.print(f"{'problem':<8}{describe_error(error)}", markup=False, soft_wrap=True)
-    return problems
 
 
 def _check_models(data: Path) -> Iterable[CheckResult]:
@@ -160,38 +153,31 @@ def _check_models(data: Path) -> Iterable[CheckResult]:
 
 def _check_shared_models(data: Path) -> Iterable[CheckResult]:
     """Check the versions in the database; damaged copies of this machine are fetched again."""
-    from service.domain.errors import HeedError
-    from service.stores.values import CheckResult
-
-    try:
-        yield from _check_shared_versions(data)
-    except HeedError as error:
-        yield CheckResult("problem", f"the models were not checked: {error.detail}")
-
-
-def _check_shared_versions(data: Path) -> Iterable[CheckResult]:
     from contextlib import closing
 
-    from service.domain.errors import Corrupt
+    from service.domain.errors import Corrupt, HeedError
     from service.snapshots.shared_registry import KIND
     from service.snapshots.version_files import check_chunks, parse_manifest
     from service.stores.values import CheckResult
 
-    with open_store(data) as store:
-        files = store.shared.files(KIND)
-        active = files.last_activation().name
-        for stored in files.sets():
-            try:
-                manifest = parse_manifest(stored.description, stored.name)
-                with closing(files.read(stored.name)) as chunks:
-                    for _ in check_chunks(manifest, chunks):
-                        pass
-            except Corrupt as error:
-                yield CheckResult("problem", f"model {stored.name}: {error.detail}")
-                continue
-            yield CheckResult("ok", f"model {stored.name}: every file matches its manifest")
-        if active is not None and files.find(active) is None:
-            yield CheckResult("problem", f"model {active} is current, and is missing")
+    try:
+        with open_store(data) as store:
+            files = store.shared.files(KIND)
+            active = files.last_activation().name
+            for stored in files.sets():
+                try:
+                    manifest = parse_manifest(stored.description, stored.name)
+                    with closing(files.read(stored.name)) as chunks:
+                        for _ in check_chunks(manifest, chunks):
+                            pass
+                except Corrupt as error:
+                    yield CheckResult("problem", f"model {stored.name}: {error.detail}")
+                    continue
+                yield CheckResult("ok", f"model {stored.name}: every file matches its manifest")
+            if active is not None and files.find(active) is None:
+                yield CheckResult("problem", f"model {active} is current, and is missing")
+    except HeedError as error:
+        yield CheckResult("problem", f"the models were not checked: {error.detail}")
 
 
 def _check_embeddings(data: Path) -> Iterable[CheckResult]:
@@ -204,9 +190,8 @@ def _check_embeddings(data: Path) -> Iterable[CheckResult]:
         if is_intact(path):
             yield CheckResult("ok", f"{path}: its checksum matches")
         else:
-            yield CheckResult(
-                "note", f"{path} is damaged; texts are encoded again at the next start"
-            )
+            damage = "is damaged; texts are encoded again at the next start"
+            yield CheckResult("note", f"{path} {damage}")
 
 
 def _salvage(path: Path, target: Path) -> None:
@@ -214,7 +199,14 @@ def _salvage(path: Path, target: Path) -> None:
 
     done = salvage(path, target)
     for gap in done.gaps:
-        out.print(f"lost    {_sentence(gap)}", markup=False, soft_wrap=True)
+        ends = [
+            *([f"after {gap.after}"] if gap.after else []),
+            *([f"before {gap.before}"] if gap.before else []),
+        ]
+        place = " and ".join(ends) or "all rows"
+        users = f", of users {' to '.join(map(repr, gap.users))}" if gap.users else ""
+        sentence = f"lost    {gap.table}: rows with keys {place}{users}"
+        out.print(sentence, markup=False, soft_wrap=True)
     for table, count in done.dropped.items():
         out.print(f"dropped {count:,} {table} that belong to lost rows", markup=False)
     rows = done.rows
@@ -225,13 +217,6 @@ def _salvage(path: Path, target: Path) -> None:
         markup=False,
         soft_wrap=True,
     )
-
-
-def _sentence(gap: Gap) -> str:
-    ends = [f"after {gap.after}" if gap.after else "", f"before {gap.before}" if gap.before else ""]
-    place = " and ".join(filter(None, ends)) or "all rows"
-    users = f", of users {' to '.join(map(repr, gap.users))}" if gap.users else ""
-    return f"{gap.table}: rows with keys {place}{users}"
 
 
 _COLOURS = {"error": "bold red", "warning": "yellow", "note": "dim"}

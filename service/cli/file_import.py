@@ -7,7 +7,8 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -48,15 +49,6 @@ class FileImport:
 
     def run(self, files: Sequence[Path]) -> None:
         """Read the files, and store their records unless it is a dry run."""
-        from service.datasets.record_files import BadRow
-
-        try:
-            self._run(files)
-        except BadRow as error:
-            error.detail += ". --skip-bad goes on past bad rows, with --rejects FILE to keep them"
-            raise
-
-    def _run(self, files: Sequence[Path]) -> None:
         from service.datasets.imports import RejectedRows
 
         rejects, dry_run = self._given.rejects, self._given.dry_run
@@ -102,17 +94,13 @@ class FileImport:
             encoding = self._read.encoding if survey.form == "csv" else None
             rejected.add(survey.header, row, message, encoding=encoding)
 
-        on_bad = None if rejected is None else keep
         source: Any
+        given: dict[str, Any] = {"on_bad": None if rejected is None else keep, "name": name}
+        reader = {"items": ItemsFile, "events": EventsFile, "users": UsersFile}[self._kind]
         if self._kind == "events":
-            below = self._options.get("dislikes_below")
-            items = self._items_read and ItemsFile(path, self._items_read, name=name)
-            source = EventsFile(
-                path, self._read, dislikes_below=below, on_bad=on_bad, name=name, items_in=items
-            )
-        else:
-            reader = ItemsFile if self._kind == "items" else UsersFile
-            source = reader(path, self._read, on_bad=on_bad, name=name)
+            given["dislikes_below"] = self._options.get("dislikes_below")
+            given["items_in"] = self._items_read and ItemsFile(path, self._items_read, name=name)
+        source = reader(path, self._read, **given)
         return source
 
     def _describe(self, source: Any) -> None:
@@ -219,49 +207,25 @@ class FileImport:
             self._print_skipped(source)
         _print_warnings(messages)
         if note := warnings.note():
-            out.print(note)
+            out.print(note, soft_wrap=True)
         return messages + self._ahead
 
     def _store(self, store: Any, sources: Sequence[Any]) -> None:
-        from service.datasets.imports import ImportWarnings
-
-        warnings = ImportWarnings()
-        import_id = asyncio.run(store.begin_import(", ".join(source.name for source in sources)))
-        try:
-            self._store_each(store, sources, import_id, warnings)
-        except HeedError:
-            err.print(
-                f"Import {import_id} stopped; what it has stored stays, and heed import --undo "
-                f"{import_id} takes it back.",
-                soft_wrap=True,
-            )
-            raise
-        _print_warnings(self._odd(sources) + asyncio.run(warnings.messages(store)))
-        if note := warnings.note():
-            out.print(note)
-        out.print(f"Import {import_id}; heed import --undo {import_id} takes it back.")
-
-    def _store_each(
-        self, store: Any, sources: Sequence[Any], import_id: int, warnings: Any
-    ) -> None:
-        from service.cli.progress_bars import reading_bar
         from service.datasets import imports
 
-        for source in sources:
-            if self._kind == "users":
-                with out.status(f"reading {source.name}"):
-                    users = imports.import_users(store, source, import_id=import_id)
-                    count = asyncio.run(users)
-                text = f"{count:,} profiles stored"
-            elif self._update:
-                with out.status(f"reading {source.name}"):
-                    patches = imports.import_patches(store, source, import_id=import_id)
-                    count = asyncio.run(patches)
-                text = f"{count:,} items updated"
-            else:
-                with reading_bar(out, source) as progress:
-                    done = asyncio.run(
-                        imports.import_dataset(
+        warnings = imports.ImportWarnings()
+        name = ", ".join(source.name for source in sources)
+        with running_import(store, name) as (import_id, reading):
+            for source in sources:
+                with reading(source) as progress:
+                    if self._kind == "users":
+                        users = imports.import_users(store, source, progress, import_id=import_id)
+                        text = f"{asyncio.run(users):,} profiles stored"
+                    elif self._update:
+                        items = imports.import_patches(store, source, progress, import_id=import_id)
+                        text = f"{asyncio.run(items):,} items updated"
+                    else:
+                        records = imports.import_dataset(
                             store,
                             source,
                             progress,
@@ -269,16 +233,17 @@ class FileImport:
                             items_through=warnings.items,
                             events_through=warnings.events,
                         )
-                    )
-                text = str(done)
-            if source.repeated.rows:
-                text += (
-                    f"; rows put together with earlier ones of their id: {source.repeated.rows:,}"
-                )
-            if source.left_out:
-                text += f"; rows left out: {source.left_out:,}"
-            out.print(f"{source.name}: {text}", markup=False, soft_wrap=True)
-            self._print_skipped(source)
+                        text = str(asyncio.run(records))
+                if united := source.repeated.rows:
+                    text += f"; rows put together with earlier ones of their id: {united:,}"
+                if source.left_out:
+                    text += f"; rows left out: {source.left_out:,}"
+                out.print(f"{source.name}: {text}", markup=False, soft_wrap=True)
+                self._print_skipped(source)
+        _print_warnings(self._odd(sources) + asyncio.run(warnings.messages(store)))
+        if note := warnings.note():
+            out.print(note, soft_wrap=True)
+        out.print(f"Import {import_id}; heed import --undo {import_id} takes it back.")
 
     def _odd(self, sources: Sequence[Any]) -> list[str]:
         """Return what is odd about the rows of files that were read."""
@@ -319,17 +284,55 @@ class FileImport:
             )
 
 
+@contextmanager
+def running_import(store: Any, name: str) -> Iterator[tuple[int, Any]]:
+    """Begin an import; if it stops early, say how much it has read and how to take it back.
+
+    Yields its id, and a function that draws a progress bar for one source.
+    """
+    from service.cli.progress_bars import reading_bar
+
+    import_id = asyncio.run(store.begin_import(name))
+    rows: dict[tuple[int, str], int] = {}
+
+    @contextmanager
+    def reading(source: Any) -> Iterator[Callable[[str, int], None]]:
+        with reading_bar(out, source) as draw:
+
+            def progress(stage: str, count: int) -> None:
+                rows[id(source), stage] = count
+                draw(stage, count)
+
+            yield progress
+
+    try:
+        yield import_id, reading
+    except (HeedError, KeyboardInterrupt):
+        total = Counter[str]()
+        for (_, stage), count in rows.items():
+            total[stage] += count
+        counts = " and ".join(f"{count:,} {stage}" for stage, count in total.items())
+        err.print(
+            f"Import {import_id} stopped after {counts}; they stay, and heed import --undo "
+            f"{import_id} takes them back."
+            if counts
+            else f"Import {import_id} stopped; nothing is stored.",
+            soft_wrap=True,
+        )
+        raise
+
+
 def foreign_catalogue(store: Any, data: Path, item_ids: Iterable[str]) -> str | None:
     """Return a sentence if the catalogue has items, and none of these; else None."""
     from service.datasets.imports import unknown_items
 
-    known, ids = asyncio.run(store.counts())["items"], dict.fromkeys(item_ids)
-    if not known or not ids or len(asyncio.run(unknown_items(store, ids))) < len(ids):
+    stored, ids = asyncio.run(store.counts())["items"], dict.fromkeys(item_ids)
+    if not stored or not ids or len(asyncio.run(unknown_items(store, ids))) < len(ids):
         return None
     sources = [each.source for each in asyncio.run(store.imports()) if not each.is_undone]
     origin = f", of {sources[0]}" if sources else ""
     return (
-        f"{data} has {known:,} items{origin}, and none of these {len(ids):,}: all would be "
+        f"{data} has {stored:,} items{origin}, and none of these {len(ids):,}: all would be "
         "recommended together. --data DIRECTORY imports into another one"
     )
 
@@ -359,6 +362,8 @@ def _on_disk(files: Sequence[Path]) -> Iterator[list[tuple[Path, str | None]]]:
 
     Files are read twice: to find out what they are, and to import them.
     """
+    from service.datasets.record_files import BadRow
+
     if list(map(str, files)).count("-") > 1:
         raise Invalid("", "- can be read only once")
     with tempfile.TemporaryDirectory(prefix="heed-import-") as folder:
@@ -371,6 +376,10 @@ def _on_disk(files: Sequence[Path]) -> Iterator[list[tuple[Path, str | None]]]:
         except HeedError as error:
             # The readers name the file that they read, which nobody but them has seen.
             error.detail = error.detail.replace(str(pipe), "-")
+            if isinstance(error, BadRow):
+                error.detail += (
+                    ". --skip-bad goes on past bad rows, with --rejects FILE to keep them"
+                )
             raise
 
 

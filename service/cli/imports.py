@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from service.cli.console import DATA, Data, err, in_namespace, open_store, out, put_requests_first
-from service.cli.file_import import FileImport, ask_if_foreign
+from service.cli.file_import import FileImport, ask_if_foreign, running_import
 from service.cli.import_options import (
     DislikesBelow,
     EventOptions,
@@ -159,11 +159,9 @@ def open_movielens(name: str, data: Path, dislikes_below: float | None = None) -
 
 def import_dataset(store: Any, source: Any) -> None:
     """Import a data set behind a progress bar, and print the counts."""
-    from service.cli.progress_bars import reading_bar
     from service.datasets import imports
 
-    import_id = asyncio.run(store.begin_import(source.name))
-    with reading_bar(out, source) as progress:
+    with running_import(store, source.name) as (import_id, reading), reading(source) as progress:
         done = asyncio.run(imports.import_dataset(store, source, progress, import_id=import_id))
     out.print(f"{source.name}: {done}", markup=False, soft_wrap=True)
 
@@ -200,10 +198,16 @@ def _undo(store: Any, import_id: int) -> None:
 def _list(store: Any) -> None:
     from service.domain.timestamps import to_rfc3339
 
-    table = Table("import", "started", "source", "state")
+    table = Table("import", "started", "source", "events", "items", "profiles", "state")
+    for column in table.columns[3:6]:
+        column.justify = "right"
+    counts = asyncio.run(store.import_counts())
     for record in asyncio.run(store.imports()):
-        started = to_rfc3339(record.started // 1_000_000 * 1_000_000)
         table.add_row(
-            str(record.import_id), started, record.source, "undone" if record.is_undone else "kept"
+            str(record.import_id),
+            to_rfc3339(record.started // 1_000_000 * 1_000_000),
+            record.source,
+            *(f"{count:,}" for count in counts.get(record.import_id, (0, 0, 0))),
+            "undone" if record.is_undone else "kept",
         )
     out.print(table)

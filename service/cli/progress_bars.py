@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
-    ProgressColumn,
     TaskID,
     TaskProgressColumn,
     TextColumn,
@@ -26,57 +25,47 @@ if TYPE_CHECKING:
     from service.datasets.base import Dataset
     from service.training.training_corpus import StageProgressCallback
 
-RateCallback = Callable[[str, int, int | None], None]
 
+@contextmanager
+def bars(
+    console: Console, unit: str = "", *, transient: bool = True
+) -> Iterator[Callable[..., None]]:
+    """Draw a bar for one stage after the other.
 
-def columns() -> tuple[ProgressColumn, ...]:
-    """Columns of all bars: description, bar, percentage, the task's field `note`, time left."""
-    return (
+    Yields a function that takes the stage, what is done, its total (None or 0 if it is unknown) and
+    a note. Without a note, the rate is shown in `unit`, if there is one.
+    """
+    columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
     )
+    with Progress(*columns, console=console, transient=transient) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def show(stage: str, done: int, total: int | None, note: str = "") -> None:
+            if stage not in tasks:
+                for task in tasks.values():
+                    progress.update(task, visible=False)
+                tasks[stage] = progress.add_task(stage, total=None, note="")
+            speed = progress.tasks[tasks[stage]].speed
+            if unit and speed and not note:
+                note = f"{speed:,.0f} {unit}/s"
+            progress.update(tasks[stage], completed=done, total=total or None, note=note)
+
+        yield show
 
 
 @contextmanager
 def reading_bar(console: Console, source: Dataset) -> Iterator[Callable[[str, int], None]]:
     """Draw the bytes read of a data set; yield a function that takes the stage and its rows."""
-    with Progress(*columns(), console=console, transient=True) as bar:
-        task = bar.add_task(source.name, note="")
-
-        def show(stage: str, rows: int) -> None:
-            bar.update(
-                task,
-                description=f"{source.name}: {stage}",
-                completed=source.progress.done,
-                total=source.progress.total,
-                note=f"{rows:,} rows",
-            )
-
-        yield show
-
-
-@contextmanager
-def rate_bars(console: Console, unit: str) -> Iterator[RateCallback]:
-    """Draw a count and its rate for one stage after the other.
-
-    Yields a function that takes the stage, the count and its total, None where it is unknown.
-    """
-    with Progress(*columns(), console=console, transient=True) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def show(stage: str, done: int, total: int | None) -> None:
-            if stage not in tasks:
-                for task in tasks.values():
-                    bar.update(task, visible=False)
-                tasks[stage] = bar.add_task(stage, total=None, note="")
-            speed = bar.tasks[tasks[stage]].speed
-            note = f"{speed:,.0f} {unit}/s" if speed else ""
-            bar.update(tasks[stage], completed=done, total=total, note=note)
-
-        yield show
+    with bars(console) as draw:
+        read = source.progress
+        yield lambda stage, rows: draw(
+            f"{source.name}: {stage}", read.done, read.total, f"{rows:,} rows"
+        )
 
 
 _MESSAGE_INTERVAL = 0.5  # seconds between two messages
@@ -84,23 +73,18 @@ _MESSAGE_INTERVAL = 0.5  # seconds between two messages
 
 @contextmanager
 def stage_bars(console: Console) -> Iterator[StageProgressCallback]:
-    """Draw a progress bar with the loss, the latest validation and the time left.
+    """Draw bars with the loss, the latest validation and the time left.
 
     Without a terminal, print a line for each stage and each epoch.
     """
     if not console.is_terminal:
         yield _plain_lines(console)
         return
-    with Progress(*columns(), console=console) as progress:
-        tasks: dict[str, TaskID] = {}
+    with bars(console, transient=False) as draw:
 
         def show(stage: str, done: int, total: int, training: Training | None) -> None:
-            if stage not in tasks:
-                for task in tasks.values():
-                    progress.update(task, visible=False)
-                tasks[stage] = progress.add_task(stage, total=total or None, note="")
             note = _note(training) if training is not None else f"{done:,}" if done else ""
-            progress.update(tasks[stage], completed=done, total=total or None, note=note)
+            draw(stage, done, total, note)
 
         yield show
 
@@ -119,11 +103,6 @@ def _plain_lines(console: Console) -> StageProgressCallback:
         last = stage
 
     return print_line
-
-
-def json_lines() -> StageProgressCallback:
-    """Return a callback that writes progress to stdout as JSON lines, as jobs read it."""
-    return job_messages(print_message)
 
 
 def job_messages(take: Callable[[dict[str, Any]], None]) -> StageProgressCallback:
@@ -153,19 +132,6 @@ def job_messages(take: Callable[[dict[str, Any]], None]) -> StageProgressCallbac
         take(message)
 
     return write
-
-
-def both(
-    drawn: StageProgressCallback, take: Callable[[dict[str, Any]], None]
-) -> StageProgressCallback:
-    """Return a callback that passes progress to `drawn`, and to `take` as a job's messages."""
-    recorded = job_messages(take)
-
-    def show(stage: str, done: int, total: int, training: Training | None) -> None:
-        drawn(stage, done, total, training)
-        recorded(stage, done, total, training)
-
-    return show
 
 
 def print_message(message: dict[str, Any]) -> None:

@@ -76,7 +76,7 @@ def recommend_all(
     """
     # Users are ranked in parallel, one thread each; set before torch and FAISS are imported.
     set_threads(1)
-    from service.cli.progress_bars import rate_bars
+    from service.cli.progress_bars import bars
     from service.domain.settings import Settings
     from service.engine.lists import write_lists
     from service.questions.asked import RecommendIn
@@ -85,7 +85,7 @@ def recommend_all(
     question = RecommendIn(limit=limit, exclude_seen=not include_seen)
     if at is not None:
         question = question.model_copy(update={"at": _time(at)})
-    with rate_bars(out, "users") as draw:
+    with bars(out, "users") as draw:
         draw("loading", 0, None)
         listed = asyncio.run(
             write_lists(

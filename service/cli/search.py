@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
+from rich.table import Table
 
 from service.cli.console import DATA, ENCODER, Data, Encoder, JsonFile, open_store, out, write_json
 from service.domain.errors import Invalid
@@ -22,19 +23,6 @@ Queries = Annotated[
         "least half of what the model's queries add to words."
     ),
 ]
-
-
-class CalibratedQueries(NamedTuple):
-    """The encoder of queries that was chosen for items, and the parameters of each."""
-
-    table: Any  # QueryTable; None where the text encoder encodes queries
-    by_table: Any  # Calibration; None without a table
-    by_encoder: Any
-
-    @property
-    def used(self) -> Any:
-        """The calibration of the encoder that was chosen."""
-        return self.by_encoder if self.table is None else self.by_table
 
 
 def calibrate_grown(store: Any, data: Path) -> None:
@@ -61,9 +49,7 @@ def calibrate_grown(store: Any, data: Path) -> None:
             calibrate_stored(store, data, encoder)
 
 
-def calibrate_stored(
-    store: Any, data: Path, encoder: str, queries: Literal["auto", "table", "encoder"] = "auto"
-) -> None:
+def calibrate_stored(store: Any, data: Path, encoder: str, queries: str = "auto") -> None:
     """Calibrate search to the stored items, choose what encodes queries, and save both.
 
     Raises:
@@ -76,32 +62,34 @@ def calibrate_stored(
     )
 
     vectors = open_search_embeddings(data, encoder)
-    found = calibrate_queries(store.scan_items(), vectors, queries)
-    weight = found.used.parameters.meaning
+    table, by_table, by_encoder = calibrate_queries(store.scan_items(), vectors, queries)
+    used = by_encoder if table is None else by_table
+    weight = used.parameters.meaning
     out.print(
-        f"search: {len(found.used.gains):,} titles and sentences, held out, find their items with "
-        f"nDCG {found.used.mean(weight):.3f} by words and meaning (weight {weight:g}), "
-        f"{found.used.mean(0.0):.3f} by words alone",
+        f"search: {len(used.gains):,} titles and sentences, held out, find their items with nDCG "
+        f"{used.mean(weight):.3f} by words and meaning (weight {weight:g}), {used.mean(0.0):.3f} "
+        "by words alone",
         soft_wrap=True,
     )
     count, name = asyncio.run(store.counts())["items"], vectors.encoder.name
     path, table_file = data / SEARCH_FILE, data / QUERY_TABLE_FILE
     # A table is used once there are parameters with its name: they are written last.
-    if found.table is not None:
-        save_query_table(table_file, found.table, name)
-    fitted = FittedParameters(found.by_encoder.parameters, "catalogue", count)
+    if table is not None:
+        save_query_table(table_file, table, name)
+    fitted = FittedParameters(by_encoder.parameters, "catalogue", count)
     save_search_parameters(path, name, fitted, replaces=name)
-    if found.table is not None:
-        fitted = FittedParameters(found.by_table.parameters, "catalogue", count)
-        save_search_parameters(path, found.table.name, fitted)
+    if table is not None:
+        fitted = FittedParameters(by_table.parameters, "catalogue", count)
+        save_search_parameters(path, table.name, fitted)
     else:
         table_file.unlink(missing_ok=True)
 
 
-def calibrate_queries(
-    items: Any, vectors: Any, queries: Literal["auto", "table", "encoder"] = "auto"
-) -> CalibratedQueries:
+def calibrate_queries(items: Any, vectors: Any, queries: str) -> tuple[Any, Any, Any]:
     """Calibrate search to items, with progress bars, and print what shall encode queries and why.
+
+    Returns the table (None where the text encoder encodes queries), the calibration with it, and
+    that with the text encoder.
 
     Raises:
         Invalid: they have too few texts, or no table can be fitted where one is asked for.
@@ -113,39 +101,33 @@ def calibrate_queries(
     if queries == "table" or (queries == "auto" and not vectors.encoder.quick):
         try:
             with progress_bars.stage_bars(out) as progress:
-                found = search_calibration.fit_query_encoding(items, vectors, progress=progress)
+                fit = search_calibration.fit_query_encoding(items, vectors, progress=progress)
         except Invalid as error:
             if queries == "table":
                 raise
             out.print(f"queries: {error.detail}", markup=False, soft_wrap=True)
         else:
-            is_used = queries == "table" or found.is_table_good
-            _print_choice(found, is_used)
-            table = found.fitted.table if is_used else None
-            return CalibratedQueries(table, found.by_table, found.by_encoder)
+            fitted, by_table, by_encoder = fit.fitted, fit.by_table, fit.by_encoder
+            is_used = queries == "table" or fit.is_table_good
+            out.print(
+                f"queries: a table of {len(fitted.table.rows):,} tokens, fitted to "
+                f"{fitted.texts:,} titles, sentences and pieces of them (mean cosine with the "
+                f"model's vectors of others {fitted.agreement:.3f}); searches with it find "
+                f"held-out texts' items with nDCG {by_table.chosen.mean():.3f}, with the model "
+                f"{by_encoder.chosen.mean():.3f}, by words alone {by_table.mean(0.0):.3f}",
+                soft_wrap=True,
+            )
+            out.print(
+                "queries are encoded by the table"
+                if is_used
+                else "queries are encoded by the model: the table adds less to words than half of "
+                "what the model does, or no more than noise",
+                soft_wrap=True,
+            )
+            return fitted.table if is_used else None, by_table, by_encoder
     with progress_bars.stage_bars(out) as progress:
         by_encoder = search_calibration.calibrate(items, vectors, progress=progress)
-    return CalibratedQueries(None, None, by_encoder)
-
-
-def _print_choice(found: Any, is_used: bool) -> None:
-    table, by_table, by_encoder = found.fitted, found.by_table, found.by_encoder
-    out.print(
-        f"queries: a table of {len(table.table.rows):,} tokens, fitted to {table.texts:,} titles, "
-        "sentences and pieces of them (mean cosine with the model's vectors of others "
-        f"{table.agreement:.3f}); searches with it find held-out texts' items with nDCG "
-        f"{by_table.chosen.mean():.3f}, with the model {by_encoder.chosen.mean():.3f}, by words "
-        f"alone {by_table.mean(0.0):.3f}",
-        soft_wrap=True,
-    )
-    if is_used:
-        said = "queries are encoded by the table"
-    else:
-        said = (
-            "queries are encoded by the model: the table adds less to words than half of "
-            "what the model does, or no more than noise"
-        )
-    out.print(said, soft_wrap=True)
+    return None, None, by_encoder
 
 
 def open_search_embeddings(data: Path, encoder: str, *, stored: bool = True) -> Any:
@@ -221,7 +203,9 @@ def evaluate_search(
             for way in search_quality.SEARCH_MODES
         }
     title = f"{searched.name}: {items:,} items, {len(judged):,} queries"
-    table = _table(title, "retrieved by", *_METRICS, "success@3")
+    table = Table("retrieved by", *_METRICS, "success@3", title=title)
+    for column in table.columns[1:]:
+        column.justify = "right"
     for way, quality in found.items():
         table.add_row(
             way,
@@ -245,7 +229,7 @@ def evaluate_search(
         {
             "collection": searched.name,
             "items": items,
-            "digest": searched.digest,
+            "digest": search_quality.catalogue_digest(searched.items),
             "queries": len(judged),
             "encoder": read_by,
             "queries_encoded_by": setup.encoder,
@@ -317,7 +301,9 @@ def tune_search(
             progress=progress,
         )
     title = f"{searched.name}: {len(tuned.after.ndcg):,} held-out queries"
-    table = _table(title, "parameters", *_METRICS)
+    table = Table("parameters", *_METRICS, title=title)
+    for column in table.columns[1:]:
+        column.justify = "right"
     for label, quality in (("before", tuned.before), ("fitted", tuned.after)):
         table.add_row(label, f"{quality.ndcg.mean():.4f}", f"{quality.recall.mean():.4f}")
     out.print(table)
@@ -350,21 +336,21 @@ def _served(data: Path, vectors: Any, queries: str) -> Any:
     return setup
 
 
-def _calibrated(items: Any, vectors: Any, queries: Any) -> Any:
+def _calibrated(items: Any, vectors: Any, queries: str) -> Any:
     """Return the setup calibrated to items, with the defaults where they have too few texts."""
     from models.ranking.matches import DEFAULTS
     from service.snapshots.live_search import SearchSetup
 
     encoder = vectors.encoder
     try:
-        found = calibrate_queries(items, vectors, queries)
+        table, by_table, by_encoder = calibrate_queries(items, vectors, queries)
     except Invalid:
         if queries == "table":
             raise
         return SearchSetup(DEFAULTS, vectors.query, encoder.name, encoder.quick)
-    if found.table is not None:
-        return SearchSetup.by_table(found.table, found.by_table.parameters)
-    return SearchSetup(found.by_encoder.parameters, vectors.query, encoder.name, encoder.quick)
+    if table is not None:
+        return SearchSetup.by_table(table, by_table.parameters)
+    return SearchSetup(by_encoder.parameters, vectors.query, encoder.name, encoder.quick)
 
 
 def _encoding_time(encode: Any, judged: Any) -> float:
@@ -389,14 +375,12 @@ class _Searched(NamedTuple):
     snapshot: Any
     vectors: Any  # cache of embeddings
     judged: Any
-    digest: str  # of the items
 
 
 def _searched(
     folder: Path | None, judgments: Path | None, data: Path, encoder: str, split: str
 ) -> _Searched:
     from service.cli import progress_bars
-    from service.lab import search_quality
     from service.lab.public_data import open_collection, read_judgments
     from service.maintenance.search_calibration import build_snapshot
 
@@ -417,14 +401,4 @@ def _searched(
         raise Invalid("", f"{name}: no query has a relevant item")
     with progress_bars.stage_bars(out) as progress:
         snapshot = build_snapshot(items, vectors, progress)
-    return _Searched(name, items, snapshot, vectors, judged, search_quality.catalogue_digest(items))
-
-
-def _table(title: str, first: str, *headings: str) -> Any:
-    from rich.table import Table
-
-    table = Table(title=title)
-    table.add_column(first)
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    return table
+    return _Searched(name, items, snapshot, vectors, judged)

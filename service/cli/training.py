@@ -115,8 +115,8 @@ def train(
         # Uncaught exceptions stay as Python prints them, for the record of the job.
         logs.configure(Settings.read().log_level, "json", uncaught=False)
     # In a job, stdout is for messages.
-    bars = progress_bars.stage_bars(out)
-    shown = nullcontext(progress_bars.json_lines()) if json_progress else bars
+    messages = progress_bars.job_messages(progress_bars.print_message)
+    shown = nullcontext(messages) if json_progress else progress_bars.stage_bars(out)
     options = {"preset": preset, "epochs": epochs, "seed": seed}
     chosen_options = {name: value for name, value in options.items() if value is not None}
     is_exclusive = not as_job and process_group.is_rank_zero()
@@ -125,7 +125,13 @@ def train(
         _exclusive(data, chosen_options, store) if is_exclusive else nullcontext() as job,
         shown as drawn,
     ):
-        progress = drawn if job is None else progress_bars.both(drawn, job.take)
+        recorded = None if job is None else progress_bars.job_messages(job.take)
+
+        def progress(*said: Any) -> None:
+            drawn(*said)
+            if recorded is not None:
+                recorded(*said)
+
         _warn_of_memory(memory_room())
         try:
             vectors = open_embeddings(encoder, data)
@@ -164,7 +170,6 @@ def train(
 
 
 def _warn_of_memory(room: int | None) -> None:
-    """Say that a training may be killed, where there is less memory than a small one took."""
     if room is not None and room < SMALL_TRAINING_BYTES:
         err.print(
             f"[bold yellow]warning:[/] {room / 1e6:,.0f} MB of memory are left, and training on "

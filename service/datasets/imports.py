@@ -6,9 +6,9 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO, TypeVar
@@ -24,6 +24,8 @@ from service.stores.values import AppendResult
 
 T = TypeVar("T")
 Through = Callable[[Iterable[T]], Iterator[T]]
+Progress = Callable[[str, int], None]
+"""Called after each batch with "items", "events" or "profiles" and the rows handled."""
 
 _BATCH = 4_000  # events of one transaction, ~0.1 s: other processes that write wait for it
 _GAP = 0.004  # seconds between two transactions, in which a process that waits can begin its own
@@ -53,7 +55,7 @@ class ImportResult:
 async def import_dataset(
     store: Store,
     source: Dataset,
-    progress: Callable[[str, int], None] = lambda *_: None,
+    progress: Progress = lambda *_: None,
     *,
     import_id: int | None = None,
     items_through: Through[Item] = iter,
@@ -61,53 +63,84 @@ async def import_dataset(
 ) -> ImportResult:
     """Store all items, then all events; rows that are already stored change nothing.
 
-    Args:
-        store: the store.
-        source: the data set.
-        progress: called after each batch with "items" or "events" and the number of rows handled.
-        import_id: of `Store.begin_import`.
-        items_through: through which the items pass.
-        events_through: through which the events pass.
+    `import_id` is of `Store.begin_import`; items and events pass through `items_through` and
+    `events_through`.
     """
     started = time.monotonic()
     items = stored = duplicates = 0
     for batch in batches(items_through(source.items()), 1_000, source.progress):
-        items += await store.put_items(batch, import_id=import_id)
+        items += await _uncut(store.put_items(batch, import_id=import_id))
         progress("items", items)
         await asyncio.sleep(_GAP)
-    # While the writer's thread stores one batch, the next is read.
     storing: asyncio.Task[AppendResult] | None = None
-    for events in chain(batches(events_through(source.events()), _BATCH, source.progress), [None]):
+
+    async def settle() -> None:
+        nonlocal storing, stored, duplicates
         if storing is not None:
-            appended = await storing
+            appended = await _uncut(storing)
+            storing = None
             stored, duplicates = stored + appended.stored, duplicates + appended.duplicates
             progress("events", stored + duplicates)
+
+    try:
+        # While the writer's thread stores one batch, the next is read.
+        for events in batches(events_through(source.events()), _BATCH, source.progress):
+            await settle()
             await asyncio.sleep(_GAP)
-        if events is not None:
             storing = asyncio.create_task(store.append(events, import_id=import_id))
             await asyncio.sleep(0)
+    finally:
+        await settle()
     return ImportResult(items, stored, duplicates, time.monotonic() - started)
 
 
-async def import_patches(store: Store, source: ItemsFile, *, import_id: int | None = None) -> int:
+async def import_patches(
+    store: Store,
+    source: ItemsFile,
+    progress: Progress = lambda *_: None,
+    *,
+    import_id: int | None = None,
+) -> int:
     """Apply the rows of a file as changes of items, and return the number of rows."""
     count = 0
     for batch in batches(source.patches(), _PATCHES, source.progress):
-        await store.patch_items(batch, import_id=import_id)
+        await _uncut(store.patch_items(batch, import_id=import_id))
         count += len(batch)
+        progress("items", count)
         await asyncio.sleep(_GAP)
     return count
 
 
-async def import_users(store: Store, source: UsersFile, *, import_id: int | None = None) -> int:
+async def import_users(
+    store: Store,
+    source: UsersFile,
+    progress: Progress = lambda *_: None,
+    *,
+    import_id: int | None = None,
+) -> int:
     """Store all profiles and return their number. The last one of a user wins."""
     count = 0
     for batch in batches(source.records(), _USERS, source.progress):
         # Concurrently, since writes that wait together share a commit; the writer keeps the order.
-        await asyncio.gather(*(store.put_user(user, import_id=import_id) for user in batch))
+        writes = (store.put_user(user, import_id=import_id) for user in batch)
+        await _uncut(asyncio.gather(*writes))
         count += len(batch)
+        progress("profiles", count)
         await asyncio.sleep(_GAP)
     return count
+
+
+async def _uncut(write: Awaitable[T]) -> T:
+    """Finish a write although Ctrl-C cancels this task; the next await raises the cancellation."""
+    task = asyncio.ensure_future(write)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        result = await task
+        if (current := asyncio.current_task()) is not None:
+            current.uncancel()
+            current.cancel()
+        return result
 
 
 MAX_WEIGHT = 1_000.0

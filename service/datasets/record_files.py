@@ -92,7 +92,7 @@ from service.domain.errors import Invalid
 from service.domain.records import ATTRIBUTES, Event, Item, ItemPatch, Judgment, User
 from service.domain.settings import KEYWORD_FIELDS
 from service.runtime.durable_files import open_replacement
-from service.stores.event_identity import content_digest, content_id
+from service.stores.encoding import content_digest, content_id
 
 _SAMPLE = 10_000  # rows
 _SAMPLE_SIZE = 2 * MAX_ROW  # of fewer rows, if they are long

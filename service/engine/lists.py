@@ -38,7 +38,7 @@ from service.runtime import durable_files
 from service.runtime.data_layout import namespace_of
 from service.snapshots.text_embeddings import open_encoder
 from service.stores.base import Store
-from service.stores.event_identity import user_key
+from service.stores.encoding import user_key
 from service.stores.namespace_directory import open_directory
 from service.stores.opening import is_shared
 from service.stores.values import user_digest

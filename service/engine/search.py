@@ -291,8 +291,6 @@ def search_items(
     """Rank the items that match a text best.
 
     Args:
-        question: the request.
-        snapshot: the catalogue.
         user: from `build_memory` with the same snapshot; an empty one re-ranks nothing.
         setup: encodes the query, and weighs the kinds of match.
         allowed: bool [N], what may be answered.
@@ -331,19 +329,17 @@ def search_items(
     found = take(found, range(offset, end))
     place_of = {row: place for place, row in enumerate(near.tolist())}
     places = [place_of.get(row, -1) for row in found.rows.tolist()]
-    reasons = list[list[Reason]]()
-    if question.explain:
-        reasons = explain_items(
-            snapshot,
-            user,
-            found.rows,
-            scores,
-            options=options,
-            top=question.explain,
-            effects=question.effects,
-            events=events,
-            places=places,
-        )
+    reasons = explain_items(
+        snapshot,
+        user,
+        found.rows,
+        scores,
+        options=options,
+        top=question.explain,
+        effects=question.effects,
+        events=events,
+        places=places,
+    )
     counted, warnings = None, _bounds(matches)
     if question.facets:
         mask, warnings = matched_items(snapshot, parsed, matches, allowed, question.min_score)

@@ -74,9 +74,9 @@ from service.stores.postgres.store import PostgresStore
 from service.stores.records import copying
 from service.stores.sqlite.copies import REST, copy_pages
 from service.stores.sqlite.database_file import checksum_vfs, read_store_file
-from service.stores.sqlite.dialect import run_job
 from service.stores.sqlite.schema import SCHEMA_VERSION
 from service.stores.sqlite.store import SQLiteStore
+from service.stores.sqlite.transaction import run_job
 from service.stores.store_digest import TableDigest, digest_store
 from service.stores.values import copy_unfinished
 

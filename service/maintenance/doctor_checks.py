@@ -37,9 +37,9 @@ from service.stores.postgres.connections import MAX_SNAPSHOTS, POOL_SIZE
 from service.stores.postgres.server_state import OpenTransaction, ServerState, Standby, TableState
 from service.stores.records import copying
 from service.stores.sqlite.database_file import read_store_file
-from service.stores.sqlite.dialect import run_job
 from service.stores.sqlite.guard import check_mark
 from service.stores.sqlite.schema import SCHEMA_VERSION
+from service.stores.sqlite.transaction import run_job
 from service.stores.sqlite.wal import check_wal
 
 # An error: answers or data are at risk now. A warning: something is likely not as intended.

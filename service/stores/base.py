@@ -559,6 +559,10 @@ class Store(ABC):
         """Return all imports, oldest first."""
         return await self._read(imports.records)
 
+    async def import_counts(self) -> dict[int, list[int]]:
+        """Count what each import has stored: events, items and profiles; reads all events."""
+        return await self._read(imports.counts)
+
     async def undo_import(
         self, import_id: int, *, progress: Callable[[int], None] | None = None
     ) -> UndoneImport:

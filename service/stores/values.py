@@ -245,7 +245,7 @@ class StoredEvent(NamedTuple):
     type: str
     weight: float
     event_id: str
-    digest: int  # `event_identity.body_digest` of the event as it was first sent
+    digest: int  # `encoding.body_digest` of the event as it was first sent
     import_no: int | None  # the import that it goes with
 
 

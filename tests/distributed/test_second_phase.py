@@ -11,7 +11,7 @@ import pytest
 
 from service.domain.errors import Unavailable
 from service.domain.records import Event
-from service.stores.event_identity import user_key
+from service.stores.encoding import user_key
 from service.stores.postgres.store import PostgresStore
 from tests.support.citus_databases import CitusDatabases
 from tests.support.half_commit import HalfCommit

@@ -9,7 +9,7 @@ from uuid import UUID
 import psycopg
 
 from service.domain.records import Event
-from service.stores.event_identity import body_digest, event_key, user_key
+from service.stores.encoding import body_digest, event_key, user_key
 from service.stores.postgres.ticks import TICKS
 from tests.support.citus_databases import CitusDatabases
 

@@ -20,9 +20,10 @@ from psycopg import AsyncCursor
 
 from service.domain.errors import Conflict
 from service.domain.records import NEGATIVE, Event
-from service.stores.encoding import EventIds, blob_from
-from service.stores.event_identity import (
+from service.stores.encoding import (
+    EventIds,
     FreshEvent,
+    blob_from,
     event_key,
     find_fresh,
     spelled_id,

@@ -8,8 +8,7 @@ from typing import Any
 from psycopg import Connection
 
 from service.domain.errors import HeedError
-from service.stores.encoding import IS_NEGATIVE
-from service.stores.event_identity import user_key
+from service.stores.encoding import IS_NEGATIVE, user_key
 from service.stores.postgres.connections import Connections
 from service.stores.postgres.dialect import run_job_blocking
 from service.stores.postgres.namespaces import find_namespace

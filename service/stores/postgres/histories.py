@@ -21,9 +21,9 @@ from psycopg.pq.abc import PGresult
 
 from service.stores.encoding import (
     user_from,
+    user_key,
     vectors_from,
 )
-from service.stores.event_identity import user_key
 from service.stores.jobs import Rows
 from service.stores.postgres.names import InternedNames
 from service.stores.values import EventVectors, History

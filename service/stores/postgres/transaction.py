@@ -13,7 +13,7 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.errors import Diagnostic
 
 from service.domain.errors import Busy, Conflict, HeedError, NotFound, Unconfirmed
-from service.stores.event_identity import user_key
+from service.stores.encoding import user_key
 from service.stores.jobs import NAMES, Changed, Do, Insert, Job, Rows, Run, Tally, UserRow
 from service.stores.postgres.connections import LONG_TIMEOUT, Connections
 from service.stores.postgres.dialect import bigints, integers, run_job

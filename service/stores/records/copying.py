@@ -18,7 +18,7 @@ from uuid import UUID
 
 from service.domain.errors import Conflict
 from service.domain.records import NEGATIVE
-from service.stores.event_identity import event_key, spelled_id, user_key
+from service.stores.encoding import event_key, spelled_id, user_key
 from service.stores.jobs import (
     CATALOGUE,
     FOLDING,

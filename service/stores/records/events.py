@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from service.domain.records import Event
-from service.stores.encoding import cursor_of, position_of, vectors_from
-from service.stores.event_identity import user_key
+from service.stores.encoding import cursor_of, position_of, user_key, vectors_from
 from service.stores.jobs import Job, Run
 
 _HERE = "$[|namespace_no, ]"

@@ -64,6 +64,23 @@ def records() -> Job[list[ImportRecord]]:
     return [ImportRecord(row[0], row[1], row[2], bool(row[3])) for row in rows]
 
 
+def counts() -> Job[dict[int, list[int]]]:
+    """`Store.import_counts`."""
+    numbers: dict[int, list[int]] = {}
+    for place, rows in enumerate(
+        (
+            "heed.events WHERE $here AND import_no IS NOT NULL",
+            "heed.$[replaced|replaced_items] WHERE $here $[AND kind = 'item'|]",
+            "heed.$[replaced|replaced_profiles] WHERE $here $[AND kind = 'user'|]",
+        )
+    ):
+        for import_no, count in (
+            yield Run(f"SELECT import_no, count(*) FROM {rows} GROUP BY import_no")
+        ):
+            numbers.setdefault(import_no, [0, 0, 0])[place] = count
+    return numbers
+
+
 def put_records(imports: Iterable[ImportRecord]) -> Job[None]:
     """Insert the records of imports; of those that are stored, record whether they are undone."""
     yield Insert(

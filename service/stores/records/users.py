@@ -9,12 +9,13 @@ from uuid import UUID
 from service.domain.records import NEGATIVE, User
 from service.stores.encoding import (
     document_digest,
+    event_key,
     first_user,
     user_document,
     user_from,
+    user_key,
     users_page,
 )
-from service.stores.event_identity import event_key, user_key
 from service.stores.jobs import (
     Changed,
     Delete,

@@ -15,9 +15,9 @@ import apsw
 from service.domain.errors import Corrupt, HeedError, Invalid
 from service.stores.records import copying
 from service.stores.sqlite.database_file import DatabaseFile, checksum_vfs
-from service.stores.sqlite.dialect import run_job
 from service.stores.sqlite.guard import StoreGuard, read_mark
 from service.stores.sqlite.schema import COUNT_STORED_EVENTS
+from service.stores.sqlite.transaction import run_job
 from service.stores.values import CheckResult, copy_unfinished
 
 _MOST_PROBLEMS = 100  # of the structure, that are reported

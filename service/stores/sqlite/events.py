@@ -19,16 +19,17 @@ from numpy.typing import NDArray
 from service.domain.records import NEGATIVE, Event
 from service.stores.encoding import (
     EventIds,
+    FreshEvent,
     blob_from,
+    find_fresh,
     user_from,
+    user_key,
     vectors_from,
 )
-from service.stores.event_identity import FreshEvent, find_fresh, user_key
 from service.stores.jobs import Rows, Tally
 from service.stores.quota import StoreUsage
 from service.stores.records import imports
-from service.stores.sqlite.names import NameCodes, Spelling
-from service.stores.sqlite.transaction import SQLiteTransaction
+from service.stores.sqlite.transaction import NameCodes, Spelling, SQLiteTransaction
 from service.stores.values import AppendResult, History, LogChanges, LogColumns, Shard, known_seq
 
 Owners: TypeAlias = list[tuple[int, int, int, int | None]]
@@ -50,7 +51,8 @@ class Appending:
     ) -> AppendResult:
         """Append events that arrived at `now`."""
         fresh, owners = self._without_duplicates(transaction, events, now)
-        transaction.run(imports.claim(import_no, owners))
+        if owners or import_no is not None:
+            transaction.run(imports.claim(import_no, owners))
         if not fresh:
             return AppendResult(0, len(events))
         executemany = transaction.connection.executemany

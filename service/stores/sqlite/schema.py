@@ -8,10 +8,8 @@ from typing import Any
 
 import apsw
 
-from service.domain.errors import Unavailable
 from service.domain.records import Event
-from service.stores.encoding import IS_NEGATIVE, vectors_from
-from service.stores.event_identity import content_digest, content_id
+from service.stores.encoding import IS_NEGATIVE, content_digest, content_id, vectors_from
 
 SCHEMA_VERSION = 7
 MIGRATION_TIMEOUT_MS = 3_600_000  # for another process that migrates
@@ -193,22 +191,6 @@ CREATE TABLE vectors ( -- apart, so that rows without any stay small
 """
 SCHEMA += IMPORTS + LOG_CHANGES + SCENARIOS + CLAIMS + KEYS + FORGETTING + POPULARITY
 SCHEMA += NAMESPACES_OF_KEYS
-
-
-def check_schema(version: int) -> None:
-    """Refuse an open store that a newer Heed has migrated meanwhile.
-
-    Rows of this version would lack what the newer schema needs.
-
-    Raises:
-        Unavailable: another version of the schema is there.
-    """
-    if version != SCHEMA_VERSION:
-        raise Unavailable(
-            f"a newer Heed has migrated the store to schema version {version}, and this process "
-            f"writes {SCHEMA_VERSION}: stop it, and start the newer Heed",
-            30.0,
-        )
 
 
 def migrate(connection: apsw.Connection, before: Callable[[int], None]) -> int:

@@ -46,7 +46,6 @@ from service.stores.sqlite.database_file import (
     explain,
     file_sizes,
 )
-from service.stores.sqlite.dialect import run_job
 from service.stores.sqlite.events import (
     Appending,
     Reads,
@@ -56,8 +55,7 @@ from service.stores.sqlite.events import (
     usage,
 )
 from service.stores.sqlite.guard import CHECK, StoreGuard
-from service.stores.sqlite.schema import check_schema
-from service.stores.sqlite.transaction import SQLiteTransaction
+from service.stores.sqlite.transaction import SQLiteTransaction, check_schema, run_job
 from service.stores.sqlite.writer import Writer
 from service.stores.values import (
     AppendResult,

@@ -23,8 +23,7 @@ import apsw
 
 from service.domain.errors import HeedError, Overloaded, Unavailable
 from service.stores.sqlite.guard import StoreGuard
-from service.stores.sqlite.names import Names
-from service.stores.sqlite.transaction import SQLiteTransaction
+from service.stores.sqlite.transaction import Names, SQLiteTransaction
 
 T = TypeVar("T")
 

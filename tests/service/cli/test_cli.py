@@ -58,33 +58,6 @@ def test_importing_twice_changes_nothing(heed: Heed, files: Path) -> None:
     assert counts(files / "data") == {"users": 40, "items": 60, "events": 960}
 
 
-def test_low_ratings_become_dislikes(heed: Heed, files: Path) -> None:
-    path = files / "rated.csv"
-    path.write_text("user_id,item_id,rating\nu,a,2\nu,b,4\n")
-    assert "not read: rating" in heed("import", "events", path, "--dry-run").err
-    said = heed("import", "events", path, "--dislikes-below", 3)
-    assert (said.code, "2 events stored" in said.out) == (0, True), said.err
-    heed("export", "events", files / "out.jsonl")
-    kinds = [json.loads(line)["type"] for line in (files / "out.jsonl").read_text().splitlines()]
-    assert kinds == ["dislike", "view"]
-
-
-def test_export_and_import_round_trip(heed: Heed, files: Path) -> None:
-    """Exporting, importing elsewhere and exporting again gives the same bytes."""
-    heed("import", "items", files / "items.jsonl")
-    heed("import", "events", files / "events.jsonl.gz")
-    for what, count in (("items", 60), ("events", 480)):
-        said = heed("export", what, files / f"{what}-1.jsonl.gz")
-        assert f"{count} {what} written" in said.out
-        copy = ("--data", files / "copy")
-        assert heed("import", what, files / f"{what}-1.jsonl.gz", *copy).code == 0
-        assert heed("export", what, files / f"{what}-2.jsonl", *copy).code == 0
-        once = gzip.decompress((files / f"{what}-1.jsonl.gz").read_bytes())
-        assert (files / f"{what}-2.jsonl").read_bytes() == once
-    assert sorted(once.splitlines()) == sorted(b"".join(to_json_lines(events())).splitlines())
-    assert counts(files / "copy") == counts(files / "data")
-
-
 def test_a_new_store_is_said_to_be_new(heed: Heed, tmp_path: Path) -> None:
     """A misspelt path is not read as a shop without items in silence."""
     export = ("export", "items", tmp_path / "items.jsonl", "--data", tmp_path / "dta")
@@ -171,30 +144,6 @@ def test_profiles_are_read_from_csv_and_put_together(heed: Heed, tmp_path: Path)
         {"user_id": "ann", "interests": ["space", "music", "cooking"]},
         {"user_id": "bob", "attributes": {"age": 24}},
     ]
-
-
-def test_bad_rows_stop_an_import_or_are_skipped_and_reported(heed: Heed, files: Path) -> None:
-    path = files / "some.csv"
-    path.write_text(
-        "user_id,item_id,weight,timestamp\n"
-        "u,a,1,2026-01-01T00:00:00Z\n"
-        "u,b,[bold],2026-01-01T00:00:00Z\n"
-        "u,c,0,2026-01-01T00:00:00Z\n"
-        "u,d,1,2026\n"
-    )
-    said = heed("import", "events", path)
-    assert said.code == 1
-    assert "line 3, weight: must be a number (got '[bold]')" in said.err
-    assert counts(files / "data")["events"] == 0
-    said = heed("import", "events", path, "--skip-bad")
-    assert said.code == 0
-    assert "1 events stored" in said.out
-    for words in (
-        "line 3, weight: must be a number",
-        "line 4, weight: must be",
-        "line 5, timestamp",
-    ):
-        assert f"some.csv, {words}" in said.err
 
 
 def test_vectors_of_the_wrong_length_are_refused_with_their_line(heed: Heed, files: Path) -> None:
@@ -330,21 +279,6 @@ def test_training_says_its_progress_as_json(heed: Heed, world: World, tmp_path: 
     assert not (data / CHECKPOINT_FILE).exists()
 
 
-def test_a_preset_may_be_named(heed: Heed, world: World, tmp_path: Path) -> None:
-    """`--preset best` trains and publishes the larger model."""
-    data = world.copy(tmp_path / "world", trained=False)
-    said = heed("train", "--data", data, "--epochs", 1, "--preset", "best")
-    assert said.code == 0, said.err
-    assert "Training with the preset best (128 dimensions, 3 blocks, 1 epochs at most)" in said.out
-    (version,) = Registry(data / MODELS_FOLDER).versions()
-    assert version.metadata is not None
-    assert version.metadata["preset"] == "best"
-    assert (
-        version.metadata["model_config"]["dim"],
-        version.metadata["model_config"]["blocks"],
-    ) == (128, 3)
-
-
 def test_a_training_that_is_refused_says_why(heed: Heed) -> None:
     """A refused training exits with 1 and its reason, as JSON with `--json-progress`."""
     said = heed("train", "--json-progress")
@@ -413,7 +347,6 @@ def test_evaluate_by_global_time_with_several_seeds(
         (["import", "events", "missing[/b].csv"], 1, "missing[/b].csv is not a file"),
         (["import", "events", "{file}.txt"], 1, "column user_id: is required; there are none"),
         (["import", "events", "{file}.xlsx"], 1, "must end in one of .jsonl"),
-        (["import", "events", "x.csv", "--time-format", "moon"], 1, "x.csv is not a file"),
         (["import", "events", "x.csv", "--timezone", "Moon"], 1, "--timezone must be such as"),
         (["import", "events", "x.csv", "--map", "user_id"], 1, "--map must be FIELD=COLUMN"),
         (["import", "events", "x.csv", "--rejects", "r.csv"], 1, "--rejects needs --skip-bad"),
@@ -423,16 +356,13 @@ def test_evaluate_by_global_time_with_several_seeds(
         (["import", "pyvideo", "{file}.gz"], 1, "file.gz"),
         (["export", "items", "out.csv"], 1, "must end in .jsonl"),
         (["export", "items", "/nowhere/[/b].jsonl"], 1, "/nowhere/[/b].jsonl"),
-        (["train", "--data", "{file}.txt"], 1, "file.txt"),
         (["train", "--data", "{file}.txt/deeper"], 1, "file.txt"),
         (["train", "--epochs", "0"], 2, "--epochs"),
         (["train", "--preset", "slow"], 2, "--preset"),
-        (["evaluate", "--preset", "Best"], 2, "--preset"),
         (["evaluate"], 1, "no events"),
         (["evaluate", "--date", "2024-05-01"], 1, "--date needs --protocol global-time"),
         (["evaluate", "--protocol", "global-time", "--date", "May"], 2, "must be a time such as"),
         (["serve", "--host", "0.0.0.0"], 1, "refusing to bind 0.0.0.0"),
-        (["serve", "--host", "::"], 1, "refusing to bind ::"),
         (["serve", "--port", "70000"], 1, "--port: must be less"),
         (["frobnicate"], 2, "frobnicate"),
     ],

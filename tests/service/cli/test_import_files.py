@@ -4,12 +4,17 @@ import gzip
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
+from service.datasets.imports import ImportWarnings
+from service.domain.records import Event
 from tests.support.command_line import Heed, counts
 
 pytestmark = pytest.mark.verify
@@ -99,15 +104,6 @@ def test_a_dry_run_shows_lists_and_objects_as_texts(
     assert "Home, Garden" in said.out
     assert "price 1.5" in said.out
     assert not set("(){}'") & set(said.out.split("━")[-1])
-
-
-def test_a_bad_row_says_how_to_go_on(heed: Heed, shop: Path) -> None:
-    """Without --skip-bad, the first bad row stops the import, and the message names the option."""
-    said = heed("import", "events", shop / "orders.csv", *EVENT_OPTIONS)
-    assert said.code == 1
-    assert (
-        "line 6, Customer No (user_id): is required. --skip-bad goes on past bad rows" in said.err
-    )
 
 
 def test_many_bad_rows_do_not_hide_the_rest(heed: Heed, shop: Path) -> None:
@@ -348,12 +344,33 @@ def test_errors_of_a_pipe_name_the_pipe(
     assert "heed-import-" not in said.err  # the folder of the copy of the pipe
 
 
-def test_an_import_that_stops_says_how_to_take_it_back(heed: Heed, shop: Path) -> None:
-    """The first bad row stops it; what came before is stored under its id."""
+def test_an_import_that_stops_says_how_to_take_it_back(
+    heed: Heed, shop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said = heed("import", "events", shop / "orders.csv", *EVENT_OPTIONS)
     assert said.code == 1
-    assert "heed import --undo 1 takes it back" in said.err
+    assert "Import 1 stopped; nothing is stored." in said.err
     assert "line 6, Customer No (user_id): is required" in said.err
+
+    path = shop / "events.jsonl"
+    path.write_text("".join(f'{{"user_id":"u","item_id":"i{n}"}}\n' for n in range(4_500)))
+    with path.open("a") as file:
+        file.write("no event\n")
+    said = heed("import", "events", path)
+    assert said.code == 1
+    assert "Import 2 stopped after 4,000 events; they stay, and heed import --undo 2" in said.err
+
+    def events(_: ImportWarnings, stream: Iterator[Event]) -> Iterator[Event]:
+        yield from islice(stream, 4_200)
+        signal.raise_signal(signal.SIGINT)
+        yield from stream
+
+    monkeypatch.setattr(ImportWarnings, "events", events)
+    said = heed("import", "events", path, "--skip-bad")
+    assert "Import 3 stopped after 4,000 events" in said.err
+    listed = heed("import", "--list").out.splitlines()
+    rows = [[cell.strip() for cell in line.split("│")[4:-1]] for line in listed if "jsonl" in line]
+    assert rows == [["4,000", "0", "0", "kept"], ["0", "0", "0", "kept"]]
 
 
 def test_a_change_of_stock_sends_the_stock_alone(heed: Heed, shop: Path) -> None:
@@ -387,24 +404,6 @@ def test_rejected_rows_are_those_of_the_last_import(heed: Heed, shop: Path) -> N
     (shop / "log.csv").write_text("user_id,item_id\nu,a\n")
     said = heed(*events)
     assert (said.code, "bad rows are in" in said.err, rejects.read_text()) == (0, False, "")
-
-
-def test_a_strict_update_needs_no_titles(heed: Heed, shop: Path) -> None:
-    """A file of stock has no titles, and says nothing about them."""
-    (shop / "items.csv").write_text("item_id,title\na,A\n")
-    heed("import", "items", shop / "items.csv")
-    (shop / "stock.csv").write_text("item_id,stock\na,7\n")
-    mapped = ("--map", "attributes.stock=stock", "--update", "--strict")
-    said = heed("import", "items", shop / "stock.csv", *mapped)
-    assert (said.code, "without a title" in said.err) == (0, False)
-
-
-def test_a_broken_mapping_file_is_not_overwritten(heed: Heed, shop: Path) -> None:
-    """Saving a mapping over a file that is no mapping is refused."""
-    (shop / "m.toml").write_text("map = {")
-    said = heed("import", "events", shop / "x.csv", "--save-mapping", shop / "m.toml")
-    assert (said.code, "must be TOML" in said.err) == (1, True)
-    assert (shop / "m.toml").read_text() == "map = {"
 
 
 def test_imports_give_requests_the_processor_first(
@@ -527,6 +526,7 @@ def test_an_update_names_what_it_creates_and_can_refuse(heed: Heed, shop: Path) 
     assert "line 3, item_id: is not in the catalogue (got 'ghost-sku')" in said.err
     said = heed(*stock, "--existing-only", "--skip-bad")
     assert (said.code, "1 items updated" in said.out) == (0, True)
+    assert "without a title" not in said.err
     said = heed(*stock)
     assert (said.code, warning in said.err, counts(shop / "data")["items"]) == (0, True, 2)
     said = heed(*stock[:-1], "--existing-only")

@@ -15,7 +15,6 @@ from rich.console import Console
 from models.evaluation.full_ranking import RankingMetrics
 from models.training.fit import TrainingProgress
 from service.cli import progress_bars
-from service.cli.progress_bars import rate_bars
 from service.jobs.job import Job
 
 FOUND = RankingMetrics(10, 0.25, 0.125, 0.1, 1.0, 4, np.zeros(4, np.int64))
@@ -32,7 +31,7 @@ def test_messages_say_how_long_it_will_take(
     """JSON messages have step, loss, remaining time and validation, as jobs read them."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    told = progress_bars.json_lines()
+    told = progress_bars.job_messages(progress_bars.print_message)
     told("reading events", 7, 0, None)
     told("training", 1, 6, progress(1, 1, left=math.nan))
     now[0] = 10.0
@@ -60,7 +59,7 @@ def test_every_stage_with_known_steps_says_its_time_left(
     """The pace is that of the stage; baselines, each with its name, are one stage."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    told = progress_bars.json_lines()
+    told = progress_bars.job_messages(progress_bars.print_message)
     for stage, seconds in (("encoding texts", 1.0), ("baseline: {}", 20.0), ("comparing", 5.0)):
         for step in range(4):
             told(stage.format(step), step, 0 if stage == "comparing" else 4, None)
@@ -79,7 +78,7 @@ def test_messages_come_twice_a_second_at_most(
     """At most two messages per second are written, plus each stage's first and last."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    told = progress_bars.json_lines()
+    told = progress_bars.job_messages(progress_bars.print_message)
     for stage in ("one", "two"):
         for step in range(1, 11):
             told(stage, step, 10, None)
@@ -122,7 +121,7 @@ def test_rates_are_of_one_stage_after_the_other() -> None:
     """A bar is drawn for the stage of the latest call, with its rate once there is one."""
     now = [0.0]
     out = Console(file=io.StringIO(), width=100, force_terminal=True, get_time=lambda: now[0])
-    with rate_bars(out, "users") as draw:
+    with progress_bars.bars(out, "users") as draw:
         draw("loading", 0, None)
         for done in (0, 250, 500):
             draw("recommending", done, 1_000)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from service.datasets.csv_files import (
-    Dialect,
     check_encoding,
     detect_decimal,
     detect_delimiter,
@@ -143,11 +142,3 @@ def test_a_spreadsheet_names_the_delimiter_in_the_first_line(tmp_path: Path) -> 
         path = tmp_path / "a.csv"
         path.write_text(f"{line}\na{delimiter}b\n1,2,3{delimiter}4,5,6\n", newline="")
         assert detect_delimiter(path, "utf-8-sig", ",") == delimiter
-
-
-def test_a_dialect_is_said_in_words() -> None:
-    """As it is printed before an import."""
-    assert str(Dialect(quotes=True)) == "UTF-8, commas, quoted cells"
-    assert str(Dialect(delimiter="\t", quotes=False)) == "UTF-8, tabs, no quoted cells"
-    assert str(Dialect()) == "UTF-8, commas"
-    assert str(Dialect("cp1252", ";", ",")) == "cp1252, semicolons, decimal commas"

@@ -3,7 +3,6 @@
 import csv
 import io
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,9 +55,3 @@ def test_a_cell_of_very_many_lines_is_taken_for_an_open_quote() -> None:
     found = broken(text)
     assert found[0] == (2, None)
     assert [first for _, first in found[1:]] == [str(n) for n in range(1, 2 * MAX_LINES)]
-
-
-@pytest.mark.parametrize("text", ["", "\n\n"])
-def test_empty_text_has_no_records(text: str) -> None:
-    """Not even a header."""
-    assert list(csv_records(io.StringIO(text), ",")) == []

@@ -45,6 +45,9 @@ def test_wrong_files_are_refused(tmp_path: Path, text: str, problem: str) -> Non
     path.write_text(text)
     with pytest.raises(Invalid, match=f"mapping.toml.*{problem}"):
         read_mapping(path, "events")
+    with pytest.raises(Invalid, match=f"mapping.toml.*{problem}"):
+        write_mapping(path, "users", {})
+    assert path.read_text() == text
     with pytest.raises(Invalid, match=r"nowhere\.toml cannot be read"):
         read_mapping(tmp_path / "nowhere.toml", "events")
 

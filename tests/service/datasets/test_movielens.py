@@ -153,13 +153,6 @@ def test_ratings_are_events_in_file_order_with_lasting_ids(tiny: MovieLens) -> N
     ]
 
 
-def test_bytes_feed_a_progress_bar(tiny: MovieLens) -> None:
-    """The bytes done end at the total."""
-    assert tiny.name == "ml-tiny"
-    list(tiny.events())
-    assert (tiny.progress.done, tiny.progress.total) == (len(RATINGS), len(RATINGS))
-
-
 def test_carriage_returns_of_the_second_wheel_are_no_data(tmp_path: Path, wheel: Wheel) -> None:
     """The ml-1m files end their lines with CR LF; neither genres nor times keep the CR."""
     items, ratings = ITEMS.replace(b"\n", b"\r\n"), RATINGS.replace(b"\n", b"\r\n")

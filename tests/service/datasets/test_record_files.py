@@ -20,7 +20,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.datasets.base import batches
 from service.datasets.field_mapping import FieldMapping
 from service.datasets.record_files import (
     MAX_MESSAGES,
@@ -30,7 +29,7 @@ from service.datasets.record_files import (
     UsersFile,
     export_records,
 )
-from service.datasets.rows import ITEM, to_json_lines, to_row
+from service.datasets.rows import ITEM, to_json_lines
 from service.datasets.time_formats import TimeFormat
 from service.domain.errors import Invalid, StoreFull, Unavailable
 from service.domain.records import Event, Item, User
@@ -187,14 +186,6 @@ def test_ratings_below_a_number_are_dislikes(put: Put, form: str) -> None:
 def test_a_rating_is_a_number(put: Put, rating: str) -> None:
     path = put("r.jsonl", f'{{"user_id":"u","item_id":"i","rating":{rating}}}')
     with pytest.raises(Invalid, match=r"line 1, rating: must be a finite number"):
-        list(EventsFile(path, dislikes_below=3).events())
-
-
-@pytest.mark.parametrize("cell", ["good", "inf"])
-def test_a_rating_in_a_cell_is_a_number(put: Put, cell: str) -> None:
-    """A CSV rating that is no finite number is refused with its line."""
-    path = put("r.csv", f"user_id,item_id,rating\nu,i,{cell}\n")
-    with pytest.raises(Invalid, match=r"line 2, rating: must be a (finite )?number"):
         list(EventsFile(path, dislikes_below=3).events())
 
 
@@ -467,16 +458,6 @@ def test_wrong_columns_stop_even_a_lenient_reading(put: Put, header: str, proble
         list(EventsFile(put("h.parquet", {"item": ["i"]})).events())
 
 
-def test_a_batch_with_a_bad_line_is_not_given(put: Put) -> None:
-    """A bad line raises after the complete batches before it, and its own batch is not returned."""
-    rows = [f'{{"user_id":"u","item_id":"{n}"}}' for n in range(5)] + ["oops"]
-    given_batches = batches(EventsFile(put("b.jsonl", "\n".join(rows))).events(), 2)
-    assert [event.item_id for event in next(given_batches)] == ["0", "1"]
-    assert [event.item_id for event in next(given_batches)] == ["2", "3"]
-    with pytest.raises(Invalid, match="line 6"):
-        next(given_batches)
-
-
 def test_bad_lines_are_skipped_and_reported(put: Put) -> None:
     """All good lines come; all bad ones are counted and the first ones described, each reading."""
     bad = [line for line, _ in BAD_EVENTS]
@@ -565,34 +546,6 @@ def test_any_item_is_the_same_after_a_line_of_json(item: Item) -> None:
     assert ITEM.record(json.loads(line), TimeFormat()) == item
 
 
-def test_a_row_leaves_out_what_is_empty() -> None:
-    """Export is short: defaults that say nothing are not written, weights and types are."""
-    assert to_row(Item("i")) == {"item_id": "i"}
-    assert to_row(Event("u", "i", "e", weight=0.0, timestamp=0)) == {
-        "event_id": "e",
-        "user_id": "u",
-        "item_id": "i",
-        "type": "view",
-        "weight": 0.0,
-        "timestamp": "1970-01-01T00:00:00Z",
-    }
-
-
-def test_a_broken_export_leaves_the_old_file(tmp_path: Path) -> None:
-    """When the records stop with an error, the file keeps what it had and nothing else stays."""
-    path = tmp_path / "x.jsonl"
-    export_records(path, ITEMS)
-
-    def broken() -> Any:
-        yield Item("new")
-        raise RuntimeError("the store went away")
-
-    with pytest.raises(RuntimeError, match="went away"):
-        export_records(path, broken())
-    assert list(ItemsFile(path).items()) == ITEMS
-    assert [entry.name for entry in tmp_path.iterdir()] == ["x.jsonl"]
-
-
 def test_packed_files_that_end_early_are_an_error(put: Put) -> None:
     """A cut gzip or xz stream is told of, never taken for a shorter file."""
     for name in ("c.jsonl.gz", "c.jsonl.xz", "c.csv.gz", "c.csv.xz"):
@@ -650,14 +603,6 @@ def test_parquet_without_pyarrow_says_how_to_install_it(
     assert len(list(EventsFile(put("e.jsonl", EVENTS_JSON)).events())) == 3
 
 
-def test_empty_files_hold_nothing(put: Put) -> None:
-    """No line is no record, and no error where no header is needed."""
-    assert list(EventsFile(put("a.jsonl", "")).events()) == []
-    assert list(EventsFile(put("a.csv", "user_id,item_id\n")).events()) == []
-    table = {"user_id": pa.array([], pa.string()), "item_id": pa.array([], pa.string())}
-    assert list(EventsFile(put("a.parquet", table)).events()) == []
-
-
 def test_progress_moves_while_a_file_is_read(put: Put) -> None:
     """A bar sees bytes between nothing and all while rows remain."""
     file = ItemsFile(
@@ -668,9 +613,3 @@ def test_progress_moves_while_a_file_is_read(put: Put) -> None:
     assert 0 < file.progress.done < file.progress.total
     assert len(list(stream)) == 999
     assert file.progress.done == file.progress.total == 14 + 1000 * 1001
-
-
-def test_the_last_batch_may_be_short() -> None:
-    """All others have the asked size; no records give no batch."""
-    assert list(batches(range(5), 2)) == [[0, 1], [2, 3], [4]]
-    assert list(batches([], 2)) == []

@@ -121,12 +121,6 @@ def test_numbers_that_would_be_times_of_1970_are_refused(value: str | int, advic
     assert year.micros(1995) == year.micros("1995") == 788_918_400_000_000
 
 
-def test_nanoseconds_are_truncated() -> None:
-    """No digit is lost to a float."""
-    assert TimeFormat("ns").micros(978_300_760_123_456_789) == 978_300_760_123_456
-    assert TimeFormat("s").micros("-1") == -1_000_000
-
-
 def test_times_that_may_be_either_are_refused() -> None:
     """Days and months that cannot be told apart are not guessed, unless they are the same."""
     with pytest.raises(Invalid, match=r"'01/02/2011' may be '%d/%m/%Y' or '%m/%d/%Y'"):
@@ -134,14 +128,6 @@ def test_times_that_may_be_either_are_refused() -> None:
     assert detect_format(["03/03/2011"], LONDON).micros("03/03/2011") == 1_299_110_400_000_000
     with pytest.raises(Invalid, match="no known format of times fits 'soon'"):
         detect_format(["soon"], LONDON)
-
-
-def test_clocks_that_are_put_back_and_forward() -> None:
-    """The first of a local time that occurs twice is taken; summer time is known."""
-    read = TimeFormat("%d/%m/%Y", LONDON).micros
-    assert read("30/10/2011 01:30") == from_datetime(datetime(2011, 10, 30, 0, 30, tzinfo=UTC))
-    assert read("01/07/2011 12:00") == from_datetime(datetime(2011, 7, 1, 11, tzinfo=UTC))
-    assert read("01/12/2011 12:00") == from_datetime(datetime(2011, 12, 1, 12, tzinfo=UTC))
 
 
 def test_times_that_a_clock_is_put_forward_over_are_counted() -> None:

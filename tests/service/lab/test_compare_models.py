@@ -38,33 +38,6 @@ def corpus(
         asyncio.run(store.close())
 
 
-def test_comparison_contains_heed_and_the_baselines(
-    corpus: training_corpus.TrainingCorpus,
-) -> None:
-    """All models are judged on the same cases, and Heed beats popularity."""
-    task = leave_one_out_5_core(corpus.log)
-    stages: list[str] = []
-    table = comparison.compare(
-        task, corpus.content[task.items], FAST, progress=lambda stage, *_: stages.append(stage)
-    )
-    assert list(table) == [
-        "popularity", "popularity of 7 days", "EASE", "transition counts", "heed",
-        "heed without final epochs",
-    ]  # fmt: skip
-    for row in table.values():
-        assert [metrics.n_cases for metrics in row.test] == [40]
-        assert row.seconds[0] >= 0
-    assert [metrics.n_cases for metrics in table["heed"].validation] == [40]
-    assert [len(row.test_with_time) for row in table.values()] == [0, 1, 0, 0, 1, 1]
-    ndcg = {name: row.test[0].ndcg for name, row in table.items()}
-    assert ndcg["heed"] > ndcg["popularity"]
-    assert ndcg["transition counts"] > ndcg["popularity"]
-    assert list(dict.fromkeys(stages)) == [
-        "baseline: popularity", "baseline: popularity of 7 days", "baseline: EASE",
-        "baseline: transition counts", "training",
-    ]  # fmt: skip
-
-
 def test_ablations_train_without_each_part(
     corpus: training_corpus.TrainingCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,20 +69,6 @@ def test_stall_delays_every_request_due_during_it() -> None:
     assert found["generator"]["late"]["p50"] < 0.1
 
 
-def test_load_is_an_open_loop() -> None:
-    """Requests are sent without waiting for earlier answers."""
-    together = threading.Barrier(40, timeout=30)
-
-    def wait(fake: Fake, kind: str, number: int) -> int:
-        if number:  # the first is the one that is tried beforehand
-            together.wait()
-        return 200
-
-    with faking(wait) as fake:
-        found, _ = ran(fake, rate=80.0, duration=0.5, mix="search=1", timeout=60.0, silence=60.0)
-    assert found["load"]["kinds"][ALL]["successes"] == 40
-
-
 # ------------------------------------------------------------------------------ what failed
 
 
@@ -244,16 +230,6 @@ def test_users_of_a_load_test_that_was_killed_are_named() -> None:
         assert fake.deleted == []
     assert "an earlier load test left users" in shown
     assert f"curl -X DELETE '{fake.url}/v1/users/loadtest-0123abcd-{{0,1,2}}'" in shown
-
-
-def test_events_of_stored_users_are_written_only_on_request_and_deleted_one_by_one() -> None:
-    with faking() as fake:
-        ran(fake, mix="events=1", write_to_users=True)
-        written = [body["events"][0] for body in fake.bodies["events"]]
-        assert {event["user_id"] for event in written} <= set(USERS)
-        assert sorted(fake.deleted) == sorted(
-            f"/v1/users/{event['user_id']}/history/{event['event_id']}" for event in written
-        )
 
 
 def test_a_key_goes_with_every_request_and_into_no_report() -> None:

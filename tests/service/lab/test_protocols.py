@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
-from models.evaluation.baselines import WeekPopularity
 from models.evaluation.splits import Holdout
 from models.training.log_profile import hold_out
 from service.lab.protocols import (
@@ -231,18 +228,6 @@ def test_global_time_trains_before_its_date() -> None:
             assert item in events.items[events.timestamps == time]
 
 
-def test_targets_of_global_time_are_drawn_by_the_seed() -> None:
-    """A seed gives the same cases again, and every liked event from the date on can be drawn."""
-    whole, date = drawn_times(), 44 * DAY
-    found = {seed: global_time(whole, date, seed=seed) for seed in range(60)}
-    again = global_time(whole, date, seed=7)
-    assert cases(again, again.test) == cases(found[7], found[7].test)
-    drawn = set().union(*(cases(task, task.test) for task in found.values()))
-    late = whole.timestamps >= date
-    columns = (whole.users, whole.items, whole.timestamps)
-    assert drawn == set(zip(*(column[late].tolist() for column in columns), strict=True))
-
-
 def test_global_time_never_draws_a_dislike() -> None:
     """A dislike is part of a history, and no target."""
     types = [0, 1, 0, 0, 1]
@@ -253,35 +238,6 @@ def test_global_time_never_draws_a_dislike() -> None:
         task = global_time(whole, 4, seed=seed)
         assert cases(task, task.test) == {(0, 3, 9)}
         assert held(task, task.test.history, 0) == [0, 1, 2]
-
-
-def test_global_time_does_not_look_ahead() -> None:
-    """Whatever happens from the time of a target on, its history and baseline scores are the same.
-
-    Nothing is trained on that happens from the date on.
-    """
-    whole, date = drawn_times(), 40 * DAY
-    task = global_time(whole, date)
-
-    def changed(where: NDArray[np.bool_]) -> EvaluationTask:
-        items = np.where(where, (whole.items + 1) % 6, whole.items).astype(np.int32)
-        return global_time(replace(whole, items=items), date)
-
-    def scores(task: EvaluationTask, user: int, time: int) -> list[float]:
-        week = WeekPopularity.fit(task.train, task.log)
-        at = np.array([time], np.int64)
-        return list(week.scores(task.test.history, np.array([user], np.int32), at)[0])
-
-    assert len(task.test) > 10
-    for user, time in zip(task.test.users.tolist(), task.test.timestamps.tolist(), strict=True):
-        after = changed(whole.timestamps >= time)
-        assert held(after, after.train, user) == held(task, task.train, user)
-        np.testing.assert_array_equal(after.train.items, task.train.items)
-        assert held(after, after.test.history, user) == held(task, task.test.history, user)
-        assert scores(after, user, time) == scores(task, user, time)
-        before = changed(whole.timestamps < time)
-        assert held(before, before.test.history, user) != held(task, task.test.history, user)
-        assert scores(before, user, time) != scores(task, user, time)
 
 
 @pytest.mark.parametrize("date", [0, 50 * DAY])

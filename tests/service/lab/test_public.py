@@ -108,25 +108,6 @@ def test_recording_times_are_read_in_all_their_forms(tmp_path: Path) -> None:
     ]
 
 
-def test_talks_without_details_leave_no_empty_attributes(tmp_path: Path) -> None:
-    """Unknown fields of a talk are absent from its attributes and categories."""
-    bare: dict[str, object] = {
-        "youtube_id": None,
-        "duration": None,
-        "speakers": [],
-        "url": "",
-        "language": "",
-    }
-    item = next(talks(tmp_path, bare).items())
-    assert item.attributes == {"event": "pycon-2014"}
-    assert item.categories == ("PyCon 2014",)
-
-
-def test_talks_have_no_events(tmp_path: Path) -> None:
-    """PyVideo tells what there is, not who watched it."""
-    assert list(talks(tmp_path, {}).events()) == []
-
-
 @pytest.mark.parametrize("change", [{"title": None}, {"recorded": "soon"}, {"tags": 7}])
 def test_a_line_that_is_no_talk_is_named(tmp_path: Path, change: dict[str, object]) -> None:
     """The error gives file and line."""

@@ -67,12 +67,6 @@ def record(
 # ------------------------------------------------------------------------------ schedule
 
 
-def test_constant_arrivals_are_evenly_spaced() -> None:
-    """Constant arrivals are 1/rate seconds apart."""
-    due = draw_schedule(50.0, replace(OPTIONS, arrivals="constant", duration=1.5)).due
-    np.testing.assert_allclose(due, [number / 50 for number in range(100)])
-
-
 def test_poisson_arrivals_have_exponential_gaps_at_the_rate() -> None:
     """Mean and standard deviation of the gaps are 1/rate, and they are as often short as e says."""
     due = draw_schedule(200.0, replace(OPTIONS, duration=499.5)).due
@@ -116,11 +110,6 @@ def test_kinds_are_drawn_in_proportion() -> None:
 def test_a_mix_that_is_none_is_refused(text: str, said: str) -> None:
     with pytest.raises(Invalid, match=said):
         parse_mix(text)
-
-
-def test_kind_with_share_zero_is_excluded() -> None:
-    """A kind with share 0 is left out of the mix."""
-    assert parse_mix("score=0, search=2.5") == {"search": 2.5}
 
 
 def test_addresses_and_headers_are_read_or_refused() -> None:

@@ -17,7 +17,7 @@ from service.domain.records import Item
 from service.domain.settings import Settings
 from service.engine.engine import open_engine
 from service.lab import search_quality
-from service.lab.search_quality import SEARCH_MODES, differences, evaluate_search, tune_parameters
+from service.lab.search_quality import SEARCH_MODES, evaluate_search, tune_parameters
 from service.maintenance.search_calibration import build_snapshot
 from service.runtime.data_layout import SEARCH_FILE
 from service.snapshots.live_search import (
@@ -100,16 +100,6 @@ def test_meaning_alone_ranks_by_cosines() -> None:
         _, near = scores(query)
         ranking = sorted(range(8), key=lambda n: -near[n])
         assert found.ndcg[at] == pytest.approx(ndcg(ranking, dict(gains)))
-
-
-def test_both_are_compared_with_each() -> None:
-    """Hybrid search is compared with each single mode by paired differences."""
-    snapshot = build_snapshot(ITEMS, EMBEDDINGS)
-    found = {way: evaluate_search(snapshot, EMBEDDINGS.query, QUERIES, way) for way in SEARCH_MODES}
-    for way, difference in differences(found).items():
-        expected = (found["both"].ndcg - found[way].ndcg).mean()
-        assert difference.difference == pytest.approx(float(expected))
-    assert set(differences(found)) == {"BM25 alone", "meaning alone"}
 
 
 def lying(count: int) -> tuple[list[Item], list[JudgedQuery]]:

@@ -13,7 +13,7 @@ import pytest
 
 from service.domain.errors import Incompatible
 from service.domain.records import Event
-from service.stores.event_identity import user_key
+from service.stores.encoding import user_key
 from service.stores.postgres import schema as migrations
 from service.stores.postgres.schema import applied_version, migrate
 from service.stores.postgres.store import PostgresStore

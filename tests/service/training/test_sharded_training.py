@@ -24,7 +24,7 @@ from service.domain.records import Event
 from service.runtime.data_layout import CHECKPOINT_FILE, MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.snapshots.text_embeddings import EmbeddingCache
-from service.stores.event_identity import user_key
+from service.stores.encoding import user_key
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.values import LogColumns, Shard
 from service.training import train_and_publish, training_corpus

@@ -8,7 +8,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from service.stores.event_identity import event_key, spelled_id
+from service.stores.encoding import event_key, spelled_id
 from service.stores.postgres.dialect import (
     PackedArray,
     bigints,
