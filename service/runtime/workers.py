@@ -107,10 +107,8 @@ def worker_sockets(count: int) -> list[socket.socket]:
 class WorkerPeers:
     """The other workers, from the view of one worker.
 
-    Args:
-        sockets: from `worker_sockets`.
-        number: index of this worker's own socket.
-        table: of all workers. One that has stalled is not waited for.
+    `number` is the index of its own among the `worker_sockets`. A peer that has stalled is not
+    waited for.
     """
 
     def __init__(self, sockets: Sequence[socket.socket], number: int, table: WorkerTable) -> None:
@@ -378,9 +376,7 @@ class ShutdownLimit:
     not has been refused or has no client left. It is a thread of its own, because the event loop, a
     pool's queue, the store's writer or a checkpoint may be what does not end.
 
-    Args:
-        seconds: from the first call of `start`.
-        abandon: called before the end, to kill child processes. It must not wait.
+    `abandon` is called before the end, to kill child processes. It must not wait.
     """
 
     def __init__(self, seconds: float, *, abandon: Callable[[], None]) -> None:
