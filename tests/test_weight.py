@@ -33,7 +33,7 @@ BUDGETS = {
     "service.http": 5_550,
     "service.jobs": 950,
     "service.lab": 3_150,
-    "service.maintenance": 3_000,
+    "service.maintenance": 2_950,
     "service.questions": 2_550,
     "service.runtime": 2_350,
     "service.snapshots": 2_750,
