@@ -358,7 +358,7 @@ class Client:
 def serving(**settings: Any) -> Iterator[Client]:
     """The real app around a fake engine, started and stopped as a server would."""
     engine = FakeEngine()
-    engine.settings = Settings(**{"embedding_dim": 4, **settings})
+    engine.settings = Settings(**{"embedding_dim": 4, "deadline": 30, **settings})
     app = create_app(engine.settings, engine=cast(Engine, engine))
     with asyncio.Runner() as runner:
         lifespan = app.router.lifespan_context(app)

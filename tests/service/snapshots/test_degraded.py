@@ -71,7 +71,7 @@ async def test_answers_are_degraded_while_the_current_model_cannot_serve(
         with caplog.at_level(logging.ERROR):
             for _ in range(3):
                 await engine.parts.live.follow_registry()
-        assert len(caplog.records) == 1
+        assert [each.levelno for each in caplog.records].count(logging.ERROR) == 1
         during = await answers(engine)
         assert {answer.degraded for answer in during} == {True}
         assert {answer.model_version for answer in during} == {world.first}
