@@ -30,7 +30,7 @@ BUDGETS = {
     "service.domain": 1_250,
     "service.engine": 5_250,
     "service.histories": 800,
-    "service.http": 5_550,
+    "service.http": 5_500,
     "service.jobs": 950,
     "service.lab": 3_250,
     "service.maintenance": 3_000,
