@@ -30,7 +30,7 @@ BUDGETS = {
     "service.domain": 1_250,
     "service.engine": 5_200,
     "service.histories": 800,
-    "service.http": 5_550,
+    "service.http": 5_500,
     "service.jobs": 950,
     "service.lab": 3_150,
     "service.maintenance": 2_950,

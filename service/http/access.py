@@ -188,7 +188,12 @@ class OriginChecks:
     def _is_cross_site(self, headers: dict[bytes, bytes], host: str) -> bool:
         """True for a request from a page of another origin that CORS does not allow."""
         origin = headers.get(b"origin", b"").decode("latin-1").lower()
-        return origin not in self._origins and _is_cross_site(headers, host)
+        if origin in self._origins:
+            return False
+        site = headers.get(b"sec-fetch-site")
+        if site is not None:
+            return site not in (b"same-origin", b"none")
+        return b"origin" in headers and origin.partition("://")[2] != host  # browsers send it
 
     def _allows(self, host: str) -> bool:
         found = _HOST.fullmatch(host)
@@ -202,15 +207,6 @@ class OriginChecks:
         except ValueError:
             return False
         return self._any_address
-
-
-def _is_cross_site(headers: dict[bytes, bytes], host: str) -> bool:
-    """True for a request from a page of another origin, by Sec-Fetch-Site or else by Origin."""
-    site = headers.get(b"sec-fetch-site")
-    if site is not None:
-        return site not in (b"same-origin", b"none")
-    origin = headers.get(b"origin")  # only browsers send it
-    return origin is not None and origin.decode("latin-1").lower().partition("://")[2] != host
 
 
 def _refusal(status: int, detail: str) -> HTTPException:
@@ -338,7 +334,6 @@ def is_about_data(scope: Scope) -> bool:
 
 
 def _named_namespace(scope: Scope) -> str | None:
-    """Return the namespace that the header of a request names, if it has one."""
     for name, value in scope["headers"]:
         if name == _NAMESPACE:
             return str(value, "latin-1")[:_SHOWN]
@@ -389,7 +384,6 @@ def _closing(scope: Scope) -> dict[str, str]:
 
 
 def namespace_of(scope: Scope) -> str:
-    """Return the name of the namespace that a request is about."""
     name: str = scope.get(NAMESPACE, DEFAULT_NAMESPACE)
     return name
 

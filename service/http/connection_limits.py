@@ -69,7 +69,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._crowd.grew(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timers and the work for the client."""
         self._end_header()
         super().connection_lost(exc)
         self.peer.lose()
@@ -110,12 +109,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             scope[CROWDED] = f"All {limit} connections are in work (HEED_MAX_CONNECTIONS)."
 
     def on_body(self, body: bytes) -> None:
-        """Hand a piece of the body over."""
         self._pending_bytes = 0
         super().on_body(body)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
         self.peer.since = time.monotonic()
         super().on_response_complete()
 

@@ -57,7 +57,6 @@ class ClientConnection:
         self._task: asyncio.Task[Any] | None = None  # the work to cancel
 
     def lose(self) -> None:
-        """Note that the connection is lost, and cancel what is computed for it."""
         self.is_lost = True
         if self._task is not None:
             self._task.cancel()
@@ -208,7 +207,6 @@ class Places:
         self.taken += amount
 
     def give_back(self, sender: str, amount: int = 1) -> None:
-        """Free places of a sender."""
         self.taken -= amount
         self._held[sender] -= amount
         if not self._held[sender]:
@@ -453,7 +451,6 @@ class Bodies:
         return paced
 
     def _ended(self, connection: ClientConnection) -> Exception:
-        """Say why a wait for the client ended: refused, or timed out."""
         if connection.refusal:
             return Crowded(connection.refusal)
         detail = f"The body took longer than {self._timeout:g} s to arrive (HEED_BODY_TIMEOUT)."
@@ -480,7 +477,6 @@ class Bodies:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that begins with a body that was read."""
     messages: list[Message] = [{"type": "http.request", "body": body}]
 
     async def replayed() -> Message:

@@ -142,7 +142,6 @@ def _declare_members(document: dict[str, Any]) -> None:
 
 
 def _objects(node: Any) -> Iterator[dict[str, Any]]:
-    """Yield each JSON object of a document."""
     if isinstance(node, dict):
         yield node
     for inner in (
@@ -235,7 +234,6 @@ def _complete(
 
 
 def _example(status: int) -> dict[str, Any]:
-    """Return the body of a problem as the service answers it."""
     title, detail = _PROBLEMS[status]
     body = {
         "type": f"urn:heed:problem:{title.lower().replace(' ', '-')}",

@@ -119,7 +119,6 @@ def answer(scope: Scope, error: Exception, **extensions: Any) -> Response:
 
 
 def _is_of_removed(scope: Scope, error: Exception) -> bool:
-    """Report whether a request failed because its namespace was removed."""
     if _is_known(error) and (not isinstance(error, errors.HeedError) or _status(error) < 500):
         return False
     key: ApiKey | None = scope.get(KEY)
@@ -137,7 +136,6 @@ def _is_known(error: Exception) -> bool:
 
 
 async def handle(request: Request, error: Exception) -> Response:
-    """`answer` as FastAPI's exception handlers are called."""
     return answer(request.scope, error)
 
 
@@ -198,7 +196,6 @@ class Problem(BaseModel):
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route that may answer with these problems."""
     schema = {"$ref": "#/components/schemas/Problem"}
     return {
         status: {

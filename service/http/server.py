@@ -146,7 +146,6 @@ class _Server(uvicorn.Server):
         self._limit.start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, and let requests in flight finish."""
         _log.info("stopping")
         if self._beside is not None:
             self._beside.cancel()
@@ -154,7 +153,6 @@ class _Server(uvicorn.Server):
         _log.info("stopped")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, then print."""
         await super().startup(sockets=sockets)
         if not self.started:
             return

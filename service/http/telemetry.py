@@ -139,14 +139,12 @@ class Metrics:
         self.stage_seconds = cache(stage_seconds.labels)
 
     def forget_namespace(self, namespace: str) -> None:
-        """Drop the series of a namespace that was removed."""
         for metric in (self._namespace_requests, self._namespace_seconds):
             metric.remove_by_labels({NAMESPACE_LABEL: namespace})
         self.namespace_requests.cache_clear()
         self.namespace_seconds.cache_clear()
 
     def count_error(self, kind: str) -> None:
-        """Count one request that was answered with a problem."""
         self._errors.labels(kind).inc()
 
     def count_refusal(self, reason: str) -> None:
@@ -203,7 +201,6 @@ class Metrics:
 
 
 def _of_namespace(metric: Metric, namespace: str) -> Metric:
-    """Return the samples of a metric that are of one namespace."""
     chosen = Metric(metric.name, metric.documentation, metric.type, metric.unit)
     chosen.samples = [
         each for each in metric.samples if each.labels.get(NAMESPACE_LABEL) == namespace
@@ -218,7 +215,6 @@ class Families(Collector):
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Return the families."""
         return self._families
 
 

@@ -16,7 +16,6 @@ from service.questions.scalars import Id, WrittenTime
 
 
 def doc(text: str, **more: Any) -> Any:
-    """Return the documentation of a member."""
     return Field(description=text, **more)
 
 

@@ -136,13 +136,11 @@ class PersonalQuestion(Body):
 
     @property
     def effects(self) -> Effects:
-        """How the effects of the events that `explain` names are found."""
         if self.explain_exact:
             return "exact"
         return "estimate" if self.explain_effects else "none"
 
     def options(self, settings: Settings) -> AttentionOptions:
-        """Return the options by which the memory is attended."""
         return attention_options(
             self.retrieval,
             settings,
@@ -177,7 +175,6 @@ class ScoreIn(PersonalQuestion):
 
     @property
     def effects(self) -> Effects:
-        """How effects are found: by default they are estimated for a few targets."""
         if self.explain_effects is None and len(self.item_ids) <= EFFECTS_UP_TO:
             return "exact" if self.explain_exact else "estimate"
         return super().effects
@@ -476,7 +473,6 @@ def attention_options(
     hard: bool = False,
     exclude_self: bool = False,
 ) -> AttentionOptions:
-    """Return the options by which a memory is attended; what is left open is a setting."""
     return AttentionOptions(
         temperature,
         hard,

@@ -60,11 +60,9 @@ class MemoryIn(Body):
 
     @property
     def is_inline(self) -> bool:
-        """Report whether the rows are in the request."""
         return self.user_id is None and self.keys is not None and self.values is not None
 
     def check_lengths(self) -> None:
-        """Raise `Invalid` where the arrays disagree on their length."""
         if self.keys is None:
             return
         n = len(self.keys)

@@ -155,7 +155,6 @@ class FilterIn(Body):
         return Condition(self.field, cast("dict[str, Any]", given), pointers)
 
     def _comparisons(self) -> dict[Operator, Any]:
-        """Return the operands that were given, by operator."""
         given: dict[Operator, Any] = {}
         for name in _OPERATORS:
             attribute = "in_" if name == "in" else name
@@ -176,7 +175,6 @@ class FilterIn(Body):
                 yield Group(kind, tuple(members), pointers)
 
     def _short(self) -> Iterator[ItemFilter]:
-        """Yield the conditions of the short form."""
         yield from in_categories(
             self.categories.any, self.categories.all, self.categories.none, "/categories/"
         )
@@ -286,7 +284,6 @@ def count_conditions(raw: Any) -> int:
 
 
 def _size(short: Any) -> int:
-    """Count the conditions of a part of a short form."""
     return len(short) if isinstance(short, dict | list) else 0
 
 
@@ -390,7 +387,6 @@ class RetrievalIn(_Retrieval, Body):
     mode: RetrievalMode = "auto"
 
     def check_no_history(self, why: str) -> None:
-        """Raise `Invalid` for `max_error`, which is of histories only."""
         if self.max_error is not None:
             raise Invalid("/retrieval/max_error", why)
 

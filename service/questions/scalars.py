@@ -75,7 +75,6 @@ class Body(Checked):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Note the members that may be left out."""
         cls._optional = frozenset(
             own.alias or name
             for name, own in cls.model_fields.items()

@@ -84,7 +84,6 @@ class Context(Request):
         return turn()
 
     async def body(self) -> bytes:
-        """The body, which `Bodies` has read."""
         body: bytes = self.scope[BODY]
         return body
 
@@ -147,7 +146,6 @@ def check_media_type(scope: Scope, types: Set[str]) -> None:
 
 
 def body_errors(error: ValidationError) -> RequestValidationError:
-    """Return the errors of a body as FastAPI raises them."""
     return RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()])
 
 
@@ -160,7 +158,6 @@ class JsonRoute(APIRoute):
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's hook around parsing, validation and the endpoint."""
         handler = super().get_route_handler()
         methods = self.methods or set()
         takes_json = not {"POST", "PUT", "PATCH"}.isdisjoint(methods)
@@ -216,7 +213,6 @@ class Question(NamedTuple):
 
     @property
     def method(self) -> str:
-        """The method of its route."""
         return "POST" if issubclass(self.schema, Body) else "GET"
 
     @property
@@ -241,7 +237,6 @@ class Question(NamedTuple):
 
 
 def routes_of(rows: tuple[Question, ...]) -> APIRouter:
-    """Return the routes of some questions."""
     router = APIRouter(route_class=JsonRoute)
     for row in rows:
         router.add_api_route(
@@ -257,8 +252,6 @@ def routes_of(rows: tuple[Question, ...]) -> APIRouter:
 
 
 def _endpoint(row: Question) -> Callable[..., Awaitable[Response]]:
-    """Return the function of a route, with the parameters that FastAPI reads."""
-
     async def endpoint(body: Any, context: Context, **about: str) -> Response:
         return await row.respond(body, "".join(about.values()), context)
 

@@ -198,7 +198,6 @@ class UserIn(Body):
     interests: Labels = Field([], max_length=MAX_LABELS, examples=[["talk", "item-1"]])
 
     def to_user(self, user_id: str) -> User:
-        """Return the record."""
         return User(user_id, self.attributes, tuple(self.interests))
 
 
@@ -354,16 +353,13 @@ def fields_of(record: Any, **replaced: object) -> dict[str, Any]:
 
 
 def item_out(item: Item) -> dict[str, Any]:
-    """Return the values of an `ItemOut`."""
     return fields_of(item, published_at=written_time(item.published_at))
 
 
 def events_out(events: Sequence[Event], *, cursor: str | None) -> dict[str, Any]:
-    """Return the values of an `EventsOut`."""
     listed = [fields_of(event, timestamp=written_time(event.timestamp)) for event in events]
     return {"events": listed, "cursor": cursor}
 
 
 def written_time(micros: int | None) -> str | None:
-    """Return a time in RFC 3339, None for None."""
     return None if micros is None else to_rfc3339(micros)

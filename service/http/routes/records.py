@@ -126,13 +126,11 @@ class _Import:
                     self.fail(number, str(error))
 
     def fail(self, number: int, detail: str) -> None:
-        """Count a line out, and say why for the first of them."""
         self.failed += 1
         if len(self.errors) < MAX_ERRORS:
             self.errors.append({"line": number, "detail": detail})
 
     def report(self) -> dict[str, object]:
-        """A `StoredLines`."""
         return {"stored": self.stored, "failed": self.failed, "errors": self.errors}
 
 

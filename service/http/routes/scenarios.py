@@ -227,7 +227,6 @@ class VersionsOut(BaseModel):
 
 
 def scenario_out(scenario: Scenario) -> dict[str, Any]:
-    """Return the values of a `ScenarioOut`."""
     return {
         "name": scenario.name,
         "version": scenario.version,
@@ -422,7 +421,6 @@ async def _ask(
 
 
 def _hides_as(body: Any, other: Any) -> bool:
-    """Return whether a question leaves out all items that another's requester has seen."""
     same = ("user_id", "history", "at")
     return (
         getattr(body, "exclude_seen", False)

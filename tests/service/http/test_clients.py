@@ -260,17 +260,6 @@ def test_a_rejected_model_is_named_without_folders(caplog: pytest.LogCaptureFixt
     assert "/srv/shop" in caplog.text
 
 
-def test_an_unexpected_error_of_a_file_is_not_described(caplog: pytest.LogCaptureFixture) -> None:
-    """An unexpected exception is a 500 that reveals nothing, and a line of the log."""
-    with serving() as client:
-        client.engine.raises = OSError(5, "Input/output error", str(PLACE))
-        answer = client.post("/v1/score", json={"item_ids": ["a"]})
-    assert answer.status_code == 500
-    assert not any(each in answer.text for each in SECRETS)
-    assert answer.json()["request_id"] in caplog.text
-    assert str(PLACE) in caplog.text
-
-
 @pytest.mark.parametrize(
     ("text", "left"),
     [

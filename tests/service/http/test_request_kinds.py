@@ -13,6 +13,8 @@ from service.http.app import create_app
 from service.http.limits import kind_of
 from service.http.scope_keys import BODY, ROW
 
+TABLE = create_app(Settings()).state.route_table
+
 
 def rows(count: int) -> list[dict[str, str]]:
     return [{"item_id": f"i{number}"} for number in range(count)]
@@ -50,6 +52,6 @@ def test_questions_and_single_events_come_before_imports(
 ) -> None:
     """The kind of a request is that of its route and of the number of rows in its body."""
     held = b"" if body is None else orjson.dumps(body)
-    row = create_app(Settings()).state.route_table.of(method, path)
+    row = TABLE.of(method, path)
     assert kind_of({ROW: row, BODY: held}) is kind
     assert kind_of({ROW: row, BODY: held.replace(b"item_id", b"item\\u005fid")}) is kind

@@ -15,7 +15,7 @@ from service.domain.errors import Invalid
 from service.domain.settings import Settings
 from service.engine.engine import Engine
 from service.http.app import create_app
-from service.http.server import _bind_all, _told, configure
+from service.http.server import _bind_all, _told
 from tests.support.http_fake import FakeEngine
 
 Protocol = Literal["h11", "httptools"]
@@ -64,48 +64,6 @@ def test_ids_survive_a_real_server(protocol: Protocol) -> None:
         assert (await http.get("/v1/items/%FF")).status_code == 422
 
     asyncio.run(serve(engine, protocol, talk))
-
-
-def test_shutdown_answers_requests_in_flight(protocol: Protocol) -> None:
-    """A request in flight is answered before the server shuts down."""
-    engine = FakeEngine()
-
-    async def talk(http: httpx.AsyncClient, server: uvicorn.Server) -> None:
-        engine.gate = asyncio.Event()
-        working = asyncio.create_task(http.post("/v1/score", json={"item_ids": ["a"]}))
-        await engine.arrived.acquire()
-        server.should_exit = True
-        await asyncio.sleep(0.2)  # uvicorn looks at the order every tenth of a second
-        assert not engine.closed
-        engine.gate.set()
-        assert (await working).status_code == 200
-
-    asyncio.run(serve(engine, protocol, talk, deadline=30))
-    assert engine.closed
-
-
-def test_shutdown_does_not_wait_for_ever() -> None:
-    """A request that never ends is cut off once `drain_timeout` is over."""
-    engine = FakeEngine()
-    engine.gate = asyncio.Event()  # never set
-    settings = Settings(embedding_dim=4, port=0, drain_timeout=0, deadline=30)
-    app = create_app(settings, engine=cast(Engine, engine))
-
-    async def scenario() -> None:
-        server = uvicorn.Server(configure(app, settings))
-        running = asyncio.create_task(server.serve())
-        while not server.started:  # noqa: ASYNC110  # uvicorn offers nothing to wait for
-            await asyncio.sleep(0.005)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
-            stuck = asyncio.create_task(http.post("/v1/score", json={"item_ids": ["a"]}))
-            await engine.arrived.acquire()
-            server.should_exit = True
-            await asyncio.wait_for(running, 10)
-            assert (await stuck).status_code == 500
-
-    asyncio.run(scenario())
-    assert engine.closed
 
 
 def test_an_address_that_cannot_be_bound_says_what_to_do() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.domain.errors import StoreFull
+from service.http.routes.record_bodies import convert_rows
 from service.http.routes.records import split_lines
 from tests.support.http_fake import Client, serving
 
@@ -258,3 +260,31 @@ def test_lines_do_not_depend_on_chunks(chunks: list[str], longest: int) -> None:
         if line.strip() or len(line) > longest
     ]
     assert asyncio.run(read()) == wanted
+
+
+def test_other_work_runs_while_rows_are_converted() -> None:
+    """A thousand rows come back in order, and other tasks run many times among them."""
+
+    async def test() -> None:
+        converted = 0
+        seen: list[int] = []
+
+        def convert(position: int, row: str) -> str:
+            nonlocal converted
+            converted += 1
+            return f"{position}:{row}"
+
+        async def watch() -> None:
+            while converted < 1_000:
+                seen.append(converted)
+                await asyncio.sleep(0)
+
+        watching = asyncio.create_task(watch())
+        rows = [f"row-{n}" for n in range(1_000)]
+        records = await convert_rows(rows, convert)
+        await watching
+        assert records == [f"{n}:row-{n}" for n in range(1_000)]
+        assert len(seen) >= 10
+        assert max(after - before for before, after in itertools.pairwise(seen)) <= 100
+
+    asyncio.run(test())

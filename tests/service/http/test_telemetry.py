@@ -224,32 +224,6 @@ def test_metrics_are_compressed_for_clients_that_accept_it(
     assert compressed == (encoding == "gzip")
 
 
-def test_metrics_show_the_engines_numbers_of_now(client: Client) -> None:
-    """The engine's statistics are gauges, read at each scrape."""
-    items = 'heed_items{namespace="default"}'
-    hits = 'heed_cache_hits_total{cache="history",namespace="default"}'
-    assert samples(client)[items] == 0
-    client.post("/v1/items", json={"items": [{"item_id": "a"}]})
-    found = samples(client)
-    assert (found[items], found[hits]) == (1, 3)
-
-
-def test_two_apps_share_no_metrics(client: Client) -> None:
-    client.get("/health/live")
-    with serving() as other:
-        assert not any('route="/health/live"' in name for name in samples(other))
-
-
-def test_liveness_ignores_the_engine_and_readiness_reports_it(client: Client) -> None:
-    assert client.get("/health/live").json() == {"live": True}
-    assert client.get("/health/ready").json()["ready"] is True
-    client.engine.is_ready = False
-    answer = client.get("/health/ready")
-    assert (answer.status_code, answer.json()["checks"]["store"]) == (503, False)
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert client.get("/health/live").status_code == 200
-
-
 def test_the_landing_page_leads_to_the_docs(client: Client) -> None:
     """Every link of the landing page exists."""
     page = client.get("/")
