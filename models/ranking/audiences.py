@@ -133,7 +133,7 @@ _EVENTS = 5_000  # of one item that are read, the newest
 class AudienceScore(NamedTuple):
     """The score of an item for one user, and the level of the user's scores."""
 
-    scores: Scores  # of the item alone
+    scores: Scores  # of the item
     reference: float  # log mean exp of the scores of the reference items
 
 

@@ -289,10 +289,7 @@ def _one_by_one(
 
 
 def distance_without(user: UserMemory, rows: Tensor) -> Tensor:
-    """Return the distances [J, m] of a memory without each of its rows [J].
-
-    Older events move a place nearer to the present.
-    """
+    """Return the distances [J, m] without each of the rows [J]: older events move a place."""
     older = (user.distance > user.distance[rows, None]) & (user.distance < FARTHEST)
     return user.distance - older.long()
 
