@@ -33,9 +33,8 @@ from service.runtime.workers import SharedArrays
 from service.snapshots.derived_files import INDEXES, CatalogueCache, open_cache_files
 from service.snapshots.live_event_log import LiveEventLog
 from service.snapshots.live_search import LiveSearch
-from service.snapshots.live_snapshot import LiveSnapshot
+from service.snapshots.live_snapshot import LiveSnapshot, Served
 from service.snapshots.registry import Registry
-from service.snapshots.served import Served
 from service.snapshots.shared_registry import open_registry
 from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 from service.stores.base import Store
@@ -129,10 +128,7 @@ def compose(
 
 
 def compute_threads(settings: Settings) -> int:
-    """Return the number of threads on which a worker computes answers.
-
-    Together, the workers compute on not many more threads than there are cores.
-    """
+    """Return the number of threads on which a worker computes: all use about one a core."""
     return min(4, ceil((os.cpu_count() or 1) / settings.workers))
 
 
@@ -153,7 +149,7 @@ _TASKS = Path("/proc/self/task")
 
 
 def preload(settings: Settings) -> Served:
-    """What is served, in a process that has no thread but this one and no file of the store open.
+    """Return what is served, in a process with no thread but this one and no store file open.
 
     A fork copies only the thread that asks for it: a lock that another held would stay held for
     ever, and a pool would wait for threads that are not there. SQLite's locks do not survive one.
@@ -164,7 +160,7 @@ def preload(settings: Settings) -> Served:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Not uvloop, whose library never ends its threads.
     loaded = asyncio.run(_load(settings))
-    # What earlier states of the catalogue held is let go of, so that files hold the latest.
+    # Earlier states of the catalogue are freed, so that files hold the latest.
     gc.collect()
     cow.seal()
     trim()
@@ -202,7 +198,6 @@ def _wait_until_single_threaded() -> None:
 
 
 def _threads() -> list[str]:
-    """The names of this process' threads, those of libraries among them."""
     names = []
     for task in _TASKS.iterdir():
         with contextlib.suppress(OSError):  # it has ended

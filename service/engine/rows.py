@@ -42,8 +42,8 @@ from service.questions.ready import PopularIn, RowsIn
 
 _POOLED = 2  # items that are ranked for a page, for each that it shows
 MOST_POOLED = 150
-FEWEST = 3  # items of a row, where it may have so many
-_CATEGORIES = 2  # of the user's, of which new items are shown
+FEWEST = 3  # items of a row, unless the question asks for fewer
+_CATEGORIES = 2  # of the user's, whose new items are shown
 _NEWEST_EVENTS = 200  # whose items say which categories these are
 _NAMED_EVENTS = 3  # of the reason of a row
 

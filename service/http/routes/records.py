@@ -18,9 +18,9 @@ from service.domain.errors import Crowded, HeedError, Invalid, NotFound
 from service.domain.records import Item, parse_json
 from service.domain.settings import Settings
 from service.engine.highlight import without_markup
-from service.http.bodies import ITEMS_PATH, is_stream
+from service.http.limits import ITEMS_PATH, is_stream
 from service.http.problems import answer, documented, located, sentence
-from service.http.routes.context import Context, Json, JsonRoute
+from service.http.routes.context import Context, Json, JsonRoute, PathId
 from service.http.routes.record_bodies import (
     AppendedOut,
     EventsIn,
@@ -36,7 +36,6 @@ from service.http.routes.record_bodies import (
     Merged,
     MergeIn,
     Page,
-    PathId,
     Stored,
     StoredLines,
     StoredUpdates,
@@ -49,7 +48,7 @@ from service.http.routes.record_bodies import (
     fields_of,
     item_out,
 )
-from service.snapshots.served import CatalogueRefresh
+from service.snapshots.live_snapshot import CatalogueRefresh
 
 BATCH = 500
 MAX_ERRORS = 100

@@ -122,7 +122,6 @@ def test_a_quick_encoder_has_no_table(tmp_path: Path, caplog: pytest.LogCaptureF
     assert caplog.records == []
 
 
-@pytest.mark.anyio
 async def test_new_files_are_used_without_a_restart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

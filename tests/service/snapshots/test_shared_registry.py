@@ -414,7 +414,7 @@ def shop(url: str, namespace: str, world: World, tmp_path: Path) -> World:
 def test_processes_on_two_directories_follow_an_activation(
     url: str, namespace: str, shop: World, tmp_path: Path
 ) -> None:
-    """Both machines, one of which starts later, serve what a third one activates."""
+    """Both machines serve what a third one activates, also the one that starts later."""
     with (
         Machines(url, namespace, tmp_path) as machine,
         ReplicaProcess(url, namespace, tmp_path / "a") as first,
