@@ -14,7 +14,7 @@ LINES_OF_TESTS, LINES_OF_BENCHMARKS = 67_500, 5_000
 FILES = 260  # of the rooms
 BUDGETS = {
     "models.attention": 600,
-    "models.catalogue": 2_950,
+    "models.catalogue": 2_900,
     "models.compute": 250,
     "models.data": 800,
     "models.encoder": 750,
@@ -23,7 +23,7 @@ BUDGETS = {
     "models.index": 950,
     "models.ranking": 3_700,
     "models.recommender": 1_300,
-    "models.text": 1_600,
+    "models.text": 1_550,
     "models.training": 1_850,
     "service.cli": 3_700,
     "service.datasets": 3_750,

@@ -37,6 +37,7 @@ from models.catalogue.item_values import (
 from models.data.vocabulary import Vocabulary
 from models.text.bm25 import BM25Index, BM25Writer, Document
 
+_FLAGS = ("has_content", "is_named", "present", "deleted", "visible")
 _TRACKED_VERSIONS = 4  # earlier versions that a version knows its changes since
 
 
@@ -64,9 +65,7 @@ class Catalogue:
     published: NDArray[np.int64]  # [N] microseconds UTC
     keys: FieldKeys  # what search compares a query with
     attributes: CowList[Mapping[str, Any]]
-    columns: Mapping[
-        str, FieldColumns
-    ]  # what filters, facets and sorting read, but for ids and `published`
+    columns: Mapping[str, FieldColumns]  # of all fields but ids and `published`
     id_order: StringOrder  # of the vocabulary
     bm25_writer: BM25Writer | None  # shared by the views, as the vocabulary is
     bm25_index: BM25Index | None  # what it held when this view was made
@@ -79,21 +78,13 @@ class Catalogue:
         vocabulary: Vocabulary | None = None,
         bm25_writer: BM25Writer | None = None,
     ) -> Catalogue:
-        """Return a catalogue without items, for text embeddings of a dimension.
-
-        The vocabulary gives items their rows. With an empty `bm25_writer`, items are also found by
-        their words.
-        """
+        """Return a catalogue without items; with an empty `bm25_writer` it indexes words too."""
         vocabulary = Vocabulary() if vocabulary is None else vocabulary  # an empty one is false
         bare = cls(
             vocabulary=vocabulary,
             titles=CowList(),
             content_rows=CowArray(np.zeros((0, dimension), dtype=np.float32)),
-            has_content=np.zeros(0, dtype=np.bool_),
-            is_named=np.zeros(0, dtype=np.bool_),
-            present=np.zeros(0, dtype=np.bool_),
-            deleted=np.zeros(0, dtype=np.bool_),
-            visible=np.zeros(0, dtype=np.bool_),
+            **dict.fromkeys(_FLAGS, np.zeros(0, dtype=np.bool_)),
             published=np.zeros(0, dtype=np.int64),
             keys=FieldKeys.empty(dimension),
             attributes=CowList(),
@@ -259,15 +250,14 @@ class Catalogue:
         if more <= 0:
             return self
         dark = np.zeros(more, np.bool_)
+        flags: dict[str, Any] = {
+            name: np.concatenate([getattr(self, name), dark]) for name in _FLAGS
+        }
         return replace(
             self,
             titles=self.titles.extended([""] * more),
             content_rows=self.content_rows.extended(np.zeros((more, self.dimension), np.float32)),
-            has_content=np.concatenate([self.has_content, dark]),
-            is_named=np.concatenate([self.is_named, dark]),
-            present=np.concatenate([self.present, dark]),
-            deleted=np.concatenate([self.deleted, dark]),
-            visible=np.concatenate([self.visible, dark]),
+            **flags,
             published=np.concatenate([self.published, np.full(more, NEVER)]),
             keys=self.keys.extended_to(size),
             attributes=self.attributes.extended([{} for _ in range(more)]),
@@ -277,10 +267,7 @@ class Catalogue:
     # ------------------------------------------------------------------ filtering
 
     def prepare_order(self) -> None:
-        """Order all ids and titles, which the first sorted list would wait for otherwise.
-
-        A second or two for a million items, once: later versions add their new ones.
-        """
+        """Order all ids and titles before a sorted list needs it: seconds for a million items."""
         self.fields.id_ranks()
         titles = self.fields.columns_of("title").keywords
         if titles is not None:
@@ -326,7 +313,7 @@ KEYS, CONTENT, COLUMNS = "keys", "content", "columns"
 PARTS = (KEYS, CONTENT, COLUMNS)
 FORMAT = 4  # of the parts; another one for any change of what they hold or how it is computed
 
-_BY_ITEM = ("has_content", "is_named", "present", "deleted", "visible", "published")
+_BY_ITEM = (*_FLAGS, "published")
 _MISSING = {"keywords": 0, "numbers": NO_NUMBER, "points": NO_POINT}
 
 

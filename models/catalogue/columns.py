@@ -191,10 +191,7 @@ class ValueColumn(Generic[T]):
         return inside
 
     def among(self, rows: NDArray[np.int64], mask: NDArray[np.bool_]) -> Iterator[NDArray[T]]:
-        """Yield the values of marked rows in blocks, unordered, `missing` among them.
-
-        `rows` are the marked rows of `mask` [N], ascending.
-        """
+        """Yield the values of the marked rows, ascending, in blocks, `missing` among them."""
         for part in self.dense:
             held = rows[: np.searchsorted(rows, len(part))]
             for begin in range(0, len(held), _BLOCK):
@@ -292,11 +289,9 @@ class Ranks(NamedTuple):
 
 
 class StringOrder:
-    """Keeps the strings of one vocabulary in order.
+    """Keeps the strings of one vocabulary in order, a second's work for a million of them.
 
-    The first ranks take a second for a million strings; later strings are merged into the order in
-    some milliseconds. The order of two strings never changes, so that later ranks serve earlier
-    versions.
+    The order of two strings never changes, so that later ranks serve earlier versions.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:

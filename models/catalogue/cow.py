@@ -264,7 +264,7 @@ class CowList(Generic[V]):
     def updated(self, at: NDArray[Any], objects: Sequence[V], more: Sequence[V] = ()) -> CowList[V]:
         """Return this sequence with c objects at distinct places [c], and more after it."""
         if len(self._shared) > 2 * len(self) + _SPARE:
-            # Objects of earlier versions alone are left to those.
+            # Objects that only earlier versions have are left to them.
             return CowList(self).updated(at, objects, more)
         new: CowList[V] = CowList()
         new._shared, new._lock = self._shared, self._lock

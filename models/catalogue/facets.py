@@ -116,10 +116,7 @@ def values_of_rows(
 def _largest(
     counts: NDArray[np.int64], limit: int, keywords: KeywordColumn | None = None
 ) -> NDArray[np.int64]:
-    """Return the places of the largest counts above 0, of equal ones the first in order.
-
-    The order is that of the places, or of the keywords whose codes they are.
-    """
+    """Return the places of the largest counts above 0, ties by place or by keyword."""
     at = np.flatnonzero(counts)
     if len(at) <= limit:
         return at
@@ -135,8 +132,7 @@ def _counted(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the distinct numbers of some arrays, ascending, and how often each occurs.
 
-    Whole numbers and those of two decimals are counted by their place in an array, which takes a
-    tenth of the time of sorting them.
+    Numbers of up to two decimals are counted in a tenth of the time of sorting them.
     """
     # Floats do not distinguish all integers beyond 2^53; the numbers as stored do.
     is_small = not isinstance(low, complex) and max(abs(low), abs(high)) < 2**53

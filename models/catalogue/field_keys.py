@@ -128,10 +128,7 @@ class FieldKeys:
         return owned
 
     def sample(self) -> tuple[Positions, Vectors]:
-        """Return a stratified sample of the keys: places [m], rising, and vectors [m, D].
-
-        Keys without an owner are included.
-        """
+        """Return a stratified sample of all keys: places [m], rising, and vectors [m, D]."""
         if not self._sample_cache:
             places = stratified_rows(len(self)).numpy()
             self._sample_cache[:] = [(places, self.vectors[places])]
@@ -145,10 +142,7 @@ class FieldKeys:
         return replace(self, _spans=self._spans.extended(np.zeros((more, 2), np.int64)))
 
     def updated(self, rows: NDArray[np.int64], new: NewKeys, names: tuple[str, ...]) -> FieldKeys:
-        """Return the keys after distinct items lost theirs, and some of them got new ones.
-
-        `names` are the names of the fields: the present ones, then new ones.
-        """
+        """Return the keys after distinct items lost theirs, and some of them got new ones."""
         left, _ = self.positions_of(rows)
         texts = _hashes(new.vectors)
         all_texts = self._texts.extended(texts)

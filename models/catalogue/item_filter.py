@@ -90,7 +90,7 @@ class Condition:
 
     The operators are `eq, in, gt, gte, lt, lte, exists, contains, within_km`. A value is a JSON
     scalar, for `in` a list of those, for `exists` a boolean, and for `within_km` (latitude,
-    longitude, kilometres). Of `published_at` it is microseconds UTC.
+    longitude, kilometres); for `published_at` it is microseconds UTC.
     """
 
     field: str
@@ -340,10 +340,10 @@ def _is_any(numbers: Sequence[float | complex]) -> _Test:
     def holds(values: NDArray[Any]) -> NDArray[np.bool_]:
         if len(numbers) > _COMPARED:
             return np.isin(values, np.array(numbers))
-        found = np.zeros(len(values), np.bool_)
+        met = np.zeros(len(values), np.bool_)
         for number in numbers:
-            found |= values == number
-        return found
+            met |= values == number
+        return met
 
     return holds
 
@@ -353,9 +353,9 @@ def _all(tests: list[_Test]) -> _Test:
         return tests[0]
 
     def holds(values: NDArray[Any]) -> NDArray[np.bool_]:
-        found = tests[0](values)
+        met = tests[0](values)
         for test in tests[1:]:
-            found = found & test(values)
-        return found
+            met = met & test(values)
+        return met
 
     return holds

@@ -63,10 +63,7 @@ class CowItemTables:
         return pages
 
     def updated(self, make: MakeTables, rows: NDArray[np.int64]) -> CowItemTables:
-        """Return the tables after items changed or were added.
-
-        `rows` are rising; new ones are all the next ones.
-        """
+        """Return the tables after rows, rising, changed or were added behind the last."""
         if not len(rows):
             return self
         old = len(self._vectors)
@@ -272,10 +269,7 @@ class Snapshot:
         return index_from * (1 if self.model.encoder is None else ENCODER_TIMES)
 
     def with_indexes(self, base: Snapshot, indexed: Snapshot) -> Snapshot:
-        """Return this snapshot with indexes that were built meanwhile.
-
-        `indexed` is `base`, an earlier snapshot of the same model, `reindexed`.
-        """
+        """Return this snapshot with the indexes of `indexed`: an earlier one, `base`, reindexed."""
         keys = self.catalogue.keys.rebased(base.catalogue.keys, indexed.catalogue.keys)
         return replace(
             self,

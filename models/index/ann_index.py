@@ -250,9 +250,9 @@ class CoarseIndex:
         if self.hidden is not None:
             allowed = ~self.hidden if allow is None else allow & ~self.hidden
         count = n if allowed is None else int(np.count_nonzero(allowed))
-        found = np.full((len(points), k), -1, np.int64)
+        nearest = np.full((len(points), k), -1, np.int64)
         if count == 0:
-            return found
+            return nearest
         narrow = allow is not None and count <= max(_NARROW_ROWS, n * _NARROW_SHARE)
         covers = k >= count and (probes is None or self.kind == "pq")
         if self.kind == "flat" or narrow or covers:
@@ -261,8 +261,8 @@ class CoarseIndex:
             rows = self._search_codes(points, k, allowed, probes, n / (least or count), boost)
         else:
             rows = self._search_lists(points, k, allowed, probes, n / count)
-        found[:, : rows.shape[1]] = rows
-        return found
+        nearest[:, : rows.shape[1]] = rows
+        return nearest
 
     def _scan(
         self, queries: Floats, k: int, allowed: Mask | None, boost: Floats | None

@@ -141,8 +141,8 @@ class KeyLists:
 
     def _attend(self, query: Tensor, others: PartialSoftmax, max_error: float) -> Attended:
         near = merge_partials(others, attend_blocks(query, [self._rows_apart()]))
-        found, doubts = self._expand(slice(None), query, near)
-        inexact = found.error > max_error
+        attended, doubts = self._expand(slice(None), query, near)
+        inexact = attended.error > max_error
         for head in inexact.any(1).nonzero().flatten().tolist():
             which, only = inexact[head].nonzero().flatten(), slice(head, head + 1)
             opened = self._to_open(head, doubts[head, which] / max_error**2)
@@ -150,8 +150,8 @@ class KeyLists:
                 asked, beside = query[only, which], PartialSoftmax(*(x[only, which] for x in near))
                 rows = attend_blocks(asked, self.blocks(only, opened))
                 better, _ = self._expand(only, asked, merge_partials(beside, rows), opened)
-                found.put(only, which, better)
-        inexact = found.error > max_error
+                attended.put(only, which, better)
+        inexact = attended.error > max_error
         groups = [(slice(head, head + 1), of_head) for head, of_head in enumerate(inexact)]
         if float(inexact.float().mean()) > 0.5:  # rows are gathered once for all heads
             groups = [(slice(None), inexact.any(0))]
@@ -160,8 +160,8 @@ class KeyLists:
             if len(at):
                 rows = attend_blocks(query[heads, at], self.blocks(heads))
                 whole = merge_partials(PartialSoftmax(*(x[heads, at] for x in others)), rows)
-                found.put(heads, at, Attended.exact(whole, len(self)))
-        return found
+                attended.put(heads, at, Attended.exact(whole, len(self)))
+        return attended
 
     def _rows_apart(self) -> KVBlock:
         weights = self._weights.gather(1, self._far)
@@ -303,16 +303,15 @@ def _roots(metric: Tensor) -> Tensor:
 def _list_of(keys: Tensor, count: int, weights: Tensor, apart: int) -> Tensor:
     """Return the list of each of the keys [m, d], int32 [m], by k-means.
 
-    Some keys are in no list, which is C then: `apart` of those that are far from the mean of their
-    list, and of the heavy ones, that add most to its variance.
+    `apart` keys, which add most to the variance of their list, are in none: C.
     """
     points = np.ascontiguousarray(keys.numpy(), np.float32)
     few = {"min_points_per_centroid": 1, "max_points_per_centroid": _POINTS_PER_LIST}
     with one_thread():
         means = faiss.Kmeans(points.shape[1], count, niter=_ROUNDS, seed=_SEED, **few)
         means.train(points)
-        distances, found = means.index.search(points, 1)
-    lists = torch.from_numpy(found[:, 0].astype(np.int32))
+        distances, nearest = means.index.search(points, 1)
+    lists = torch.from_numpy(nearest[:, 0].astype(np.int32))
     adds = torch.from_numpy(distances[:, 0]) * (weights + weights.mean())
     lists[adds.topk(apart).indices] = count
     return lists

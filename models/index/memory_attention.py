@@ -90,11 +90,11 @@ def attend_near(query: Tensor, near: KVBlock, options: AttentionOptions) -> Part
         return PartialSoftmax.empty(query.shape[0], query.shape[1], near.values.shape[2])
     if options.hard:
         bias, visible = near.bias[:, None], near.visible
-        found = reference.attend(
+        attended = reference.attend(
             query, near.keys, near.values, bias=bias, visible=visible, hard=True
         )
         best = reference.logits(query, near.keys, bias=bias, visible=visible).amax(-1)
-        return PartialSoftmax(found.context, best.clamp(min=LOWEST))
+        return PartialSoftmax(attended.context, best.clamp(min=LOWEST))
     if options.temperature == 1:
         return attend_blocks(query, [near])
     biased = near._replace(bias=near.bias / options.temperature)
@@ -120,10 +120,10 @@ def retrieve(query: Tensor, memory: Memory, options: AttentionOptions) -> Tensor
             rows = rows.masked_fill(~near.visible[targets, rows.clamp(min=0)], -1)
             rows = keep_first(rows, min(k, count))
     if far is not None:
-        found = far.nearest(query, k + 1, options.probes)
+        distant = far.nearest(query, k + 1, options.probes)
         if memory.own is not None:
-            found = found.masked_fill(found == memory.own[:, None], -1)
-        rows = torch.cat([rows, torch.where(found < 0, -1, found + count)], 2)
+            distant = distant.masked_fill(distant == memory.own[:, None], -1)
+        rows = torch.cat([rows, torch.where(distant < 0, -1, distant + count)], 2)
     if rows.shape[2] > k:
         parts = _split(query, memory, rows.shape[2])
         scores = torch.cat([_scores(query[:, at], _gather(memory, rows[:, at])) for at in parts], 1)
@@ -158,11 +158,9 @@ def index_heads(block: KVBlock, kind: IndexKind) -> Indexes:
 
 def search_heads(indexes: Indexes, query: Tensor, count: int, probes: int | None) -> Tensor:
     """Search the index of each head by its queries [H, T, d]: rows int64 [H, T, count]."""
-    asked = query.detach().numpy()
-    found = [
-        index.search(own, count, probes=probes) for index, own in zip(indexes, asked, strict=True)
-    ]
-    return torch.from_numpy(np.stack(found))
+    pairs = zip(indexes, query.detach().numpy(), strict=True)
+    nearest = [index.search(queries, count, probes=probes) for index, queries in pairs]
+    return torch.from_numpy(np.stack(nearest))
 
 
 def _attend_retrieved(query: Tensor, memory: Memory, options: AttentionOptions) -> Attended:
@@ -183,7 +181,7 @@ def _attend_rows(
 ) -> Attended:
     """Attend over rows [H, T, k]; `whole` [H, T] is the log-sum-exp over all."""
     block = _gather(memory, rows)
-    found = reference.attend(
+    attended = reference.attend(
         query[:, :, None],
         block.keys,
         block.values,
@@ -198,7 +196,7 @@ def _attend_rows(
     else:
         held = (scores / options.temperature).logsumexp(-1).clamp(min=LOWEST)
         mass = (held - whole).exp().clamp(max=1)
-    partial = PartialSoftmax(found.context[:, :, 0], held)
+    partial = PartialSoftmax(attended.context[:, :, 0], held)
     zero = torch.zeros_like(held)
     return Attended(partial, mass, zero, (rows >= 0).sum(2).float(), rows)
 

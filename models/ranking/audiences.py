@@ -23,15 +23,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, attend
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.facets import FacetValue, values_of_rows
 from models.catalogue.snapshot import Snapshot
 from models.compute.checkpoint import checkpoint
 from models.data.event_log import EventLog, LoggedEvents
 from models.data.vocabulary import user_item_keys
-from models.history.user_memory import UserMemory, retrieve_user, target_queries
-from models.index.memory_attention import as_mask
+from models.history.user_memory import UserMemory
+from models.ranking.contributions import row_weights
 from models.ranking.scoring import Scores, score
 from models.ranking.similar_items import similar
 
@@ -106,22 +106,11 @@ def _attention_mass(
     snapshot: Snapshot, user: UserMemory, targets: Tensor, options: AttentionOptions
 ) -> Tensor:
     """Return the mean weight of each row of a memory [m] over heads and targets [T]."""
-    keys, values, bias, _ = user.block
-    size = max(1, _WEIGHTS // (keys.shape[0] * max(1, keys.shape[1])))
-    total = torch.zeros(keys.shape[1])
-    for block in torch.split(targets, size):
+    rows, heads, _ = user.keys.shape
+    total = torch.zeros(rows)
+    for block in torch.split(targets, max(1, _WEIGHTS // (heads * max(1, rows)))):
         checkpoint()
-        rows = retrieve_user(snapshot, user, block, options)
-        weights = attend(
-            target_queries(snapshot, user, block),
-            keys,
-            values,
-            bias=bias[:, None],
-            visible=None if rows is None else as_mask(rows, len(user.keys)),
-            temperature=options.temperature,
-            hard=options.hard,
-        ).weights
-        total += weights.mean(0).sum(0)
+        total += row_weights(snapshot, user, block, options).mean(0).sum(0)
     return total / len(targets)
 
 
@@ -133,7 +122,7 @@ _EVENTS = 5_000  # of one item that are read, the newest
 class AudienceScore(NamedTuple):
     """The score of an item for one user, and the level of the user's scores."""
 
-    scores: Scores  # of the item alone
+    scores: Scores  # of the item
     reference: float  # log mean exp of the scores of the reference items
 
 

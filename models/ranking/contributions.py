@@ -289,10 +289,7 @@ def _one_by_one(
 
 
 def distance_without(user: UserMemory, rows: Tensor) -> Tensor:
-    """Return the distances [J, m] of a memory without each of its rows [J].
-
-    Older events move a place nearer to the present.
-    """
+    """Return the distances [J, m] without each of the rows [J]: older events move a place."""
     older = (user.distance > user.distance[rows, None]) & (user.distance < FARTHEST)
     return user.distance - older.long()
 
@@ -314,6 +311,26 @@ class Contributions(NamedTuple):
     without_newest: Tensor  # [K, T] the scores but the prior without each of these events
 
 
+def row_weights(
+    snapshot: Snapshot, user: UserMemory, targets: Tensor, options: AttentionOptions
+) -> Tensor:
+    """Return the weight of each row of a memory in the softmax of each head, [H, T, m]."""
+    keys, values, bias, _ = user.block
+    seen = exclude_self(targets, user.rows) if options.exclude_self else None
+    retrieved = retrieve_user(snapshot, user, targets, options)
+    if retrieved is not None:
+        seen = as_mask(retrieved, len(user.keys))
+    return attend(
+        target_queries(snapshot, user, targets),
+        keys,
+        values,
+        bias=bias[:, None],
+        visible=seen,
+        temperature=options.temperature,
+        hard=options.hard,
+    ).weights
+
+
 @torch.inference_mode()
 def contributions(
     snapshot: Snapshot,
@@ -330,19 +347,7 @@ def contributions(
     """
     values = user.values.transpose(0, 1)  # (H, m, d)
     gain = gains(values, gather_rows(snapshot.tables.outputs, targets))
-    seen = exclude_self(targets, user.rows) if options.exclude_self else None
-    retrieved = retrieve_user(snapshot, user, targets, options)
-    if retrieved is not None:
-        seen = as_mask(retrieved, len(user.keys))
-    weights = attend(
-        target_queries(snapshot, user, targets),
-        user.keys.transpose(0, 1),
-        values,
-        bias=user.bias[:, None],
-        visible=seen,
-        temperature=options.temperature,
-        hard=options.hard,
-    ).weights
+    weights = row_weights(snapshot, user, targets, options)
     mean = torch.linalg.vecdot(weights, gain)[..., None]  # (H, T, 1)
     is_remainder = torch.from_numpy(user.source == REMAINDER)
     apart = _lost_by_heads(gain, weights, mean, is_remainder)

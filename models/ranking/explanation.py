@@ -250,15 +250,15 @@ _BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
 class TargetRows(NamedTuple):
     """Rows of a memory whose effects on one target are computed."""
 
-    found: Contributions
-    at: int  # place of the target in `found`
+    parts: Contributions
+    at: int  # place of the target in `parts`
     target: int  # its item row
     rows: NDArray[np.int64]  # memory rows [J]
 
     @property
     def events(self) -> list[tuple[int, bool]]:
         """The source of each row, as in `UserMemory.source`, and whether it is an item."""
-        user = self.found.user
+        user = self.parts.user
         is_item = user.rows.numpy()[self.rows] >= 0
         return list(zip(user.source[self.rows].tolist(), is_item.tolist(), strict=True))
 
@@ -338,7 +338,7 @@ def effects_of(
 def _known_of_newest(named: Sequence[TargetRows]) -> dict[tuple[int, int], float]:
     """Return the effects of the newest events, for a window that stays, by (source, target)."""
     known: dict[tuple[int, int], float] = {}
-    for one in {id(target.found): target.found for target in named}.values():
+    for one in {id(target.parts): target.parts for target in named}.values():
         sources = one.user.source[one.newest_rows.numpy()].tolist()
         lost = (one.each.sum(1) - one.without_newest).tolist()
         for source, of_targets in zip(sources, lost, strict=True):
@@ -363,8 +363,8 @@ def _effects(
     rows = named.rows[is_unknown]
     example = None if window.unread is None else known.get((window.unread, target))
     if example is not None:
-        rows = np.append(rows, np.flatnonzero(named.found.user.source == window.unread))
-    closed = closed_form(snapshot, named.found, named.at, rows, options).tolist()
+        rows = np.append(rows, np.flatnonzero(named.parts.user.source == window.unread))
+    closed = closed_form(snapshot, named.parts, named.at, rows, options).tolist()
     move = 0.0 if example is None else example - closed.pop()
     estimates = iter(closed)
     out: list[tuple[float, bool]] = []
@@ -385,32 +385,32 @@ def _effects(
 @torch.inference_mode()
 def closed_form(
     snapshot: Snapshot,
-    found: Contributions,
+    parts: Contributions,
     at: int,
     rows: NDArray[np.int64],
     options: AttentionOptions,
 ) -> Tensor:
-    """Compute the loss of one target, at a place of `found`, without each memory row [J]: [J].
+    """Compute the loss of one target, at a place of `parts`, without each memory row [J]: [J].
 
     The prior is left out, and the states of other events stay as they are.
     """
     if not len(rows):
         return torch.zeros(0)
-    heads, _, size = found.weights.shape
+    heads, _, size = parts.weights.shape
     step = max(1, _BLOCK // max(1, size * heads))
     chosen = torch.from_numpy(rows)
     less = [
-        _attention_without(snapshot, found, at, block, options)
+        _attention_without(snapshot, parts, at, block, options)
         for block in torch.split(chosen, step)
     ]
-    whole: Tensor = torch.linalg.vecdot(found.weights[:, at], found.gains[:, at]).sum()
-    return found.counted[at, chosen] + whole - torch.cat(less)
+    whole: Tensor = torch.linalg.vecdot(parts.weights[:, at], parts.gains[:, at]).sum()
+    return parts.counted[at, chosen] + whole - torch.cat(less)
 
 
 def _attention_without(
-    snapshot: Snapshot, found: Contributions, at: int, rows: Tensor, options: AttentionOptions
+    snapshot: Snapshot, parts: Contributions, at: int, rows: Tensor, options: AttentionOptions
 ) -> Tensor:
-    user, target, model = found.user, found.targets[at : at + 1], snapshot.model
+    user, target, model = parts.user, parts.targets[at : at + 1], snapshot.model
     # Deleting event j moves the events before it one place nearer to the present: their biases
     # change, so that the closed form (o - α_j v_j) / (1 - α_j) would be wrong.
     nearer = distance_without(user, rows)  # (J, m)
@@ -430,7 +430,7 @@ def _attention_without(
     return attend(
         query,
         keys,
-        found.gains[:, at, :, None],
+        parts.gains[:, at, :, None],
         bias=shifted,
         visible=left,
         temperature=options.temperature,
@@ -472,11 +472,11 @@ def explain(
         return [[] for _ in rows]
     targets = torch.from_numpy(np.asarray(rows, dtype=np.int64))
     if partial is None:
-        found = [contributions(snapshot, user, targets, options)]
+        parts = [contributions(snapshot, user, targets, options)]
     else:  # a long history opens other events for each target
         without = attention_without_newest(snapshot, user, targets, options)
         every = replace(options, mode="exact")  # what was not retrieved is hidden
-        found = [
+        parts = [
             contributions(
                 snapshot,
                 expand_top_events(snapshot, user, int(target), top, partial.target(place), options),
@@ -487,7 +487,7 @@ def explain(
             for place, target in enumerate(targets)
         ]
     named, reasons = list[TargetRows](), list[list[Reason]]()
-    for memory in found:
+    for memory in parts:
         rows_of = _foremost(memory, top, snapshot)
         pairs = zip(memory.targets.tolist(), rows_of, strict=True)
         named += [TargetRows(memory, at, *pair) for at, pair in enumerate(pairs)]
@@ -505,10 +505,10 @@ def explain(
     ]
 
 
-def _foremost(found: Contributions, top: int, snapshot: Snapshot) -> list[NDArray[np.int64]]:
-    each = found.each.numpy()
-    nameable = ((found.weights.sum(0) > 0).numpy() | (each != 0)) & (found.user.source != REMAINDER)
-    nameable &= ~snapshot.catalogue.withheld(found.user.rows.numpy())
+def _foremost(parts: Contributions, top: int, snapshot: Snapshot) -> list[NDArray[np.int64]]:
+    each = parts.each.numpy()
+    nameable = ((parts.weights.sum(0) > 0).numpy() | (each != 0)) & (parts.user.source != REMAINDER)
+    nameable &= ~snapshot.catalogue.withheld(parts.user.rows.numpy())
     # Rows that cannot be named count as 0, which comes last.
     orders = rank_contributions(np.where(nameable, each, 0.0))
     if not nameable.all():
@@ -520,8 +520,8 @@ def _foremost(found: Contributions, top: int, snapshot: Snapshot) -> list[NDArra
     return [rows[can[rows]] for rows, can in zip(by_value, nameable, strict=True)]
 
 
-def _reasons(found: Contributions, named: Sequence[NDArray[np.int64]]) -> list[list[Reason]]:
-    source, weights, each = found.user.source, found.weights.mean(0).numpy(), found.each.numpy()
+def _reasons(parts: Contributions, named: Sequence[NDArray[np.int64]]) -> list[list[Reason]]:
+    source, weights, each = parts.user.source, parts.weights.mean(0).numpy(), parts.each.numpy()
     rows = np.concatenate([np.zeros(0, np.int64), *named])
     targets = np.repeat(np.arange(len(named)), [len(own) for own in named])
     reasons = map(

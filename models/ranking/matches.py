@@ -62,7 +62,7 @@ class SearchParameters:
     fields: Mapping[str, float] = field(default_factory=lambda: {"tags": -1.0, "categories": -3.0})
     # Temperatures of single fields in place of the common one.
     temperatures: Mapping[str, float] = field(default_factory=dict)
-    meaning: float = 1.0  # factor of all cosines; 0 = words alone
+    meaning: float = 1.0  # factor of all cosines; 0 = only words count
 
     def __post_init__(self) -> None:
         for name, value in {"temperature": self.temperature, **self.temperatures}.items():
@@ -99,7 +99,7 @@ class SearchResults:
     mass: float  # share of the softmax over all allowed keys that these hold; may be estimated
     # [L] of the scores, what the requester's memory added; None = nothing was added
     personal: NDArray[np.float32] | None = None
-    moved: tuple[Moved | None, ...] = ()  # [L] of steered results; empty = by score alone
+    moved: tuple[Moved | None, ...] = ()  # [L] of steered results; empty = by score
     boosts: NDArray[np.float32] | None = None  # [L] that are ranked with the scores
 
 
@@ -381,26 +381,26 @@ def keyword_scores(
     return every[merged > -np.inf], merged[merged > -np.inf]
 
 
-def with_keywords(found: SearchResults, matches: FieldMatches, total: float) -> SearchResults:
+def with_keywords(results: SearchResults, matches: FieldMatches, total: float) -> SearchResults:
     """Merge the keys of keywords into the softmax over field keys; items by falling scores.
 
     `total` is the log of the sum of exponentials over all field keys.
     """
     keywords = matches.keywords
     if not len(keywords.rows):
-        return found
+        return results
     logits = _logits(matches)
     if matches.options.hard:
         total = -np.inf
     whole = np.logaddexp(total, np.logaddexp.reduce(logits))
     scores, personal = dict[int, float](), dict[int, float]()
     if total > -np.inf:
-        scores = dict(zip(found.rows.tolist(), found.scores.tolist(), strict=True))
-    if found.personal is not None:
-        personal = dict(zip(found.rows.tolist(), found.personal.tolist(), strict=True))
+        scores = dict(zip(results.rows.tolist(), results.scores.tolist(), strict=True))
+    if results.personal is not None:
+        personal = dict(zip(results.rows.tolist(), results.personal.tolist(), strict=True))
     # Scores of the items without a memory, which adds to field keys only.
     plain = {row: score - personal.get(row, 0.0) for row, score in scores.items()}
-    matched = dict(zip(found.rows.tolist(), found.matched, strict=True))
+    matched = dict(zip(results.rows.tolist(), results.matched, strict=True))
     for row, logit, name in zip(
         keywords.rows.tolist(), logits.tolist(), keywords.fields, strict=True
     ):
@@ -413,16 +413,16 @@ def with_keywords(found: SearchResults, matches: FieldMatches, total: float) -> 
     ranked = np.array([scores[row] for row in order])
     share = float(np.exp(total - whole))  # of the field keys
     return replace(
-        found,
+        results,
         rows=np.array(order, np.int64),
         weights=np.exp(ranked - whole).astype(np.float32),
         scores=ranked.astype(np.float32),
         matched=tuple(
             dict(sorted(matched[row].items(), key=lambda pair: -pair[1])) for row in order
         ),
-        mass=1 - share * (1 - found.mass),
+        mass=1 - share * (1 - results.mass),
         personal=None
-        if found.personal is None
+        if results.personal is None
         else np.array([scores[row] - plain[row] for row in order], np.float32),
     )
 

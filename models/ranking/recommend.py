@@ -1,7 +1,7 @@
 """Recommendation: candidates, exact target attention over them, popularity, steering.
 
 Candidates are the items that reach the target attention, by one vector for the user. Every target
-has a query of its own, of which a part is the user's: attention with that part alone gives one
+has its own query, a part of which is the user's: attention with only that part gives one
 readout r_u for all targets, whose product with an item's vector approximates the attention part of
 the item's score, and `nearest_items` adds the target's part to first order.
 """
@@ -96,24 +96,24 @@ def candidates(
     readout, jacobian = coarse_query(snapshot, user, options)
     tables = snapshot.tables
     if snapshot.index is None:
-        found = np.arange(len(allowed))
-        rows = torch.from_numpy(found)
+        items = np.arange(len(allowed))
+        rows = torch.from_numpy(items)
         near = tables.vectors @ readout + tables.prior
         near = near.masked_fill_(~torch.from_numpy(allowed), -torch.inf)
         count = min(count, int(np.count_nonzero(allowed)))
         compared = max(FIRST_ORDER_ITEMS, 4 * count)
     else:
         most = gathered_count(int(np.count_nonzero(allowed)), count)
-        found = _gathered(snapshot, snapshot.index, user, readout, allowed, count, most, boost)
-        rows = torch.from_numpy(found)
+        items = _gathered(snapshot, snapshot.index, user, readout, allowed, count, most, boost)
+        rows = torch.from_numpy(items)
         near = tables.vectors.index_select(0, rows) @ readout + tables.prior.index_select(0, rows)
-        count, compared = min(count, len(found)), len(found)
+        count, compared = min(count, len(items)), len(items)
     near += transition_scores(snapshot, user, rows, again=not options.exclude_self)
     similarity = similarity_scores(snapshot, user, rows)
     if similarity is not None:
         near += similarity
     if boost is not None:
-        near += torch.from_numpy(boost[found])
+        near += torch.from_numpy(boost[items])
     return np.sort(nearest_items(tables, rows, near, jacobian, count, compared).numpy())
 
 
@@ -147,9 +147,9 @@ def _gathered(
             near += torch.from_numpy(boost[first:])
         near = near.masked_fill_(~torch.from_numpy(allowed[first:]), -torch.inf)
         newer = near.topk(most, sorted=False).indices.numpy() + first
-    found = _indexed(index, snapshot, readout, allowed[:first], most, boost)
+    indexed = _indexed(index, snapshot, readout, allowed[:first], most, boost)
     counted = _counted(snapshot, user, count)
-    return sorted_union(found, newer, counted[allowed[counted]])
+    return sorted_union(indexed, newer, counted[allowed[counted]])
 
 
 def _indexed(
@@ -175,8 +175,8 @@ def _indexed(
     common[rare] = False
     # The candidates are shared by several boosts, each of which needs fewer.
     probes = RERANKED * count
-    found = index.search(query, count, allow=common, boost=boost, least=least, probes=probes)[0]
-    rows = np.concatenate([found[found >= 0], rare])
+    nearest = index.search(query, count, allow=common, boost=boost, least=least, probes=probes)[0]
+    rows = np.concatenate([nearest[nearest >= 0], rare])
     if len(rows) <= count:
         return rows
     near = snapshot.tables.vectors.numpy().take(rows, axis=0) @ query[0]
@@ -210,15 +210,15 @@ def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
     if not len(user.recent):
         return np.zeros(0, dtype=np.int64)
     taken, _ = user.taken(model.config.dislike_type)
-    found = [taken.numpy()] if model.counts_repeats else []
+    parts = [taken.numpy()] if model.counts_repeats else []
     if model.has_transitions:
         followers = model.statistics.transition_counts.top(user.recent_items, count)
-        found.append(snapshot.item_rows[followers.numpy()])
+        parts.append(snapshot.item_rows[followers.numpy()])
     if model.statistics.similarity is not None and user.similarity is not None:
         similarity = model.statistics.similarity
         similar = similarity.top(user.recent_items, user.similarity[:-1], count)
-        found.append(snapshot.item_rows[similar.numpy()])
-    return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+        parts.append(snapshot.item_rows[similar.numpy()])
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
 # Without an encoder the user's part of the queries is zero, and candidates are no more than near.
@@ -353,13 +353,13 @@ class _Ranking:
         """Return candidates of a mask [N]: buried ones where others are few, some to explore."""
         buried = self.steering.buried
         ahead = among if buried is None else among & ~buried
-        found = self._nearest(ahead, wanted)
-        if buried is not None and len(found) < wanted:
-            found = sorted_union(found, self._nearest(among & buried, wanted - len(found)))
+        items = self._nearest(ahead, wanted)
+        if buried is not None and len(items) < wanted:
+            items = sorted_union(items, self._nearest(among & buried, wanted - len(items)))
         if self.steering.explore > 0:
             few = ahead & (self.snapshot.counts < FEW_EVENTS)
-            found = sorted_union(found, self._nearest(few, min(wanted, EXPLORED)))
-        return found
+            items = sorted_union(items, self._nearest(few, min(wanted, EXPLORED)))
+        return items
 
     def _nearest(self, among: NDArray[np.bool_], wanted: int) -> RowIndices:
         if np.count_nonzero(among) <= wanted:

@@ -6,8 +6,8 @@
 so that an item which matches in two fields gathers both. Two heads read a query: one compares its
 embedding with each key, one ranks the items by BM25, and their scores add up. A key that m items
 share (a category that is all a field says) is one key with m values: its weight is split among
-them. At μ = 0, b_field - log m is -log of the number of the item's keys, so that words alone rank.
-Keywords that match, such as stock codes, are keys of their own: see `keyword_matches`.
+them. At μ = 0, b_field - log m is -log of the number of the item's keys, so that only words rank.
+Keywords that match, such as stock codes, are keys of their own: see `models.ranking.matches`.
 
 When a history is searched, its events are the values, and newer ones weigh a little more:
 
@@ -60,7 +60,7 @@ class EventResults:
 
 @torch.inference_mode()
 def nearest(matches: FieldMatches, count: int) -> RowIndices:
-    """Return the items [≤ count] that match best by text alone, at the parameters' temperature."""
+    """Return the items [≤ count] that match the text best, at the parameters' temperature."""
     temperature = matches.parameters.temperature
     _, _, gathered = _weigh(matches, None, temperature, hard=False)
     return matches.items[_largest(gathered, count)]
@@ -108,16 +108,16 @@ def search(
     mass = _mass(matches, personal, scores, temperature)
     if steering is NO_STEERING:
         order = _largest(gathered, limit)
-        found = _results(matches, order, weights, gathered, personal, total, mass)
-        return take(with_keywords(found, matches, float(total)), range(limit))
+        results = _results(matches, order, weights, gathered, personal, total, mass)
+        return take(with_keywords(results, matches, float(total)), range(limit))
     heavy = np.flatnonzero(gathered > 0)
     rows, ranked = keyword_scores(matches, matches.items[heavy], np.log(gathered[heavy]) + total)
     fields, steering = matches.catalogue.fields, steering.scaled(ranked)
     lineup = line_up_scored(fields, rows, ranked, steering, limit=limit)
     order = heavy[np.isin(matches.items[heavy], lineup.rows)]
-    found = _results(matches, order, weights, gathered, personal, total, mass)
-    found = _lined_up(with_keywords(found, matches, float(total)), lineup)
-    return replace(found, boosts=steering.boosts_of(found.rows))
+    results = _results(matches, order, weights, gathered, personal, total, mass)
+    results = _lined_up(with_keywords(results, matches, float(total)), lineup)
+    return replace(results, boosts=steering.boosts_of(results.rows))
 
 
 def recency(ages: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -178,10 +178,7 @@ def _results(
     total: np.float32,
     mass: float,
 ) -> SearchResults:
-    """Make the results of places [L] in `matches.items` only by their field keys.
-
-    `weights` are of all keys [K], `gathered` of all items [I], above 0 at these places.
-    """
+    """Make the results of places [L] in `matches.items`, with `gathered` [I] above 0."""
     catalogue, rows = matches.catalogue, matches.items[order]
     matched = [defaultdict[str, float](float) for _ in order]
     keys, number = catalogue.keys.positions_of(rows)  # all keys of an item
@@ -202,26 +199,26 @@ def _results(
     )
 
 
-def take(found: SearchResults, places: Iterable[int]) -> SearchResults:
+def take(results: SearchResults, places: Iterable[int]) -> SearchResults:
     """Return the results at some places, as far as they exist."""
-    at = [place for place in places if place < len(found.rows)]
-    if len(at) == len(found.rows):
-        return found
+    at = [place for place in places if place < len(results.rows)]
+    if len(at) == len(results.rows):
+        return results
     return replace(
-        found,
-        rows=found.rows[at],
-        weights=found.weights[at],
-        scores=found.scores[at],
-        matched=tuple(found.matched[place] for place in at),
-        personal=None if found.personal is None else found.personal[at],
-        moved=tuple(found.moved[place] for place in at) if found.moved else (),
-        boosts=None if found.boosts is None else found.boosts[at],
+        results,
+        rows=results.rows[at],
+        weights=results.weights[at],
+        scores=results.scores[at],
+        matched=tuple(results.matched[place] for place in at),
+        personal=None if results.personal is None else results.personal[at],
+        moved=tuple(results.moved[place] for place in at) if results.moved else (),
+        boosts=None if results.boosts is None else results.boosts[at],
     )
 
 
-def _lined_up(found: SearchResults, lineup: SteeredRows) -> SearchResults:
+def _lined_up(results: SearchResults, lineup: SteeredRows) -> SearchResults:
     """Return results in the order of a line-up; other rows were not compared."""
-    place_of = {row: place for place, row in enumerate(found.rows.tolist())}
+    place_of = {row: place for place, row in enumerate(results.rows.tolist())}
     at = np.array([place_of.get(row, -1) for row in lineup.rows.tolist()], np.int64)
     was_compared = at >= 0
 
@@ -231,12 +228,12 @@ def _lined_up(found: SearchResults, lineup: SteeredRows) -> SearchResults:
         return chosen
 
     return replace(
-        found,
+        results,
         rows=lineup.rows,
-        weights=numbers(found.weights, 0.0),
-        scores=numbers(found.scores, -np.inf),
-        matched=tuple(found.matched[place] if place >= 0 else {} for place in at.tolist()),
-        personal=None if found.personal is None else numbers(found.personal, 0.0),
+        weights=numbers(results.weights, 0.0),
+        scores=numbers(results.scores, -np.inf),
+        matched=tuple(results.matched[place] if place >= 0 else {} for place in at.tolist()),
+        personal=None if results.personal is None else numbers(results.personal, 0.0),
         moved=lineup.moved,
     )
 
@@ -295,7 +292,7 @@ def _relevant(
 def _largest(gathered: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     """Return the places [≤ count] of the items of most weight, of each item's weight [I]."""
     rank = -gathered
-    if count < len(rank):  # all that tie with the last one, of which the first rows are taken
+    if count < len(rank):  # all that tie with the last one; their first rows are taken
         best = np.flatnonzero(rank <= np.partition(rank, count - 1)[count - 1])
     else:
         best = np.arange(len(rank))

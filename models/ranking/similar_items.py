@@ -7,7 +7,7 @@ so that an item that is near in both spaces gathers both. Cosines of different s
 scales; in standard deviations above the mean of its space, a key of one competes with the keys of
 the other on equal terms.
 
-A trained vector says no more than the events that it was learned from. Where content is compared
+A trained vector says no more than the events that it was learned from. If content is compared
 too, the trained space counts by the evidence of both items, e = √(r_a r_b) with r = n / (n + 20)
 for an item of n training events: the reliability of a mean of n observations whose noise has 20
 times the variance of what they tell.
@@ -169,8 +169,8 @@ def similar(
     lineup = line_up_scored(
         snapshot.catalogue.fields, compared.rows, compared.scores, steering, limit=limit
     )
-    found = compared.take(np.searchsorted(compared.rows, lineup.rows), lineup.moved)
-    return replace(found, boosts=steering.boosts_of(found.rows))
+    results = compared.take(np.searchsorted(compared.rows, lineup.rows), lineup.moved)
+    return replace(results, boosts=steering.boosts_of(results.rows))
 
 
 @torch.inference_mode()
@@ -232,9 +232,9 @@ def comparable(
 
     Items without a title and any text but tags and categories are left out, unless no item has one.
     """
-    found = allowed & _offered(snapshot, spaces)
-    found[row] = False
-    return found
+    is_comparable = allowed & _offered(snapshot, spaces)
+    is_comparable[row] = False
+    return is_comparable
 
 
 def _offered(snapshot: Snapshot, spaces: Sequence[Space]) -> NDArray[np.bool_]:

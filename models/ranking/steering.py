@@ -113,10 +113,7 @@ class QuotaCounts:
     def over(
         cls, fields: ItemFields, quotas: Sequence[Quota], rows: NDArray[np.int64]
     ) -> QuotaCounts:
-        """Return the counts of a pool of distinct item rows [P], none of them taken yet.
-
-        The pool has no items that a quota names as shown.
-        """
+        """Return the counts of distinct item rows [P], none taken yet or shown before."""
         none = np.zeros(0, np.int64)
         if not quotas:
             begins_at = np.zeros(len(rows) + 1, np.int64)
@@ -192,10 +189,7 @@ class QuotaCounts:
 
 
 def _columns_of(fields: ItemFields, name: str) -> Iterator[tuple[ValueColumn[Any], int | None]]:
-    """Yield the columns whose values count, keywords and numbers, each with a value that does not.
-
-    An attribute that is an object has members, which are fields of their own.
-    """
+    """Yield the columns whose values count, each with a value that does not: an object."""
     columns = fields.columns_of(name)
     if columns.keywords is not None:
         yield columns.keywords.codes, Special.OBJECT.value

@@ -193,10 +193,7 @@ class BM25Index:
         return self._keywords.find(parsed.keywords)
 
     def match_spans(self, parsed: ParsedQuery) -> Callable[[str], list[tuple[int, int]]]:
-        """Return a function that finds the words of a query in a text.
-
-        It returns their places, (start, end) in characters, ascending and apart.
-        """
+        """Return a function from texts to the places of the words: (start, end), ascending."""
         stems = {
             stem for words in parsed.terms for word in words for stem in self._terms.stems(word)
         }

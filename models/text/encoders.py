@@ -50,7 +50,6 @@ class StaticEncoder:
         self._tokenizer, self._weight = _load_wordllama()
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Return unit vectors [n, 256], float32; all zero for a text without any token."""
         out = np.zeros((len(texts), self.dimension), dtype=np.float32)
         end = 0
         while (start := end) < len(texts):
@@ -141,11 +140,10 @@ class SentenceEncoder:
         self.name = f"{_label(folders[0])}-{self.dimension}-{_digest(folder, folders)}"
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Return unit vectors [n, dimension], float32; all zero for a text without any token."""
         out = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for start in range(0, len(texts), _SENTENCE_CHUNK):
             chunk = list(texts[start : start + _SENTENCE_CHUNK])
-            # A text without tokens would be encoded by the special tokens alone.
+            # A text without tokens would be encoded by its special tokens.
             tokens = self._tokenizer.encode_batch(chunk, add_special_tokens=False)
             spoken = [at for at, text in enumerate(tokens) if any(text.attention_mask)]
             if spoken:

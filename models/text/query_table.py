@@ -67,7 +67,6 @@ class QueryTable:
         self._tokenize = encoder.tokenize
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """Return unit vectors [n, D], float32; all zero for a text without any token."""
         out = np.zeros((len(texts), self.dimension), dtype=np.float32)
         for at, ids in enumerate(self._tokenize(texts)):
             total = self.rows[ids].sum(axis=0, dtype=np.float32)
@@ -78,7 +77,7 @@ class QueryTable:
 MAX_TEXTS = 30_000  # that are encoded: a sample of larger catalogues
 MAX_TOKENS = 100_000  # in the vocabulary: each is encoded too
 _RIDGES = (0.1, 0.3, 1.0, 3.0)  # λ that are compared
-_PRIOR = 0.6  # s: rows are shorter than the vectors of tokens alone, which have much in common
+_PRIOR = 0.6  # s: rows are shorter than the vectors of single tokens, which have much in common
 _HELD_OUT = 0.1  # share of the texts that λ is chosen on
 _MAX_HELD_OUT = 1_000
 _ITERATIONS = 20  # of conjugate gradients, after which the residual is below .002
@@ -121,8 +120,8 @@ def fit_query_table(
     agreements = []
     for step, ridge in enumerate(_RIDGES):
         rows = fit_rows(chosen[count:], targets[count:], prior, ridge)
-        found = QueryTable(encoder, rows).encode([texts[at] for at in drawn[:count]])
-        agreements.append(float((found * targets[:count]).sum(axis=1).mean()))
+        imitated = QueryTable(encoder, rows).encode([texts[at] for at in drawn[:count]])
+        agreements.append(float((imitated * targets[:count]).sum(axis=1).mean()))
         if progress is not None:
             progress("fitting the query table", step + 1, len(_RIDGES) + 1)
     best = int(np.argmax(agreements))

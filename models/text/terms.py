@@ -214,8 +214,8 @@ class IndexTerms:
 
     def phrase_frequency(self, phrase: str) -> int:
         """Count the documents that have the stems of a phrase side by side."""
-        found: Any = self._searcher.search(self.phrase_query(phrase), 1, count=True)
-        return int(found.count)  # which tantivy's type stubs lack
+        hits: Any = self._searcher.search(self.phrase_query(phrase), 1, count=True)
+        return int(hits.count)  # which tantivy's type stubs lack
 
     def is_common(self, word: str) -> bool:
         """True if an eighth of the documents, and over five, have a word: it tells little."""
@@ -268,7 +268,7 @@ def normalize_keyword(text: str) -> str:
     """Return a keyword in the form that is compared: case-folded, without separators.
 
     Separators are white space, hyphens, full stops, underscores, slashes and colons. A text of
-    separators alone keeps them.
+    nothing but separators keeps them.
     """
     folded = unicodedata.normalize("NFKC", text).casefold().replace(_FIELD, "")
     return _SEPARATORS.sub("", folded) or folded.strip()
@@ -310,10 +310,10 @@ class KeywordIndex:
             for (length, field), same in alike.items():
                 share = len(keyword.text) / length
                 level = share if keyword.is_code else share - 1
-                found = self._rows(same, max(1, int(self._searcher.num_docs)))
-                rows.append(found)
-                levels.append(np.full(len(found), level if keyword.prefix else WHOLE, np.float32))
-                names += [field] * len(found)
+                hits = self._rows(same, max(1, int(self._searcher.num_docs)))
+                rows.append(hits)
+                levels.append(np.full(len(hits), level if keyword.prefix else WHOLE, np.float32))
+                names += [field] * len(hits)
         every, ranked = np.concatenate(rows), np.concatenate(levels)
         order = np.lexsort((-ranked, every))
         best = order[np.flatnonzero(np.diff(every[order], prepend=-1))]  # of each row the first
@@ -322,8 +322,8 @@ class KeywordIndex:
 
     def _terms(self, keyword: KeywordQuery) -> list[str]:
         prefix = keyword.text if keyword.prefix else keyword.text + _FIELD
-        found = self._searcher.terms_with_prefix("keywords", prefix, limit=MAX_COMPLETED + 1)
-        return [term for term, _ in found]
+        terms = self._searcher.terms_with_prefix("keywords", prefix, limit=MAX_COMPLETED + 1)
+        return [term for term, _ in terms]
 
     def _rows(self, terms: Sequence[str], most: int) -> NDArray[np.int64]:
         if not terms:

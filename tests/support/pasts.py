@@ -281,15 +281,6 @@ class Loop:
             out[row] = weight / every.count(trained)
         return out
 
-    def shares(self, target: int) -> NDArray[np.float64]:
-        """What each memory row adds to F(target), [m]."""
-        out = np.zeros(len(self.rows))
-        for row, part in zip(
-            self.recent, self.reference.shares(self.trained, target_row(target)), strict=False
-        ):
-            out[row] = part
-        return out
-
     def lost(self, target: int, options: AttentionOptions = DEFAULT_OPTIONS) -> NDArray[np.float64]:
         """What transitions and similarity lose without each memory row, [m], by deleting it."""
         return np.array([

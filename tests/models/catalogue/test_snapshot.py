@@ -66,20 +66,6 @@ def test_popularity_alone_may_be_refreshed(made: TrainedModel, is_trained: bool)
     )
 
 
-def test_counts_are_copied(made: TrainedModel) -> None:
-    """A snapshot copies the counts; items without a count have 0."""
-    counts = np.arange(5)
-    for snapshot in (
-        Snapshot.build("v", made, catalogue(14), counts),
-        Snapshot.build("v", made, catalogue(14), np.zeros(0, np.int64)).refreshed(
-            catalogue(14), counts
-        ),
-    ):
-        counts[:] = np.arange(5)
-        counts += 100
-        assert snapshot.counts.tolist() == [0, 1, 2, 3, 4, *[0] * 9]
-
-
 def test_trained_items_outside_the_catalogue_are_known_and_not_listed(made: TrainedModel) -> None:
     """Trained items absent from the catalogue have vectors but are not visible."""
     vocabulary = Vocabulary(["i7", "other"])

@@ -208,25 +208,6 @@ def test_candidates_hold_what_steering_lifts(
         assert np.isin(true.rows[lifted], near.rows).mean() >= 0.8 if lifted.any() else True
 
 
-def test_a_few_lifted_items_are_always_candidates(indexed: Snapshot) -> None:
-    """The items of a rule that are worst by all else come first, in the order of their scores."""
-    user = somebody(indexed)
-    base = score(indexed, user, np.arange(ITEMS)).total.numpy()
-    worst = np.argsort(base)[:5]
-    boost = np.zeros(ITEMS, np.float32)
-    boost[worst] = 100
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models.ranking.recommend, "INDEXED_CANDIDATES", 40)
-        patch.setattr(models.ranking.recommend, "FIRST_ORDER_ITEMS", 1)
-        ranked = recommend(
-            indexed, user, limit=8, allowed=ALL, excluded=NONE, steering=ItemSteering(boost)
-        )
-    assert ranked.compared < ITEMS
-    assert ranked.rows[:5].tolist() == worst[::-1].tolist()
-    assert ranked.scores.rules is not None
-    assert ranked.scores.rules.tolist() == [100.0] * 5 + [0.0] * 3
-
-
 @pytest.mark.parametrize("few", [8, 60, 10_000])
 def test_candidates_of_an_index_are_the_best_with_their_boosts(indexed: Snapshot, few: int) -> None:
     """Boosts of few and of many items choose nearly the candidates of all items compared."""

@@ -233,28 +233,6 @@ def test_candidates_hold_what_ranks_first(
     assert hits / 200 > 0.8
 
 
-def test_the_answer_says_whether_every_item_was_scored(
-    large: Snapshot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    user = somebody(large, 1)
-    allowed = np.ones(len(large.catalogue), dtype=np.bool_)
-    monkeypatch.setattr(models.ranking.recommend, "INDEXED_CANDIDATES", 400)
-    true = recommend(large, user, limit=10, allowed=allowed, excluded=NONE)
-    monkeypatch.setattr(models.ranking.recommend, "EXACT_WORK", 0)
-    monkeypatch.setattr(models.ranking.recommend, "INDEXED_CANDIDATES", 40)
-    near = recommend(large, user, limit=10, allowed=allowed, excluded=NONE)
-    asked = recommend(
-        large,
-        user,
-        limit=10,
-        allowed=allowed,
-        excluded=NONE,
-        options=AttentionOptions(mode="exact"),
-    )
-    assert near.compared < true.compared == asked.compared == len(allowed)
-    assert asked.rows.tolist() == true.rows.tolist()
-
-
 @pytest.mark.usefixtures("narrow")
 def test_candidates_keep_to_what_is_allowed(
     large: Snapshot, monkeypatch: pytest.MonkeyPatch

@@ -15,14 +15,13 @@ from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions, Mode
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_values import ItemEntry
 from models.catalogue.snapshot import INDEX_FROM, Snapshot
-from models.history.user_memory import build_memory
 from models.index import ann_index
 from models.ranking.matches import DEFAULTS, SearchParameters, SearchResults, match_fields
-from models.ranking.scoring import Scores, score
+from models.ranking.scoring import Scores
 from models.ranking.search import nearest, personal_bias
 from models.text.bm25 import Hits
 from tests.support import reference
-from tests.support.small import DIMENSION, catalogue, encode, entries, past
+from tests.support.small import DIMENSION, catalogue, encode, entries
 from tests.support.small import snapshot as small_snapshot
 
 WORDS = ["jazz", "piano", "blues", "opera", "drum", "choir"]
@@ -244,16 +243,6 @@ def test_weights_equal_the_loop(
     assert found.mass == (pytest.approx(loop.mass, abs=1e-5) if kept else 1)
 
 
-def test_the_limit_cuts_the_list_and_nothing_else(snapshot: Snapshot) -> None:
-    query, allowed = unit(1), snapshot.catalogue.visible
-    whole = search(snapshot, query, limit=100, allowed=allowed)
-    few = search(snapshot, query, limit=3, allowed=allowed)
-    np.testing.assert_array_equal(few.rows, whole.rows[:3])
-    np.testing.assert_array_equal(few.weights, whole.weights[:3])
-    np.testing.assert_array_equal(few.scores, whole.scores[:3])
-    assert few.matched == whole.matched[:3]
-
-
 def test_words_alone_rank_by_bm25_whatever_the_fields() -> None:
     """At meaning 0, items weigh as a softmax of BM25 alone, however many fields they have."""
     fields = [{"title": "jazz"}, {"title": "blues", "description": "jazz", "tags": "piano"},
@@ -356,22 +345,6 @@ def test_coarse_search_is_close_to_exact(large: Snapshot, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("indexed", [False, True])
-@pytest.mark.parametrize("k", [1200, 100_000])
-def test_coarse_search_over_everything_is_exact(large: Snapshot, indexed: bool, k: int) -> None:
-    """With room for every key, finding keys first changes nothing."""
-    allowed = large.catalogue.visible
-    served = large if indexed else serve(large.catalogue)
-    options = AttentionOptions(mode="coarse", k=k)
-    found = search(served, unit(3), limit=50, allowed=allowed, options=options)
-    true = search(large, unit(3), limit=50, allowed=allowed)
-    np.testing.assert_array_equal(found.rows, true.rows)
-    np.testing.assert_array_equal(found.weights, true.weights)
-    np.testing.assert_array_equal(found.scores, true.scores)
-    assert (found.matched, found.keys, found.mass) == (true.matched, true.keys, true.mass)
-    assert (found.mode, true.mode) == ("coarse", "exact")
-
-
-@pytest.mark.parametrize("indexed", [False, True])
 def test_more_probes_find_more_mass(
     large: Snapshot, monkeypatch: pytest.MonkeyPatch, indexed: bool
 ) -> None:
@@ -393,17 +366,6 @@ def test_more_probes_find_more_mass(
         every = serve(large.catalogue)
         found = search(every, unit(seed), limit=9, allowed=every.catalogue.visible, options=scanned)
         assert mass == pytest.approx(found.mass, abs=1e-5)
-
-
-def test_auto_counts_the_keys_of_allowed_items(large: Snapshot) -> None:
-    few = np.zeros(600, dtype=np.bool_)
-    few[[3, 77, 500]] = True
-    for allowed, keys in ((large.catalogue.visible, 1200), (few, 6)):
-        for limit, mode in ((keys, "exact"), (keys - 1, "coarse")):
-            options = AttentionOptions(exact_up_to=limit, k=2)
-            found = search(large, unit(6), limit=9, allowed=allowed, options=options)
-            assert found.mode == mode
-            assert (found.keys == keys) is (mode == "exact")
 
 
 def test_items_newer_than_the_index_are_found(large: Snapshot) -> None:
@@ -453,22 +415,6 @@ def test_a_query_is_compared_with_the_keys_once(
     models.ranking.search.search(matches, limit=9, personal=np.ones(40, np.float32))
     models.ranking.search.search(matches, limit=9)
     assert compared == [len(snapshot.catalogue.keys)]
-
-
-def test_the_personal_bias_is_a_standardised_score() -> None:
-    """Mean 0 and spread 1 over the items scored, in their order; 0 elsewhere."""
-    snapshot = small_snapshot(15)
-    rows = np.array([2, 14, 7, 9])
-    user = build_memory(snapshot, past([1, 3], [0, 5]), 9)
-    scores = score(snapshot, user, rows)
-    bias = personal_bias(snapshot, scores, rows, 1.0)
-    assert bias.shape == (15,)
-    assert bias.dtype == np.float32
-    assert bias[rows].mean() == pytest.approx(0, abs=1e-6)
-    assert bias[rows].std() == pytest.approx(1, abs=1e-5)
-    order = scores.total.numpy().argsort().tolist()
-    assert bias[rows].argsort().tolist() == order
-    assert not bias[[row for row in range(15) if row not in rows]].any()
 
 
 @pytest.mark.parametrize("values", [[], [3.0], [2.0, 2.0, 2.0]])

@@ -18,8 +18,7 @@ from models.text.encoders import SentenceEncoder, StaticEncoder, TextEncoder
 from tests.support import tiny_bert
 from tests.support.tiny_bert import CUT, WIDTH
 
-pytestmark = pytest.mark.verify
-
+KINDS = ["static", pytest.param("encoder", marks=pytest.mark.verify)]
 TEXTS = ["a cat and a dog", "the boat below the sea", "bread", "dog", "a violin of strings " * 9]
 
 
@@ -38,7 +37,7 @@ def static() -> StaticEncoder:
     return StaticEncoder()
 
 
-@pytest.fixture(scope="module", params=["static", "encoder"])
+@pytest.fixture(scope="module", params=KINDS)
 def either(request: pytest.FixtureRequest) -> TextEncoder:
     made: TextEncoder = request.getfixturevalue(request.param)
     return made
@@ -75,10 +74,14 @@ def test_neighbours_and_batches_do_not_matter(
     np.testing.assert_allclose(alone, together, atol=1e-5)
 
 
-@pytest.mark.parametrize("is_static", [True, False])
-def test_loading_leaves_logging_and_the_network_alone(folder: Path, is_static: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_loading_leaves_logging_and_the_network_alone(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
     """In a fresh process without a network: nothing is drawn or logged, and it works."""
-    made = "StaticEncoder()" if is_static else f"SentenceEncoder(Path({str(folder)!r}))"
+    made = "StaticEncoder()"
+    if kind == "encoder":
+        made = f"SentenceEncoder(Path({str(request.getfixturevalue('folder'))!r}))"
     script = (
         "import logging, socket\n"
         "def refuse(*_): raise RuntimeError('network')\n"
@@ -98,6 +101,7 @@ def test_loading_leaves_logging_and_the_network_alone(folder: Path, is_static: b
 # ---------------------------------------------------------------------------- sentences
 
 
+@pytest.mark.verify
 def test_a_vector_is_the_direction_of_the_mean_of_its_tokens(
     folder: Path, encoder: SentenceEncoder
 ) -> None:
@@ -117,6 +121,7 @@ def test_a_vector_is_the_direction_of_the_mean_of_its_tokens(
         np.testing.assert_allclose(vector, total / np.linalg.norm(total), atol=1e-5)
 
 
+@pytest.mark.verify
 def test_half_a_precision_is_read_in_float32(copy: Path) -> None:
     """Half-precision weights give float32 vectors of unit length."""
     import transformers
@@ -128,6 +133,7 @@ def test_half_a_precision_is_read_in_float32(copy: Path) -> None:
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
 
 
+@pytest.mark.verify
 def test_a_long_text_is_cut(encoder: SentenceEncoder) -> None:
     """A long text is truncated at the model's maximum number of tokens."""
     words = ["cat", "sea"] * CUT
@@ -138,6 +144,7 @@ def test_a_long_text_is_cut(encoder: SentenceEncoder) -> None:
     assert np.abs(whole - shorter).max() > 1e-3
 
 
+@pytest.mark.verify
 def test_threads_share_it(folder: Path) -> None:
     """Threads that share an encoder get the same vectors as one alone."""
     encoder = SentenceEncoder(folder)
@@ -148,6 +155,7 @@ def test_threads_share_it(folder: Path) -> None:
         np.testing.assert_allclose(vectors, encoder.encode(texts), atol=1e-5)
 
 
+@pytest.mark.verify
 def test_the_name_is_the_models_own(encoder: SentenceEncoder, copy: Path) -> None:
     """A model's name does not depend on its folder or README."""
     promised: TextEncoder = encoder
@@ -156,6 +164,7 @@ def test_the_name_is_the_models_own(encoder: SentenceEncoder, copy: Path) -> Non
     assert promised.name.startswith(f"bert-{WIDTH}-")
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
@@ -175,12 +184,14 @@ def test_whatever_decides_the_vectors_is_in_the_name(
     assert other.name != encoder.name
 
 
+@pytest.mark.verify
 def test_other_weights_are_another_space(encoder: SentenceEncoder, tmp_path: Path) -> None:
     other = SentenceEncoder(tiny_bert.make(tmp_path / "tiny", seed=1))
     assert other.name != encoder.name
     assert np.abs(other.encode(TEXTS) - encoder.encode(TEXTS)).max() > 0.1
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize(
     ("gone", "said"),
     [
@@ -197,6 +208,7 @@ def test_missing_file_is_named(copy: Path, gone: str, said: str) -> None:
         SentenceEncoder(copy)
 
 
+@pytest.mark.verify
 def test_what_is_no_folder_is_named(tmp_path: Path) -> None:
     """A path that is no folder is refused by name."""
     with pytest.raises(ValueError, match=r"nowhere is no folder"):
@@ -206,6 +218,7 @@ def test_what_is_no_folder_is_named(tmp_path: Path) -> None:
         SentenceEncoder(tmp_path / "file")
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize(
     "content", ["", "{", "3", "{}", "[]", "[3]", '[{"path": ""}]', '[{"type": 3, "path": ""}]']
 )
@@ -216,6 +229,7 @@ def test_a_list_of_modules_that_is_none_is_named(copy: Path, content: str) -> No
         SentenceEncoder(copy)
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_a_damaged_model_is_named(copy: Path, file: str) -> None:
     """A truncated model file is refused with the name of the model."""
