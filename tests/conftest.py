@@ -64,6 +64,17 @@ def postgres() -> Iterator[PostgresDatabases]:
     databases.drop_databases()
 
 
+@pytest.fixture(scope="module")
+def url(postgres: PostgresDatabases) -> str:
+    """The URL of a database for all tests of a file, each of which has a namespace of its own."""
+    return postgres.create_database()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
 @pytest.fixture
 def heed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

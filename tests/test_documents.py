@@ -63,7 +63,7 @@ SAMPLE = {
     "type": "purchase",
 }
 
-# What depends on the model that was trained: compared in kind, not in value.
+# Fields that depend on the trained model: compared in kind, not in value.
 TRAINED = {"item_id", "title", "event_id", "timestamp", "model_version", "type"}
 
 

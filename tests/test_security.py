@@ -11,7 +11,7 @@ import yaml  # type: ignore[import-untyped]
 
 ROOT = Path(__file__).parents[1]
 SECURITY = (ROOT / "SECURITY.md").read_text("utf-8")
-# What opens connections of its own. `service/lab`, `service/datasets` and the commands do.
+# Modules that open connections. `service/lab`, `service/datasets` and the commands do.
 CLIENTS = {"aiohttp", "ftplib", "http.client", "httpx", "requests", "urllib.request", "urllib3"}
 ANSWERING = ("domain", "engine", "histories", "http", "jobs", "snapshots", "stores")
 
@@ -73,7 +73,7 @@ SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_containers_have_few_privileges(name: str) -> None:
-    """Each container has a read-only root, no capabilities, bounds, and ports of loopback alone."""
+    """Each container has a read-only root, no capabilities, bounds, and ports of loopback only."""
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]

@@ -93,7 +93,6 @@ class PartialSoftmax(NamedTuple):
         return cls(torch.zeros(heads, targets, width), torch.full((heads, targets), LOWEST))
 
     def target(self, number: int) -> PartialSoftmax:
-        """Attention of one target, T = 1."""
         return PartialSoftmax(*(part[:, number : number + 1] for part in self))
 
 
@@ -122,7 +121,6 @@ class Attended(NamedTuple):
 
     @classmethod
     def concat(cls, parts: Sequence[Attended]) -> Attended:
-        """Concatenate the attention of several groups of targets over one memory."""
         if len(parts) == 1:
             return parts[0]
         context, logsumexp, mass, error, scanned = (
@@ -167,7 +165,6 @@ def _attend_block(query: Tensor, block: KVBlock) -> PartialSoftmax:
 
 
 def merge_partials(first: PartialSoftmax, second: PartialSoftmax) -> PartialSoftmax:
-    """Attend over the rows of both, given attention over each."""
     logsumexp = torch.logaddexp(first.logsumexp, second.logsumexp)
     share = (first.logsumexp - logsumexp).exp()
     return PartialSoftmax(torch.lerp(second.context, first.context, share[..., None]), logsumexp)

@@ -35,7 +35,6 @@ def checkpoint(*, waits: bool = False) -> None:
 
 
 def watched(look: Look, work: Callable[[], T]) -> T:
-    """Return the result of work whose checkpoints call `look`."""
     _thread.look = look
     try:
         return work()
@@ -71,7 +70,6 @@ class Stopwatch:
         return time.monotonic() - self._started
 
     def remaining(self, share: float) -> float:
-        """Estimate the seconds to the end, at the pace since the first call."""
         if self._offset is None:
             self._offset = (share, self.seconds)
         done, since = share - self._offset[0], self.seconds - self._offset[1]

@@ -167,8 +167,6 @@ class EventLog:
 
 
 class _Index(NamedTuple):
-    """Places of events in the order of a column of small numbers."""
-
     order: NDArray[np.int32]  # [n]
     offsets: NDArray[np.int64]  # [highest + 2] in `order`, of each number
 
@@ -211,7 +209,6 @@ def log_sizes(events: LoggedEvents) -> tuple[int, int]:
 
 
 def of_types(events: LoggedEvents, types: NDArray[np.integer]) -> LoggedEvents:
-    """Return the events of some types, by their codes."""
     highest = max(int(events.types.max(initial=0)), int(types.max(initial=0)))
     wanted = np.zeros(highest + 1, np.bool_)
     wanted[types] = True

@@ -48,7 +48,6 @@ class Vocabulary:
         return [ids[row] for row in rows]
 
     def row(self, id_: str) -> int:
-        """Return the row of an id, or -1."""
         return self._rows.get(id_, -1)
 
     def rows(self, ids: Sequence[str]) -> NDArray[np.int32]:
@@ -66,7 +65,6 @@ class Vocabulary:
             known.update(zip(new, range(first, first + len(new)), strict=True))
 
     def add(self, id_: str) -> int:
-        """Return the row of an id, assigning the next one if it is new."""
         row = self._rows.get(id_)
         if row is not None:
             return row

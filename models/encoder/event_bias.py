@@ -186,5 +186,4 @@ class EventTypeBias(nn.Module):
 
 
 def _rows(types: Tensor, size: int) -> Tensor:
-    """Map types to rows of a table of `size` types, unknown ones to its last row."""
     return torch.where((types >= 0) & (types < size), types, size)

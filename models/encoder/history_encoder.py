@@ -312,8 +312,6 @@ _POSITIONS = POSITION_BUCKET_OF.numpy() * AGE_BUCKETS
 
 
 class _Norm:
-    """A LayerNorm."""
-
     def __init__(self, norm: nn.LayerNorm) -> None:
         self.weight, self.bias, self.eps = _array(norm.weight), _array(norm.bias), norm.eps
 

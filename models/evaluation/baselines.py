@@ -1,6 +1,6 @@
 """Baseline rankers: popularity, of all time and recent, personal repeats, transitions and EASE.
 
-Each is fitted with `fit`, ignores dislikes, is deterministic, and satisfies
+Each is fitted to a log, ignores dislikes, is deterministic, and satisfies
 `models.evaluation.full_ranking.Ranker`. Only `WeekPopularity` uses the times of requests. Fitting
 is collective over the shards of the log, and so are the scores of `WeekPopularity`.
 """
@@ -23,7 +23,9 @@ from models.evaluation.full_ranking import Ranker
 from models.recommender.co_occurrence import MAX_EASE_ITEMS, RIDGE, ease_weights, transition_matrix
 from models.recommender.recommender import BOUGHT_BEFORE, EASE_NAME, TRANSITIONS
 
-_DEPTH = 20  # of `ItemTransitions`: newest items that count, and the largest distance within a pair
+_DEPTH = (
+    20  # of `item_transitions`: newest items that count, and the largest distance within a pair
+)
 _DECAY = 0.7  # of an item's weight for each newer one
 _DAMPING = 0.2  # exponent of the popularity that scores are divided by
 
@@ -44,33 +46,41 @@ def baseline_makers(
     `exclude_seen` items of the user's history are no candidates, so that taking them again is no
     baseline.
     """
-    makers: dict[str, Callable[[Interactions], Ranker]] = {POPULARITY: Popularity.fit}
+    makers: dict[str, Callable[[Interactions], Ranker]] = {POPULARITY: popularity}
     times, shards = log.timestamps, log.shards
     first = shards.min(int(times.min(initial=_MAX_TIME)))
     if first < shards.max(int(times.max(initial=-_MAX_TIME))):
         makers[WEEK] = partial(WeekPopularity.fit, log=log)
     if not exclude_seen:
-        makers[BOUGHT_BEFORE] = Repeats.fit
+        makers[BOUGHT_BEFORE] = repeats
     if log.n_items <= MAX_EASE_ITEMS:
-        makers[EASE_NAME] = EASE.fit
-    return makers | {TRANSITIONS: ItemTransitions.fit}
+        makers[EASE_NAME] = ease
+    return makers | {TRANSITIONS: item_transitions}
+
+
+Users = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Popularity:
-    """Ranks items by their number of events, the same for all users."""
+class Baseline:
+    """Scores [B, n_items] by a function of a history and rows of its users [B]."""
 
-    counts: NDArray[np.float32]  # [n_items]
-
-    @classmethod
-    def fit(cls, log: Interactions) -> Self:
-        return cls(log.liked().total_item_counts().astype(np.float32))
+    n_items: int
+    score: Callable[[Interactions, Users], NDArray[np.float32]]
 
     def scores(
-        self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
+        self, history: Interactions, users: Users, _times: object = None, /
     ) -> NDArray[np.float32]:
-        _same_catalogue(history, len(self.counts))
-        return np.broadcast_to(self.counts, (len(users), len(self.counts)))
+        _same_catalogue(history, self.n_items)
+        return self.score(history, users)
+
+
+def popularity(log: Interactions) -> Baseline:
+    """Rank items by their number of events, the same for all users."""
+    counts = log.liked().total_item_counts().astype(np.float32)
+    return Baseline(
+        log.n_items, lambda _, users: np.broadcast_to(counts, (len(users), len(counts)))
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,87 +138,63 @@ class WeekPopularity:
         return counts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Repeats:
-    """Ranks items by the user's own number of events, then by popularity."""
+def repeats(log: Interactions) -> Baseline:
+    """Rank items by the user's own number of events, then by popularity in [0, 1)."""
+    share = _popularity_share(log)
 
-    share: NDArray[np.float32]  # [n_items] popularity, below 1
-
-    @classmethod
-    def fit(cls, log: Interactions) -> Self:
-        return cls(_popularity_share(log))
-
-    def scores(
-        self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
-    ) -> NDArray[np.float32]:
-        """The user's own counts + popularity in [0, 1), [B, n_items]."""
-        _same_catalogue(history, len(self.share))
+    def score(history: Interactions, users: Users) -> NDArray[np.float32]:
         batch, events = history.gather(users)
         liked = ~history.disliked[events]
-        flat = batch[liked] * len(self.share) + history.items[events[liked]]
-        own = np.bincount(flat, minlength=len(users) * len(self.share))
-        return own.reshape(len(users), len(self.share)).astype(np.float32) + self.share
+        flat = batch[liked] * len(share) + history.items[events[liked]]
+        own = np.bincount(flat, minlength=len(users) * len(share))
+        return own.reshape(len(users), len(share)).astype(np.float32) + share
+
+    return Baseline(log.n_items, score)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ItemTransitions:
-    """Ranks items by their transition counts from the user's last items.
+def item_transitions(log: Interactions) -> Baseline:
+    """Rank items by their transition counts from the user's last items.
 
     score(c) = sum over k < 20 of 0.7**k * M[item k from the end, c] / (count(c) + 5)**0.2, where M
     sums 1 / distance over pairs at most 20 apart; 0 for an empty history. Memory: 160 * E bytes at
     most.
     """
+    damp = ((log.liked().total_item_counts() + 5.0) ** -_DAMPING).astype(np.float32)
+    matrix = transition_matrix(log, window=_DEPTH, power=1.0)  # sparse [n_items, n_items]
 
-    matrix: torch.Tensor  # sparse [n_items, n_items]
-    damp: NDArray[np.float32]  # [n_items]
-
-    @classmethod
-    def fit(cls, log: Interactions) -> Self:
-        damp = (log.liked().total_item_counts() + 5.0) ** -_DAMPING
-        return cls(transition_matrix(log, window=_DEPTH, power=1.0), damp.astype(np.float32))
-
-    def scores(
-        self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
-    ) -> NDArray[np.float32]:
-        _same_catalogue(history, len(self.damp))
+    def score(history: Interactions, users: Users) -> NDArray[np.float32]:
         batch, events = history.gather(users, last=_DEPTH)
         age = history.offsets[users[batch] + 1] - 1 - events  # 0 = the user's newest event
-        weights = (_DECAY**age).astype(np.float32)
         recent = torch.sparse_coo_tensor(
             torch.from_numpy(np.stack([batch, history.items[events].astype(np.int64)])),
-            torch.from_numpy(weights),
+            torch.from_numpy((_DECAY**age).astype(np.float32)),
             (len(users), history.n_items),
             check_invariants=True,
         )
         with warnings.catch_warnings():  # torch multiplies in CSR, which it calls a beta
             warnings.filterwarnings("ignore", "Sparse CSR tensor support")
-            sums: NDArray[np.float32] = torch.sparse.mm(recent, self.matrix).to_dense().numpy()
-        return sums * self.damp
+            sums: NDArray[np.float32] = torch.sparse.mm(recent, matrix).to_dense().numpy()
+        return sums * damp
+
+    return Baseline(log.n_items, score)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EASE:
-    """Ranks items by the sum of their EASE weights from the user's items, in any order.
+def ease(log: Interactions, *, ridge: float = RIDGE) -> Baseline:
+    """Rank items by the sum of their EASE weights from the user's items, in any order.
 
-    See `models.recommender.co_occurrence`.
+    See `models.recommender.co_occurrence`; errors as in `ease_weights`.
     """
+    weights = ease_weights(log, ridge=ridge)
 
-    weights: NDArray[np.float32]  # [n_items, n_items], B
-
-    @classmethod
-    def fit(cls, log: Interactions, *, ridge: float = RIDGE) -> Self:
-        return cls(ease_weights(log, ridge=ridge).numpy())
-
-    def scores(
-        self, history: Interactions, users: NDArray[np.int32], _times: object = None, /
-    ) -> NDArray[np.float32]:
-        _same_catalogue(history, len(self.weights))
+    def score(history: Interactions, users: Users) -> NDArray[np.float32]:
         batch, events = history.gather(users)
         taken = np.zeros((len(users), history.n_items), dtype=np.float32)
         liked = ~history.disliked[events]
         taken[batch[liked], history.items[events[liked]]] = 1.0
         # torch.mm instead of numpy: one threading policy for all heavy products
-        return torch.mm(torch.from_numpy(taken), torch.from_numpy(self.weights)).numpy()
+        return torch.mm(torch.from_numpy(taken), weights).numpy()
+
+    return Baseline(log.n_items, score)
 
 
 def _popularity_share(log: Interactions) -> NDArray[np.float32]:

@@ -157,8 +157,6 @@ def first_relevant_rank(
 
 
 class Ranker(Protocol):
-    """A model that scores the whole catalogue for a batch of users."""
-
     def scores(
         self,
         history: Interactions,
@@ -188,7 +186,6 @@ class RankingMetrics:
     ranks: NDArray[np.int64]  # [M], 0 = first; of a log in several shards, of this one's cases
 
     def standard_errors(self) -> tuple[float, float]:
-        """The standard errors of hr and ndcg over the cases of `ranks`."""
         return (
             standard_error(hits(self.ranks, self.k)),
             standard_error(ndcg_gains(self.ranks, self.k)),
@@ -326,7 +323,6 @@ def _target_ranks(
 def _top_items(
     scores: NDArray[np.float32], candidates: NDArray[np.bool_], k: int
 ) -> NDArray[np.int64]:
-    """The items among any case's first k candidates, -inf excluded, flattened."""
     scores = np.where(candidates, scores, -np.inf)
     k = min(k, scores.shape[1])
     top = np.argpartition(-scores, k - 1, axis=1)[:, :k]

@@ -50,8 +50,6 @@ class Holdout:
 
 
 class Split(NamedTuple):
-    """Training events, validation cases and test cases."""
-
     train: Interactions
     validation: Holdout
     test: Holdout

@@ -81,8 +81,6 @@ class _EventGroups(NamedTuple):
 
 
 class TopEvents(NamedTuple):
-    """Events that are chosen for one target, and how many there are besides."""
-
     events: NDArray[np.int64]  # [E]
     biases: NDArray[np.float32]  # [H, E]
     others: tuple[float, float]  # shares of events not chosen that raise the score, that lower it
@@ -394,7 +392,6 @@ class CollapsedHistory:
             self.lists.update(torch.from_numpy(listed).long(), log(self.weights[:, listed]))
 
     def _blocks(self, start: int) -> Iterator[KVBlock]:
-        """Iterate over the items from a place on, block by block."""
         return (self._block_of(slice(at, at + _BLOCK)) for at in range(start, len(self), _BLOCK))
 
     def _block_of(self, places: NDArray[np.int64] | slice) -> KVBlock:
@@ -439,7 +436,6 @@ class CollapsedHistory:
         return self._add(events, self._columns(events, self._at), 1.0)
 
     def _event_groups(self) -> _EventGroups:
-        """The events in groups, kept as long as no age has changed."""
         if self._groups is None:
             item = self._event_places(slice(0, self.count))
             columns = self._biases.shape[1]
@@ -462,7 +458,6 @@ class CollapsedHistory:
         return places
 
     def _columns(self, events: NDArray[np.int64], at: int) -> NDArray[np.int64]:
-        """The column of the biases for each of some events, by age and type."""
         buckets = age_bucket(torch.from_numpy(at - self.history.timestamps[events])).numpy()
         types = self.history.types[events].astype(np.int64)
         count = self._biases.shape[1] // AGE_BUCKETS - 1

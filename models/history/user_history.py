@@ -61,7 +61,6 @@ class UserHistory:
         return replace(self._select(slice(start, None)), before=self.before + before)
 
     def _select(self, events: NDArray[np.int64] | slice) -> UserHistory:
-        """Keep some events, by their ascending positions, and the profile."""
         return replace(
             self,
             rows=self.rows[events],

@@ -170,7 +170,6 @@ class _WithoutDrawing(TorchFunctionMode):
 
 @contextmanager
 def _naming(file: str) -> Iterator[None]:
-    """Turn any parsing error into a ValueError that names the file."""
     try:
         yield
     except (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError) as error:

@@ -137,7 +137,6 @@ def _merged(
     sums: NDArray[np.float64],
     cuts: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Send the parts of ascending keys and their sums to a shard each; add up what came."""
     received = np.concatenate(log.shards.exchange(np.split(keys, cuts)))
     parts = np.concatenate(log.shards.exchange(np.split(sums, cuts)))
     order = np.argsort(received, kind="stable")
@@ -182,8 +181,6 @@ _SMOOTHING = 5.0  # events added to each item's
 
 
 class CooccurrenceWindow(NamedTuple):
-    """Weights of a user's recent events, of their items, and of the distance within a pair."""
-
     decay: float  # of an event's weight for each newer event
     depth: int  # number of newest events that count
     power: float  # exponent of the distance within a pair

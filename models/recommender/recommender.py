@@ -162,7 +162,6 @@ class LogStatistics(nn.Module):
 
     @property
     def recent_events(self) -> int:
-        """Number of newest events that any of the statistics is applied to."""
         depth = self.cooccurrence_window.depth
         return depth if self.similar_items is None else max(depth, SIMILARITY_DEPTH)
 
@@ -172,24 +171,14 @@ class LogStatistics(nn.Module):
         max_request_gap: int,
         recent_popularity: Tensor | None = None,
     ) -> None:
-        """Replace the statistics; raises ValueError for one of another shape.
+        """Replace the statistics.
 
         The counts are of the model's own `cooccurrence_window`, `max_request_gap` is in
         microseconds, `recent_popularity` [half-lives, N + 1] that of a next-basket model.
         """
-        shape = (self._config.n_items, self._config.transitions_per_item)
-        items, counts, _ = transition_counts
-        if items.shape != shape or counts.shape != shape:
-            raise ValueError(f"transition counts must be {shape}, not {tuple(items.shape)}")
         if recent_popularity is not None:
-            own = self.recent_popularity
-            if own is None or recent_popularity.shape != own.shape:
-                wanted = None if own is None else tuple(own.shape)
-                raise ValueError(
-                    f"recent popularity must be {wanted}, not {tuple(recent_popularity.shape)}"
-                )
             self.recent_popularity = recent_popularity
-        self.transition_items, self.transition_sums = items, counts
+        self.transition_items, self.transition_sums, _ = transition_counts
         self.max_request_gap = torch.tensor(max_request_gap)
 
     def clamp_request_time(self, request_time: Tensor, newest: Tensor) -> Tensor:
@@ -308,7 +297,6 @@ class Recommender(nn.Module):
 
     @property
     def counts_repeats(self) -> bool:
-        """Report whether the user's own count of an item is a second transition count."""
         return self.config.next_basket and self.config.repeat_consumption
 
     def set_similarity(self, similarity: ItemSimilarity | None) -> None:

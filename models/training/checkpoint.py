@@ -27,8 +27,6 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class BestEpoch:
-    """The best weights so far, and their validation metrics."""
-
     weights: dict[str, Tensor] = field(default_factory=dict)  # parameters by name
     epoch: int = 0
     metrics: RankingMetrics | None = None
@@ -36,8 +34,6 @@ class BestEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state of a training after an epoch."""
-
     run: str  # the `fingerprint` of its data and settings
     stage: str
     epoch: int  # epochs of the stage that are done

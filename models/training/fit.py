@@ -80,7 +80,6 @@ def _log_popularity(log: Interactions) -> Tensor:
 
 
 def _max_request_gap(log: Interactions) -> int:
-    """The largest gap between a user's events, outliers aside, in microseconds."""
     gaps = np.diff(log.timestamps)[np.diff(log.users) == 0]
     if not log.shards.any(len(gaps) > 0):
         return 0
@@ -210,8 +209,6 @@ _VALIDATION_BATCH = 64  # cases, few enough for all ranks to have about equally 
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """The state of a running training, passed to the callback after every step."""
-
     epoch: int  # from 1, of all stages together
     epochs: int  # that there will be, if no further stage stops early
     step: int  # of the epoch, from 1
@@ -223,8 +220,6 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True)
 class TrainingResult:
-    """A trained model and its validation history."""
-
     plan: TrainingPlan  # with the event types, the task and the epochs of its log
     model: Recommender  # in eval mode, trained on all events that the training was given
     validated: Recommender  # with the best epoch's weights; `model` itself without final epochs
@@ -236,8 +231,6 @@ class TrainingResult:
 
 
 class TrainingRun:
-    """One training: its model, losses and best epoch so far."""
-
     def __init__(
         self,
         plan: TrainingPlan,
@@ -277,7 +270,6 @@ class TrainingRun:
         self._stopwatch = Stopwatch()
 
     def fit(self, resume: Checkpoint | None) -> TrainingResult:
-        """Train all stages, or those from the checkpoint on."""
         if resume is not None and resume.run != self._fingerprint:
             raise CheckpointError("the checkpoint is of another training: other events or settings")
         stages = self._stages()

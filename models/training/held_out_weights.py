@@ -33,8 +33,6 @@ _CUT_OFF = 10  # of the NDCG that chooses
 
 
 class HeldOutWeights(NamedTuple):
-    """Weights that rank held-out cases best."""
-
     offsets: tuple[float, ...] = ()  # added to λ of each transition count
     similarity: float = 0.0  # of item similarities; 0: there is no such part
 
@@ -174,6 +172,5 @@ def _gains(
 
 
 def _add_offsets(model: Recommender, offsets: Sequence[float]) -> None:
-    """Add an offset to λ of each of the first transition counts."""
     bias = model.transition_scale.bias.detach()  # shares the memory
     bias[: len(offsets)] += torch.tensor(offsets, device=bias.device)

@@ -44,7 +44,6 @@ def first_interactions(log: Interactions) -> NDArray[np.bool_]:
 
 
 def repeat_share(log: Interactions) -> float:
-    """The share of events on an item that their user had before, dislikes aside."""
     log = log.liked()
     first = _mean(first_interactions(log), log.shards)
     return 0.0 if first is None else 1.0 - first
@@ -56,8 +55,6 @@ def has_repeat_consumption(log: Interactions) -> bool:
 
 
 class PredictionTask(NamedTuple):
-    """The prediction task, as far as it changes the training objective."""
-
     next_basket: bool  # predict the next basket, never the rest of the current one
     repeat_consumption: bool  # items that the user had may be targets
 

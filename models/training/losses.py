@@ -130,7 +130,6 @@ class SoftmaxItems(NamedTuple):
     correction: Tensor  # [C] log of how many items each stands for
 
     def columns(self, items: Tensor) -> Tensor:
-        """The column of each item, C if it has none."""
         return items if self.column is None else self.column[items]
 
 
@@ -200,8 +199,6 @@ ATTENTION_SAMPLE = 256  # items drawn for each window beside its targets
 
 
 class TrainingStep(NamedTuple):
-    """A batch with everything drawn for it."""
-
     batch: WindowBatch
     items: SoftmaxItems  # C items of the softmax
     keep_id: Tensor  # bool [N], items that keep their id in this step

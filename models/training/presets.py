@@ -44,7 +44,6 @@ class TrainConfig:
 
     @property
     def total_epochs(self) -> int:
-        """Epochs of all stages together, if none stops early."""
         return self.asked_epochs or self.epochs + self.attention_epochs + self.final_epochs
 
     def divided(self, *, has_final: bool) -> TrainConfig:
@@ -148,8 +147,6 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A model's size and its training."""
-
     name: str
     dim: int
     blocks: int
@@ -246,5 +243,4 @@ def choose_preset(
 
 
 def max_transitions_per_item(items: int) -> int:
-    """The number of transition counts that a model of `items` items keeps of each."""
     return min(_TRANSITIONS_PER_ITEM, max(1, _TRANSITIONS // max(1, items)))

@@ -26,7 +26,6 @@ class HeldOutTransitions:
     """Transition counts at every position of a window, without the window's own user."""
 
     def __init__(self, counts: TransitionCounts, log: Interactions) -> None:
-        """Prepare the counts of a log, which `counts` were counted from."""
         self._items, self._counts, self._window = counts.items.long(), counts.counts, counts.window
         n = max(log.n_items, 1)
         # Dense codes of (user, item), so that pairs of them fit an integer in any log.
@@ -140,8 +139,6 @@ class WindowBatch(NamedTuple):
 
 
 class WindowBatches:
-    """Makes batches from windows of one log."""
-
     def __init__(
         self,
         log: Interactions,

@@ -104,7 +104,7 @@ def attend_vectors(question: AttendIn, memory: MemoryIn, target: Vector) -> Atte
         bias = bias.masked_fill(~torch.tensor(memory.visible, dtype=torch.bool), -math.inf)
     rows = _block(keys, values, heads, bias)
     answer = _attend(question, _split(target[None], heads), rows)
-    # What such rows do not have comes last.
+    # Members that such rows do not have come last.
     present = {name: value for name, value in answer.items() if value is not None}
     return cast("AttendedOut", present | {"ids": None, "model_version": None, "events": None})
 

@@ -33,9 +33,8 @@ from service.runtime.workers import SharedArrays
 from service.snapshots.derived_files import INDEXES, CatalogueCache, open_cache_files
 from service.snapshots.live_event_log import LiveEventLog
 from service.snapshots.live_search import LiveSearch
-from service.snapshots.live_snapshot import LiveSnapshot
+from service.snapshots.live_snapshot import LiveSnapshot, Served
 from service.snapshots.registry import Registry
-from service.snapshots.served import Served
 from service.snapshots.shared_registry import open_registry
 from service.snapshots.text_embeddings import EmbeddingCache, open_encoder
 from service.stores.base import Store
@@ -153,7 +152,7 @@ _TASKS = Path("/proc/self/task")
 
 
 def preload(settings: Settings) -> Served:
-    """What is served, in a process that has no thread but this one and no file of the store open.
+    """Return what is served, in a process with no thread but this one and no store file open.
 
     A fork copies only the thread that asks for it: a lock that another held would stay held for
     ever, and a pool would wait for threads that are not there. SQLite's locks do not survive one.
@@ -164,7 +163,7 @@ def preload(settings: Settings) -> Served:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Not uvloop, whose library never ends its threads.
     loaded = asyncio.run(_load(settings))
-    # What earlier states of the catalogue held is let go of, so that files hold the latest.
+    # Earlier states of the catalogue are freed, so that files hold the latest.
     gc.collect()
     cow.seal()
     trim()

@@ -27,8 +27,8 @@ from service.jobs.runner import JobRunner
 from service.questions.scalars import Checked
 from service.runtime.logs import REPEATED
 from service.runtime.tracing import Measurement, StageClock
+from service.snapshots.live_snapshot import Served
 from service.snapshots.registry import version_document
-from service.snapshots.served import Served
 from service.stores.base import Store
 
 _log = logging.getLogger(__name__)

@@ -221,7 +221,7 @@ _HIDDEN = _written(None, None, "", "hidden", None)  # of every item that must no
 # ------------------------------------------------------------------------------ reasons
 
 _SPARE = 8  # events beyond twice as many as reasons that are looked at for events of one item
-_MOST_OF_LONG = 2_000  # events of a long history that are looked at, each of which is costly
+_MOST_OF_LONG = 2_000  # events of a long history that are looked at; each is costly
 
 
 def explain_items(
@@ -236,12 +236,10 @@ def explain_items(
     events: EventColumns,
     places: Sequence[int] | None = None,
 ) -> list[list[Reason]]:
-    """Explain the scores of item rows [L] by the `top` events that contribute most to each.
+    """Explain the scores of item rows [L] by the `top` events that contribute most; [] for 0.
 
     Args:
-        snapshot: the model and the catalogue.
         user: from `build_memory` with the same snapshot.
-        rows: item rows [L].
         scores: of these rows, or of more.
         options: as the scores were made.
         top: reasons of each item.
@@ -250,6 +248,8 @@ def explain_items(
         places: [L] of the rows among the scores, -1 = not scored, which has no reasons; by default
             in order.
     """
+    if not top:
+        return []
     where = np.arange(len(rows)) if places is None else np.asarray(places)
     scored = np.flatnonzero(where >= 0)
     partial = scores.partial

@@ -71,7 +71,7 @@ def snippet(text: str, spans: Spans) -> list[MarkedOut]:
 
 
 def _window(text: str, spans: Spans) -> tuple[int, int]:
-    """Where to cut, between words: the first of the best places."""
+    """Return where to cut, between words: the first of the best places."""
     # The beginning, and a little before each marked word.
     starts = [0, *(min(max(0, start - WIDTH // 5), len(text) - WIDTH) for start, _ in spans)]
 

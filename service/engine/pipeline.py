@@ -76,9 +76,9 @@ class Request(Generic[Q]):
         self.question = question
         self.stages = stages
         self.about = about  # the item or the user that the question is about
-        asked: int | None = getattr(question, "at", None)
         # Without a time in the question, events count that are later by another machine's clock.
-        self.now = time.time_ns() // 1_000 if asked is None else asked
+        self.at: int | None = getattr(question, "at", None)
+        self.now = time.time_ns() // 1_000 if self.at is None else self.at
         self.shown: Sequence[str] = ()  # items before this answer, which count for quotas
 
     # --------------------------------------------------------------------------- open
@@ -109,13 +109,16 @@ class Request(Generic[Q]):
         with self.stages("store"):
             if user_id is not None or history:
                 self.events = await self.load(user_id, history or ())
-            await (self._open_log() if with_log else self._open_snapshot())
+            if with_log:
+                await self._open_log()
+            else:
+                self.snapshot = await self.parts.live.current()
             self.warnings = await self._unknown_types(visible.types or ())
 
     async def open_snapshot(self) -> None:
         """Read the snapshot, for a question that attends nobody's memory."""
         with self.stages("store"):
-            await self._open_snapshot()
+            self.snapshot = await self.parts.live.current()
 
     async def open_log(self) -> None:
         """Read the log of all events, and a snapshot that has its items."""
@@ -126,14 +129,10 @@ class Request(Generic[Q]):
         self, user_id: str | None, history: Sequence[InlineEventIn] = ()
     ) -> EventColumns:
         """Return the events of a person as of the question."""
-        at: int | None = getattr(self.question, "at", None)
         merge = partial(self.compute, size=_MERGED * len(history), stage="merge")
         return await self.parts.memories.load(
-            user_id, at, session=history, now=self.now, compute=merge
+            user_id, self.at, session=history, now=self.now, compute=merge
         )
-
-    async def _open_snapshot(self) -> None:
-        self.snapshot = await self.parts.live.current()
 
     async def _open_log(self) -> None:
         live = self.parts.live
@@ -162,8 +161,7 @@ class Request(Generic[Q]):
     @property
     def until(self) -> int:
         """The time until which logged events count; without `at` all do, as clocks may be ahead."""
-        asked: int | None = getattr(self.question, "at", None)
-        return MAX_TIMESTAMP if asked is None else asked
+        return MAX_TIMESTAMP if self.at is None else self.at
 
     def item_row(self, item_id: str) -> int:
         """Return the row of an item that can be asked about. Raises `NotFound`."""
@@ -345,13 +343,13 @@ def answer_of(snapshot: Snapshot, items: list[AnsweredItemOut], **members: Any) 
 
 def attended(scored: Sequence[Scores]) -> dict[str, Any]:
     """Return how the memories behind some scores were attended, as members of an answer."""
-    own = [scores for scores in scored if scores.memory_rows]
-    if not own:
+    scored = [scores for scores in scored if scores.memory_rows]
+    if not scored:
         return {"retrieval": "exact"}
     return {
-        "retrieval": next((scores.mode for scores in own if scores.mode != "exact"), "exact"),
-        "rows_scanned": round(sum(scores.rows_scanned for scores in own) / len(own)),
-        "memory_rows": round(sum(scores.memory_rows for scores in own) / len(own)),
+        "retrieval": next((scores.mode for scores in scored if scores.mode != "exact"), "exact"),
+        "rows_scanned": round(sum(scores.rows_scanned for scores in scored) / len(scored)),
+        "memory_rows": round(sum(scores.memory_rows for scores in scored) / len(scored)),
     }
 
 

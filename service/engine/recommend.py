@@ -113,18 +113,16 @@ async def _ranked(
 
     def attend(user: UserMemory) -> tuple[ItemRows, Scores, list[list[Reason]]]:
         rows, scores = rank(user)
-        reasons = list[list[Reason]]()
-        if question.explain:
-            reasons = explain_items(
-                snapshot,
-                user,
-                rows,
-                scores,
-                options=options,
-                top=question.explain,
-                effects=question.effects,
-                events=request.events,
-            )
+        reasons = explain_items(
+            snapshot,
+            user,
+            rows,
+            scores,
+            options=options,
+            top=question.explain,
+            effects=question.effects,
+            events=request.events,
+        )
         return rows, scores, reasons
 
     rows, scores, reasons = await request.attend(attend, size)

@@ -23,7 +23,7 @@ from models.catalogue.snapshot import Snapshot
 from models.catalogue.sorting import SortedValue, SortKey, SortPosition, position, sorted_rows
 from models.history.user_memory import UserMemory
 from models.ranking.explanation import Reason
-from models.ranking.lineup import QuotaChoice, SteeredRows
+from models.ranking.lineup import SteeredRows, take_first
 from models.ranking.matches import (
     DEFAULTS,
     FieldMatches,
@@ -43,7 +43,7 @@ from models.ranking.search import (
     strong_matches,
     take,
 )
-from models.ranking.steering import NO_STEERING, ItemSteering, Quota
+from models.ranking.steering import NO_STEERING, ItemSteering, Quota, QuotaCounts
 from models.text.bm25 import Hits
 from models.text.query_parser import ParsedQuery
 from models.text.terms import MAX_COMPLETED, NO_KEYWORDS
@@ -291,8 +291,6 @@ def search_items(
     """Rank the items that match a text best.
 
     Args:
-        question: the request.
-        snapshot: the catalogue.
         user: from `build_memory` with the same snapshot; an empty one re-ranks nothing.
         setup: encodes the query, and weighs the kinds of match.
         allowed: bool [N], what may be answered.
@@ -331,19 +329,17 @@ def search_items(
     found = take(found, range(offset, end))
     place_of = {row: place for place, row in enumerate(near.tolist())}
     places = [place_of.get(row, -1) for row in found.rows.tolist()]
-    reasons = list[list[Reason]]()
-    if question.explain:
-        reasons = explain_items(
-            snapshot,
-            user,
-            found.rows,
-            scores,
-            options=options,
-            top=question.explain,
-            effects=question.effects,
-            events=events,
-            places=places,
-        )
+    reasons = explain_items(
+        snapshot,
+        user,
+        found.rows,
+        scores,
+        options=options,
+        top=question.explain,
+        effects=question.effects,
+        events=events,
+        places=places,
+    )
     counted, warnings = None, _bounds(matches)
     if question.facets:
         mask, warnings = matched_items(snapshot, parsed, matches, allowed, question.min_score)
@@ -658,7 +654,8 @@ def list_items(
     if quotas:
         needed = len(rows) if after is not None else question.offset + question.limit + 1
         whole = sorted_rows(catalogue.fields, rows, keys, limit=len(rows))
-        rows = whole[QuotaChoice(catalogue.fields, quotas, whole, needed)(np.arange(len(whole)))]
+        counts = QuotaCounts.over(catalogue.fields, quotas, whole)
+        rows = whole[take_first(np.arange(len(whole)), counts, needed)]
         rows = np.sort(rows)
     # One item more than the page tells whether there is another page.
     page = sorted_rows(

@@ -26,10 +26,10 @@ _OVERHEAD = 512  # bytes of Python objects behind one user's columns, measured
 class EventColumns:
     """A user's events, oldest first by (timestamp, seq), at one version of the store.
 
-    20 bytes an event; weights take four more only where one differs from 1. Of two columns of one
-    `epoch`, the later begins with the events of the earlier. The `epoch` is the process's own: it
-    is new where the store's `generation` is, and also where an event arrived out of order or the
-    columns were read again.
+    20 bytes an event; weights take four more only where one differs from 1. Later columns of an
+    `epoch` begin with the events of earlier ones. The `epoch` is the process's own: it is new where
+    the store's `generation` is, and also where an event arrived out of order or the columns were
+    read again.
     """
 
     user_id: str
@@ -51,7 +51,6 @@ class EventColumns:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held."""
         columns = (self.rows, self.timestamps, self.seqs, self.types, self.weights)
         arrays = chain(columns, *self.vectors.values())
         return _OVERHEAD + sum(array.nbytes for array in arrays if array is not None)
@@ -83,12 +82,7 @@ class EventColumns:
         )
 
     def filled_weights(self) -> NDArray[np.float32]:
-        """The weight of each event, [n]."""
         return np.ones(len(self), np.float32) if self.weights is None else self.weights
-
-
-def _int32() -> NDArray[np.int32]:
-    return np.zeros(0, np.int32)
 
 
 # The columns of every requester without events and interests.
@@ -97,10 +91,10 @@ EMPTY = EventColumns(
     version=0,
     generation=0,
     epoch=0,
-    rows=_int32(),
+    rows=np.zeros(0, np.int32),
     timestamps=np.zeros(0, np.int64),
-    seqs=_int32(),
-    types=_int32(),
+    seqs=np.zeros(0, np.int32),
+    types=np.zeros(0, np.int32),
     type_names=(),
     weights=None,
     vectors={},
@@ -196,7 +190,7 @@ def with_session(
     vocabulary.
     """
     # Not added to the vocabularies: requests must not make the process grow.
-    own = list(dict.fromkeys(event.type for event in session))
+    added = list(dict.fromkeys(event.type for event in session))
     known = list(stored.type_names)
     rows = [vocabulary.row(event.item_id) for event in session]
     times = [at if event.timestamp is None else event.timestamp for event in session]
@@ -206,8 +200,8 @@ def with_session(
         rows=np.array(rows, np.int32),
         timestamps=np.array(times, np.int64),
         seqs=np.zeros(len(session), np.int64),
-        types=np.array([len(known) + own.index(event.type) for event in session], np.int32),
-        type_names=known + own,
+        types=np.array([len(known) + added.index(event.type) for event in session], np.int32),
+        type_names=known + added,
         weights=np.array([event.weight for event in session], np.float32),
         vectors={},
     )

@@ -52,12 +52,12 @@ _log = logging.getLogger(__name__)
 class DerivedState:
     """State that a model derived from a user's events: all of it can be computed again.
 
-    Each part has its own validity. What is encoded in `memory` serves any history that begins with
-    the events it was computed from, under the same model. `collapsed` serves a history of the same
-    epoch, as far as `CollapsedHistory.rebind` accepts the snapshot. `history` and `memory` serve
-    the events they were made for, by any snapshot of the model that has the same tables of their
-    items, and `memory` only while every age stays in its bucket: time enters a memory only through
-    buckets of ages (`models.encoder.event_bias`).
+    Each part has its own validity. The encoded states in `memory` serve any history that begins
+    with the events they were computed from, under the same model. `collapsed` serves a history of
+    the same epoch, as far as `CollapsedHistory.rebind` accepts the snapshot. `history` and `memory`
+    serve the events they were made for, by any snapshot of the model that has the same tables of
+    their items, and `memory` only while every age stays in its bucket: time enters a memory only
+    through buckets of ages (`models.encoder.event_bias`).
     """
 
     events: EventColumns
@@ -379,7 +379,7 @@ class MemoryProvider:
             return
         known = self._cache.derived(events.user_id, snapshot)
         current = known if known is not None and known.serves(events, snapshot) else None
-        # What is collapsed holds sums of exponentials at temperature 1.
+        # A collapsed history holds sums of exponentials at temperature 1.
         plain = options.temperature == 1 and not options.hard
         may_collapse = len(events) >= LONG and plain
         with ExitStack() as held:

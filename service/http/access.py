@@ -6,7 +6,9 @@ import ipaddress
 import re
 import time
 from collections.abc import Iterable, Mapping
+from enum import Enum
 from functools import lru_cache
+from typing import NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route
@@ -21,12 +23,39 @@ from service.domain.timestamps import to_rfc3339
 from service.engine.namespaces import Namespaces
 from service.http.keys import is_exposed
 from service.http.rate_limits import RateLimits
-from service.http.scope_keys import ANONYMOUS, ENGINE, KEY, NAMESPACE, OPENING, SERVED
+from service.http.scope_keys import ANONYMOUS, ENGINE, KEY, NAMESPACE, OPENING, ROW, SERVED
 from service.stores.base import Store
 
-# scopes of routes -----------------------------------------------------------------------
+# routes ---------------------------------------------------------------------------------
 
 Scopes = frozenset[keys.Scope]
+
+
+class Kind(Enum):
+    """Decides which queue a request waits in, and whether it has a deadline."""
+
+    QUESTION = "question"  # computes an answer that someone waits for
+    LIGHT = "light"  # reads or writes single rows; waits for the disk more than it computes
+    CATALOGUE = "catalogue"  # waits for the catalogue or a model to be served, without a deadline
+    BULK = "bulk"  # many events at once
+    IMPORT = "import"  # many items at once, without a deadline
+
+    @property
+    def is_urgent(self) -> bool:
+        """True if an answer after the deadline is useless.
+
+        An activation reads every byte of a model, and answers before it serves. Writes of items
+        answer once the items are served: a bulk import waits, so that searches do not.
+        """
+        return self not in (Kind.CATALOGUE, Kind.IMPORT)
+
+
+class RouteRow(NamedTuple):
+    """What a route needs: one of the scopes, which `admin` implies, and its place in a queue."""
+
+    scopes: Scopes
+    kind: Kind = Kind.LIGHT
+
 
 PUBLIC: Scopes = frozenset()  # no key is needed
 _READ: Scopes = frozenset({"read"})
@@ -35,71 +64,67 @@ _TRAIN: Scopes = frozenset({"train"})
 _WATCH: Scopes = frozenset({"read", "train"})  # the key that starts a training follows it
 _METRICS: Scopes = frozenset({"metrics"})
 
-# Scopes of all routes but those of questions. One of the scopes suffices, and `admin` implies all.
-ROUTES: Mapping[tuple[str, str], Scopes] = {
-    ("POST", "/v1/batch"): _READ,
-    ("GET", "/v1/items"): _READ,
-    ("POST", "/v1/items"): _WRITE,
-    ("GET", "/v1/items/{item_id}"): _READ,
-    ("PATCH", "/v1/items/{item_id}"): _WRITE,
-    ("DELETE", "/v1/items/{item_id}"): _WRITE,
-    ("POST", "/v1/events"): _WRITE,
-    ("GET", "/v1/users"): _READ,
-    ("GET", "/v1/users/{user_id}"): _READ,
-    ("PUT", "/v1/users/{user_id}"): _WRITE,
-    ("DELETE", "/v1/users/{user_id}"): _WRITE,
-    ("GET", "/v1/users/{user_id}/history"): _READ,
-    ("DELETE", "/v1/users/{user_id}/history/{event_id}"): _WRITE,
-    ("POST", "/v1/users/{user_id}/merge"): _WRITE,
-    ("GET", "/v1/scenarios"): _READ,
-    ("GET", "/v1/scenarios/{name}"): _READ,
-    ("GET", "/v1/scenarios/{name}/versions"): _READ,
-    ("POST", "/v1/scenarios/{name}"): _READ,
-    ("PUT", "/v1/scenarios/{name}"): _WRITE,
-    ("DELETE", "/v1/scenarios/{name}"): _WRITE,
-    ("POST", "/v1/models/train"): _TRAIN,
-    ("POST", "/v1/models/{version}/activate"): _TRAIN,
-    ("GET", "/v1/models"): _WATCH,
-    ("GET", "/v1/jobs"): _WATCH,
-    ("GET", "/v1/jobs/{job_id}"): _WATCH,
-    ("POST", "/v1/jobs/{job_id}/cancel"): _TRAIN,
-    ("GET", "/metrics"): _METRICS,
-    ("GET", "/health/live"): PUBLIC,
-    ("GET", "/health/ready"): PUBLIC,
+# All routes but those of questions, which are in `routes.questions`.
+ROUTES: Mapping[tuple[str, str], RouteRow] = {
+    ("POST", "/v1/batch"): RouteRow(_READ, Kind.QUESTION),
+    ("GET", "/v1/items"): RouteRow(_READ, Kind.QUESTION),
+    ("POST", "/v1/items"): RouteRow(_WRITE, Kind.IMPORT),
+    ("GET", "/v1/items/{item_id}"): RouteRow(_READ),
+    ("PATCH", "/v1/items/{item_id}"): RouteRow(_WRITE, Kind.CATALOGUE),
+    ("DELETE", "/v1/items/{item_id}"): RouteRow(_WRITE, Kind.CATALOGUE),
+    ("POST", "/v1/events"): RouteRow(_WRITE, Kind.BULK),
+    ("GET", "/v1/users"): RouteRow(_READ, Kind.QUESTION),
+    ("GET", "/v1/users/{user_id}"): RouteRow(_READ),
+    ("PUT", "/v1/users/{user_id}"): RouteRow(_WRITE),
+    ("DELETE", "/v1/users/{user_id}"): RouteRow(_WRITE),
+    ("GET", "/v1/users/{user_id}/history"): RouteRow(_READ, Kind.QUESTION),
+    ("DELETE", "/v1/users/{user_id}/history/{event_id}"): RouteRow(_WRITE),
+    ("POST", "/v1/users/{user_id}/merge"): RouteRow(_WRITE),
+    ("GET", "/v1/scenarios"): RouteRow(_READ),
+    ("GET", "/v1/scenarios/{name}"): RouteRow(_READ),
+    ("GET", "/v1/scenarios/{name}/versions"): RouteRow(_READ),
+    ("POST", "/v1/scenarios/{name}"): RouteRow(_READ, Kind.QUESTION),
+    ("PUT", "/v1/scenarios/{name}"): RouteRow(_WRITE),
+    ("DELETE", "/v1/scenarios/{name}"): RouteRow(_WRITE),
+    ("POST", "/v1/models/train"): RouteRow(_TRAIN),
+    ("POST", "/v1/models/{version}/activate"): RouteRow(_TRAIN, Kind.CATALOGUE),
+    ("GET", "/v1/models"): RouteRow(_WATCH),
+    ("GET", "/v1/jobs"): RouteRow(_WATCH),
+    ("GET", "/v1/jobs/{job_id}"): RouteRow(_WATCH),
+    ("POST", "/v1/jobs/{job_id}/cancel"): RouteRow(_TRAIN),
+    ("GET", "/metrics"): RouteRow(_METRICS),
+    ("GET", "/health/live"): RouteRow(PUBLIC),
+    ("GET", "/health/ready"): RouteRow(PUBLIC),
     # Files of the page and of the documentation, which hold no data: the page asks for a key.
-    ("GET", "/"): PUBLIC,
-    ("GET", "/playground/settings.json"): PUBLIC,
-    ("GET", "/playground/{name:path}"): PUBLIC,
-    ("GET", "/docs"): PUBLIC,
-    ("GET", "/docs/{name}"): PUBLIC,
-    ("GET", "/openapi.json"): PUBLIC,
-    ("HEAD", "/openapi.json"): PUBLIC,
+    ("GET", "/"): RouteRow(PUBLIC),
+    ("GET", "/playground/settings.json"): RouteRow(PUBLIC),
+    ("GET", "/playground/{name:path}"): RouteRow(PUBLIC),
+    ("GET", "/docs"): RouteRow(PUBLIC),
+    ("GET", "/docs/{name}"): RouteRow(PUBLIC),
+    ("GET", "/openapi.json"): RouteRow(PUBLIC),
+    ("HEAD", "/openapi.json"): RouteRow(PUBLIC),
 }
 
 
-class RouteScopes:
-    """The scopes of each request, by the patterns of the routes themselves.
-
-    Args:
-        routes: in the order in which the router tries them.
-        scopes: of each, by method and path.
+class RouteTable:
+    """The row of each request, by the patterns of the routes, in the order of the router.
 
     Raises:
-        LookupError: a route has no scopes.
+        LookupError: a route has no row.
     """
 
     def __init__(
-        self, routes: Iterable[BaseRoute], scopes: Mapping[tuple[str, str], Scopes]
+        self, routes: Iterable[BaseRoute], rows: Mapping[tuple[str, str], RouteRow]
     ) -> None:
-        self._scopes = scopes
+        self._rows = rows
         self._patterns: dict[str, list[Route]] = {}
         self._exact: dict[tuple[str, str], Route | None] = {}
         for route in routes:
             if not isinstance(route, Route):
-                raise LookupError(f"{route!r} has no scopes, since it has no path")
+                raise LookupError(f"{route!r} has no row, since it has no path")
             for method in route.methods or ():
-                if (method, route.path) not in scopes:
-                    raise LookupError(f"{method} {route.path} has no scopes in {__name__}.ROUTES")
+                if (method, route.path) not in rows:
+                    raise LookupError(f"{method} {route.path} has no row in {__name__}.ROUTES")
                 self._patterns.setdefault(method, []).append(route)
         # A path without parameters may still be caught by the pattern of an earlier route.
         for method, patterns in self._patterns.items():
@@ -107,10 +132,10 @@ class RouteScopes:
                 if not route.param_convertors:
                     self._exact[method, route.path] = self._first(method, route.path)
 
-    def of(self, method: str, path: str) -> Scopes | None:
-        """Return the scopes of which a request needs one; None where no route answers it."""
+    def of(self, method: str, path: str) -> RouteRow | None:
+        """Return the row of a request; None if no route answers it."""
         route = self._find(method, path)
-        return None if route is None else self._scopes[method, route.path]
+        return None if route is None else self._rows[method, route.path]
 
     def nearest(self, method: str, path: str) -> Route | None:
         """Return the route of a request; for a method that is not allowed, a route of its path."""
@@ -151,7 +176,6 @@ class OriginChecks:
         self._is_allowed = lru_cache(256)(self._allows)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] == "http":
             headers = dict(scope["headers"])
             host = headers.get(b"host", b"").decode("latin-1").lower()
@@ -221,9 +245,11 @@ class AccessControl:
         self._version = -1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] == "http":
             scope[KEY], scope[NAMESPACE], scope[ANONYMOUS] = None, DEFAULT_NAMESPACE, False
+            table: RouteTable = scope["app"].state.route_table
+            path = scope["path"].removeprefix(scope["root_path"])
+            scope[ROW] = table.of(scope["method"], path)
             if self._is_off:
                 _choose_namespace(scope)
             else:
@@ -233,10 +259,8 @@ class AccessControl:
     async def _check(self, scope: Scope) -> None:
         state = scope["app"].state
         store: Store = state.namespaces.default.store
-        routes: RouteScopes = state.route_scopes
-        path = scope["path"].removeprefix(scope["root_path"])
-        needed = routes.of(scope["method"], path)
-        if needed == PUBLIC:
+        row: RouteRow | None = scope[ROW]
+        if row is not None and row.scopes == PUBLIC:
             await self._note(scope, store)
             return
         if not self._keys_are_on(store):
@@ -250,11 +274,12 @@ class AccessControl:
             raise HTTPException(403, detail, headers=_closing(scope))
         if key.rate is not None:
             await self._rates.count(key, key.rate, store.rate_windows)
-        if needed is None:
+        if row is None:
             # Not left to the router: a route without scopes shall answer nobody.
-            raise HTTPException(405 if routes.nearest(scope["method"], path) else 404)
-        if not key.permits(needed):
-            raise _forbidden(scope, key, " or ".join(sorted(needed)))
+            path = scope["path"].removeprefix(scope["root_path"])
+            raise HTTPException(405 if state.route_table.nearest(scope["method"], path) else 404)
+        if not key.permits(row.scopes):
+            raise _forbidden(scope, key, " or ".join(sorted(row.scopes)))
 
     async def _note(self, scope: Scope, store: Store) -> None:
         """Note the key of a request that needs none; a wrong one is as none."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from enum import Enum
 from functools import partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,36 +12,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from service.domain.errors import DeadlineExceeded, Overloaded
 from service.domain.settings import Settings
 from service.engine.compose import compute_threads
+from service.http.access import Kind
 from service.http.bodies import Places, is_stream, sender_of
-from service.http.routes.questions import QUESTIONS
-from service.http.scope_keys import BODY, BULK_TURN, OPENING
+from service.http.scope_keys import BODY, BULK_TURN, OPENING, ROW
 from service.http.telemetry import Metrics
 from service.runtime.work_queue import Turn, WorkQueue
 
 MAX_SMALL_WRITE = 50  # events or items of a request that is no bulk import
 
 _EXEMPT = frozenset({"/health/live", "/health/ready", "/metrics"})
-_QUESTIONS = {"batch", *(row.path.removeprefix("/v1/") for row in QUESTIONS if not row.about)}
-_ABOUT = {row.path.rpartition("/")[2] for row in QUESTIONS if row.about}  # an item or a user
-
-
-class Kind(Enum):
-    """Decides which queue a request waits in, and whether it has a deadline."""
-
-    QUESTION = "question"  # computes an answer that someone waits for
-    LIGHT = "light"  # reads or writes single rows; waits for the disk more than it computes
-    CATALOGUE = "catalogue"  # waits for the catalogue or a model to be served, without a deadline
-    BULK = "bulk"  # many events at once
-    IMPORT = "import"  # many items at once, without a deadline
-
-    @property
-    def is_urgent(self) -> bool:
-        """True if an answer after the deadline is useless.
-
-        An activation reads every byte of a model, and answers before it serves. Writes of items
-        answer once the items are served: a bulk import waits, so that searches do not.
-        """
-        return self not in (Kind.CATALOGUE, Kind.IMPORT)
+_SMALL = {Kind.BULK: Kind.LIGHT, Kind.IMPORT: Kind.CATALOGUE}  # with few rows in the body
 
 
 class Admission:
@@ -78,7 +57,6 @@ class Admission:
         metrics.watch_places("requests", most, lambda: self._in_flight.taken)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http" or is_exempt(scope):
             await self._app(scope, receive, send)
         elif is_stream(scope):
@@ -122,26 +100,9 @@ def is_exempt(scope: Scope) -> bool:
 
 
 def kind_of(scope: Scope) -> Kind:
-    """Return the kind of a request, from its method, its path and the rows in its body."""
-    body: bytes = scope.get(BODY, b"")
-    match scope["method"], scope["path"].removeprefix(scope["root_path"]).split("/"):
-        case "POST", ["", "v1", "events"]:
-            return Kind.BULK if _is_bulk(body) else Kind.LIGHT
-        case "POST", ["", "v1", "items"]:
-            return Kind.IMPORT if _is_bulk(body) else Kind.CATALOGUE
-        case "POST", ["", "v1", name] if name in _QUESTIONS:
-            return Kind.QUESTION
-        case (("GET" | "POST"), ["", "v1", "items" | "users", _, name]) if name in _ABOUT:
-            return Kind.QUESTION
-        case ("GET", ["", "v1", "items" | "users"]) | ("GET", ["", "v1", "users", _, "history"]):
-            return Kind.QUESTION  # a page of many rows
-        case "POST", ["", "v1", "scenarios", _]:
-            return Kind.QUESTION
-        case "POST", ["", "v1", "models", _, "activate"]:
-            return Kind.CATALOGUE
-        case (("DELETE" | "PATCH"), ["", "v1", "items", _]):
-            return Kind.CATALOGUE
-    return Kind.LIGHT
+    """Return the kind of a request, from the row of its route and the rows in its body."""
+    kind = Kind.LIGHT if scope[ROW] is None else scope[ROW].kind
+    return _SMALL[kind] if kind in _SMALL and not _is_bulk(scope.get(BODY, b"")) else kind
 
 
 def _is_bulk(body: bytes) -> bool:

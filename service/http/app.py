@@ -24,8 +24,10 @@ from service.http.access import (
     ROUTES,
     AccessControl,
     Engines,
+    Kind,
     OriginChecks,
-    RouteScopes,
+    RouteRow,
+    RouteTable,
 )
 from service.http.admission import Admission
 from service.http.bodies import Arrivals, Bodies, HeadRequests, Paths
@@ -124,14 +126,15 @@ def create_app(
     own = [route for route in app.routes if isinstance(route, Route)]  # FastAPI's: /openapi.json
     for router in ROUTERS:
         app.include_router(router)
-    scopes = {
-        **ROUTES,
-        **{(row.method, row.path): frozenset({row.scope}) for row in questions.QUESTIONS},
+    asked = {
+        (row.method, row.path): RouteRow(frozenset({row.scope}), Kind.QUESTION)
+        for row in questions.QUESTIONS
     }
-    app.state.route_scopes = RouteScopes(
-        [*own, *(route for router in ROUTERS for route in router.routes)], scopes
+    rows = {**ROUTES, **asked}
+    app.state.route_table = RouteTable(
+        [*own, *(route for router in ROUTERS for route in router.routes)], rows
     )
-    app.openapi = openapi.describe(app, scopes)  # type: ignore[method-assign]  # FastAPI's documented way
+    app.openapi = openapi.describe(app, rows)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
 
 

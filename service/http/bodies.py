@@ -144,7 +144,6 @@ class HeadRequests:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
@@ -313,7 +312,6 @@ class Paths:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         raw: bytes | None = scope.get("raw_path")
         if raw is None and scope["type"] == "http":  # the server does not tell them apart
             path = scope["path"].replace("%", "%25")
@@ -352,7 +350,6 @@ class Bodies:
         self._timeout = settings.body_timeout
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
-from service.http.access import Scopes
+from service.http.access import RouteRow, Scopes
 from service.http.problems import MEDIA_TYPE, Problem, documented
 
 DESCRIPTION = """\
@@ -83,15 +83,15 @@ _RETRY = frozenset({429, 503, 507})
 
 
 def describe(
-    app: FastAPI, scopes: Mapping[tuple[str, str], Scopes]
+    app: FastAPI, rows: Mapping[tuple[str, str], RouteRow]
 ) -> Callable[[], dict[str, Any]]:
     """Return a replacement of `app.openapi` that completes FastAPI's document, once."""
     plain = app.openapi
-    return cache(lambda: _completed(plain(), scopes))
+    return cache(lambda: _completed(plain(), rows))
 
 
 def _completed(
-    document: dict[str, Any], scopes: Mapping[tuple[str, str], Scopes]
+    document: dict[str, Any], rows: Mapping[tuple[str, str], RouteRow]
 ) -> dict[str, Any]:
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
@@ -107,7 +107,7 @@ def _completed(
     components["responses"] = problems
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            _complete(operation, problems, method, scopes[method.upper(), path])
+            _complete(operation, problems, method, rows[method.upper(), path].scopes)
     _declare_members(document)
     return document
 

@@ -5,6 +5,7 @@ NAMESPACE = "heed.namespace"  # of every request: the namespace that it is about
 ANONYMOUS = "heed.anonymous"  # of every request: keys are on, and it has none
 SERVED = "heed.served"  # the namespace, which exists, that a request under /v1/ is about
 OPENING = "heed.opening"  # the namespace that a request waits for until it is open
+ROW = "heed.row"  # of every request: its `RouteRow`, or None if no route answers it
 ENGINE = "heed.engine"  # of every request under /v1/
 BODY = "heed.body"  # of every request but streams
 BULK_TURN = "heed.bulk_turn"  # of a stream: a context that is entered for each batch

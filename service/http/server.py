@@ -45,7 +45,7 @@ from service.runtime.workers import (
     WorkerTable,
     worker_sockets,
 )
-from service.snapshots.served import Served
+from service.snapshots.live_snapshot import Served
 from service.stores.opening import is_shared
 from service.stores.sqlite.copies import remove_kept_copies
 

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import __version__
 from service.engine.engine import Engine
-from service.http.access import RouteScopes
+from service.http.access import RouteTable
 from service.http.scope_keys import CLOSED_REQUEST, DISCONNECTED, REQUEST_ID, SERVED, STAGES
 from service.runtime import logs, tracing
 from service.runtime.logs import log_failure
@@ -360,7 +360,6 @@ class Telemetry:
         self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -394,9 +393,9 @@ class Telemetry:
                 status = CLOSED_REQUEST
             is_refused = "route" not in scope and status >= _REFUSED  # before the routing
             if "route" not in scope:
-                routes: RouteScopes = scope["app"].state.route_scopes
+                table: RouteTable = scope["app"].state.route_table
                 path = scope["path"].removeprefix(scope["root_path"])
-                scope["route"] = routes.nearest(scope["method"], path)
+                scope["route"] = table.nearest(scope["method"], path)
             self._metrics.observe(scope, status, stages, is_refused=is_refused)
             self._access_log.write(scope, status, size, stages)
             self._export(scope, status, size, stages, span)

@@ -26,8 +26,6 @@ _GRACE = 3.0  # seconds for a cancelled training to end
 
 
 class CommandJob:
-    """The job of a training that runs in this process."""
-
     def __init__(self, records: JobRecords, lease: TrainingLease, job: Job) -> None:
         self._records = records
         self._job = job

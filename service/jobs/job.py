@@ -139,7 +139,6 @@ def _message(line: str) -> dict[str, Any] | None:
 def _extended(
     curve: tuple[Mapping[str, Any], ...], progress: Mapping[Any, Any]
 ) -> tuple[Mapping[str, Any], ...]:
-    """The curve with a message's point, which replaces an earlier one of its epoch."""
     epoch, loss = progress.get("epoch"), progress.get("loss")
     if not isinstance(epoch, int) or not isinstance(loss, int | float):
         return curve
@@ -152,7 +151,6 @@ def _tail(lines: tuple[str, ...], line: str) -> tuple[str, ...]:
 
 
 def job_document(job: Job) -> dict[str, Any]:
-    """The public fields of a job."""
     return {
         "job_id": job.id,
         "state": job.state,

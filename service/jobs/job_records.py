@@ -53,7 +53,6 @@ class FileJobs:
         self._folder = folder
 
     def add(self, job_id: str, document: bytes, keep: int) -> bool:
-        """Store a new job, and delete the oldest beyond `keep`."""
         for old in self._ids()[keep - 1 :]:
             self._path(old).unlink(missing_ok=True)
             _cancel_path(self._folder, old).unlink(missing_ok=True)
@@ -81,7 +80,6 @@ class FileJobs:
         _cancel_path(self._folder, job_id).touch()
 
     def _ids(self) -> list[str]:
-        """Return the ids of all jobs, the newest first."""
         names = (path.stem for path in self._folder.glob("*.json"))
         return sorted(filter(is_name, names), reverse=True)
 
@@ -209,7 +207,6 @@ class JobRecords:
             return False
 
     def read(self, job_id: str) -> Job:
-        """Return a job as it is now. Raises NotFound."""
         job = self._read(job_id)
         if job.is_final:
             return job
@@ -280,7 +277,6 @@ class LeaseWatch:
         self.state: LeaseState = "held"
 
     async def run(self) -> None:
-        """Check the lease until it is lost, or this task is cancelled."""
         while self.state != "lost":
             await asyncio.sleep(self._lease.interval)
             await asyncio.to_thread(self._check)

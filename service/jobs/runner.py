@@ -145,13 +145,11 @@ class JobRunner:
         return job.id
 
     async def get(self, job_id: str) -> Job:
-        """Return the job as it is now. Raises NotFound."""
         if job_id in self._live:
             return self._live[job_id]
         return await asyncio.to_thread(self._records.read, job_id)
 
     async def latest(self, limit: int) -> list[Job]:
-        """Return the newest jobs as they are now, newest first."""
         jobs = await asyncio.to_thread(self._records.latest, limit, frozenset(self._live))
         return [self._live.get(job.id, job) for job in jobs]
 
@@ -290,7 +288,6 @@ class JobRunner:
     # Locks --------------------------------------------------------------------------------------
 
     async def _claim(self, stack: contextlib.ExitStack) -> TrainingLease:
-        """Take the right to train for as long as `stack` is open. Raises Conflict."""
         own = contextlib.ExitStack()
         claiming = asyncio.ensure_future(asyncio.to_thread(self._records.claim_training, own))
         try:

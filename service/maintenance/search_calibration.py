@@ -27,7 +27,7 @@ from service.snapshots.text_embeddings import EmbeddingCache
 from service.training.training_corpus import StageProgressCallback, encode_with_progress
 
 WEIGHTS = (0.0, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)  # of meaning that are compared
-MIN_QUERIES = 100  # with fewer of which nothing is calibrated
+MIN_QUERIES = 100  # with fewer, nothing is calibrated
 _QUERIES = 250  # of each kind, at most
 _MAX_ITEMS = 10_000  # that are searched: a sample of larger catalogues
 _LONGEST = 1_000  # characters of a query; longer ones are not typed, and take seconds

@@ -25,7 +25,7 @@ _CHECKSUM_BYTES = 32
 
 
 class CacheFiles:
-    """Checksummed files in one folder, of which the ones that were used last are kept.
+    """Checksummed files in one folder; those that were used last are kept.
 
     Processes may share the folder: a file is replaced as a whole.
 

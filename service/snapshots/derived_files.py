@@ -113,8 +113,8 @@ class CatalogueCache:
     """The state of the last catalogue that was read from a store.
 
     It is named by the digest of the stored items and of all else that it was computed from, such as
-    the `keyword_fields`, attributes that hold identifiers. Where several machines share the store,
-    one reads and the others fetch.
+    the `keyword_fields`, attributes that hold identifiers. If several machines share the store, one
+    reads and the others fetch.
     """
 
     def __init__(

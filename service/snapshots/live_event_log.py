@@ -46,7 +46,7 @@ class LiveEventLog:
 
     The first of several processes reads the log into memory that the others map. A process that
     dies meanwhile is succeeded by another, and each follows the store from then on. `shared` takes
-    the log for processes that were forked with equal `items`; without it, this process reads alone.
+    the log for processes that were forked with equal `items`; else this process reads alone.
     """
 
     def __init__(

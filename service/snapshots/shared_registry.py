@@ -49,7 +49,7 @@ class SharedRegistry(Registry):
     disk can be loaded; `publish`, `activate` and `prune` raise `Unavailable`.
 
     A version on this disk that the database never had, such as one from the time before machines
-    shared them, is listed and can be loaded here alone, until it is activated.
+    shared them, is listed, and loaded only here until it is activated.
     """
 
     def __init__(self, root: Path, shared: SharedFiles) -> None:
@@ -72,7 +72,7 @@ class SharedRegistry(Registry):
         """Publish on this disk and into the database; see `Registry.publish`.
 
         Raises also:
-            Unavailable: the database does not answer. The version is on this disk alone then, so
+            Unavailable: the database does not answer. The version is only on this disk then, so
                 that no training is lost: `activate` shares it.
         """
         for attempt in range(1, _TRIES + 1):
@@ -124,7 +124,7 @@ class SharedRegistry(Registry):
     def current(self) -> str | None:
         """Return the version that is current on all machines; see `Registry.current`.
 
-        While the database does not answer, it is the one that was current last. Where none ever was
+        While the database does not answer, it is the one that was current last. If none ever was
         in the database, it is that of this disk.
         """
         try:
@@ -135,7 +135,7 @@ class SharedRegistry(Registry):
             name = super().current()
             if name is not None and self._known is not None:
                 _log.warning(
-                    "model %s is on this machine alone: heed models activate %s shares it",
+                    "model %s is only on this machine: heed models activate %s shares it",
                     *(name, name),
                 )
             return name

@@ -51,8 +51,6 @@ from service.training.training_corpus import StageProgressCallback, TrainingCorp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuestionMetrics:
-    """Metrics over the held-out cases of one question."""
-
     cases: Holdout
     heed: RankingMetrics  # of what is served
     baselines: Mapping[str, RankingMetrics]  # by name
@@ -69,7 +67,6 @@ class QuestionMetrics:
 
     @property
     def popular_is_best(self) -> bool:
-        """True if no ranker beats popularity."""
         best = self.baselines[self.best]
         return self.best in {POPULARITY, WEEK} and self.heed.ndcg <= best.ndcg
 
@@ -128,7 +125,6 @@ class Judgement:
         return self.next.popular_is_best and (self.new is None or self.new.popular_is_best)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, those of `new` under `new_items` if users take items again."""
         new = {} if self.new is None else {"new_items": self.new.as_dict()}
         return {
             **self.next.as_dict(),
@@ -225,7 +221,6 @@ def is_replacement(
 
 
 def _is_better(one: RankingMetrics, other: RankingMetrics, shards: Processes) -> bool:
-    """Report whether one NDCG is above another by more than a standard error of the difference."""
     more = ndcg_gains(one.ranks) - ndcg_gains(other.ranks)
     return mean(more, shards) > standard_error(more, shards)
 
@@ -242,8 +237,6 @@ Outcome = Literal["better", "no better", "worse", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result of a comparison. Figures are NDCG@10."""
-
     outcome: Outcome  # unknown if too few users have cases
     against: str  # the version that is served, or a baseline
     against_model: bool  # the former
@@ -309,7 +302,6 @@ class CurrentModel:
     def compare(
         self, question: QuestionMetrics, corpus: TrainingCorpus, *, exclude_seen: bool, is_new: bool
     ) -> Verdict:
-        """Compare what was trained with this model by the cases of a question."""
         how: dict[str, Any] = {"against": self.version, "against_model": True, "new_items": is_new}
         found = self.metadata.get("new_items") if is_new else self.metadata
         if self.judged is None and found and self.metadata.get("events") == corpus.events:
@@ -342,7 +334,6 @@ class CurrentModel:
         return ranks, fair
 
     def _as_read(self, cases: Holdout, corpus: TrainingCorpus) -> Any:
-        """The history of cases with the types of the served model."""
         config, known = self.trained.model.config, list(self.trained.event_types)
         history = cases.history if config.dislike_type >= 0 else cases.history.liked()
         lookup = [known.index(name) if name in known else UNKNOWN for name in corpus.types]

@@ -128,7 +128,6 @@ def _run_member(
     work: Callable[..., object],
     args: tuple[Any, ...],
 ) -> None:
-    """Do the work of a spawned process, the index-th beside rank 0."""
     rank = index + 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 gets it too, and ends this process
     torch.set_num_threads(threads)

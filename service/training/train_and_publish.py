@@ -88,7 +88,6 @@ def _figures(result: Mapping[str, Any]) -> str:
 
 
 def _share_sentence(result: Mapping[str, Any]) -> str:
-    """Say for how many users ten recommendations hold a target; nothing if few were judged."""
     found = result.get("new_items", result)
     users, share = result["verdict"]["users"], found["metrics"]["user_hr"]
     if result["verdict"]["outcome"] == "unknown":
@@ -104,7 +103,6 @@ def _share_sentence(result: Mapping[str, Any]) -> str:
 
 
 def _epochs_sentence(result: Mapping[str, Any]) -> str:
-    """Say why fewer epochs were trained than were asked; nothing otherwise."""
     trained, asked = result["epochs"], result["epochs_asked"]
     if asked is None or trained >= asked:
         return ""
@@ -281,7 +279,6 @@ def _fit(
     progress: StageProgressCallback | None = None,
     checkpoint: Path | None = None,
 ) -> TrainingResult:
-    """Take part in a training, or in the rest of one whose checkpoint exists."""
     announces_resumption = False
 
     def on_step(step: TrainingProgress) -> None:

@@ -253,7 +253,6 @@ def _content(
 def encode_with_progress(
     embeddings: EmbeddingCache, progress: StageProgressCallback | None = None
 ) -> Callable[[Sequence[str]], NDArray[np.float32]]:
-    """Return a function that encodes texts and reports their number to `progress`."""
     if progress is None:
         return embeddings.encode
     return partial(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from models.data.interactions import Interactions
 from models.data.vocabulary import Vocabulary
-from models.evaluation.baselines import EASE, ItemTransitions, Popularity
+from models.evaluation.baselines import ease, item_transitions, popularity
 from models.evaluation.full_ranking import Ranker, RankingMetrics, evaluate
 from service.datasets.movielens import fetch as fetch_movielens
 from service.lab.protocols import EvaluationTask, leave_one_out_5_core
@@ -104,7 +104,7 @@ def cases(folder: Path) -> list[Case]:
 def figures(task: EvaluationTask, cases: list[Case]) -> dict[str, Figures]:
     """Every baseline by both ways."""
     fits: list[Callable[[Interactions], Ranker]]
-    fits = [Popularity.fit, EASE.fit, ItemTransitions.fit]
+    fits = [popularity, ease, item_transitions]
     slow = (by_popularity(cases), by_ease(cases), by_transitions(cases))
     return {
         name: Figures(

@@ -130,7 +130,7 @@ def test_tabs_are_walked_with_arrow_keys(page: Page) -> None:
 
 
 def test_the_page_can_be_used_by_keys_alone(page: Page) -> None:
-    """Skipping, choosing a user, searching, a trial and an explanation work by keyboard alone."""
+    """Skipping, choosing a user, searching, a trial and an explanation work by keyboard."""
 
     def walk(name: str) -> None:
         """Press Tab until the focus is on a control of this name."""

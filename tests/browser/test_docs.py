@@ -11,7 +11,7 @@ from tests.support.server import Server
 
 
 def test_docs_work_without_another_host(page: Page, server: Server) -> None:
-    """Swagger UI lists the routes and calls one, asking this service alone."""
+    """Swagger UI lists the routes and calls one, asking only this service."""
     page.goto(f"{server.url}/docs")  # the fixture fails on requests elsewhere and on its console
     expect(page.get_by_role("heading", name=re.compile("^Heed"))).to_be_visible()
     route = page.locator("#operations-run-ready")

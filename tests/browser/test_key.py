@@ -52,7 +52,7 @@ def writes(create: Create) -> str:
 
 @pytest.fixture
 def guarded(browser: Browser, server: Server, reads: str) -> Iterator[Page]:
-    """Yield the page of a service with keys; its console may report 401 and 403 alone."""
+    """Yield the page of a service with keys; its console may report only 401 and 403."""
     page = browser.new_page(viewport={"width": 360, "height": 740})
     page.set_default_timeout(15_000)
     wrong: list[str] = []

@@ -46,7 +46,7 @@ def test_score_without_an_event_equals_the_score_after_deleting_it(
     expect(page.locator("#why-note")).to_contain_text(f"would be {without:.3f} instead")
     with server.client() as http:
         http.delete(f"/v1/users/u3/history/{event}").raise_for_status()
-    page.get_by_label("Temperature").press("ArrowRight")  # asks anew
+    page.get_by_label("Temperature").press("ArrowRight")  # asks again
     page.get_by_label("Temperature").press("ArrowLeft")
     settled(page)
     expect(page.locator("#contributions .told:not(:empty)")).to_have_count(0)

@@ -85,7 +85,7 @@ def test_dns_rebinding_is_refused(browser: Browser, server: Server) -> None:
     before = stored(server)
     own = f"http://evil.example:{server.url.rpartition(':')[2]}"
     page = browser.new_page()
-    page.goto(f"{own}/")  # for its origin alone: the page of another site came before
+    page.goto(f"{own}/")  # only for its origin: the page of another site came before
     json = {"headers": {"content-type": "application/json"}}
     for path, options in [
         ("/v1/users", {}),

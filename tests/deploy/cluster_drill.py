@@ -28,7 +28,7 @@ ORDER = (
 )
 _PATIENCE = 180.0  # seconds until the cluster that is whole again counts as lost
 _CALM = 2.0  # seconds without a failure after which it is well
-# Of the processes of a container all but the first, which is its end.
+# Kills all processes of a container but the first, which then ends.
 _CRASH = ("exec", "-T", "{}", "sh", "-c", "kill -9 -1")
 
 app = typer.Typer(add_completion=False)

@@ -32,7 +32,7 @@ BALANCER = (FOLDER / "haproxy.cfg").read_text()
 
 
 def test_nothing_but_the_address_is_single() -> None:
-    """There are two of what may fail alone, three that vote, and one balancer on loopback."""
+    """There are two of each part that may fail, three that vote, and one balancer on loopback."""
     assert (len(NODES), len(MEMBERS), len(REPLICAS)) == (2, 3, 2)
     rest = set(CLUSTER) - {*NODES, *MEMBERS, *REPLICAS}
     assert rest == {"balancer", "credentials"}
@@ -154,7 +154,7 @@ def test_only_questions_are_asked_twice() -> None:
 
 
 def test_passwords_are_made_once(tmp_path: Path) -> None:
-    """Each is long and differs, later starts keep them, and libpq's file is its owner's alone."""
+    """Each is long and differs, later starts keep them, and only the owner reads libpq's file."""
     main = runpy.run_path(str(FOLDER / "credentials.py"))["main"]
     main(tmp_path)
     first = {path.name: path.read_text() for path in tmp_path.iterdir()}

@@ -10,12 +10,6 @@ from tests.support.faulty_disk import FaultyDisk
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """The one event loop that the service runs on."""
-    return "asyncio"
-
-
-@pytest.fixture
 def path(tmp_path: Path) -> Path:
     """Where a store's file may be made."""
     return tmp_path / "heed.db"

@@ -71,7 +71,7 @@ async def _write(path: str, journal: str, seed: int, mode: str) -> None:
             try:
                 await store.append(events)
             except HeedError as error:
-                # What is refused at once may come before the acknowledgements, on their way from
+                # Immediate refusals may come before the acknowledgements, on their way from
                 # that thread, of commits before the failure. What was queued comes in order.
                 kind = "err" if queued.is_set() else "refused"
                 os.write(notes, f"{kind} {type(error).__name__}\n".encode())

@@ -108,7 +108,7 @@ def audit(page: Page) -> list[Any]:
     """Faults that axe-core finds; the page's context must bypass its Content-Security-Policy."""
     settled(page)  # half of a list that is being replaced is neither the old nor the new
     page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text())
-    # Every rule runs. Of the elements that pass it lists one a rule; to list each takes two thirds
+    # Every rule runs. It lists one element that passes a rule; to list all takes two thirds
     # of the time.
     found = page.evaluate("axe.run({resultTypes: ['violations']})")
     assert len(found["passes"]) > 20

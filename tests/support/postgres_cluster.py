@@ -17,7 +17,7 @@ class PostgresCluster:
 
     A commit waits until one standby, whichever is first, has it on its disk. That also holds of a
     standby that was promoted: without a standby of its own its commits wait until another joins,
-    or until `require_standby(False)`. Nothing is promoted by itself.
+    or until `require_standby(False)`. Nothing is promoted automatically.
     """
 
     def __init__(

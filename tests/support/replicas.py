@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from models.text.encoders import StaticEncoder
-from service.snapshots.live_snapshot import LiveSnapshot
-from service.snapshots.served import Served
+from service.snapshots.live_snapshot import LiveSnapshot, Served
 from service.snapshots.shared_registry import open_registry
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.postgres.store import PostgresStore

@@ -28,7 +28,7 @@ DAY = 86_400 * SECOND
 
 
 def encode(texts: Sequence[str]) -> NDArray[np.float32]:
-    """Unit vectors that depend on the text alone; zero for a text without a letter or digit."""
+    """Unit vectors that depend only on the text; zero for a text without a letter or digit."""
     out = np.zeros((len(texts), DIMENSION), dtype=np.float32)
     for row, text in enumerate(texts):
         if any(letter.isalnum() for letter in text):

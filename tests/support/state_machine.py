@@ -162,7 +162,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(at=REPLICAS, user=USERS, item=ITEMS, second=TIMES, name=EVENT_IDS, again=st.booleans())
     def append(self, at: int, user: str, item: str, second: int, name: str, again: bool) -> None:
-        """Append an event, alone or twice; the same id with another body conflicts."""
+        """Append an event once or twice; the same id with another body conflicts."""
         event = Event(user, item, name, "view", 1.0, 1_700_000_000_000_000 + second * 1_000_000)
         body = {
             "user_id": user,

@@ -1,6 +1,6 @@
 """A wall clock of one server's processes that is wrong, and that is set while they run.
 
-libfaketime stands between a process and the system's clocks. It leaves the monotonic clock alone,
+libfaketime stands between a process and the system's clocks. It does not touch the monotonic clock,
 as setting the clock of a machine does, and the times of files.
 """
 

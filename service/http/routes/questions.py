@@ -325,7 +325,6 @@ class PlainQuestions:
         self._rows = {row.path: row for row in rows}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         row = None
         if scope["type"] == "http" and scope["method"] == "POST":
             row = self._rows.get(scope["path"].removeprefix(scope["root_path"]))

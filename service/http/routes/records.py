@@ -49,7 +49,7 @@ from service.http.routes.record_bodies import (
     fields_of,
     item_out,
 )
-from service.snapshots.served import CatalogueRefresh
+from service.snapshots.live_snapshot import CatalogueRefresh
 
 BATCH = 500
 MAX_ERRORS = 100

@@ -1,5 +1,6 @@
 """Baselines: the ranker contract, and their formulas against float64 loops and closed forms."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +11,16 @@ from numpy.typing import NDArray
 
 import models.recommender.co_occurrence
 from models.data.interactions import Interactions
-from models.evaluation.baselines import EASE, ItemTransitions, Popularity, Repeats, WeekPopularity
+from models.evaluation.baselines import (
+    Baseline,
+    WeekPopularity,
+    ease,
+    item_transitions,
+    popularity,
+    repeats,
+)
 from models.evaluation.full_ranking import Ranker
-from models.recommender.co_occurrence import transition_matrix
+from models.recommender.co_occurrence import ease_weights, transition_matrix
 from tests.support.ranker_contract import RankerContract
 from tests.support.small import DAY, events_of
 
@@ -26,7 +34,7 @@ class TestPopularity(RankerContract):
 
     @classmethod
     def fit(cls, log: Interactions) -> Ranker:
-        return Popularity.fit(log)
+        return popularity(log)
 
 
 class TestWeekPopularity(RankerContract):
@@ -44,7 +52,7 @@ class TestTransitionCounts(RankerContract):
 
     @classmethod
     def fit(cls, log: Interactions) -> Ranker:
-        return ItemTransitions.fit(log)
+        return item_transitions(log)
 
 
 class TestEASE(RankerContract):
@@ -52,7 +60,7 @@ class TestEASE(RankerContract):
 
     @classmethod
     def fit(cls, log: Interactions) -> Ranker:
-        return EASE.fit(log, ridge=1.0)
+        return ease(log, ridge=1.0)
 
 
 def small(n_items: int = 4) -> Interactions:
@@ -69,7 +77,7 @@ def random_log(seed: int, events: int = 400) -> Interactions:
 
 
 def test_popularity_counts_events() -> None:
-    scores = Popularity.fit(small()).scores(small(), ALL)
+    scores = popularity(small()).scores(small(), ALL)
     assert scores.tolist() == [[2, 2, 2, 0]] * 3
 
 
@@ -113,15 +121,15 @@ def test_week_popularity_equals_a_loop() -> None:
     assert counts.min() == 0 < counts.max()
 
 
-@pytest.mark.parametrize("make", [Popularity, Repeats, EASE])
-def test_baselines_ignore_dislikes(make: type[Popularity | Repeats | EASE]) -> None:
+@pytest.mark.parametrize("fit", [popularity, repeats, ease])
+def test_baselines_ignore_dislikes(fit: Callable[[Interactions], Baseline]) -> None:
     rng = np.random.default_rng(3)
     log = random_log(3)
     log = replace(log, types=rng.integers(0, 2, len(log)).astype(np.int16), dislike_type=1)
     users = np.arange(25, dtype=np.int32)
-    expected = make.fit(log.liked()).scores(log.liked(), users)
-    np.testing.assert_array_equal(make.fit(log).scores(log, users), expected)
-    assert not np.array_equal(make.fit(replace(log, dislike_type=-1)).scores(log, users), expected)
+    expected = fit(log.liked()).scores(log.liked(), users)
+    np.testing.assert_array_equal(fit(log).scores(log, users), expected)
+    assert not np.array_equal(fit(replace(log, dislike_type=-1)).scores(log, users), expected)
 
 
 def count_in_loops(log: Interactions, window: int, power: float) -> NDArray[np.float64]:
@@ -159,7 +167,7 @@ def test_transition_scores_equal_the_formula() -> None:
     """The newest item counts in full, older ones decay, only 20 of them, then damping."""
     log, history = random_log(3, events=800), random_log(4, events=800)
     assert history.lengths.max() > 20
-    ranker = ItemTransitions.fit(log)
+    ranker = item_transitions(log)
     users = np.array([7, 0, 7, 24], dtype=np.int32)
     matrix = count_in_loops(log, 20, 1.0)
     expected = np.zeros((4, 15))
@@ -179,8 +187,8 @@ def test_ease_equals_the_closed_form(lam: float) -> None:
     inverse = np.linalg.inv(taken.T @ taken + lam * np.eye(15))
     weights = np.eye(15) - inverse / np.diag(inverse)
     np.fill_diagonal(weights, 0)
-    ranker = EASE.fit(log, ridge=lam)
-    np.testing.assert_allclose(ranker.weights, weights, rtol=1e-5, atol=1e-6)
+    ranker = ease(log, ridge=lam)
+    np.testing.assert_allclose(ease_weights(log, ridge=lam), weights, rtol=1e-5, atol=1e-6)
     users = np.array([4, 9], dtype=np.int32)
     np.testing.assert_allclose(ranker.scores(log, users), taken[users] @ weights, atol=1e-5)
 
@@ -188,4 +196,4 @@ def test_ease_equals_the_closed_form(lam: float) -> None:
 def test_ease_refuses_what_would_not_fit() -> None:
     log = Interactions.from_columns([0], [0], [0], n_users=1, n_items=1_000_000)
     with pytest.raises(ValueError, match="1000000 items need about 20000 GB, and 20000 are"):
-        EASE.fit(log)
+        ease(log)

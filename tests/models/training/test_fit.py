@@ -15,7 +15,7 @@ import models.training.fit
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.snapshot import Snapshot
 from models.data.interactions import Interactions
-from models.evaluation.baselines import ItemTransitions, Popularity, Repeats
+from models.evaluation.baselines import item_transitions, popularity, repeats
 from models.evaluation.full_ranking import RankingMetrics, evaluate
 from models.evaluation.model_ranker import ModelRanker
 from models.evaluation.splits import Holdout, Split, leave_one_out
@@ -67,7 +67,7 @@ def hit_rate(fitted: TrainingResult, case: Holdout, **more: Any) -> float:
 def test_training_learns_the_order_of_items(shape: dict[str, Any], config: dict[str, Any]) -> None:
     fitted = train(ROUND, replace(QUICK, **config), shape=tiny(24, **shape))
     assert hit_rate(fitted, OTHERS) > 0.97
-    assert evaluate(Popularity.fit(ROUND), OTHERS, k=1).hr < 0.3
+    assert evaluate(popularity(ROUND), OTHERS, k=1).hr < 0.3
 
 
 def test_the_horizon_is_the_longest_common_wait() -> None:
@@ -108,8 +108,8 @@ def test_training_predicts_baskets_as_the_cases_do() -> None:
     assert (shape.next_basket, shape.repeat_consumption) == (True, True)
     rankers = (
         ModelRanker(fitted.model, content(task.train.n_items)),
-        ItemTransitions.fit(task.train),
-        Repeats.fit(task.train),
+        item_transitions(task.train),
+        repeats(task.train),
     )
     ours, *others = (evaluate(each, task.test, k=3, exclude_seen=False).ndcg for each in rankers)
     assert ours > 1.05 * max(others)

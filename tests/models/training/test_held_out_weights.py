@@ -72,17 +72,12 @@ def test_a_model_gets_the_offset_that_ranks_cases_best() -> None:
     assert after > before
 
 
-def test_the_highest_gain_is_chosen() -> None:
+def test_the_highest_gain_beyond_the_noise_is_chosen() -> None:
     gains = np.zeros((len(TRANSITION_OFFSETS), 50))
-    gains[3] = 0.4
-    gains[5] = 0.5
+    gains[3], gains[5] = 0.4, 0.5
     assert choose_weight(gains) == 5
-
-
-def test_a_gain_within_the_noise_changes_nothing() -> None:
-    """An offset that ranks one case higher and another lower is not kept."""
     gains = np.full((len(TRANSITION_OFFSETS), 50), 0.5)
-    gains[4, :2] = 1.0, 0.01
+    gains[4, :2] = 1.0, 0.01  # one case ranks higher and another lower
     assert choose_weight(gains) == 0
 
 

@@ -55,14 +55,6 @@ def test_where_every_item_is_a_target_none_is_drawn() -> None:
     assert not chosen.correction.any()
 
 
-def test_small_catalogues_use_the_full_softmax() -> None:
-    """Up to `full_softmax` items every item is used, without correction."""
-    chosen = drawn(10, [2], 3)
-    assert chosen.rows.tolist() == list(range(10))
-    assert not chosen.correction.any()
-    assert chosen.columns(torch.tensor([4, 2])).tolist() == [4, 2]
-
-
 @pytest.mark.parametrize("count", [2, 8, 30])
 def test_the_picked_partition_is_unbiased(count: int) -> None:
     items, length, draws = 40, 3, 4000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,21 +16,14 @@ from service.stores.base import Store
 from tests.support import full_store
 from tests.support.command_line import Heed
 from tests.support.postgres_server import PostgresDatabases
+from tests.support.stores import run_on
 
 TABLES = ["events", "items", "users", "profiles", "scenarios", "deleted_scenarios"]
 TABLES += ["imports", "keys", "forgotten"]
 
 
 def using(place: str, use: Callable[[Store], Awaitable[Any]], namespace: str = "default") -> Any:
-
-    async def run() -> Any:
-        store = parse_place(place).open(namespace)
-        try:
-            return await use(store)
-        finally:
-            await store.close()
-
-    return asyncio.run(run())
+    return run_on(parse_place(place).open(namespace), use)[0]
 
 
 @pytest.fixture
@@ -61,6 +53,7 @@ def test_a_store_is_copied_and_compared(
     assert written["differing"] == []
     assert heed("copy", "--from", url, "--to", f"sqlite:{back}").code == 0
     assert using(source, full_store.read_all) == using(str(back), full_store.read_all)
+    assert heed("check", "--data", back).code == 0
     again = heed("copy", "--from", url, "--to", back / "heed.db")
     assert again.code == 0
     assert "0 events of 0 users copied in" in again.out

@@ -73,7 +73,7 @@ def test_errors_say_where_and_what() -> None:
     "error", [HeedError("d"), Invalid("/p", "d"), Unavailable("d", 7.0), StoreFull("d")]
 )
 def test_errors_survive_copying_and_pickling(error: HeedError) -> None:
-    """Errors cross processes and are raised anew with all they say."""
+    """Errors cross processes and keep all they say."""
     for twin in (copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert type(twin) is type(error)
         assert vars(twin) == vars(error)

@@ -53,7 +53,7 @@ def test_what_is_not_a_moment_is_refused(text: str, problem: str) -> None:
 
 
 def test_a_missing_zone_can_be_taken_as_utc() -> None:
-    """When asked to, times without zone and dates alone are read as UTC; other text still fails."""
+    """When asked to, times without zone and dates are read as UTC; other text still fails."""
     assert from_rfc3339("2000-12-31T22:12:40", zone_required=False) == 978_300_760_000_000
     assert from_rfc3339("2000-12-31T23:12:40+01:00", zone_required=False) == 978_300_760_000_000
     assert from_rfc3339("1970-01-02", zone_required=False) == 86_400_000_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +13,10 @@ from service.domain.records import Event
 from service.domain.timestamps import MAX_TIMESTAMP
 from service.engine.engine import Engine
 from tests.support import asking, tiny
-from tests.support.engine_story import run
 from tests.support.tiny import DAY, item_id
 
 TARGET, OTHER = item_id(0, 7), item_id(2, 7)
 USERS = [f"ahead-{number}" for number in range(30)]
-
-
-@pytest.fixture(params=[True, False], ids=["trained", "untrained"])
-def data(request: pytest.FixtureRequest, world: tiny.World, tmp_path: Path) -> Path:
-    """The small world, with a model or without."""
-    return world.copy(tmp_path / "data", trained=request.param)
 
 
 async def append(engine: Engine, ahead: int) -> None:
@@ -67,49 +59,41 @@ def questions(engine: Engine) -> tuple[Ask, Ask, Ask]:
 
 
 @pytest.mark.parametrize("ahead", [2 * DAY, 10_000 * 365 * DAY], ids=["two days", "year 9999"])
-def test_events_ahead_of_the_clock_count_at_once(data: Path, ahead: int) -> None:
+async def test_events_ahead_of_the_clock_count_at_once(engine: Engine, ahead: int) -> None:
     """The next question of anybody counts them; where ages count, only those of the next days."""
-
-    async def story(engine: Engine) -> None:
-        popular, together, audience = questions(engine)
-        await append(engine, ahead)
-        assert {*(await popular("popular"))[:2]} == {TARGET, OTHER}
-        assert TARGET in await popular("rated")
-        for fields in ({"by": "trending"}, {"by": "popular", "window": 30 * DAY}):
-            assert {*await popular(**fields)} == ({TARGET, OTHER} if ahead == 2 * DAY else set())
-        assert (await popular("popular", half_life=DAY))[0] in (
-            {TARGET, OTHER} if ahead == 2 * DAY else {item.item_id for item in tiny.items()}
-        )
-        assert not {*await audience()} & {*USERS}  # they have seen it
-        affinities = await asking.ask(engine, asking.affinities(USERS[0]))
-        assert {each.value for each in affinities.values} >= {"space", "history"}
-        requester = asking.who(USERS[0])
-        recommended = await asking.ask(engine, asking.recommend(requester, limit=60))
-        assert len(recommended.items) == 58
-        page = await asking.ask(engine, asking.rows(requester))
-        shown = {item["item_id"] for row in page.rows for item in row.items}
-        assert shown
-        assert not shown & {TARGET, OTHER}
-        assert OTHER in await together() or engine.live.snapshot.trained is not None
-
-    run(data, story)
+    popular, together, audience = questions(engine)
+    await append(engine, ahead)
+    assert {*(await popular("popular"))[:2]} == {TARGET, OTHER}
+    assert TARGET in await popular("rated")
+    for fields in ({"by": "trending"}, {"by": "popular", "window": 30 * DAY}):
+        assert {*await popular(**fields)} == ({TARGET, OTHER} if ahead == 2 * DAY else set())
+    assert (await popular("popular", half_life=DAY))[0] in (
+        {TARGET, OTHER} if ahead == 2 * DAY else {item.item_id for item in tiny.items()}
+    )
+    assert not {*await audience()} & {*USERS}  # they have seen it
+    affinities = await asking.ask(engine, asking.affinities(USERS[0]))
+    assert {each.value for each in affinities.values} >= {"space", "history"}
+    requester = asking.who(USERS[0])
+    recommended = await asking.ask(engine, asking.recommend(requester, limit=60))
+    assert len(recommended.items) == 58
+    page = await asking.ask(engine, asking.rows(requester))
+    shown = {item["item_id"] for row in page.rows for item in row.items}
+    assert shown
+    assert not shown & {TARGET, OTHER}
+    assert OTHER in await together() or engine.live.snapshot.trained is not None
 
 
-def test_an_event_of_the_future_slows_no_question(
-    data: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_event_of_the_future_slows_no_question(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a request without a time, it makes no question read the whole log."""
+    _, together, audience = questions(engine)
+    await append(engine, 10_000 * 365 * DAY)
+    await together()
+    await audience()
 
-    async def story(engine: Engine) -> None:
-        _, together, audience = questions(engine)
-        await append(engine, 10_000 * 365 * DAY)
-        await together()
-        await audience()
+    def between(*_: object) -> None:
+        raise AssertionError("the whole log is gone through")
 
-        def between(*_: object) -> None:
-            raise AssertionError("the whole log is gone through")
-
-        monkeypatch.setattr(event_log.EventLog, "between", between)
-        await together()
-
-    run(data, story)
+    monkeypatch.setattr(event_log.EventLog, "between", between)
+    await together()

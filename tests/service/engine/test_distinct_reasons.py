@@ -68,7 +68,7 @@ def groups_of(history: tuple[Any, ...]) -> dict[Group, list[int]]:
 
 
 def each_event(story: Story, history: tuple[Any, ...], top: int) -> list[dict[int, Reason]]:
-    """The reasons of single events for each target, by their places, from the model alone.
+    """The reasons of single events for each target, by their places, from the model.
 
     They are the foremost 2 top + 8, and four times as many until `top` items and types are named.
     """

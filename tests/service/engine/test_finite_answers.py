@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,7 @@ import torch
 from service.engine import attend, popular, recommend, related, rows, search, users
 from service.engine.engine import Engine
 from service.engine.explanation import Contribution, write_explanation
-from tests.support import asking, tiny
-from tests.support.engine_story import run
+from tests.support import asking
 from tests.support.tiny import NOON, item_id
 
 USER = asking.who("u3", at=NOON)
@@ -74,9 +72,8 @@ def context(outcome: Any) -> Any:
         (attend, "attend", context, asking.attend({"catalogue": True}, item_id=ITEM)),
     ],
 )
-def test_no_answer_has_a_number_that_is_not_finite(
-    world: tiny.World,
-    tmp_path: Path,
+async def test_no_answer_has_a_number_that_is_not_finite(
+    trained: Engine,
     monkeypatch: pytest.MonkeyPatch,
     room: Any,
     name: str,
@@ -85,14 +82,10 @@ def test_no_answer_has_a_number_that_is_not_finite(
 ) -> None:
     """Each question is answered, and fails once what it is ranked by is NaN or infinite."""
     real = getattr(room, name)
-
-    async def story(engine: Engine) -> None:
-        assert await asking.ask(engine, question)
-        monkeypatch.setattr(room, name, lambda *given, **named: spoil(real(*given, **named)))
-        with pytest.raises(ArithmeticError, match="came out as NaN or infinity"):
-            await asking.ask(engine, question)
-
-    run(world.copy(tmp_path / "data"), story)
+    assert await asking.ask(trained, question)
+    monkeypatch.setattr(room, name, lambda *given, **named: spoil(real(*given, **named)))
+    with pytest.raises(ArithmeticError, match="came out as NaN or infinity"):
+        await asking.ask(trained, question)
 
 
 @pytest.mark.parametrize("spoilt", ["weight", "contribution", "effect"])

@@ -11,7 +11,7 @@ words = st.lists(st.sampled_from(["ant", "bee", "cats", "dögs", "🚀", "a-b"])
 
 
 def spans_of(text: str, wanted: set[str]) -> list[tuple[int, int]]:
-    """Where whole words stand, by cutting at spaces."""
+    """Return where whole words stand, by cutting at spaces."""
     spans, at = [], 0
     for word in text.split(" "):
         if word in wanted:

@@ -35,9 +35,11 @@ from service.engine.lists import (
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
 from service.snapshots.registry import Registry
 from service.stores.encoding import user_key
+from service.stores.postgres.store import PostgresStore
 from service.stores.sqlite.store import SQLiteStore
 from tests.support import asking
-from tests.support.tiny import NOON, World, item_id
+from tests.support.postgres_server import PostgresDatabases
+from tests.support.tiny import NOON, World, events, item_id, items
 
 Row = tuple[str, int, str, float]
 
@@ -82,7 +84,7 @@ def make(data: Path, out: Path, query: Any = ALL, **options: Any) -> tuple[Liste
     return asyncio.run(done), said
 
 
-def interrupt(data: Path, out: Path, query: Any = ALL) -> None:
+def interrupt(data: Path, out: Path, query: Any = ALL, **options: Any) -> None:
     """Begin to write the lists of a data directory, and stop half-way."""
 
     def stop(done: int, _total: int) -> None:
@@ -90,7 +92,7 @@ def interrupt(data: Path, out: Path, query: Any = ALL) -> None:
             raise InterruptionError
 
     with pytest.raises(InterruptionError):
-        make(data, out, query, progress=stop)
+        make(data, out, query, progress=stop, **options)
 
 
 def rows(path: Path) -> list[Row]:
@@ -330,6 +332,46 @@ def test_a_path_that_cannot_be_written_is_refused_at_once(
     assert not (tmp_path / f"{name}.progress").exists()
 
 
+# -------------------------------------------------------------------- machines that share a store
+
+
+@pytest.fixture(scope="module")
+def urls(postgres: PostgresDatabases) -> list[str]:
+    """Two databases with the small world."""
+
+    async def put(url: str) -> None:
+        store = PostgresStore(url, namespace="default", create=True)
+        await store.put_items(items())
+        await store.append(events())
+        await store.close()
+
+    made = [postgres.create_database() for _ in range(2)]
+    for url in made:
+        asyncio.run(put(url))
+    return made
+
+
+def test_another_machine_goes_on(data: Path, urls: list[str], world: World, tmp_path: Path) -> None:
+    """A run that stopped on one machine is continued by another over the same database."""
+    first = Settings(data=data, store=urls[0])
+    second = Settings(data=world.copy(tmp_path / "second"), store=urls[0])
+    whole, _ = make(data, tmp_path / "whole.parquet", settings=first)
+    interrupt(data, tmp_path / "x.parquet", settings=first)
+    listed, said = make(data, tmp_path / "x.parquet", settings=second)
+    assert (whole.computed, listed.computed) == (40, HALF)
+    assert said[0].startswith("Continuing the interrupted run: 20 of 40 users")
+    assert (tmp_path / "x.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+
+
+def test_another_database_is_another_store(data: Path, urls: list[str], tmp_path: Path) -> None:
+    """Lists of one database are not mixed with those of another, nor with those of a file."""
+    first, second, alone = (Settings(data=data, store=store) for store in (*urls, ""))
+    for begun, another in ((first, alone), (second, first), (alone, second)):
+        for settings, said in ((begun, "Continuing"), (another, "of another store")):
+            interrupt(data, tmp_path / "x.csv", settings=begun)
+            assert said in make(data, tmp_path / "x.csv", settings=settings)[1][0]
+
+
 # ---------------------------------------------------------------------------- part files
 
 RUN = ListRun({"model": "one", "shard": "1/1"}, at=7, begun=8, catalogue_version=9)
@@ -349,7 +391,7 @@ def fill(folder: Path, parts: Sequence[ListBatch] = PARTS) -> None:
 
 @pytest.mark.parametrize("name", ["run", "0", "1", "2"])
 def test_a_damaged_file_and_all_behind_it_are_not_believed(tmp_path: Path, name: str) -> None:
-    """Of a folder with a cut file or a changed byte, only the parts before it are continued."""
+    """If a file is cut or has a changed byte, only the parts before it are continued."""
     folder = tmp_path / "p"
     fill(folder)
     data = (folder / name).read_bytes()
@@ -371,7 +413,7 @@ def test_a_damaged_file_and_all_behind_it_are_not_believed(tmp_path: Path, name:
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a full disk refuses is reported, and the next run goes on after the last part."""
+    """A part that a full disk refuses is reported; the next run goes on after the last one."""
     folder = tmp_path / "p"
     fill(folder, PARTS[:2])
 

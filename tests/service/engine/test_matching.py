@@ -171,7 +171,7 @@ def test_a_starred_word_lists_every_item() -> None:
 
 
 def test_a_search_by_meaning_in_titles_says_what_is_missing() -> None:
-    """A query that no title has the words of is told that nothing but titles is compared."""
+    """If no title has the words of a query, a warning says that only titles are compared."""
     titles = ("Star Wars", "The Terminator", "A Room with a View", "Robot dreams")
     query = asking.search(asking.who(), "a film about space war with robots")
     answer = ask(made(*titles), query)
@@ -244,7 +244,7 @@ def test_a_flag_that_is_stored_as_a_text_is_named(stored: object, asked: object,
     [("foo", ""), ("leer", ""), ("lagrend", "; did you mean 'lagernd'?"), ("ena", "")],
 )
 def test_only_an_attribute_that_is_near_is_suggested(asked: str, hint: str) -> None:
-    """What all names of attributes begin with makes none of them alike."""
+    """A beginning that all names of attributes share makes none of them alike."""
     stored = Item("a", title="A", attributes={"ean": 1, "lagernd": True})
     fields = build_snapshot([stored], EMBEDDINGS).catalogue.fields
     wanted = Condition(f"attributes.{asked}", {"eq": 1}, {"field": "/field"})

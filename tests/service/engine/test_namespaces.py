@@ -1,4 +1,4 @@
-"""Engines of namespaces: opened once, few at a time, gone when removed, and failing alone."""
+"""Engines of namespaces: opened once, few at a time, gone when removed, and failing one by one."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def slow_opening(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_few_namespaces_are_open_at_once(tmp_path: Path) -> None:
-    """Of more namespaces than may be open, the one that is unused longest is closed."""
+    """If more namespaces are used than may be open, the one unused longest is closed."""
     names = ("a", "b", "c")
     for name in names:
         empty_namespace(tmp_path, name)
@@ -91,7 +91,7 @@ def test_few_namespaces_are_open_at_once(tmp_path: Path) -> None:
             put(service, name, f"of {name}")
         assert others(service) == {"b", "c"}
         assert title(service, "b") == "of b"
-        assert title(service, "a") == "of a"  # opened anew, with what it has stored
+        assert title(service, "a") == "of a"  # opened again, with what it has stored
         assert others(service) == {"a", "b"}
 
         def held() -> set[str]:
@@ -297,7 +297,7 @@ def test_a_repaired_namespace_is_served_without_a_restart(tmp_path: Path) -> Non
 
 
 def test_metrics_are_labelled_and_shown_to_their_namespace(tmp_path: Path) -> None:
-    """Gauges, requests and latencies have the namespace; one that asks sees its own alone."""
+    """Gauges, requests and latencies have the namespace; one that asks sees only its own."""
     empty_namespace(tmp_path, "a")
     with serving(tmp_path) as service:
         put(service, "a", "of a")
@@ -318,7 +318,7 @@ def test_metrics_are_labelled_and_shown_to_their_namespace(tmp_path: Path) -> No
 
 
 def test_caches_of_all_namespaces_share_one_budget(world: tiny.World, tmp_path: Path) -> None:
-    """Open namespaces keep no more of users together than the setting, and one alone all of it."""
+    """Open namespaces together keep at most the setting's bytes of users, and a single one all."""
     data = world.copy(tmp_path / "data")
     copy_namespace(world.data, data, "a")
     budget = 200_000

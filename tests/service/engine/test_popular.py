@@ -152,7 +152,7 @@ def test_every_kind_is_that_of_loops_over_the_log(tmp_path: Path) -> None:
     run(tmp_path, again)  # after a restart
 
 
-def test_steered_answers_are_those_of_a_loop(tmp_path: Path) -> None:
+async def test_steered_answers_are_those_of_a_loop(fresh: Engine) -> None:
     """Boosts are a part of the score, pins stand, buried items come last, quotas hold."""
     source = random.Random(5)
     even = Condition("categories", {"eq": "even"})
@@ -162,89 +162,77 @@ def test_steered_answers_are_those_of_a_loop(tmp_path: Path) -> None:
         (asking.pin("i19", 2), asking.pin("i3", 1)),  # i3 is hidden
         (asking.quota("categories", 3),),
     )
-
-    async def story(engine: Engine) -> None:
-        await engine.live.catalogue.put_items(items())
-        await engine.store.append(drawn(source, 90))
-        for by in ("popular", "trending", "rated"):
-            scores = expected(engine.store, by, NOW, None, None)
-            added = 2.5 * unit(scores.values())
-            for name in scores:
-                scores[name] += added * (int(name[1:]) % 2 == 0)
-            scores.pop("i19", None)
-            ranked = sorted(scores, key=lambda name: (name in {"i1", "i2"}, -scores[name], name))
-            left = {0: 3, 1: 2}  # even, and odd beside the pin
-            wanted = []
-            for name in ranked:
-                left[int(name[1:]) % 2] -= 1
-                if left[int(name[1:]) % 2] >= 0:
-                    wanted.append(name)
-            wanted.insert(1, "i19")
-            answer = await ask(engine, by=by, steering=steering, limit=20)
-            assert [item["item_id"] for item in answer.items] == wanted
-            for item in answer.items:
-                assert sum(item["parts"].values()) == pytest.approx(item["score"], abs=1e-6)
-                boosted = int(item["item_id"][1:]) % 2 == 0
-                assert item["parts"]["rules"] == pytest.approx(added * boosted, rel=1e-5)
-                asked = {rule["name"]: rule.get("boost") for rule in item.get("rules", [])}
-                assert asked.get("even") == (2.5 if boosted else None)
-            moved = {item["item_id"]: item.get("moved") for item in answer.items}
-            assert moved.pop("i19") == "pinned"
-            assert {name for name, why in moved.items() if why} == {"i1", "i2"} & moved.keys()
-            (warning,) = answer.warnings
-            assert (warning.pointer, warning.detail) == ("/pin/1", "item 'i3' is hidden")
-
-    run(tmp_path, story)
+    await fresh.live.catalogue.put_items(items())
+    await fresh.store.append(drawn(source, 90))
+    for by in ("popular", "trending", "rated"):
+        scores = expected(fresh.store, by, NOW, None, None)
+        added = 2.5 * unit(scores.values())
+        for name in scores:
+            scores[name] += added * (int(name[1:]) % 2 == 0)
+        scores.pop("i19", None)
+        ranked = sorted(scores, key=lambda name: (name in {"i1", "i2"}, -scores[name], name))
+        left = {0: 3, 1: 2}  # even, and odd beside the pin
+        wanted = []
+        for name in ranked:
+            left[int(name[1:]) % 2] -= 1
+            if left[int(name[1:]) % 2] >= 0:
+                wanted.append(name)
+        wanted.insert(1, "i19")
+        answer = await ask(fresh, by=by, steering=steering, limit=20)
+        assert [item["item_id"] for item in answer.items] == wanted
+        for item in answer.items:
+            assert sum(item["parts"].values()) == pytest.approx(item["score"], abs=1e-6)
+            boosted = int(item["item_id"][1:]) % 2 == 0
+            assert item["parts"]["rules"] == pytest.approx(added * boosted, rel=1e-5)
+            asked = {rule["name"]: rule.get("boost") for rule in item.get("rules", [])}
+            assert asked.get("even") == (2.5 if boosted else None)
+        moved = {item["item_id"]: item.get("moved") for item in answer.items}
+        assert moved.pop("i19") == "pinned"
+        assert {name for name, why in moved.items() if why} == {"i1", "i2"} & moved.keys()
+        (warning,) = answer.warnings
+        assert (warning.pointer, warning.detail) == ("/pin/1", "item 'i3' is hidden")
 
 
-def test_filters_types_and_exclusions(tmp_path: Path) -> None:
+async def test_filters_types_and_exclusions(fresh: Engine) -> None:
     """Only items that pass are ranked and counted, of events of the given types."""
-
-    async def story(engine: Engine) -> None:
-        await engine.live.catalogue.put_items(items())
-        await engine.store.append(
-            [Event(f"u{n % 3}", f"i{n % 8}", type="buy", timestamp=NOW) for n in range(40)]
-            + [Event("u9", "i2", timestamp=NOW), Event("u9", "i9", timestamp=NOW - 1)]
-        )
-        odd = Condition("categories", {"eq": "odd"})
-        facets = (asking.facet("categories"),)
-        answer = await ask(engine, filter=odd, facets=facets, exclude=frozenset({"i5"}))
-        assert [item["item_id"] for item in answer.items] == ["i1", "i7", "i9"]
-        assert answer.facets is not None
-        assert answer.facets[0].values == (("odd", 3),)
-        seen = await ask(engine, types=frozenset({"view"}), user_id="u9", exclude_seen=True)
-        assert list(seen.items) == []
-        views = await ask(engine, types=frozenset({"view"}), fields=("categories",))
-        assert [(item["item_id"], item["fields"]) for item in views.items] == [
-            ("i2", {"categories": ("even",)}),
-            ("i9", {"categories": ("odd",)}),
-        ]
-
-    run(tmp_path, story)
+    await fresh.live.catalogue.put_items(items())
+    await fresh.store.append(
+        [Event(f"u{n % 3}", f"i{n % 8}", type="buy", timestamp=NOW) for n in range(40)]
+        + [Event("u9", "i2", timestamp=NOW), Event("u9", "i9", timestamp=NOW - 1)]
+    )
+    odd = Condition("categories", {"eq": "odd"})
+    facets = (asking.facet("categories"),)
+    answer = await ask(fresh, filter=odd, facets=facets, exclude=frozenset({"i5"}))
+    assert [item["item_id"] for item in answer.items] == ["i1", "i7", "i9"]
+    assert answer.facets is not None
+    assert answer.facets[0].values == (("odd", 3),)
+    seen = await ask(fresh, types=frozenset({"view"}), user_id="u9", exclude_seen=True)
+    assert list(seen.items) == []
+    views = await ask(fresh, types=frozenset({"view"}), fields=("categories",))
+    assert [(item["item_id"], item["fields"]) for item in views.items] == [
+        ("i2", {"categories": ("even",)}),
+        ("i9", {"categories": ("odd",)}),
+    ]
 
 
-def test_a_window_without_events_says_where_they_are(tmp_path: Path) -> None:
+async def test_a_window_without_events_says_where_they_are(fresh: Engine) -> None:
     """An answer that is empty because the log is old names the newest event until `at`."""
-
-    async def story(engine: Engine) -> None:
-        assert (await ask(engine, window=DAY)).warnings is None  # there is no log at all
-        await engine.live.catalogue.put_items(items())
-        await engine.store.append([Event("u", "i0", timestamp=NOW + DAY)])
-        assert (await ask(engine, window=DAY)).warnings is None  # there is no event before
-        await engine.store.append([Event("u", "i0", timestamp=NOW - 90 * DAY)])
-        answer = await ask(engine, window=DAY)
-        assert answer.warnings is not None
-        assert (answer.warnings[0].pointer, list(answer.items)) == ("/window", [])
-        assert "2025-10-03T12:00:00Z" in answer.warnings[0].detail
-        trending = await ask(engine, by="trending")
-        assert [warning.pointer for warning in trending.warnings or ()] == ["/at"]
-        assert (await ask(engine)).warnings is None
-        wrong = await ask(engine, types=frozenset({"view", "veiw"}))  # of the one until `at`
-        assert (len(wrong.items), [(w.pointer, w.detail) for w in wrong.warnings or ()]) == (
-            1, [("/type", "no event has the type 'veiw'")],
-        )  # fmt: skip
-
-    run(tmp_path, story)
+    assert (await ask(fresh, window=DAY)).warnings is None  # there is no log at all
+    await fresh.live.catalogue.put_items(items())
+    await fresh.store.append([Event("u", "i0", timestamp=NOW + DAY)])
+    assert (await ask(fresh, window=DAY)).warnings is None  # there is no event before
+    await fresh.store.append([Event("u", "i0", timestamp=NOW - 90 * DAY)])
+    answer = await ask(fresh, window=DAY)
+    assert answer.warnings is not None
+    assert (answer.warnings[0].pointer, list(answer.items)) == ("/window", [])
+    assert "2025-10-03T12:00:00Z" in answer.warnings[0].detail
+    trending = await ask(fresh, by="trending")
+    assert [warning.pointer for warning in trending.warnings or ()] == ["/at"]
+    assert (await ask(fresh)).warnings is None
+    wrong = await ask(fresh, types=frozenset({"view", "veiw"}))  # of the one until `at`
+    assert (len(wrong.items), [(w.pointer, w.detail) for w in wrong.warnings or ()]) == (
+        1, [("/type", "no event has the type 'veiw'")],
+    )  # fmt: skip
 
 
 PURCHASES = [1, 1, 1, 1, 2, 2, 3, 4, 6, 12] * 20
@@ -267,30 +255,26 @@ PURCHASES = [1, 1, 1, 1, 2, 2, 3, 4, 6, 12] * 20
         ),
     ],
 )
-def test_weights_that_are_no_ratings_are_warned_of(
-    tmp_path: Path, weights: list[float], problem: str | None
+async def test_weights_that_are_no_ratings_are_warned_of(
+    fresh: Engine, weights: list[float], problem: str | None
 ) -> None:
     """`rated` warns where its events have weights of no scale; other questions never do."""
-
-    async def story(engine: Engine) -> None:
-        await engine.live.catalogue.put_items(items())
-        # Of another type, and after the request: both count for no answer.
-        others = [Event("u", "i0", type="view", weight=n, timestamp=NOW) for n in range(1, 900)]
-        later = [Event("u", "i0", type="rating", weight=9_999, timestamp=NOW + 1)]
-        ratings = [
-            Event("u", f"i{n % 20}", type="rating", weight=weight, timestamp=NOW)
-            for n, weight in enumerate(weights)
-        ]
-        await engine.store.append([*others, *later, *ratings])
-        fields = {"types": frozenset({"rating"}), "window": DAY}
-        warnings = (await ask(engine, by="rated", **fields)).warnings
-        if problem is None:
-            assert warnings is None
-        else:
-            (warning,) = warnings
-            assert warning.pointer == "/by"
-            assert warning.detail.startswith(problem)
-        for by in ("popular", "newest"):
-            assert (await ask(engine, by=by)).warnings is None
-
-    run(tmp_path, story)
+    await fresh.live.catalogue.put_items(items())
+    # Events of another type, and after the request, count for no answer.
+    others = [Event("u", "i0", type="view", weight=n, timestamp=NOW) for n in range(1, 900)]
+    later = [Event("u", "i0", type="rating", weight=9_999, timestamp=NOW + 1)]
+    ratings = [
+        Event("u", f"i{n % 20}", type="rating", weight=weight, timestamp=NOW)
+        for n, weight in enumerate(weights)
+    ]
+    await fresh.store.append([*others, *later, *ratings])
+    fields = {"types": frozenset({"rating"}), "window": DAY}
+    warnings = (await ask(fresh, by="rated", **fields)).warnings
+    if problem is None:
+        assert warnings is None
+    else:
+        (warning,) = warnings
+        assert warning.pointer == "/by"
+        assert warning.detail.startswith(problem)
+    for by in ("popular", "newest"):
+        assert (await ask(fresh, by=by)).warnings is None

@@ -1,4 +1,4 @@
-"""What is loaded before workers are forked, by the steps that SQLite takes."""
+"""Data loaded before workers are forked, by the steps that SQLite takes."""
 
 from __future__ import annotations
 

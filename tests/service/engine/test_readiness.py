@@ -55,7 +55,7 @@ def test_a_vanished_data_directory_is_not_ready(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_the_store_names_no_folder(tmp_path: Path) -> None:
-    """A store that takes no more writes fails its check, by the name of its file alone."""
+    """A store that takes no more writes fails its check, by the name of its file only."""
 
     async def check() -> tuple[bool, Any]:
         store = SQLiteStore(tmp_path / "store.db")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from service.domain.records import Event
 from service.engine.engine import Engine
 from service.histories import memory_provider
 from tests.support import asking, tiny
-from tests.support.engine_story import run
 from tests.support.tiny import DAY, NOON, SECOND, item_id
 
 pytestmark = pytest.mark.verify
@@ -26,12 +24,6 @@ USER = "u1"
 MASKED = asking.visible(since=-(1 << 60))  # everything, event by event
 
 Ask = Callable[[Engine, asking.Who], Any]
-
-
-@pytest.fixture(params=[True, False], ids=["trained", "untrained"])
-def data(request: pytest.FixtureRequest, world: tiny.World, tmp_path: Path) -> Path:
-    """The small world, with a model or without."""
-    return world.copy(tmp_path / "data", trained=request.param)
 
 
 async def recommend(engine: Engine, requester: asking.Who, **fields: Any) -> Any:
@@ -77,7 +69,7 @@ async def audience(engine: Engine, requester: asking.Who) -> Any:
 
 
 async def popular(engine: Engine, requester: asking.Who) -> Any:
-    """What everybody takes, without the items of a user."""
+    """Ask for what everybody takes, without the items of a user."""
     plain = asking.who(requester.get("user_id"), at=requester.get("at"))
     query = asking.popular(plain, limit=60, exclude_seen=True)
     return await asking.ask(engine, query)
@@ -124,98 +116,78 @@ async def delete_later(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_a_question_of_a_time_is_answered_as_if_later_events_were_deleted(
-    data: Path, name: str
+async def test_a_question_of_a_time_is_answered_as_if_later_events_were_deleted(
+    engine: Engine, name: str
 ) -> None:
     """Items, scores and reasons are those of the same user without the events after the time."""
-
-    async def story(engine: Engine) -> None:
-        ask, requester = QUESTIONS[name], asking.who(USER, at=AT, explain=20)
-        unbounded = plain(await ask(engine, {**requester, "at": None}))
-        bounded = plain(await ask(engine, requester))
-        assert bounded != unbounded
-        await delete_later(engine)
-        assert plain(await ask(engine, requester)) == bounded
-
-    run(data, story)
+    ask, requester = QUESTIONS[name], asking.who(USER, at=AT, explain=20)
+    unbounded = plain(await ask(engine, {**requester, "at": None}))
+    bounded = plain(await ask(engine, requester))
+    assert bounded != unbounded
+    await delete_later(engine)
+    assert plain(await ask(engine, requester)) == bounded
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_what_is_cached_of_a_user_serves_no_question_of_another_time(data: Path, name: str) -> None:
+async def test_what_is_cached_of_a_user_serves_no_question_of_another_time(
+    engine: Engine, name: str
+) -> None:
     """Questions with and without a time are answered alike, whichever was asked before."""
-
-    async def story(engine: Engine) -> None:
-        ask = QUESTIONS[name]
-        asked = [asking.who(USER, at=at, explain=5) for at in (None, AT, NOON)]
-        first = [plain(await ask(engine, each)) for each in asked]
-        assert first[0] != first[1] != first[2]
-        again = [plain(await ask(engine, each)) for each in reversed(asked)]
-        assert again[::-1] == first
-
-    run(data, story)
+    ask = QUESTIONS[name]
+    asked = [asking.who(USER, at=at, explain=5) for at in (None, AT, NOON)]
+    first = [plain(await ask(engine, each)) for each in asked]
+    assert first[0] != first[1] != first[2]
+    again = [plain(await ask(engine, each)) for each in reversed(asked)]
+    assert again[::-1] == first
 
 
-def test_a_time_after_all_events_is_answered_from_the_cache(data: Path) -> None:
+async def test_a_time_after_all_events_is_answered_from_the_cache(engine: Engine) -> None:
     """A request as of a time at which every event has happened takes the cached memory."""
-
-    async def story(engine: Engine) -> None:
-        newest = max((event.timestamp or 0) for event in await later_events(engine))
-        for at, hits in ((newest, 0), (newest, 1), (newest - 1, 1), (newest, 2)):
-            await recommend(engine, asking.who(USER, at=at))
-            assert engine.parts.memories.stats()["memory_hits"] == hits
-
-    run(data, story)
+    newest = max((event.timestamp or 0) for event in await later_events(engine))
+    for at, hits in ((newest, 0), (newest, 1), (newest - 1, 1), (newest, 2)):
+        await recommend(engine, asking.who(USER, at=at))
+        assert engine.parts.memories.stats()["memory_hits"] == hits
 
 
-def test_only_items_taken_until_the_time_are_seen(data: Path) -> None:
+async def test_only_items_taken_until_the_time_are_seen(engine: Engine) -> None:
     """`exclude_seen` leaves out items of events until the time, that of the time itself too."""
-
-    async def story(engine: Engine) -> None:
-        await engine.store.append(
-            [Event("watcher", item_id(2, n), timestamp=AT + n * SECOND) for n in range(3)]
-        )
-        for at, seen in ((AT, 1), (AT + SECOND, 2), (AT + 2 * SECOND, 3), (None, 3)):
-            answer = await recommend(engine, asking.who("watcher", at=at))
-            left_out = set(EVERY) - {item["item_id"] for item in answer.items}
-            assert left_out == {item_id(2, n) for n in range(seen)}
-
-    run(data, story)
+    await engine.store.append(
+        [Event("watcher", item_id(2, n), timestamp=AT + n * SECOND) for n in range(3)]
+    )
+    for at, seen in ((AT, 1), (AT + SECOND, 2), (AT + 2 * SECOND, 3), (None, 3)):
+        answer = await recommend(engine, asking.who("watcher", at=at))
+        left_out = set(EVERY) - {item["item_id"] for item in answer.items}
+        assert left_out == {item_id(2, n) for n in range(seen)}
 
 
-def test_events_of_the_session_count_until_the_time(data: Path) -> None:
-    """Of a `history` sent along, events after the time are left out; those without a time count."""
+async def test_events_of_the_session_count_until_the_time(engine: Engine) -> None:
+    """Events of a `history` after the time are left out; those without a time count."""
     counted = (asking.inline(item_id(0, 1)), asking.inline(item_id(0, 2), timestamp=AT))
     late = asking.inline(item_id(3, 3), timestamp=AT + 1)
-
-    async def story(engine: Engine) -> None:
-        for user in (None, USER):
-            short = asking.who(user, counted, at=AT, explain=20)
-            whole = {**short, "history": (late, *counted)}
-            for ask in (recommend, score, search, rows):
-                assert plain(await ask(engine, whole)) == plain(await ask(engine, short))
-
-    run(data, story)
+    for user in (None, USER):
+        short = asking.who(user, counted, at=AT, explain=20)
+        whole = {**short, "history": (late, *counted)}
+        for ask in (recommend, score, search, rows):
+            assert plain(await ask(engine, whole)) == plain(await ask(engine, short))
 
 
-def test_a_collapsed_history_is_bounded_too(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_collapsed_history_is_bounded_too(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A time within a history that is collapsed gives the scores of the events until then."""
     monkeypatch.setattr(memory_provider, "LONG", 400)
     monkeypatch.setattr(long_history, "LISTS_FROM", 64)
     events = [
         Event("long", EVERY[n * 7 % 40], timestamp=AT + (n - 900) * SECOND) for n in range(2_600)
     ]
-
-    async def story(engine: Engine) -> None:
-        for first in range(0, len(events), 1_000):
-            await engine.store.append(events[first : first + 1_000])
-        await engine.store.append([replace(each, user_id="short") for each in events[:901]])
-        whole = plain(await recommend(engine, asking.who("long")))
-        stats = engine.parts.memories.stats()
-        assert stats["long_histories"] == 1
-        for ask in (recommend, search):
-            bounded = await ask(engine, asking.who("long", at=AT))
-            wanted = await ask(engine, asking.who("short", at=AT, visible=MASKED))
-            assert plain(bounded) == plain(wanted)
-        assert plain(await recommend(engine, asking.who("long"))) == whole
-
-    run(data, story)
+    for first in range(0, len(events), 1_000):
+        await engine.store.append(events[first : first + 1_000])
+    await engine.store.append([replace(each, user_id="short") for each in events[:901]])
+    whole = plain(await recommend(engine, asking.who("long")))
+    stats = engine.parts.memories.stats()
+    assert stats["long_histories"] == 1
+    for ask in (recommend, search):
+        bounded = await ask(engine, asking.who("long", at=AT))
+        wanted = await ask(engine, asking.who("short", at=AT, visible=MASKED))
+        assert plain(bounded) == plain(wanted)
+    assert plain(await recommend(engine, asking.who("long"))) == whole

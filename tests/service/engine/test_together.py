@@ -6,7 +6,6 @@ import math
 import random
 import time
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +15,9 @@ from models.ranking.event_counts import MIN_SIGNIFICANCE
 from service.domain.errors import NotFound
 from service.domain.records import Event, Item
 from service.engine.engine import Engine
-from service.snapshots.registry import Registry
 from service.stores import base
 from service.stores.base import Store
 from tests.support import asking, tiny
-from tests.support.engine_story import run
 
 HOUR = 3_600_000_000
 NOW = 1_767_268_800_000_000
@@ -86,7 +83,7 @@ def expected(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_companions_are_those_of_loops_over_the_log(tmp_path: Path, seed: int) -> None:
+async def test_companions_are_those_of_loops_over_the_log(fresh: Engine, seed: int) -> None:
     """Score, support and lift of what is taken together are exact, at any time."""
     rng = random.Random(seed)
     times = [NOW - n * HOUR for n in range(60)]
@@ -103,124 +100,107 @@ def test_companions_are_those_of_loops_over_the_log(tmp_path: Path, seed: int) -
             ]
         return made
 
-    async def story(engine: Engine) -> None:
-        await engine.live.catalogue.put_items(
-            [Item(f"i{n}", hidden=n == 7, categories=(f"k{n % 2}",)) for n in range(20)]
-        )
-        met = 0
-        for step in range(4):
-            await engine.store.append(drawn(100))
-            if step == 2:
-                await engine.store.forget("u3")
-            for relation in RELATIONS * 4:
-                item, at = f"i{rng.randrange(20)}", rng.choice(times[:30])
-                wanted = expected(engine.store, item, relation, at)
-                wanted.pop("i7", None)
-                answer = await ask(engine, item, relation=relation, at=at)
-                found = {
-                    each["item_id"]: (each["score"], each["support"], each["lift"])
-                    for each in answer.items
-                    if each["reason"] == relation
-                }
-                assert found.keys() == wanted.keys()
-                for other, numbers in found.items():
-                    assert numbers == pytest.approx(wanted[other], rel=1e-9)
-                scores = [numbers[0] for numbers in found.values()]
-                assert scores == sorted(scores, reverse=True)
-                met += len(found)
-                odd = Condition("categories", {"eq": "k1"})
-                some = await ask(engine, item, relation=relation, at=at, filter=odd)
-                assert all(int(each["item_id"][1:]) % 2 for each in some.items)
-                assert {each["item_id"] for each in some.items if "lift" in each} == {
-                    other for other in wanted if int(other[1:]) % 2
-                }
-        assert met > 10
-
-    run(tmp_path, story)
+    await fresh.live.catalogue.put_items(
+        [Item(f"i{n}", hidden=n == 7, categories=(f"k{n % 2}",)) for n in range(20)]
+    )
+    met = 0
+    for step in range(4):
+        await fresh.store.append(drawn(100))
+        if step == 2:
+            await fresh.store.forget("u3")
+        for relation in RELATIONS * 4:
+            item, at = f"i{rng.randrange(20)}", rng.choice(times[:30])
+            wanted = expected(fresh.store, item, relation, at)
+            wanted.pop("i7", None)
+            answer = await ask(fresh, item, relation=relation, at=at)
+            found = {
+                each["item_id"]: (each["score"], each["support"], each["lift"])
+                for each in answer.items
+                if each["reason"] == relation
+            }
+            assert found.keys() == wanted.keys()
+            for other, numbers in found.items():
+                assert numbers == pytest.approx(wanted[other], rel=1e-9)
+            scores = [numbers[0] for numbers in found.values()]
+            assert scores == sorted(scores, reverse=True)
+            met += len(found)
+            odd = Condition("categories", {"eq": "k1"})
+            some = await ask(fresh, item, relation=relation, at=at, filter=odd)
+            assert all(int(each["item_id"][1:]) % 2 for each in some.items)
+            assert {each["item_id"] for each in some.items if "lift" in each} == {
+                other for other in wanted if int(other[1:]) % 2
+            }
+    assert met > 10
 
 
-def test_a_trained_model_says_what_follows(world: tiny.World, tmp_path: Path) -> None:
+async def test_a_trained_model_says_what_follows(trained: Engine) -> None:
     """With a model, items follow by its transition counts, and similar ones fill the list up."""
-    data = world.copy(tmp_path / "data")
     item = tiny.item_id(0, 3)
-
-    async def story(engine: Engine) -> None:
-        answer = await ask(engine, item, limit=10)
-        follow = [each for each in answer.items if each["reason"] == "after"]
-        rest = list(answer.items)[len(follow) :]
-        assert follow
-        assert {each["reason"] for each in rest} == {"content"}
-        assert len(answer.items) == 10
-        assert follow[0]["item_id"] == tiny.item_id(0, 4)  # the next of the walk
-        snapshot = engine.live.snapshot
-        counted = snapshot.model.statistics.transition_counts
-        own = int(snapshot.trained_rows[snapshot.catalogue.row(item)])
-        for each in follow:
-            other = int(snapshot.trained_rows[snapshot.catalogue.row(each["item_id"])])
-            place = counted.items[own].tolist().index(other)
-            assert each["score"] == pytest.approx(float(counted.counts[own, place]))
-        wanted = expected(engine.store, item, "after", NOW)
-        assert {each["item_id"] for each in follow} <= wanted.keys()
-        for each in follow:
-            assert (each["support"], each["lift"]) == pytest.approx(wanted[each["item_id"]][1:])
-
-    assert Registry(data / "models").current() is not None
-    run(data, story)
+    answer = await ask(trained, item, limit=10)
+    follow = [each for each in answer.items if each["reason"] == "after"]
+    rest = list(answer.items)[len(follow) :]
+    assert follow
+    assert {each["reason"] for each in rest} == {"content"}
+    assert len(answer.items) == 10
+    assert follow[0]["item_id"] == tiny.item_id(0, 4)  # the next of the walk
+    snapshot = trained.live.snapshot
+    counted = snapshot.model.statistics.transition_counts
+    own = int(snapshot.trained_rows[snapshot.catalogue.row(item)])
+    for each in follow:
+        other = int(snapshot.trained_rows[snapshot.catalogue.row(each["item_id"])])
+        place = counted.items[own].tolist().index(other)
+        assert each["score"] == pytest.approx(float(counted.counts[own, place]))
+    wanted = expected(trained.store, item, "after", NOW)
+    assert {each["item_id"] for each in follow} <= wanted.keys()
+    for each in follow:
+        assert (each["support"], each["lift"]) == pytest.approx(wanted[each["item_id"]][1:])
 
 
-def test_an_item_without_events_has_similar_ones(tmp_path: Path) -> None:
+async def test_an_item_without_events_has_similar_ones(fresh: Engine) -> None:
     """Without events the list is by content; an unknown item has none, a hidden one is in none."""
-
-    async def story(engine: Engine) -> None:
-        await engine.live.catalogue.put_items(
-            [
-                Item("a", "a rocket to the moon"),
-                Item("b", "a rocket and a comet"),
-                Item("c", "bread from the oven"),
-                Item("d", "a rocket", hidden=True),
-            ]
-        )
-        answer = await ask(engine, "a", relation="basket")
-        assert [(each["item_id"], each["reason"]) for each in answer.items] == [
-            ("b", "content"),
-            ("c", "content"),
+    await fresh.live.catalogue.put_items(
+        [
+            Item("a", "a rocket to the moon"),
+            Item("b", "a rocket and a comet"),
+            Item("c", "bread from the oven"),
+            Item("d", "a rocket", hidden=True),
         ]
-        assert all(math.isclose(each["score"], each["parts"]["content"]) for each in answer.items)
-        with pytest.raises(NotFound, match="unknown"):
-            await ask(engine, "unknown")
+    )
+    answer = await ask(fresh, "a", relation="basket")
+    assert [(each["item_id"], each["reason"]) for each in answer.items] == [
+        ("b", "content"),
+        ("c", "content"),
+    ]
+    assert all(math.isclose(each["score"], each["parts"]["content"]) for each in answer.items)
+    with pytest.raises(NotFound, match="unknown"):
+        await ask(fresh, "unknown")
 
-    run(tmp_path, story)
 
-
-def test_an_empty_answer_says_why(tmp_path: Path) -> None:
+async def test_an_empty_answer_says_why(fresh: Engine) -> None:
     """The warning says whether the item has a text, is in the catalogue, and what events it has."""
-
-    async def story(engine: Engine) -> None:
-        await engine.live.catalogue.put_items([Item("a", "a rocket"), Item("b"), Item("c")])
-        await engine.store.append([Event("u", "only events", timestamp=NOW - HOUR)])
-        await engine.live.refresh_popularity()
-        why = {
-            "only events": "(1 events that count) by 2 users or more and oftener than by chance; "
-            "it is not in the catalogue, and has no text to be compared by",
-            "b": "(0 events that count) by 2 users or more and oftener than by chance; it has no "
-            "text to be compared by",
-            "a": "; no such item has a text to compare with its own",
-        }
-        for item_id, end in why.items():
-            answer = await ask(engine, item_id)
-            assert answer.items == []
-            (warning,) = answer.warnings
-            assert warning.pointer == "/item_id"
-            begin = f"no item that may be answered is taken with {item_id!r} ("
-            assert warning.detail.startswith(begin)
-            assert warning.detail.endswith(end)
-
-    run(tmp_path, story)
+    await fresh.live.catalogue.put_items([Item("a", "a rocket"), Item("b"), Item("c")])
+    await fresh.store.append([Event("u", "only events", timestamp=NOW - HOUR)])
+    await fresh.live.refresh_popularity()
+    why = {
+        "only events": "(1 events that count) by 2 users or more and oftener than by chance; "
+        "it is not in the catalogue, and has no text to be compared by",
+        "b": "(0 events that count) by 2 users or more and oftener than by chance; it has no "
+        "text to be compared by",
+        "a": "; no such item has a text to compare with its own",
+    }
+    for item_id, end in why.items():
+        answer = await ask(fresh, item_id)
+        assert answer.items == []
+        (warning,) = answer.warnings
+        assert warning.pointer == "/item_id"
+        begin = f"no item that may be answered is taken with {item_id!r} ("
+        assert warning.detail.startswith(begin)
+        assert warning.detail.endswith(end)
 
 
 @pytest.mark.parametrize("relation", ["after", "basket"])
-def test_ratings_with_the_time_of_an_import_follow_nothing(
-    tmp_path: Path, relation: str, monkeypatch: pytest.MonkeyPatch
+async def test_ratings_with_the_time_of_an_import_follow_nothing(
+    fresh: Engine, relation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside dated orders, events that were stored without a time change no answer.
 
@@ -232,37 +212,29 @@ def test_ratings_with_the_time_of_an_import_follow_nothing(
         for user in range(40)
         for step, item in enumerate([0, 1, 2, 3] if user % 2 else [4, 5, 6, 7])
     ]
-
-    async def story(engine: Engine) -> None:
-        await engine.live.catalogue.put_items([Item(f"i{n}") for n in range(20)])
-        await engine.store.append(orders)
-        at = time.time_ns() // 1_000 + HOUR
-        before = await ask(engine, "i0", relation=relation, at=at)
-        assert before.items
-        await engine.store.append(
-            [Event(f"u{user}", f"i{8 + user % 2}", type="rating") for user in range(40)]
-        )
-        after = await ask(engine, "i0", relation=relation, at=at)
-        assert [item["item_id"] for item in after.items] == [i["item_id"] for i in before.items]
-
-    run(tmp_path, story)
+    await fresh.live.catalogue.put_items([Item(f"i{n}") for n in range(20)])
+    await fresh.store.append(orders)
+    at = time.time_ns() // 1_000 + HOUR
+    before = await ask(fresh, "i0", relation=relation, at=at)
+    assert before.items
+    await fresh.store.append(
+        [Event(f"u{user}", f"i{8 + user % 2}", type="rating") for user in range(40)]
+    )
+    after = await ask(fresh, "i0", relation=relation, at=at)
+    assert [item["item_id"] for item in after.items] == [i["item_id"] for i in before.items]
 
 
-def test_without_times_nothing_comes_after_another(tmp_path: Path) -> None:
+async def test_without_times_nothing_comes_after_another(fresh: Engine) -> None:
     """If most users have all events at one time, what the same users took is the answer."""
     rng = random.Random(0)
-
-    async def story(engine: Engine) -> None:
-        await engine.live.catalogue.put_items([Item(f"i{n}") for n in range(20)])
-        sent = [
-            Event(f"u{user}", f"i{user % 4 * 5 + item}", timestamp=NOW - HOUR)
-            for user in range(40)
-            for item in rng.sample(range(5), 3)
-        ]
-        await engine.store.append([*sent, Event("u0", "i19", timestamp=NOW)])
-        together = await ask(engine, "i0", relation="basket")
-        default = await ask(engine, "i0")
-        assert {"i1", "i2", "i3", "i4"} <= {each["item_id"] for each in default.items}
-        assert default.items == together.items
-
-    run(tmp_path, story)
+    await fresh.live.catalogue.put_items([Item(f"i{n}") for n in range(20)])
+    sent = [
+        Event(f"u{user}", f"i{user % 4 * 5 + item}", timestamp=NOW - HOUR)
+        for user in range(40)
+        for item in rng.sample(range(5), 3)
+    ]
+    await fresh.store.append([*sent, Event("u0", "i19", timestamp=NOW)])
+    together = await ask(fresh, "i0", relation="basket")
+    default = await ask(fresh, "i0")
+    assert {"i1", "i2", "i3", "i4"} <= {each["item_id"] for each in default.items}
+    assert default.items == together.items

@@ -1,4 +1,4 @@
-"""Recommendations from events alone, without a catalogue."""
+"""Recommendations from events, without a catalogue."""
 
 import asyncio
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from service.domain.errors import Invalid, NotFound
 from service.domain.records import Event, Item
 from service.domain.settings import Settings
-from service.engine.engine import open_engine
+from service.engine.engine import Engine, open_engine
 from service.questions.parts import PinIn
 from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
@@ -56,66 +56,50 @@ def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
     asyncio.run(catalogue())
 
 
-def test_an_item_without_text_or_event_is_not_recommended(tmp_path: Path) -> None:
+async def test_an_item_without_text_or_event_is_not_recommended(fresh: Engine) -> None:
     """A change of stock may create it. Its first event, once it is counted, brings it in."""
 
-    async def story() -> None:
-        engine = await open_engine(Settings(data=tmp_path))
+    async def offered() -> set[str]:
+        answer = await asking.ask(fresh, asking.recommend(asking.who(), 9))
+        return {item["item_id"] for item in answer.items}
 
-        async def offered() -> set[str]:
-            answer = await asking.ask(engine, asking.recommend(asking.who(), 9))
-            return {item["item_id"] for item in answer.items}
-
-        try:
-            ghost = Item("ghost", attributes={"stock": 7})
-            await engine.live.catalogue.put_items([ghost])
-            assert await offered() == {"ghost"}  # there is nothing else
-            await engine.live.catalogue.put_items([Item("a", "a comet")])
-            assert await offered() == {"a"}
-            await engine.store.append([Event("u", "ghost")])
-            await engine.live.refresh_popularity()
-            assert await offered() == {"a", "ghost"}
-        finally:
-            await engine.close()
-
-    asyncio.run(story())
+    await fresh.live.catalogue.put_items([Item("ghost", attributes={"stock": 7})])
+    assert await offered() == {"ghost"}  # there is nothing else
+    await fresh.live.catalogue.put_items([Item("a", "a comet")])
+    assert await offered() == {"a"}
+    await fresh.store.append([Event("u", "ghost")])
+    await fresh.live.refresh_popularity()
+    assert await offered() == {"a", "ghost"}
 
 
 @pytest.mark.parametrize("is_listed", [True, False], ids=["no text", "no catalogue"])
-def test_what_is_recommended_is_known_to_every_question(tmp_path: Path, is_listed: bool) -> None:
+async def test_what_is_recommended_is_known_to_every_question(
+    fresh: Engine, is_listed: bool
+) -> None:
     """Without a model too, an item that has no text is asked about as any other."""
-
-    async def story() -> None:
-        engine = await open_engine(Settings(data=tmp_path))
-        try:
-            if is_listed:
-                await engine.live.catalogue.put_items([Item("a"), Item("b"), Item("c", "a comet")])
-            await engine.store.append([Event("u", "a"), Event("v", "a"), Event("v", "b")])
-            await asking.ask(engine, asking.popular(asking.who()))  # brings the items of events in
-            await engine.live.refresh_popularity()
-            found = await asking.ask(engine, asking.recommend(asking.who(), 9))
-            offered = [item["item_id"] for item in found.items]
-            assert {"a", "b"} <= set(offered)
-            requester = asking.who(user_id="u", explain=3)
-            scored = await asking.ask(engine, asking.score(requester, tuple(offered)))
-            assert [item["item_id"] for item in scored.items] == offered
-            for item in offered:
-                await asking.ask(engine, asking.together(item))
-                await asking.ask(engine, asking.audience(item))
-                memory = {"user_id": "u"}
-                await asking.ask(engine, asking.attend(memory, item_id=item))
-            for space in ("both", "content"):
-                similar = await asking.ask(engine, asking.similar("a", space=space))
-                assert similar.items == []
-                (warning,) = similar.warnings
-                assert warning.pointer == "/item_id"
-                assert "'a' has neither a text nor an embedding" in warning.detail
-            with pytest.raises(Invalid, match="neither a text nor an embedding"):
-                await asking.ask(engine, asking.attend({"catalogue": True}, item_id="a"))
-            for unknown in ("x", ""):
-                with pytest.raises(NotFound):
-                    await asking.ask(engine, asking.similar(unknown))
-        finally:
-            await engine.close()
-
-    asyncio.run(story())
+    if is_listed:
+        await fresh.live.catalogue.put_items([Item("a"), Item("b"), Item("c", "a comet")])
+    await fresh.store.append([Event("u", "a"), Event("v", "a"), Event("v", "b")])
+    await asking.ask(fresh, asking.popular(asking.who()))  # brings the items of events in
+    await fresh.live.refresh_popularity()
+    found = await asking.ask(fresh, asking.recommend(asking.who(), 9))
+    offered = [item["item_id"] for item in found.items]
+    assert {"a", "b"} <= set(offered)
+    requester = asking.who(user_id="u", explain=3)
+    scored = await asking.ask(fresh, asking.score(requester, tuple(offered)))
+    assert [item["item_id"] for item in scored.items] == offered
+    for item in offered:
+        await asking.ask(fresh, asking.together(item))
+        await asking.ask(fresh, asking.audience(item))
+        await asking.ask(fresh, asking.attend({"user_id": "u"}, item_id=item))
+    for space in ("both", "content"):
+        similar = await asking.ask(fresh, asking.similar("a", space=space))
+        assert similar.items == []
+        (warning,) = similar.warnings
+        assert warning.pointer == "/item_id"
+        assert "'a' has neither a text nor an embedding" in warning.detail
+    with pytest.raises(Invalid, match="neither a text nor an embedding"):
+        await asking.ask(fresh, asking.attend({"catalogue": True}, item_id="a"))
+    for unknown in ("x", ""):
+        with pytest.raises(NotFound):
+            await asking.ask(fresh, asking.similar(unknown))

@@ -18,14 +18,7 @@ from service.histories.memory_provider import MemoryProvider
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.stored_events import memory_provider
 
-pytestmark = pytest.mark.anyio
-
 MINUTE = 60_000_000
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def provided(
 def check(
     memories: MemoryProvider, snapshot: Snapshot, events: EventColumns, at: int = 99 * DAY
 ) -> None:
-    """Assert that the provided memory equals one built from the events alone."""
+    """Assert that the provided memory equals one built from the events."""
     user = provided(memories, snapshot, events, at)
     expected = build_memory(snapshot, user_history(snapshot, events), at)
     np.testing.assert_allclose(user.user_state, expected.user_state, atol=1e-4)
@@ -97,7 +97,7 @@ def test_no_budget_and_no_time_changes_a_memory(
 
 
 def test_only_new_events_are_encoded(memories: MemoryProvider, snapshot: Snapshot) -> None:
-    """A repeated request encodes nothing, and one after an append the new events alone."""
+    """A repeated request encodes nothing, and one after an append only the new events."""
     with appends(snapshot) as counts:
         for length in (3, 3, 5, 5, 8):
             provided(memories, snapshot, stored_events("ann", length))
@@ -135,7 +135,6 @@ def test_requests_without_events_share_one_memory(
     assert memories.stats()["memory_misses"] == 1
 
 
-@pytest.mark.anyio
 async def test_requests_with_sessions_or_masks_bypass_the_cache(
     memories: MemoryProvider, snapshot: Snapshot
 ) -> None:

@@ -82,28 +82,6 @@ def test_large_memories_do_not_displace_the_events_of_many(snapshot: Snapshot) -
     assert users(cache)[1] >= 1
 
 
-def test_events_take_their_derived_state_along(snapshot: Snapshot) -> None:
-    events, _ = size(snapshot)
-    cache = UserCache(20 * events)
-    put(cache, snapshot, "ann")
-    for number in range(40):
-        cache.put_events(stored_events(f"user {number}", 5))
-    assert cache.events("ann") is None
-    assert cache.derived("ann", snapshot) is None
-
-
-def test_entry_beyond_the_budget_evicts_nothing(snapshot: Snapshot) -> None:
-    """A derived state larger than the budget is not cached and evicts nothing."""
-    events, derived = size(snapshot)
-    cache = UserCache(events + derived)
-    put(cache, snapshot, "ann")
-    large = derive(snapshot, stored_events("bob", 30))
-    assert not cache.put_derived(snapshot, large)
-    assert cache.events("ann") is not None
-    assert cache.derived("ann", snapshot) is not None
-    assert not UserCache(0).put_derived(snapshot, large)
-
-
 def test_derived_state_never_takes_the_half_of_the_events(snapshot: Snapshot) -> None:
     large = derive(snapshot, stored_events("bob", 30))
     cache = UserCache(large.nbytes * 3 // 2)

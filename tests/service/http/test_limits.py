@@ -13,7 +13,6 @@ import pytest
 
 from service.domain.errors import QuotaExceeded
 from service.domain.records import parse_json
-from service.http.admission import kind_of
 from service.http.bodies import address_of
 from service.http.routes import context
 from tests.support.http_fake import Client, serving
@@ -322,31 +321,6 @@ def test_an_activation_takes_a_place() -> None:
         activated, refused = client.runner.run(crowd())
         after = client.post("/v1/score", json=SCORE)
     assert (activated.status_code, refused.status_code, after.status_code) == (200, 429, 200)
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "unhurried"),
-    [
-        ("POST", "/v1/models/v1/activate", True),
-        ("POST", "/behind/v1/models/v1/activate", True),
-        ("POST", "/v1/items", True),
-        ("DELETE", "/v1/items/a", True),
-        ("GET", "/v1/items/a", False),
-        ("POST", "/v1/items/a", False),
-        ("POST", "/v1/events", False),
-        ("GET", "/v1/models/v1/activate", False),
-        ("POST", "/v1/models/train", False),
-        ("POST", "/v1/models/v1/activate/", False),
-        ("POST", "/v1/models/v1/more/activate", False),
-        ("POST", "/v1/users/u/activate", False),
-        ("POST", "/v1/score", False),
-    ],
-)
-def test_nothing_else_goes_without_a_deadline(method: str, path: str, unhurried: bool) -> None:
-    """Only the listed methods and paths have no deadline, also behind a path prefix."""
-    root = "/behind" if path.startswith("/behind") else ""
-    kind = kind_of({"method": method, "path": path, "root_path": root})
-    assert kind.is_urgent is not unhurried
 
 
 def test_a_timeout_of_the_engine_is_not_the_deadline() -> None:

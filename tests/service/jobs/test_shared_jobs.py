@@ -35,17 +35,11 @@ from tests.service.jobs.test_runner import (
     until,
 )
 from tests.support.heed_process import ROOT
-from tests.support.postgres_server import PostgresDatabases, PostgresServer
+from tests.support.postgres_server import PostgresServer
 from tests.support.replicas import ReplicaProcess, served
 from tests.support.tiny import World
 
 Machine = Callable[..., JobRunner]
-
-
-@pytest.fixture(scope="module")
-def url(postgres: PostgresDatabases) -> str:
-    """The URL of a database for all tests of this file, each of which has its own namespace."""
-    return postgres.create_database()
 
 
 @pytest.fixture

@@ -264,7 +264,7 @@ def test_a_service_with_keys(sound: Path, tmp_path: Path) -> None:
 
 
 def test_refused_metrics_are_a_note(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What could not be read for lack of a key is said, and nothing is wrong."""
+    """Metrics that need a key are a note, and nothing is wrong."""
 
     def refuse(*_: object) -> None:
         raise KeyRefused("The running service answers /metrics with 401")

@@ -39,18 +39,13 @@ from tests.support.token_encoder import WORDS, TokenEncoder, sentences
 pytestmark = pytest.mark.verify
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_bert.make(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def catalogue(count: int) -> list[Item]:
-    """Items of sentences of words, of which each item has some more often than others."""
+    """Items of sentences of words; each item has some words more often than others."""
     rng = np.random.default_rng(0)
     items = []
     for number in range(count):
@@ -108,7 +103,7 @@ def test_a_table_is_fitted_without_the_texts_it_is_compared_on() -> None:
 
 
 def test_every_other_long_sentence_is_cut_into_pieces() -> None:
-    """Of long sentences half are fitted whole and half in pieces of a query's length."""
+    """Half of the long sentences are fitted whole and half in pieces of a query's length."""
     rng = np.random.default_rng(0)
     items = [
         Item(str(at), description=". ".join(" ".join(rng.choice(WORDS, 33)) for _ in "abc"))

@@ -201,7 +201,7 @@ def write(path: Path, items: Sequence[Item]) -> Path:
 
 
 def test_an_import_calibrates_and_keeps_what_judgments_said(heed: Heed, tmp_path: Path) -> None:
-    """`import` saves calibrated parameters, anew for twice the items, never over judged ones."""
+    """`import` saves calibrated parameters, again for twice the items, never over judged ones."""
     search_file = tmp_path / "data" / SEARCH_FILE
     items = catalogue(320)
     said = heed("import", "items", write(tmp_path / "few.jsonl", items[:20]))

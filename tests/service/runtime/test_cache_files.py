@@ -24,7 +24,7 @@ def test_bytes_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, seed: int) -> None:
-    """A file with a flipped bit, or without its end, is never returned, and is written anew."""
+    """A file with a flipped bit or without its end is not returned, and can be written again."""
     cache = CacheFiles(tmp_path, 3)
     cache.write("one", DATA)
     rng = np.random.default_rng(seed)
@@ -54,7 +54,7 @@ def test_the_files_used_last_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_costs_the_cache_alone(tmp_path: Path) -> None:
-    """Where a file stands in the folder's place nothing is kept, and nothing raises."""
+    """If a file has the name of the folder, nothing is kept, and nothing raises."""
     (tmp_path / "cache").write_text("a file")
     cache = CacheFiles(tmp_path / "cache", 2)
     cache.write("one", DATA)

@@ -36,7 +36,7 @@ DEGRADED = (
 def test_a_container_that_does_not_listen_is_healthy(
     command: str, serves: bool, tmp_path: Path
 ) -> None:
-    """Of the commands of heed, only those that listen are asked whether they are ready."""
+    """Only commands of heed that listen are asked whether they are ready."""
     path = tmp_path / "cmdline"
     path.write_bytes(command.replace(" ", "\0").encode() + b"\0")
     assert health_check.serves(path) is serves

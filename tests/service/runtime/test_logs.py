@@ -20,7 +20,7 @@ from service.runtime import logs
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """What a configured process writes; afterwards the process is as before."""
+    """The log of a configured process; afterwards the process is as before."""
     before = logging.root.handlers[:], logging.root.level
     hooks = sys.excepthook, sys.unraisablehook
     stream = io.StringIO()
@@ -93,7 +93,7 @@ def test_other_handlers_see_records_of_lines(stream: io.StringIO, of_root: bool)
 def test_messages_of_exceptions_are_logged_where_they_quote_no_data(
     stream: io.StringIO, error: Exception, is_shown: bool
 ) -> None:
-    """A traceback has the frames and the type; the message of system errors alone."""
+    """A traceback has the frames and the type, and the message only of system errors."""
     try:
         raise error
     except Exception:
@@ -131,7 +131,7 @@ def test_long_lines_are_cut_and_still_json(stream: io.StringIO) -> None:
     except OSError:
         logging.getLogger("a").exception("failed %s", "é" * 5_000)
     logging.getLogger("a").info("x" * 9_000, extra={f"f{n}": "y" * 900 for n in range(9)})
-    # To this handler alone: no report of a test may hold a surrogate.
+    # Only to this handler: no report of a test may hold a surrogate.
     (handler,) = (h for h in logging.getLogger().handlers if getattr(h, "stream", 0) is stream)
     odd = {"name": "a", "msg": "bad \ud800", "levelname": "INFO", "n": 1 << 70, "o": object()}
     handler.handle(logging.makeLogRecord(odd))

@@ -83,7 +83,7 @@ def test_a_namespace_in_training_is_not_removed(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_creation_is_no_namespace(tmp_path: Path) -> None:
-    """A creation that fails leaves nothing under the name, and the next one begins anew."""
+    """A creation that fails leaves nothing under the name, and the next one succeeds."""
 
     def interrupted(folder: Path) -> None:
         fill(folder)

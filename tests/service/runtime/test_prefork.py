@@ -51,7 +51,7 @@ def test_restart_delay_doubles() -> None:
 
 
 def test_a_hung_worker_is_silent_and_a_new_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the workers that do not answer, those are silent that run and are not just starting."""
+    """A worker that does not answer is silent if it runs and is not just starting."""
     points, table = worker_sockets(4), WorkerTable(4)
     for number in (0, 1, 2):
         table.start(number)

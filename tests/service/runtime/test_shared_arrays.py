@@ -48,7 +48,7 @@ def test_the_successor_of_a_killed_process_publishes() -> None:
 
 
 def test_arrays_are_mapped_and_not_writable() -> None:
-    """Published arrays are pages of one file, and refuse writes; there are none before."""
+    """Published arrays are pages of one file, and refuse writes; before, they cannot be read."""
     shared = SharedArrays()
     with pytest.raises(RuntimeError):
         shared.arrays()

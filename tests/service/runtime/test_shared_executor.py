@@ -1,4 +1,4 @@
-"""A share of an executor: its shutdown waits for its own calls alone."""
+"""A share of an executor: its shutdown waits only for its own calls."""
 
 from __future__ import annotations
 

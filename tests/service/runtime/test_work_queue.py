@@ -241,7 +241,7 @@ async def test_a_request_that_waits_for_others_leaves_its_place() -> None:
 
 @in_loop
 async def test_requests_come_back_one_by_one() -> None:
-    """Of many that left their places for the same reason, as many compute as there are places."""
+    """When many come back that left their places, as many compute as there are places."""
     queue, resume, computing, most = WorkQueue(3, 3), asyncio.Event(), 0, 0
 
     async def one() -> None:
@@ -407,7 +407,7 @@ async def test_long_work_does_not_wait_for_what_computes_nothing() -> None:
 
 @in_loop
 async def test_few_keys_compute_long_requests_at_once() -> None:
-    """Of the long requests of many keys, those of two keys compute where there are four places."""
+    """With four places, long requests of two keys compute at once."""
     queue, ends, most = WorkQueue(4, 3), threading.Event(), 0
     steps = [0] * 6
 

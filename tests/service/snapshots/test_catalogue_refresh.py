@@ -17,14 +17,11 @@ from models.catalogue.catalogue import Catalogue
 from models.text.encoders import StaticEncoder
 from service.domain.records import Item
 from service.runtime.data_layout import MODELS_FOLDER, STORE_FILE
-from service.snapshots.live_snapshot import LiveSnapshot
+from service.snapshots.live_snapshot import LiveSnapshot, Served, UnacknowledgedWrites
 from service.snapshots.registry import Registry
-from service.snapshots.served import Served, UnacknowledgedWrites
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.values import CatalogueChanges
-
-pytestmark = pytest.mark.anyio
 
 
 class Encoder(StaticEncoder):
@@ -42,11 +39,6 @@ class Encoder(StaticEncoder):
         if self.fails:
             raise RuntimeError("the encoder failed")
         return super().encode(texts)
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture
@@ -155,15 +147,6 @@ async def test_read_does_not_wait_for_later_writes(
         snapshot = await live.current()
     assert snapshot.catalogue.row("first") >= 0
     assert written < 5
-
-
-async def test_concurrent_writes_are_served_when_acknowledged(live: LiveSnapshot) -> None:
-    async def put(name: str) -> int:
-        await live.catalogue.put_items(batch(name, 5))
-        return live.snapshot.catalogue.row(f"{name}4")
-
-    rows = await asyncio.gather(*(put(f"writer{n}-") for n in range(20)))
-    assert min(rows) >= 0
 
 
 async def test_failed_refresh_fails_reads_and_no_write(

@@ -17,8 +17,8 @@ from service.domain.settings import Settings
 from service.engine.compose import compose
 from service.engine.engine import Engine, open_engine
 from service.runtime.data_layout import MODELS_FOLDER
+from service.snapshots.live_snapshot import Served
 from service.snapshots.registry import Registry
-from service.snapshots.served import Served
 from tests.support import asking
 from tests.support.tiny import World, item_id
 

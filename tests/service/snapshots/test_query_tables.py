@@ -27,11 +27,6 @@ from tests.support.token_encoder import WIDTH, TokenEncoder
 FITTED = SearchParameters(meaning=2.0)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def table_for(encoder: TokenEncoder, seed: int = 0) -> QueryTable:
     size = len(encoder.vocabulary), WIDTH
     return QueryTable(encoder, np.random.default_rng(seed).normal(size=size))
@@ -127,7 +122,6 @@ def test_a_quick_encoder_has_no_table(tmp_path: Path, caplog: pytest.LogCaptureF
     assert caplog.records == []
 
 
-@pytest.mark.anyio
 async def test_new_files_are_used_without_a_restart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

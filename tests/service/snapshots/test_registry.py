@@ -91,14 +91,6 @@ def test_published_bytes_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert staged(registry) == []
 
 
-def test_metadata_are_what_json_makes_of_them(registry: Registry) -> None:
-    registry.publish(FILES, {"shape": (1, 2), "by": {10: 0.1, 9: -0.0, 1: 1e300}})
-    assert registry.versions()[0].metadata == {
-        "shape": [1, 2],
-        "by": {"10": 0.1, "9": -0.0, "1": 1e300},
-    }
-
-
 def test_nothing_is_active_at_first(registry: Registry) -> None:
     """An empty registry has no current version, no token and nothing to load."""
     assert registry.current() is None
@@ -480,7 +472,7 @@ def test_publishers_do_not_disturb_each_other_or_readers(registry: Registry) -> 
 
 
 def test_one_name_has_one_winner(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of concurrent publications under one name exactly one succeeds."""
+    """Exactly one of concurrent publications under one name succeeds."""
     results: list[str] = []
     barrier = threading.Barrier(6, timeout=20)
     real = durable_files.write

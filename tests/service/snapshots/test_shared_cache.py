@@ -27,23 +27,16 @@ from service.snapshots.derived_files import (
     SharedCacheFiles,
     open_cache_files,
 )
-from service.snapshots.live_snapshot import LiveSnapshot
+from service.snapshots.live_snapshot import LiveSnapshot, Served
 from service.snapshots.registry import Registry
-from service.snapshots.served import Served
 from service.snapshots.text_embeddings import EmbeddingCache
 from service.stores.postgres.store import PostgresStore
 from tests.support import tiny
 from tests.support.heed_process import ROOT
-from tests.support.postgres_server import PostgresDatabases, PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 DATA = np.random.default_rng(0).integers(0, 256, 5_000).astype(np.uint8)
 Machine = Callable[[str], SharedCacheFiles]
-
-
-@pytest.fixture(scope="module")
-def url(postgres: PostgresDatabases) -> str:
-    """The URL of a database for all tests of this file, each of which has its own namespace."""
-    return postgres.create_database()
 
 
 @pytest.fixture
@@ -122,7 +115,7 @@ def test_the_oldest_files_go_from_the_database(
 
 
 def test_without_the_database_a_machine_makes_its_own(tmp_path: Path) -> None:
-    """While the database is away, files are made, kept and read on the disk alone."""
+    """While the database is away, files are made, kept and read only on the disk."""
     with PostgresServer() as server:
         store = PostgresStore(server.create_database())
         files = SharedCacheFiles(tmp_path, 3, store.shared.files(INDEXES))
@@ -139,7 +132,7 @@ def test_without_the_database_a_machine_makes_its_own(tmp_path: Path) -> None:
 def test_one_machine_builds_and_the_other_waits(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two machines that miss a file, one makes it, and the other one begins after that."""
+    """If two machines miss a file, one makes it, and the other one begins after that."""
     waited, happened = threading.Event(), []
     sleep = time.sleep
 

@@ -26,7 +26,7 @@ from service.stores.postgres.shared_files import CHUNK_BYTES
 from service.stores.postgres.store import PostgresStore
 from tests.support import tiny
 from tests.support.heed_process import ROOT
-from tests.support.postgres_server import PostgresDatabases, PostgresServer
+from tests.support.postgres_server import PostgresServer
 from tests.support.replicas import ReplicaProcess, served
 from tests.support.tiny import World
 
@@ -36,12 +36,6 @@ FILES = {
     "empty": b"",
 }
 Machine = Callable[[str], Registry]
-
-
-@pytest.fixture(scope="module")
-def url(postgres: PostgresDatabases) -> str:
-    """The URL of a database for all tests of this file, each of which has its own namespace."""
-    return postgres.create_database()
 
 
 @pytest.fixture
@@ -420,7 +414,7 @@ def shop(url: str, namespace: str, world: World, tmp_path: Path) -> World:
 def test_processes_on_two_directories_follow_an_activation(
     url: str, namespace: str, shop: World, tmp_path: Path
 ) -> None:
-    """Both machines, one of which starts later, serve what a third one activates."""
+    """Both machines serve what a third one activates, also the one that starts later."""
     with (
         Machines(url, namespace, tmp_path) as machine,
         ReplicaProcess(url, namespace, tmp_path / "a") as first,

@@ -380,7 +380,6 @@ def test_threads_share_it(path: Path) -> None:
         np.testing.assert_allclose(vectors, Counting().encode(batch), atol=1e-3)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("quick", [True, False])
 async def test_the_loop_does_not_wait_for_a_slow_encoder(tmp_path: Path, quick: bool) -> None:
     """A slow encoder encodes queries on another thread, a quick one on the event loop."""

@@ -21,11 +21,6 @@ from tests.support.postgres_server import PostgresDatabases
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 SHELVES = """\
 CREATE TABLE IF NOT EXISTS shelves (
   shelf TEXT PRIMARY KEY, width REAL, is_full INTEGER NOT NULL, books INTEGER NOT NULL) STRICT"""

@@ -10,14 +10,7 @@ import pytest
 from service.stores.postgres.store import PostgresStore
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.bulk_contract import BulkContract
-from tests.support.postgres_server import PostgresDatabases
 from tests.support.store_contract import Connect
-
-
-@pytest.fixture(scope="module")
-def url(postgres: PostgresDatabases) -> str:
-    """The URL of a database for all tests of a file, each of which has a namespace of its own."""
-    return postgres.create_database()
 
 
 class TestSQLiteBulk(BulkContract):

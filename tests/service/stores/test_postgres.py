@@ -7,15 +7,7 @@ import pytest
 
 from service.stores.postgres.store import PostgresStore
 from service.stores.quota import StoreQuota
-from tests.support.postgres_server import PostgresDatabases
 from tests.support.store_contract import Connect, Limited, StoreContract
-
-
-@pytest.fixture(scope="module")
-def url(postgres: PostgresDatabases) -> str:
-    """The URL of a database for all tests of a file, each of which has a namespace of its own."""
-    return postgres.create_database()
-
 
 PATIENCE = 20.0  # seconds of an answer: a busy machine is no failure
 

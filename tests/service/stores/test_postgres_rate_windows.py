@@ -15,21 +15,9 @@ from service.domain.keys import Rate, issue_key
 from service.http.rate_limits import RateLimits
 from service.stores.postgres.store import PostgresStore
 from service.stores.values import RateWindows
-from tests.support.postgres_server import PostgresDatabases
 
 pytestmark = pytest.mark.anyio
 DAY = 86_400
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def url(postgres: PostgresDatabases) -> str:
-    """The URL of a database."""
-    return postgres.create_database()
 
 
 def machine(url: str) -> PostgresStore:

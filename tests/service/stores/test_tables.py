@@ -39,11 +39,6 @@ DIGESTS = {
 OF_ALL = {"installation", "namespaces", "migrations"}
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 async def test_tables_of_sqlite(tmp_path: Path) -> None:
     store = SQLiteStore(tmp_path / "heed.db")
     try:

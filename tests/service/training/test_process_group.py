@@ -15,7 +15,7 @@ from torch import Tensor
 
 from models.compute.device import Processes
 from models.data.interactions import Interactions
-from models.evaluation.baselines import Popularity
+from models.evaluation.baselines import popularity
 from models.evaluation.full_ranking import evaluate
 from models.evaluation.splits import leave_one_out
 from models.training.fit import TrainingResult
@@ -48,7 +48,7 @@ def exchange(members: Processes, folder: str) -> None:
         means.append((tensors, total))
     agreed = members.broadcast(lambda: f"from {members.index}")
     summed = members.sum(np.array([members.index, 7])).tolist()
-    ranked = evaluate(Popularity.fit(LOG), leave_one_out(LOG).test, batch_size=7, group=members)
+    ranked = evaluate(popularity(LOG), leave_one_out(LOG).test, batch_size=7, group=members)
     judged = (ranked.ranks.tolist(), ranked.hr, ranked.ndcg, ranked.coverage)
     torch.save((means, agreed, summed, judged), Path(folder) / f"{members.index}.pt")
 
@@ -69,7 +69,7 @@ def test_collective_operations_agree(tmp_path: Path) -> None:
             np.testing.assert_allclose(of[0], expected, atol=1e-6)
             assert all(torch.equal(other, of[0]) for other in of[1:])
         assert {means[number][1] for means, *_ in told} == {sum(worth)}
-    alone = evaluate(Popularity.fit(LOG), leave_one_out(LOG).test)
+    alone = evaluate(popularity(LOG), leave_one_out(LOG).test)
     for _, agreed, summed, judged in told:
         assert agreed == "from 0"
         assert summed == [0 + 1 + 2, 3 * 7]

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from service.domain.errors import Unavailable
 from service.domain.keys import SCOPES, Scope, issue_key
 from service.domain.settings import Settings
-from service.http.access import ROUTES, RouteScopes
+from service.http.access import ROUTES, RouteTable
 from service.http.app import create_app
 from service.http.routes.questions import QUESTIONS as QUESTION_ROWS
 from tests.support.http_fake import Client, serving
@@ -92,7 +92,7 @@ def test_a_route_without_scopes_cannot_be_served() -> None:
     async def added() -> None: ...
 
     with pytest.raises(LookupError, match="PUT /v1/added"):
-        RouteScopes([Route("/v1/added", added, methods=["PUT"])], ROUTES)
+        RouteTable([Route("/v1/added", added, methods=["PUT"])], ROUTES)
     questions = {(row.method, row.path) for row in QUESTION_ROWS}
     assert not questions & ROUTES.keys()
     listed = {

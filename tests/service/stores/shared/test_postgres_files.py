@@ -22,13 +22,7 @@ from service.stores.postgres import shared_files as files_module
 from service.stores.postgres.shared_files import Activation, FileChunk, FileSet, SharedFiles
 from service.stores.postgres.store import PostgresStore
 from tests.support.heed_process import ROOT
-from tests.support.postgres_server import PostgresDatabases, PostgresServer
-
-
-@pytest.fixture(scope="module")
-def url(postgres: PostgresDatabases) -> str:
-    """The URL of a database for all tests of this file, each of which has its own namespace."""
-    return postgres.create_database()
+from tests.support.postgres_server import PostgresServer
 
 
 @pytest.fixture

@@ -18,15 +18,9 @@ from service.stores.postgres import shared_parts as jobs_module
 from service.stores.postgres.shared_parts import JobRow, SharedJobs
 from service.stores.postgres.store import PostgresStore
 from tests.support.heed_process import PATIENCE
-from tests.support.postgres_server import PostgresDatabases, PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 T = TypeVar("T")
-
-
-@pytest.fixture(scope="module")
-def url(postgres: PostgresDatabases) -> str:
-    """The URL of a database for all tests of this file, each of which has its own namespace."""
-    return postgres.create_database()
 
 
 @pytest.fixture
