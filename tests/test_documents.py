@@ -1,15 +1,9 @@
 """Links, words, requests and commands of all documents, compared with files and real answers."""
 
 import json
-import os
 import re
 import shlex
-import signal
-import socket
 import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +12,11 @@ from typing import Any
 import pytest
 
 from models.training.presets import choose_preset
-from service.domain.settings import PREFIX
 from tests.support import tiny
 from tests.support.command_line import Heed
 from tests.support.guided import check_heed
+from tests.support.heed_process import HeedProcess
+from tests.support.server import Server
 
 pytestmark = pytest.mark.verify
 
@@ -100,32 +95,17 @@ def anchors(path: Path) -> set[str]:
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """A service over MovieLens 100k, as `make demo` leaves it but for a small model."""
-    data = tmp_path_factory.mktemp("readme")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(PREFIX)}
-    environment |= {"HEED_DATA": str(data)}
-    heed = [sys.executable, "-m", "service.cli"]
-    command = [*heed, "import", "ml-100k"]
-    subprocess.run(command, check=True, env=environment, capture_output=True)
+    data = tmp_path_factory.mktemp("readme") / "data"
+    imported = HeedProcess(
+        "import", "ml-100k", "--data", data, log=data.with_name("import.log"), fresh=True
+    )
+    assert imported.wait() == 0, imported.log()
     preset = choose_preset(100_000, 1_682, "quick", epochs=1)
     short = {"attention_epochs": 0, "final_epochs": 0, "validation_users": 100, "weight_cases": 300}
     config = replace(preset.train_config, **short)
     tiny.train(data, replace(preset, dim=16, blocks=1, train_config=config))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        number = int(free.getsockname()[1])
-    server = subprocess.Popen([*heed, "serve", "--port", str(number)], env=environment)
-    try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{number}/health/ready", timeout=2)
-                break
-            except OSError:
-                assert server.poll() is None
-                time.sleep(0.1)
-        yield number
-    finally:
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
+    with Server(data, fresh=True) as server:
+        yield int(server.url.rpartition(":")[2])
 
 
 def test_the_documents_are_short() -> None:

@@ -95,7 +95,7 @@ def compare(
     seeds: int = 1,
     first_seed: int = 0,
     ablate: bool = False,
-    progress: StageProgressCallback | None = None,
+    progress: StageProgressCallback = lambda *_: None,
 ) -> Comparison:
     """Fit and evaluate the baselines, Heed for each seed, and with `ablate` Heed without each part.
 
@@ -116,8 +116,7 @@ def compare(
     table: Comparison = {}
     baselines = baseline_makers(task.log, exclude_seen=task.exclude_seen)
     for at, (name, make) in enumerate(baselines.items()):
-        if progress is not None:
-            progress(f"baseline: {name}", at, len(baselines), None)
+        progress(f"baseline: {name}", at, len(baselines), None)
         started = time.monotonic()
         ranker = make(task.every_event)
         timed = isinstance(ranker, WeekPopularity)
@@ -144,7 +143,7 @@ def _fit(
     content: NDArray[np.float32],
     preset: Preset,
     seed: int,
-    progress: StageProgressCallback | None,
+    progress: StageProgressCallback,
 ) -> TrainingResult:
     every_event = None if task.validation is None else task.every_event
     plan = preset.plan(task.train, content, task.validation, every_event=every_event, seed=seed)

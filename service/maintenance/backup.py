@@ -111,7 +111,6 @@ def back_up(
         settings: recorded in the manifest, for the service that is started on a restored copy.
         store: `Settings.store`.
         rest: time to rest after each step of copying a file, as a multiple of the time it took.
-        progress: called as it proceeds.
 
     Raises:
         NotFound: there is no store in `data`, or nothing of Heed in the database.

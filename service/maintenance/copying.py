@@ -64,9 +64,8 @@ async def compare_stores(source: Store, target: Store) -> list[ComparedTable]:
 async def begin_copy(target: Store, origin: str) -> str | None:
     """Mark the target as an unfinished copy; return the last user written, None if it is whole.
 
-    Args:
-        target: an empty store, or a copy from this source that was not changed since.
-        origin: identity of the source, which is recorded in the target.
+    The target is an empty store, or a copy of `origin`, the recorded identity of the source, that
+    was not changed since.
 
     Raises:
         Conflict: the target has data that are not of a copy from this source.

@@ -68,8 +68,6 @@ def diagnose(
     service runs meanwhile, its metrics are read.
 
     Args:
-        data: the data directory.
-        environment: variables of the service.
         namespace: the one of a database to look at; `default` = all of them.
         full: check every page of large stores too.
         backup_days: age in days from which on a backup is old.

@@ -136,11 +136,10 @@ def restore(
     file by which Heed refuses to use it. A restore that fails leaves `data` empty.
 
     Args:
-        source: the backup's folder, which stays as it is.
+        source: the backup's folder, which is only read.
         data: a directory that is missing or empty.
         before_use: called with `data` and the directory of each verified namespace in it, to delete
             again what must not come back from a backup.
-        progress: called as it proceeds.
 
     Raises:
         NotFound, Incompatible, Corrupt: as `verify`; Corrupt also for a store whose content is not
@@ -260,13 +259,12 @@ def restore_to_database(
     an interrupted one stopped.
 
     Args:
-        source: the backup's folder, which stays as it is.
+        source: the backup's folder, which is only read.
         url: of the database: new, or without any record, model or further namespace.
         data: the data directory of this machine, to which come what search was fitted to and the
             stored embeddings, unless they are there.
         work: where a temporary directory takes the size of the backup.
         before_use: as of `restore`, for the temporary directory.
-        progress: called as it proceeds.
 
     Raises:
         NotFound, Incompatible, Corrupt: as `restore`; Corrupt also where the records of the
@@ -389,7 +387,7 @@ def drill(
 ) -> DrillResult:
     """Restore a backup into a temporary directory, recommend from each namespace, and remove it.
 
-    The settings are those of the service, with the text encoder of the manifest.
+    It has the settings of the service, but the text encoder of the manifest.
 
     Raises:
         NotFound, Incompatible, Corrupt, StoreFull: as `restore`; Corrupt also if the service does

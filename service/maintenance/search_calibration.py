@@ -48,15 +48,10 @@ class HeldOut(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """Search parameters fitted to a catalogue, and the gains by which they were chosen.
+    """Search parameters fitted to a catalogue, and the gains by which they were chosen."""
 
-    Attributes:
-        parameters: the defaults, with the chosen weight of meaning.
-        gains: [Q, W] the discounted gain of each held-out text's own item, by weight of meaning.
-    """
-
-    parameters: SearchParameters
-    gains: NDArray[np.float64]
+    parameters: SearchParameters  # the defaults, with the chosen weight of meaning
+    gains: NDArray[np.float64]  # [Q, W] discounted, of each held-out text's own item by weight
 
     @property
     def chosen(self) -> NDArray[np.float64]:
@@ -99,8 +94,7 @@ def calibrate(
 ) -> Calibration:
     """Choose the weight of meaning by how well held-out texts of a catalogue find their own items.
 
-    Takes seconds, and the time to embed the texts that are new to
-    `embeddings`.
+    Takes seconds, and the time to embed the texts that are new to `embeddings`.
 
     Raises:
         Invalid: too few items have several texts.
@@ -270,13 +264,7 @@ _KEPT = 0.5  # of what the transformer's queries add to words alone, a table add
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueryEncoding:
-    """A table fitted to a catalogue, and searches calibrated with it and with the transformer.
-
-    Attributes:
-        fitted: the table.
-        by_table: the calibration of searches whose queries the table encodes.
-        by_encoder: that of searches whose queries the transformer encodes.
-    """
+    """A table fitted to a catalogue, and searches calibrated with it and with the transformer."""
 
     fitted: FittedTable
     by_table: Calibration

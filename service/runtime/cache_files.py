@@ -27,11 +27,7 @@ _CHECKSUM_BYTES = 32
 class CacheFiles:
     """Checksummed files in one folder; those that were used last are kept.
 
-    Processes may share the folder: a file is replaced as a whole.
-
-    Args:
-        folder: created by the first `write`.
-        most: files that are kept.
+    Processes may share the folder, which the first `write` creates: a file is replaced as a whole.
     """
 
     def __init__(self, folder: Path, most: int) -> None:

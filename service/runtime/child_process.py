@@ -87,8 +87,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
     async def finish(self) -> int:
         """Wait for the end, kill what is left of the group, and read what is left in the pipes.
 
-        Returns:
-            int: the exit code, or minus the number of the signal that ended the process.
+        Returns the exit code, or minus the number of the signal that ended the process.
         """
         await self._ended.wait()
         # The id of a group is not reused while it has members; without members there was no time

@@ -109,8 +109,7 @@ class Turn:
     def look(self, waits: bool = False) -> None:
         """End work that nobody waits for, and make long work wait. The computing thread calls it.
 
-        Args:
-            waits: the work waits for a lock, which another long request of its key may hold.
+        With `waits`, the work waits for a lock, which another long request of its key may hold.
 
         Raises:
             DeadlineExceeded: the request has ended, or its deadline has passed.

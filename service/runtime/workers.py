@@ -80,36 +80,6 @@ class WorkerTable:
             await asyncio.sleep(BEAT_INTERVAL)
 
 
-class SilenceWatch:
-    """Measures for how long workers have been silent while this process itself was running.
-
-    A machine or a container that is paused stops parent and workers alike: the time of the pause
-    counts for nothing, since it would be held against workers that had no chance to beat.
-    """
-
-    def __init__(self, table: WorkerTable) -> None:
-        self._table = table
-        self._checked = time.monotonic()
-        self._silence: dict[int, tuple[float, float]] = {}  # number -> last beat, silent seconds
-
-    def check(self) -> None:
-        """Look at all workers that were added. Call it about once in `BEAT_INTERVAL`."""
-        now = time.monotonic()
-        passed, self._checked = min(now - self._checked, 2 * BEAT_INTERVAL), now
-        for number, (last, silent) in self._silence.items():
-            latest = self._table[number].beat
-            self._silence[number] = (latest, silent + passed if latest == last else 0.0)
-
-    def restart(self, number: int) -> None:
-        """Begin again with a worker, which is being started."""
-        self._silence[number] = (0.0, 0.0)
-
-    def silence(self, number: int) -> float:
-        """Return a worker's seconds of silence; 0.0 until its first beat, however long it loads."""
-        last, silent = self._silence[number]
-        return silent if last else 0.0
-
-
 _log = logging.getLogger(__name__)
 
 _MAX_REQUEST = 128  # bytes
@@ -137,10 +107,8 @@ def worker_sockets(count: int) -> list[socket.socket]:
 class WorkerPeers:
     """The other workers, from the view of one worker.
 
-    Args:
-        sockets: from `worker_sockets`.
-        number: index of this worker's own socket.
-        table: of all workers. One that has stalled is not waited for.
+    `number` is the index of its own among the `worker_sockets`. A peer that has stalled is not
+    waited for.
     """
 
     def __init__(self, sockets: Sequence[socket.socket], number: int, table: WorkerTable) -> None:
@@ -241,6 +209,8 @@ class _Slot:
     started: float = 0.0  # 0: no process has run yet
     due: float = 0.0  # when the next process starts
     delay: float = 0.0  # the backoff after the last early death
+    beat: float = 0.0  # the last that was seen
+    silent: float = 0.0  # seconds since then, in which this process ran
 
 
 class PreforkServer:
@@ -267,9 +237,9 @@ class PreforkServer:
         self._slots = [_Slot(number) for number in range(len(table))]
         self._work = work
         self._grace = grace
-        self._watch = SilenceWatch(table)
         self._patience = patience
         self._table = table
+        self._looked = time.monotonic()
         self._mask: set[int | signal.Signals] = set()  # of signals, before `run`
 
     def run(self) -> None:
@@ -282,7 +252,7 @@ class PreforkServer:
                         self._start(slot)
                 if self._wait_for_signal(min(BEAT_INTERVAL, self._next_start())) in _STOP:
                     break
-                self._kill_hung()
+                self.kill_hung()
                 self._reap()
         finally:
             self._stop()
@@ -302,8 +272,7 @@ class PreforkServer:
         sys.stdout.flush()
         sys.stderr.flush()
         parent, first = os.getpid(), not slot.started
-        self._watch.restart(slot.number)
-        slot.started = time.monotonic()
+        slot.started, slot.beat, slot.silent = time.monotonic(), 0.0, 0.0
         self._table.start(slot.number)
         slot.pid = os.fork()
         if not slot.pid:
@@ -329,17 +298,23 @@ class PreforkServer:
             # An ordinary exit would touch, and so copy, every object in shared memory.
             os._exit(code)
 
-    def _kill_hung(self) -> None:
-        """Kill the workers that have been silent for too long; they are reaped like others."""
-        self._watch.check()
+    def kill_hung(self) -> None:
+        """Kill the workers that have been silent for too long; they are reaped like others.
+
+        Only time in which this process ran counts: a paused machine stops parent and workers alike,
+        and a worker that loads has not begun to beat. Called about once in `BEAT_INTERVAL`.
+        """
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, 2 * BEAT_INTERVAL), now
         for slot in self._slots:
-            silent = self._watch.silence(slot.number)
-            if slot.pid and silent >= self._patience:
+            last, slot.beat = slot.beat, self._table[slot.number].beat
+            slot.silent = slot.silent + passed if slot.beat == last else 0.0
+            if slot.pid and slot.beat and slot.silent >= self._patience:
                 _log.error(
                     "worker %d (process %d) hangs: no heartbeat for %.0f s; it is killed",
                     slot.number,
                     slot.pid,
-                    silent,
+                    slot.silent,
                 )
                 os.kill(slot.pid, signal.SIGKILL)
 
@@ -401,9 +376,7 @@ class ShutdownLimit:
     not has been refused or has no client left. It is a thread of its own, because the event loop, a
     pool's queue, the store's writer or a checkpoint may be what does not end.
 
-    Args:
-        seconds: from the first call of `start`.
-        abandon: called before the end, to kill child processes. It must not wait.
+    `abandon` is called before the end, to kill child processes. It must not wait.
     """
 
     def __init__(self, seconds: float, *, abandon: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from service.runtime.workers import SilenceWatch, WorkerPeers, WorkerTable, worker_sockets
+from service.runtime.workers import PreforkServer, WorkerPeers, WorkerTable, worker_sockets
 
 SHORT_LIVED = """
 import logging, os, sys
@@ -107,25 +107,28 @@ def test_a_pause_of_all_processes_is_not_held_against_workers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Silence is counted while the parent runs: a worker that loads or was paused is not hung."""
-    now = [1000.0]
+    now, killed = [1000.0], list[float]()
     monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("os.kill", lambda *_: killed.append(now[0]))
     table = WorkerTable(1)
-    watch = SilenceWatch(table)
-    table.start(0)
-    watch.restart(0)
+    server = PreforkServer(lambda *_: None, grace=5.0, table=table, patience=5.0)
+    server._slots[0].pid = 1
 
-    def pass_by(seconds: float) -> float:
-        now[0] += seconds
-        watch.check()
-        return watch.silence(0)
+    def pass_by(*seconds: float) -> None:
+        for each in seconds:
+            now[0] += each
+            server.kill_hung()
 
-    assert [pass_by(1.0) for _ in range(100)] == [0.0] * 100  # it loads
+    pass_by(*[1.0] * 100)  # it loads
     table.beat(0)
-    assert pass_by(1.0) == 0.0
-    assert pass_by(3600.0) <= 2.0  # the machine was asleep
-    assert [pass_by(1.0) for _ in range(3)] == [3.0, 4.0, 5.0]
+    pass_by(1.0, 3600.0)  # the machine was asleep, for which 2 s count
+    pass_by(1.0, 1.0)
+    assert not killed
+    pass_by(1.0)
+    assert killed == [now[0]]
     table.beat(0)
-    assert pass_by(1.0) == 0.0
+    pass_by(1.0, 1.0)
+    assert len(killed) == 1
 
 
 STUCK = """
