@@ -99,7 +99,7 @@ def manage(
         typer.Option(metavar="IMPORT_ID", help="Take back what this import has stored."),
     ] = None,
     listed: Annotated[
-        bool, typer.Option("--list", help="List the imports with their IMPORT_ID.")
+        bool, typer.Option("--list", help="List the imports with their IMPORT_ID and counts.")
     ] = False,
 ) -> None:
     """Undo or list imports."""

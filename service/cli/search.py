@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
@@ -357,16 +359,12 @@ def _calibrated(items: Any, vectors: Any, queries: str) -> Any:
 
 def _encoding_time(encode: Any, judged: Any) -> float:
     """Return the median time to encode one query, in milliseconds, over the first 100 queries."""
-    from time import perf_counter
-
-    import numpy as np
-
     taken = []
     for query, _ in judged[:100]:
         begun = perf_counter()
         encode(query)
         taken.append(perf_counter() - begun)
-    return float(np.median(taken)) * 1e3
+    return 1e3 * median(taken)
 
 
 class _Searched(NamedTuple):

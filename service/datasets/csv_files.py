@@ -23,7 +23,7 @@ MAX_COLUMNS = 16_384  # as many as a spreadsheet has
 MAX_LINES = 1_000  # of one record; more are taken for a quote that was never closed
 
 
-# The first line by which a spreadsheet is told the delimiter; it is no row.
+# The first line that tells a spreadsheet the delimiter; it is no row.
 _SEPARATOR = re.compile(r'"?sep=([^\r\n])"?\s*', re.IGNORECASE)
 
 

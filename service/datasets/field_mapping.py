@@ -196,7 +196,7 @@ class BoundMapping:
     columns: dict[str, tuple[str, ...]]
     weight: WeightRule | None
     unread: list[str]  # columns that no field is read from
-    later: frozenset[str]  # fields of which the file has no column yet
+    later: frozenset[str]  # fields without a column in the file so far
     types: dict[str, AttributeType] = field(default_factory=dict)  # of attributes, found out
     form: CellFormat = field(default_factory=CellFormat)
     parsers: dict[str, CellParser | None] = field(default_factory=dict)  # of each field's text

@@ -148,7 +148,7 @@ _UNSEEN = re.compile("[\u00a0\u00ad\u200b-\u200f\u2060\ufeff]")  # no-break, zer
 _EXAMPLES = 5
 _CHUNK = 10_000  # ids that are looked up at once
 _BETWEEN = re.compile(r"[\s,/+&]+")  # ids in one cell, if the catalogue has them
-_COMPARED = 1_000  # unknown ids at most of which other spellings are looked up
+_COMPARED = 1_000  # unknown ids whose other spellings are looked up
 _DIGITS = 14  # of the longest common number of a product, GTIN-14
 
 

@@ -18,7 +18,7 @@ Options = Mapping[str, Any]
 
 MAX_MAPPING = 256 << 10  # bytes of a file
 MAX_DOTS = 100  # in a line: tomllib's memory grows with the square of a key's parts
-# What the value of each option must be.
+# Options by kind of record, and what their values must be.
 _ALL = {"map": "a table of texts", "constant": "a table of texts"}
 _ALL |= dict.fromkeys(
     ("delimiter", "encoding", "decimal", "list_separator", "time_format", "timezone"), "a text"
@@ -32,7 +32,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 
 
 def read_mapping(path: Path, kind: Kind) -> dict[str, Any]:
-    """Read the options of one kind of record; without its section there are none.
+    """Read the options of one kind of record; empty without its section.
 
     Raises:
         Invalid: the file is not TOML, or has an unknown option or a value of a wrong type.

@@ -400,7 +400,7 @@ class RecordFile(Dataset, Generic[R]):
     """
 
     schema: RecordSchema[Any]
-    key = ""  # the field of which several rows are put together; "" where each row is a record
+    key = ""  # rows with the same value of this field are one record; "" if each row is one
 
     def __init__(
         self,

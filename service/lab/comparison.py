@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +41,6 @@ class ModelResults:
 
 
 Comparison = dict[str, ModelResults]
-Protocol = Literal["newest", "leave-one-out", "hstu", "global-time"]
 
 
 def new_items_table(table: Comparison) -> Comparison:
@@ -52,7 +50,7 @@ def new_items_table(table: Comparison) -> Comparison:
 
 def split(
     log: Interactions,
-    protocol: Protocol,
+    protocol: str,
     *,
     dataset: str = "",
     date: int | None = None,
@@ -65,7 +63,8 @@ def split(
 
     Args:
         log: the events.
-        protocol: of all but online-retail, which has the next basket and the next new items.
+        protocol: newest, leave-one-out, hstu or global-time. online-retail has two tasks of its
+            own instead, the next basket and the next new items, unless it is global-time.
         dataset: the name of a public data set.
         date: of global-time, microseconds UTC; by default, nine tenths of the events come before.
         seed: of the draw of targets of global-time.

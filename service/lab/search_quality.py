@@ -34,7 +34,7 @@ SEARCH_MODES: tuple[SearchMode, ...] = get_args(SearchMode)
 
 # Ranks that count for success, for nDCG and for recall.
 SUCCESS_AT, _NDCG_AT, RECALL_AT = 3, 10, 100
-_MIN_QUERIES = 20  # judged queries, with fewer of which nothing is fitted
+_MIN_QUERIES = 20  # judged queries that a fit needs
 _ROUNDS = 2
 _LEXICAL = (0.0, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0)
 _TEMPERATURES = (0.03, 0.045, 0.06, 0.085, 0.12)

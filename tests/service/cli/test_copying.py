@@ -23,7 +23,6 @@ TABLES += ["imports", "keys", "forgotten"]
 
 
 def using(place: str, use: Callable[[Store], Awaitable[Any]], namespace: str = "default") -> Any:
-    """Open a store, use it, and close it."""
     return run_on(parse_place(place).open(namespace), use)[0]
 
 

@@ -601,15 +601,3 @@ def test_parquet_without_pyarrow_says_how_to_install_it(
     with pytest.raises(Unavailable, match=r"pip install 'heed\[parquet\]'"):
         next(EventsFile(path).events())
     assert len(list(EventsFile(put("e.jsonl", EVENTS_JSON)).events())) == 3
-
-
-def test_progress_moves_while_a_file_is_read(put: Put) -> None:
-    """A bar sees bytes between nothing and all while rows remain."""
-    file = ItemsFile(
-        put("p.csv", "item_id,title\n" + "".join(f"{n:04},{'x' * 995}\n" for n in range(1000)))
-    )
-    stream = file.items()
-    next(stream)
-    assert 0 < file.progress.done < file.progress.total
-    assert len(list(stream)) == 999
-    assert file.progress.done == file.progress.total == 14 + 1000 * 1001

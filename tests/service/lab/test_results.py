@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,6 @@ from service.lab.open_loop import (
     LEAST,
     NEAR,
     OUTSIDE,
-    PREPARED,
     REST,
     WAITED,
     Recording,
@@ -81,15 +79,6 @@ def test_poisson_arrivals_have_exponential_gaps_at_the_rate() -> None:
 def test_more_requests_than_memory_holds_are_refused() -> None:
     with pytest.raises(Invalid, match="--rate"):
         draw_schedule(1e6, replace(OPTIONS, duration=1e6))
-
-
-def test_kinds_are_drawn_in_proportion() -> None:
-    drawn = draw_schedule(1_000.0, replace(OPTIONS, duration=99.5))
-    assert drawn.kinds == ["score", "recommend", "search", "events"]
-    counts = Counter(drawn.kind.tolist())
-    for kind, share in enumerate((4, 2, 3, 1)):
-        assert counts[kind] / len(drawn.kind) == pytest.approx(share / 10, abs=0.01)
-    assert set(drawn.pick.tolist()) == set(range(PREPARED))
 
 
 @pytest.mark.parametrize(

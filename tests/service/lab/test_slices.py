@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from models.data.interactions import Interactions
 from models.evaluation.splits import Holdout
@@ -56,11 +55,3 @@ def test_slices_by_hand() -> None:
         ("age of the item", "not in training"): [4],
     }
     assert sliced()["history", "up to 50"].n_cases == 2
-
-
-def test_debiased_weights_follow_the_training_counts() -> None:
-    """Items 0 to 3 have 3, 1, 1 and no events in training; all other weights are 0 or 1."""
-    slices = sliced()
-    weights = slices.pop(("all", "popularity-debiased")).weights
-    assert weights == pytest.approx([1 / 2, 1 / 2, 2**-0.5, 2**-0.5, 1])
-    assert {weight for each in slices.values() for weight in each.weights.tolist()} == {0, 1}
