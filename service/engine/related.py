@@ -112,6 +112,7 @@ def _similar(request: Request[SimilarIn], selection: ItemSelection) -> AnswerOut
     steered = steer_items(
         question,
         snapshot,
+        now=request.now,
         allowed=selection.allowed,
         shown=request.shown,
         comparable=others,
@@ -216,6 +217,7 @@ def _together(request: Request[TogetherIn], selection: ItemSelection) -> AnswerO
     steered = steer_items(
         question,
         snapshot,
+        now=request.now,
         allowed=selection.allowed,
         shown=request.shown,
         comparable=is_taken | is_similar,

@@ -404,7 +404,8 @@ def list_matches(
             question.query, snapshot, encode, allowed=mask, options=options, parameters=parameters
         )
         mask, warnings = matched_items(snapshot, parsed, matches, mask)
-    steered = steer_items(question, snapshot, allowed=selection.allowed, shown=shown)
+    # A list takes no rules, so that no time matters.
+    steered = steer_items(question, snapshot, now=0, allowed=selection.allowed, shown=shown)
     answer = list_items(question, snapshot, mask, steered.steering.quotas)
     if matches is not None:
         answer |= {"retrieval": matches.mode, "keys_attended": matches.attended}
