@@ -28,7 +28,7 @@ BUDGETS = {
     "service.cli": 3_700,
     "service.datasets": 3_750,
     "service.domain": 1_250,
-    "service.engine": 5_200,
+    "service.engine": 5_250,
     "service.histories": 800,
     "service.http": 5_500,
     "service.jobs": 950,

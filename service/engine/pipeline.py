@@ -210,6 +210,7 @@ class Request(Generic[Q]):
             steer_items,
             question,
             self.snapshot,
+            now=self.now,
             allowed=selection.allowed,
             limit=limit,
             shown=self.shown,
@@ -222,7 +223,7 @@ class Request(Generic[Q]):
     async def apply_rules(self, rules: Sequence[RuleIn]) -> AppliedRules:
         """Find the items that rules move."""
         compared = sum(comparisons(rule.when) for rule in rules)
-        return await self.filter(partial(apply_rules, self.snapshot, rules), compared)
+        return await self.filter(partial(apply_rules, self.snapshot, rules, self.now), compared)
 
     async def filter(self, work: Callable[[], T], compared: float) -> T:
         """Do work that makes `compared` comparisons with each item; 0 = at once and untimed."""

@@ -107,7 +107,12 @@ def _similar(request: Request[SimilarIn], selection: ItemSelection) -> AnswerOut
     if question.facets or question.pin:
         others = comparable(snapshot, row, selection.allowed, spaces)
     steered = steer_items(
-        question, snapshot, allowed=selection.allowed, shown=request.shown, comparable=others
+        question,
+        snapshot,
+        now=request.now,
+        allowed=selection.allowed,
+        shown=request.shown,
+        comparable=others,
     )
     selection = selection.with_warnings(steered.warnings)
     if not spaces:
@@ -206,6 +211,7 @@ def _together(request: Request[TogetherIn], selection: ItemSelection) -> AnswerO
     steered = steer_items(
         question,
         snapshot,
+        now=request.now,
         allowed=selection.allowed,
         shown=request.shown,
         comparable=is_taken | is_similar,

@@ -164,7 +164,13 @@ async def _list(request: Request[SearchIn]) -> AnswerOut:
                 parameters=setup.parameters,
             )
             mask, warnings = matched_items(snapshot, parsed, matches, mask)
-        steered = steer_items(question, snapshot, allowed=selection.allowed, shown=request.shown)
+        steered = steer_items(
+            question,
+            snapshot,
+            now=request.now,
+            allowed=selection.allowed,
+            shown=request.shown,
+        )
         answer = list_items(question, snapshot, mask, steered.steering.quotas)
         if matches is not None:
             answer |= {"retrieval": matches.mode, "keys_attended": matches.attended}

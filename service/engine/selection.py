@@ -167,13 +167,15 @@ class SteeredItems:
 UNSTEERED = SteeredItems()
 
 
-def apply_rules(snapshot: Snapshot, rules: Sequence[RuleIn]) -> AppliedRules:
-    """Find the items that rules move, and warn of values in their filters that no item has."""
+def apply_rules(snapshot: Snapshot, rules: Sequence[RuleIn], now: int) -> AppliedRules:
+    """Find the items that rules move at a time, and warn of values that no item has."""
     fields = snapshot.catalogue.fields
     applied = []
     boost: NDArray[np.float32] | None = None
     buried: NDArray[np.bool_] | None = None
     for rule in rules:
+        if not rule.holds(now):
+            continue
         mask = matching(fields, rule.when)
         if rule.boost is None:
             buried = mask if buried is None else buried | mask
@@ -200,6 +202,7 @@ def steer_items(
     question: SteeredQuestion,
     snapshot: Snapshot,
     *,
+    now: int,
     allowed: NDArray[np.bool_],
     limit: int | None = None,
     shown: Sequence[str] = (),
@@ -210,6 +213,7 @@ def steer_items(
     Pins among the items that the question excludes are left out.
 
     Args:
+        now: the time of the question, at which rules hold or not.
         allowed: bool [N], the items that pass the question's filter.
         limit: the most items that are ranked; None = those of the answer.
         shown: items before this answer, which count for quotas.
@@ -224,7 +228,7 @@ def steer_items(
         return UNSTEERED
     exclude: Collection[str] = getattr(question, "exclude", ())
     limit = question.limit if limit is None else limit
-    applied = apply_rules(snapshot, rules)
+    applied = apply_rules(snapshot, rules, now)
     placed, refused = [], []
     for place, pin in enumerate(pins):
         row = snapshot.catalogue.row(pin.item_id)

@@ -483,9 +483,20 @@ class RuleIn(Body):
         "nearly to the top, whatever the question ranks by. Boosts of several rules add up.",
     )
     bury: bool = Field(False, description="Put these items behind all others, instead of a boost.")
+    from_: Timestamp | None = Field(
+        None, alias="from", description="The rule holds from then on, by the time of the question."
+    )
+    until: Timestamp | None = Field(None, description="The rule holds before then.")
+
+    def holds(self, now: int) -> bool:
+        """Report whether the rule holds at a time, in microseconds UTC."""
+        is_before = self.from_ is not None and now < self.from_
+        return not is_before and (self.until is None or now < self.until)
 
     @model_validator(mode="after")
     def _check_effect(self) -> RuleIn:
+        if self.from_ is not None and self.until is not None and self.from_ >= self.until:
+            raise Invalid("/until", "must be after `from`")
         if self.boost is None and not self.bury:
             raise Invalid("", "needs a `boost`, or `bury` to be true")
         if self.boost is not None and self.bury:

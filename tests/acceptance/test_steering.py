@@ -163,6 +163,42 @@ STEERED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("from_", "until", "holds"),
+    [
+        (None, "2026-01-01T12:00:00Z", False),
+        (None, "2026-01-01T12:00:00.000001Z", True),
+        ("2026-01-01T13:00:00+01:00", None, True),
+        ("2026-01-01T12:00:00.000001Z", None, False),
+        ("2025-12-31T00:00:00Z", "2026-01-02T00:00:00Z", True),
+    ],
+)
+@pytest.mark.parametrize(("name", "question"), [each for each in STEERED if "at" in each[1]])
+def test_a_rule_holds_from_a_time_until_another(
+    http: httpx.Client,
+    name: str,
+    question: dict[str, Any],
+    from_: str | None,
+    until: str | None,
+    holds: bool,
+) -> None:
+    """A rule that does not hold at the time of the question is as none."""
+    body = {field: value for field, value in question.items() if field != "item_id"} | {"limit": 6}
+    path = f"/v1/items/{question['item_id']}/{name}" if "item_id" in question else f"/v1/{name}"
+    expected = ask(http, path, **body, rules=[RULES[0], RULES[2]] if holds else RULES[:1])
+    timed = {**RULES[2], "from": from_, "until": until}
+    assert ask(http, path, **body, rules=[RULES[0], timed]) == expected
+
+
+def test_a_window_that_ends_before_it_begins_is_refused(http: httpx.Client) -> None:
+    rule = {**RULES[0], "from": AT, "until": AT}
+    refused = http.post("/v1/recommend", json={**USER, "rules": [rule]})
+    assert refused.status_code == 422
+    assert refused.json()["errors"] == [
+        {"in": "body", "pointer": "/rules/0/until", "detail": "must be after `from`"}
+    ]
+
+
 @pytest.mark.parametrize(("name", "question"), STEERED)
 def test_every_question_is_steered(http: httpx.Client, name: str, question: dict[str, Any]) -> None:
     """Rules, quotas, facets and fields hold in each list of items."""

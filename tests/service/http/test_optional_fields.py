@@ -182,6 +182,8 @@ CHANGES: dict[str, Callable[[str, Fields], Change]] = {
     "rules": to(rules=[RULE]),
     "RuleIn.boost": to(boost=50),
     "RuleIn.bury": only(RULE, {"name": "odd", "when": RULE["when"], "bury": True}),
+    "RuleIn.from": only(RULE, {**RULE, "from": "2100-01-01T00:00:00Z"}),
+    "RuleIn.until": only(RULE, {**RULE, "until": "2000-01-01T00:00:00Z"}),
     "pin": to(pin=[{"item_id": "space-11", "position": 1}]),
     "at_most": to(at_most=[{"field": "categories", "count": 1}]),
     "explore": to(explore=0.5, seed=1),
