@@ -18,11 +18,11 @@ from models.catalogue.columns import (
     NO_NUMBER,
     NO_POINT,
     FieldColumns,
-    ItemColumns,
     ItemFields,
     KeywordColumn,
     StringOrder,
     ValueColumn,
+    updated_columns,
 )
 from models.catalogue.cow import CowArray, CowList
 from models.catalogue.field_keys import FieldKeys, Vectors
@@ -41,8 +41,6 @@ _TRACKED_VERSIONS = 4  # earlier versions that a version knows its changes since
 
 
 class _Change(NamedTuple):
-    """The step from one version of the catalogue to the next."""
-
     previous: weakref.ref[Catalogue]
     rows: NDArray[np.int64]  # item rows that the step changed
 
@@ -66,7 +64,9 @@ class Catalogue:
     published: NDArray[np.int64]  # [N] microseconds UTC
     keys: FieldKeys  # what search compares a query with
     attributes: CowList[Mapping[str, Any]]
-    columns: ItemColumns  # what filters, facets and sorting read, but for ids and `published`
+    columns: Mapping[
+        str, FieldColumns
+    ]  # what filters, facets and sorting read, but for ids and `published`
     id_order: StringOrder  # of the vocabulary
     bm25_writer: BM25Writer | None  # shared by the views, as the vocabulary is
     bm25_index: BM25Index | None  # what it held when this view was made
@@ -79,12 +79,10 @@ class Catalogue:
         vocabulary: Vocabulary | None = None,
         bm25_writer: BM25Writer | None = None,
     ) -> Catalogue:
-        """Return a catalogue without items.
+        """Return a catalogue without items, for text embeddings of a dimension.
 
-        Args:
-            dimension: of the text embeddings.
-            vocabulary: gives items their rows; by default a new one.
-            bm25_writer: an empty one, where items are to be found by their words too.
+        The vocabulary gives items their rows. With an empty `bm25_writer`, items are also found by
+        their words.
         """
         vocabulary = Vocabulary() if vocabulary is None else vocabulary  # an empty one is false
         bare = cls(
@@ -99,7 +97,7 @@ class Catalogue:
             published=np.zeros(0, dtype=np.int64),
             keys=FieldKeys.empty(dimension),
             attributes=CowList(),
-            columns=ItemColumns(),
+            columns={},
             id_order=StringOrder(vocabulary),
             bm25_writer=bm25_writer,
             bm25_index=None if bm25_writer is None else bm25_writer.update([]),
@@ -112,7 +110,6 @@ class Catalogue:
 
     @property
     def dimension(self) -> int:
-        """D, the dimension of the text embeddings."""
         return int(self.content.shape[1])
 
     @property
@@ -142,13 +139,8 @@ class Catalogue:
     ) -> Catalogue:
         """Return the catalogue after upserts and removals.
 
-        Args:
-            entries: new or changed items; the last of several with one id counts.
-            removed: ids that are no longer in the catalogue; their rows stay, invisible.
-            encode: texts -> unit vectors [n, D].
-
-        Raises:
-            ValueError: when an embedding is not of dimension D.
+        The last of several entries with one id counts. Rows of removed items stay, invisible.
+        Raises ValueError when an embedding is not of dimension D.
         """
         latest = {entry.item_id: entry for entry in entries}
         lost = [id_ for id_ in removed if id_ not in latest]
@@ -173,10 +165,7 @@ class Catalogue:
         )
 
     def changed_since(self, other: Catalogue) -> NDArray[np.int64] | None:
-        """Return the rows [n] that were changed or added since an earlier version.
-
-        None where they are not known, as for a version from long before.
-        """
+        """Return the rows [n] changed or added since an earlier version; None = not known."""
         if other is self:
             return np.zeros(0, np.int64)
         for at, step in enumerate(self._history):
@@ -186,19 +175,16 @@ class Catalogue:
         return None
 
     def with_keys(self, keys: FieldKeys) -> Catalogue:
-        """Return this catalogue with the same keys at other places."""
         if keys is self.keys:
             return self
         return replace(self, keys=keys, _history=self._history_after(np.zeros(0, np.int64)))
 
     def _history_after(self, rows: NDArray[np.int64]) -> tuple[_Change, ...]:
-        """The tracked steps of the version that follows this one with changed rows."""
         return (*self._history, _Change(weakref.ref(self), rows))[-_TRACKED_VERSIONS:]
 
     def _text_columns(
         self, entries: Iterable[ItemEntry], rows: NDArray[np.int64], encode: Encode
     ) -> dict[str, Any]:
-        """Columns that follow from the texts of entries, which are at `rows`."""
         keys, names = keys_of_entries(entries, rows, self.keys.names, encode)
         content = np.zeros((len(rows), self.dimension), np.float32)
         # The keys stand in the order of the rows, each item's side by side.
@@ -221,7 +207,6 @@ class Catalogue:
         rows: NDArray[np.int64],
         in_catalogue: NDArray[np.bool_],
     ) -> dict[str, Any]:
-        """Columns that follow from the other fields of entries, which are at `rows`."""
         present, deleted = self.present.copy(), self.deleted.copy()
         visible, published = self.visible.copy(), self.published.copy()
         present[rows], deleted[rows] = in_catalogue, ~in_catalogue
@@ -232,7 +217,7 @@ class Catalogue:
             NEVER if entry.published_at is None else entry.published_at for entry in entries
         ]
         new_values = item_values(rows.tolist(), entries)
-        columns = self.columns.updated(self._rows_with_values(rows), new_values, len(self))
+        old_rows = self._rows_with_values(rows)
         return {
             "is_named": is_named,
             "present": present,
@@ -241,25 +226,21 @@ class Catalogue:
             "published": published,
             "titles": self.titles.updated(rows, [entry.title for entry in entries]),
             "attributes": self.attributes.updated(rows, [entry.attributes for entry in entries]),
-            "columns": columns,
+            "columns": updated_columns(self.columns, old_rows, new_values, len(self)),
         }
 
     def _rows_with_values(self, rows: NDArray[np.int64]) -> dict[str, set[int]]:
-        """Return which of some rows may have values, by field."""
-        known = rows[self.present[rows]]
-        found = {
-            name: {*values.keyword_rows, *values.number_rows}
-            for name, values in attribute_values(
-                known.tolist(), self.attributes.take(known)
-            ).items()
-        }
+        listed = rows[self.present[rows]]
+        attributes = attribute_values(listed.tolist(), self.attributes.take(listed))
         # The values of other fields have no record beside their columns.
-        return found | {name: {*known.tolist()} for name in ("title", "categories", "tags")}
+        having = {name: {*listed.tolist()} for name in ("title", "categories", "tags")}
+        for name, values in attributes.items():
+            having[name] = {*values.keyword_rows, *values.number_rows}
+        return having
 
     def _updated_bm25(
         self, entries: Iterable[ItemEntry], rows: NDArray[np.int64]
     ) -> BM25Index | None:
-        """Replace the documents of entries, which are at `rows`, in the BM25 index."""
         if self.bm25_writer is None:
             return None
         return self.bm25_writer.update(
@@ -274,7 +255,6 @@ class Catalogue:
         )
 
     def _extended_to(self, size: int) -> Catalogue:
-        """Return this catalogue with empty rows up to `size`."""
         more = size - len(self)
         if more <= 0:
             return self
@@ -308,7 +288,6 @@ class Catalogue:
 
     @property
     def fields(self) -> ItemFields:
-        """All fields of the items, for filters, facets and sorting."""
         return ItemFields(len(self), self.vocabulary, self.id_order, self.published, self.columns)
 
     @property
@@ -320,22 +299,22 @@ class Catalogue:
         return self.visible if self.present.any() else ~self.deleted
 
     def withheld(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Return which of some items [n] no answer may name: hidden and deleted ones.
+        """Mark the items [n] that no answer may name: hidden and deleted ones.
 
-        One that is only known from events is not withheld. Row -1 and rows beyond the catalogue are
-        no items.
+        An item that is only known from events is not withheld. Row -1 and rows beyond the catalogue
+        are no items.
         """
-        found = (rows >= 0) & (rows < len(self))
-        at = rows[found]
-        found[found] = self.deleted[at] | (self.present[at] & ~self.visible[at])
-        return found
+        withheld = (rows >= 0) & (rows < len(self))
+        at = rows[withheld]
+        withheld[withheld] = self.deleted[at] | (self.present[at] & ~self.visible[at])
+        return withheld
 
     def allowed(self, wanted: ItemFilter = EVERYTHING) -> NDArray[np.bool_]:
         """Return the servable items that pass a filter, bool [N]; exact however narrow."""
         return self.servable & matching(self.fields, wanted)
 
     def in_categories(self, categories: Iterable[str]) -> NDArray[np.bool_]:
-        """Return the items in at least one of the categories, bool [N]."""
+        """Mark the items in at least one of the categories, bool [N]."""
         return matching(self.fields, Condition("categories", {"in": list(categories)}))
 
 
@@ -356,7 +335,7 @@ def catalogue_to_parts(catalogue: Catalogue) -> dict[str, Bytes]:
     arrays: dict[str, NDArray[Any]] = {name: getattr(catalogue, name) for name in _BY_ITEM}
     arrays |= {f"keys.{name}": array for name, array in catalogue.keys.arrays().items()}
     fields: dict[str, Any] = {}
-    for at, (name, columns) in enumerate(catalogue.columns.fields.items()):
+    for at, (name, columns) in enumerate(catalogue.columns.items()):
         fields[name] = {
             kind: _column_to_arrays(getattr(columns, kind), f"{at}.{kind}", arrays)
             for kind in _MISSING
@@ -382,12 +361,8 @@ def catalogue_to_parts(catalogue: Catalogue) -> dict[str, Bytes]:
 def catalogue_from_parts(empty: Catalogue, parts: Mapping[str, Bytes]) -> Catalogue:
     """Return the catalogue of a state, whose bytes the caller has verified.
 
-    Args:
-        empty: a catalogue without items, whose vocabulary and BM25 writer are filled.
-        parts: from `catalogue_to_parts`, of a catalogue of the same dimension.
-
-    Raises:
-        ValueError: when a part is malformed; the vocabulary is as it was.
+    The vocabulary and the BM25 writer of `empty`, of the same dimension, are filled. Raises
+    ValueError when a part is malformed; the vocabulary is then as it was.
     """
     try:
         arrays = load(parts[COLUMNS].tobytes())
@@ -410,7 +385,7 @@ def catalogue_from_parts(empty: Catalogue, parts: Mapping[str, Bytes]) -> Catalo
         attributes=CowList(strings["attributes"]),
         content_rows=empty.content_rows.extended(rows),
         keys=keys,
-        columns=ItemColumns(columns),
+        columns=columns,
         bm25_index=bm25_index,
     )
 
@@ -420,7 +395,6 @@ def _as_bytes(array: NDArray[Any]) -> Bytes:
 
 
 def _column_to_arrays(column: Any, name: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
-    """Put the arrays of a column beside the others, and return the rest of it."""
     rest: dict[str, Any] = {"name": name}
     if isinstance(column, KeywordColumn):
         rest["strings"] = list(column.vocabulary.ids)
@@ -438,17 +412,14 @@ def _columns(kinds: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Fi
     columns: dict[str, Any] = {}
     for kind, rest in kinds.items():
         name = rest["name"]
-        found = {key: arrays[f"{name}.{key}"] for key in ("extra_rows", "extra_values")}
-        found |= {str(at): arrays[f"{name}.dense{at}"] for at in range(rest["dense"])}
+        parts = [arrays[f"{name}.dense{at}"] for at in range(rest["dense"])]
+        parts.append(arrays[f"{name}.extra_values"])
         if rest["complex"]:
-            found = {
-                key: array if key == "extra_rows" else array.view(np.complex128)
-                for key, array in found.items()
-            }
-        cow = {key: _cow(array) for key, array in found.items()}
-        dense = tuple(cow[str(at)] for at in range(rest["dense"]))
+            parts = [array.view(np.complex128) for array in parts]
+        *dense, extra_values = map(_cow, parts)
+        extra_rows = _cow(arrays[f"{name}.extra_rows"])
         values: ValueColumn[Any] = ValueColumn(
-            dense, cow["extra_rows"], cow["extra_values"], _MISSING[kind], rest["dead"]
+            tuple(dense), extra_rows, extra_values, _MISSING[kind], rest["dead"]
         )
         columns[kind] = values
         if kind == "keywords":

@@ -1,10 +1,9 @@
 """Typed columns of item fields, which filters, facets and sorting read.
 
-Item entries go in; frozen columns that are updated by copy-on-write come out. A field has up to
-three columns: keywords (strings, booleans, null), numbers and points. Columns are filled when items
-are added, so that no request builds one: 4 bytes an item for strings, 8 for numbers, 16 for points,
-as much again where many items have a second value, and the values themselves where few items have
-any.
+Columns are frozen, and updated by copy-on-write. A field has up to three: keywords (strings,
+booleans, null), numbers and points. They are filled when items are added, so that no request builds
+one: 4 bytes an item for strings, 8 for numbers, 16 for points, as much again if many items have a
+second value, and only the values themselves if few items have any.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -39,8 +38,8 @@ class ValueColumn(Generic[T]):
     """A frozen column; `updated` returns the next version.
 
     The first value of a row stands in `dense[0]`, the second in `dense[1]`, as long as many rows
-    have so many values; further ones are extras, pairs of row and value. Rows from the end of such
-    an array on have no value in it, so that a catalogue grows without an update of its columns.
+    have that many values; further ones are extras, pairs of row and value. Rows behind the end of
+    such an array have no value in it, so that a catalogue grows without an update of its columns.
     """
 
     dense: tuple[CowArray[T], ...]  # each [≤ N]
@@ -51,7 +50,6 @@ class ValueColumn(Generic[T]):
 
     @classmethod
     def empty(cls, dtype: type[T], missing: Any) -> ValueColumn[T]:
-        """Return a column without values."""
         return cls((), CowArray(np.zeros(0, np.int32)), CowArray(np.zeros(0, dtype)), missing)
 
     @classmethod
@@ -62,7 +60,6 @@ class ValueColumn(Generic[T]):
 
     @property
     def dtype(self) -> np.dtype[T]:
-        """The type of the values."""
         return self.extra_values.array.dtype
 
     @property
@@ -71,7 +68,7 @@ class ValueColumn(Generic[T]):
         return bool(self.missing != self.missing)
 
     def filled(self, values: NDArray[T]) -> NDArray[np.bool_]:
-        """Mark what is a value and not `missing`, bool of the shape of `values`."""
+        """Mark the values that are not `missing`, bool of the shape of `values`."""
         present: NDArray[np.bool_] = values != self.missing
         return ~np.isnan(values) if self.has_nan else present
 
@@ -79,22 +76,21 @@ class ValueColumn(Generic[T]):
         """Return this column with values of a wider type."""
         if self.dtype == dtype:
             return self
-        dense = tuple(CowArray(own.array.astype(dtype)) for own in self.dense)
+        dense = tuple(CowArray(part.array.astype(dtype)) for part in self.dense)
         extra_values = CowArray(self.extra_values.array.astype(dtype))
         return replace(self, dense=dense, extra_values=extra_values)
 
     def has_values(self) -> bool:
-        """Report whether any row has a value."""
         return any(
-            bool(self.filled(own.array[begin : begin + _GLANCE]).any())
-            for own in (*self.dense, self.extra_values)
-            for begin in range(0, len(own), _GLANCE)
+            bool(self.filled(part.array[begin : begin + _GLANCE]).any())
+            for part in (*self.dense, self.extra_values)
+            for begin in range(0, len(part), _GLANCE)
         )
 
     def values_of(self, rows: NDArray[np.int64], extras: NDArray[np.int64]) -> NDArray[T]:
         """Return all values of distinct rows, unordered; `extras` is from `extras_of` of these."""
-        found = [own.array[rows[rows < len(own)]] for own in self.dense]
-        values = np.concatenate([*found, self.extra_values.array[extras]])
+        parts = [part.array[rows[rows < len(part)]] for part in self.dense]
+        values = np.concatenate([*parts, self.extra_values.array[extras]])
         return values[self.filled(values)]
 
     def extras_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -109,17 +105,13 @@ class ValueColumn(Generic[T]):
         return np.flatnonzero(sought[extra_rows])
 
     def pairs_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[T]]:
-        """Return all values of some rows, ascending and distinct: the place of its row, the value.
-
-        Args:
-            rows: [n].
-        """
+        """Return all values of ascending, distinct rows [n], and the places of their rows."""
         extras = self.extras_of(rows)
         places = [np.searchsorted(rows, self.extra_rows.array[extras])]
         values = [self.extra_values.array[extras]]
-        for own in self.dense:
-            places.append(np.arange(int(np.searchsorted(rows, len(own)))))
-            values.append(own.array[rows[places[-1]]])
+        for part in self.dense:
+            places.append(np.arange(int(np.searchsorted(rows, len(part)))))
+            values.append(part.array[rows[places[-1]]])
         place, value = np.concatenate(places), np.concatenate(values)
         filled = self.filled(value)
         return place[filled], value[filled]
@@ -145,21 +137,19 @@ class ValueColumn(Generic[T]):
         _, place, inverse = np.unique(owners, return_index=True, return_inverse=True)
         number = np.arange(len(owners)) - place[inverse]  # of each value among those of its row
         dense = []
-        for at, own in enumerate(self.dense):
+        for at, part in enumerate(self.dense):
             chosen = number == at
             given = np.full(len(rows), self.missing, self.dtype)
             given[np.searchsorted(rows, owners[chosen])] = values[chosen]
             # Rows behind the end stay there, unless they have a value.
-            end = max(len(own), int(owners[chosen].max(initial=-1)) + 1)
-            more = np.full(end - len(own), self.missing, self.dtype)
-            known, new = rows < len(own), (rows >= len(own)) & (rows < end)
-            more[rows[new] - len(own)] = given[new]
-            dense.append(own.updated(rows[known], given[known], more))
+            end = max(len(part), int(owners[chosen].max(initial=-1)) + 1)
+            more = np.full(end - len(part), self.missing, self.dtype)
+            inside, new = rows < len(part), (rows >= len(part)) & (rows < end)
+            more[rows[new] - len(part)] = given[new]
+            dense.append(part.updated(rows[inside], given[inside], more))
         rest = number >= len(dense)
-        updated = replace(self, dense=tuple(dense))._with_extras(  # noqa: SLF001
-            extras, owners[rest], values[rest]
-        )
-        return updated._condensed(size)  # noqa: SLF001
+        updated = replace(self, dense=tuple(dense))
+        return updated._with_extras(extras, owners[rest], values[rest])._condensed(size)  # noqa: SLF001
 
     def mask(
         self,
@@ -169,18 +159,16 @@ class ValueColumn(Generic[T]):
     ) -> NDArray[np.bool_]:
         """Mark the rows with a value that meets a condition, bool [size].
 
-        Args:
-            holds: maps values [n] to bool [n], false for `missing`.
-            size: N, the number of rows of the catalogue.
-            rows: only these [m], ascending; the result is then bool [m].
+        `holds` maps values [n] to bool [n], false for `missing`. With `rows` [m], ascending, only
+        these are looked at, and the result is bool [m].
         """
         if rows is not None:
             return self._mask_of(rows, holds, size)
         inside = np.zeros(size, np.bool_)
-        for own in self.dense:
-            for begin in range(0, len(own), _BLOCK):
+        for part in self.dense:
+            for begin in range(0, len(part), _BLOCK):
                 checkpoint()
-                block = own.array[begin : begin + _BLOCK]
+                block = part.array[begin : begin + _BLOCK]
                 inside[begin : begin + len(block)] |= holds(block)
         for begin in range(0, len(self.extra_rows), _BLOCK):
             held = np.flatnonzero(holds(self.extra_values.array[begin : begin + _BLOCK]))
@@ -191,9 +179,9 @@ class ValueColumn(Generic[T]):
         self, rows: NDArray[np.int64], holds: Callable[[NDArray[T]], NDArray[np.bool_]], size: int
     ) -> NDArray[np.bool_]:
         inside = np.zeros(len(rows), np.bool_)
-        for own in self.dense:
-            known = rows[: np.searchsorted(rows, len(own))]
-            inside[: len(known)] |= holds(own.array.take(known))
+        for part in self.dense:
+            held = rows[: np.searchsorted(rows, len(part))]
+            inside[: len(held)] |= holds(part.array.take(held))
         if len(self.extra_rows):
             sought = np.zeros(size, np.bool_)
             sought[rows] = True
@@ -207,14 +195,14 @@ class ValueColumn(Generic[T]):
 
         `rows` are the marked rows of `mask` [N], ascending.
         """
-        for own in self.dense:
-            known = rows[: np.searchsorted(rows, len(own))]
-            for begin in range(0, len(known), _BLOCK):
-                block = known[begin : begin + _BLOCK]
+        for part in self.dense:
+            held = rows[: np.searchsorted(rows, len(part))]
+            for begin in range(0, len(held), _BLOCK):
+                block = held[begin : begin + _BLOCK]
                 start, end = int(block[0]), int(block[-1]) + 1
                 # If all rows are marked, nothing need be copied.
                 is_whole = end - start == len(block)
-                yield own.array[start:end] if is_whole else own.array.take(block)
+                yield part.array[start:end] if is_whole else part.array.take(block)
         for begin in range(0, len(self.extra_rows), _BLOCK):
             marked = mask.take(self.extra_rows.array[begin : begin + _BLOCK])
             values = self.extra_values.array[begin : begin + _BLOCK]
@@ -228,13 +216,13 @@ class ValueColumn(Generic[T]):
         `key` maps values [m] to float64 or complex128 [m], and `missing` to infinity.
         """
         keys = np.full(len(rows), np.inf, key(self.extra_values.array[:0]).dtype)
-        for own in self.dense:
-            for begin in range(0, len(rows) if len(own) else 0, _BLOCK):
+        for part in self.dense:
+            for begin in range(0, len(rows) if len(part) else 0, _BLOCK):
                 block = rows[begin : begin + _BLOCK]
-                found = key(own.array.take(block, mode="clip"))
-                found[block >= len(own)] = np.inf
+                of_block = key(part.array.take(block, mode="clip"))
+                of_block[block >= len(part)] = np.inf
                 least = keys[begin : begin + _BLOCK]
-                np.minimum(least, found, out=least)
+                np.minimum(least, of_block, out=least)
         if len(self.extra_rows):
             places = np.full(size, -1)
             places[rows] = np.arange(len(rows))
@@ -244,7 +232,7 @@ class ValueColumn(Generic[T]):
         return keys
 
     def _condensed(self, size: int) -> ValueColumn[T]:
-        """Move the first extras of rows to an array of all rows, while many rows have any."""
+        """Move the first extra of each row to an array of all rows, while many rows have extras."""
         column = self
         while len(column.dense) < _MOST_DENSE and len(column.extra_rows) * _SPARSE >= size:
             live = np.flatnonzero(self.filled(column.extra_values.array))
@@ -291,8 +279,6 @@ def distinct_pairs(
 
 
 class Ranks(NamedTuple):
-    """Ranks of the first n strings of a vocabulary."""
-
     vocabulary: Vocabulary
     order: NDArray[np.int32]  # [n] rows, by their strings
     ranks: NDArray[np.int32]  # [n] of each row
@@ -306,27 +292,27 @@ class Ranks(NamedTuple):
 
 
 class StringOrder:
-    """Keeps the strings of one vocabulary in order, for all versions of what uses it.
+    """Keeps the strings of one vocabulary in order.
 
-    Ranks are computed when they are first asked for: a second for a million strings. Strings that
-    were added since are merged into the order in some milliseconds. The order of two strings never
-    changes, so that later ranks serve earlier versions.
+    The first ranks take a second for a million strings; later strings are merged into the order in
+    some milliseconds. The order of two strings never changes, so that later ranks serve earlier
+    versions.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
-        self._found = Ranks(vocabulary, np.zeros(0, np.int32), np.zeros(0, np.int32))
+        self._ranks = Ranks(vocabulary, np.zeros(0, np.int32), np.zeros(0, np.int32))
 
     def ranks(self, count: int) -> Ranks:
         """Return ranks of the first `count` strings, or of more."""
         with self._lock:
-            if len(self._found.order) < count:
-                self._found = self._extended()
-            return self._found
+            if len(self._ranks.order) < count:
+                self._ranks = self._extended()
+            return self._ranks
 
     def _extended(self) -> Ranks:
-        order, ids = self._found.order, self._vocabulary.ids
+        order, ids = self._ranks.order, self._vocabulary.ids
         old, size = len(order), len(self._vocabulary)
         added = np.array(sorted(range(old, size), key=ids.__getitem__), np.int32)
         if old:
@@ -358,7 +344,7 @@ class FoldedStrings:
     def containing(self, part: str, count: int) -> NDArray[np.bool_]:
         """Mark which of the first `count` strings contain another, in upper or lower case."""
         # A block that a newer catalogue has completed holds more strings than `count`.
-        found, part = np.zeros(count + _FOLDED_BLOCK, np.bool_), part.casefold()
+        matches, part = np.zeros(count + _FOLDED_BLOCK, np.bool_), part.casefold()
         for first in range(0, count, _FOLDED_BLOCK):
             checkpoint()
             text, starts = self._block(first, count)
@@ -367,10 +353,10 @@ class FoldedStrings:
                 place = bisect_right(starts, at) - 1
                 end = starts[place + 1] - 1 if place + 1 < len(starts) else len(text)
                 if at + len(part) <= end:  # not across two strings
-                    found[first + place] = True
+                    matches[first + place] = True
                     at = end
                 at = text.find(part, at + 1)
-        return found[:count]
+        return matches[:count]
 
     def _block(self, first: int, count: int) -> tuple[str, list[int]]:
         """Return the strings of a block, a line each, and where each starts."""
@@ -379,8 +365,8 @@ class FoldedStrings:
         if block is not None:
             return block
         last = min(first + _FOLDED_BLOCK, count)
-        strings = [one.casefold() for one in self._vocabulary.ids[first:last]]
-        starts = list(accumulate((len(one) + 1 for one in strings[:-1]), initial=0))
+        strings = [text.casefold() for text in self._vocabulary.ids[first:last]]
+        starts = list(accumulate((len(text) + 1 for text in strings[:-1]), initial=0))
         block = ("\n".join(strings), starts)
         if len(strings) == _FOLDED_BLOCK:
             self._blocks[number] = block
@@ -422,11 +408,7 @@ class KeywordColumn:
 
     @classmethod
     def empty(cls) -> KeywordColumn:
-        """Return a column without values."""
-        vocabulary = Vocabulary()
-        counts = CowArray(np.zeros(0, np.int32))
-        codes = ValueColumn.empty(np.uint16, 0)
-        return cls(codes, vocabulary, StringOrder(vocabulary), FoldedStrings(vocabulary), counts)
+        return cls.of(ValueColumn.empty(np.uint16, 0), (), CowArray(np.zeros(0, np.int32)))
 
     @classmethod
     def of(
@@ -439,14 +421,7 @@ class KeywordColumn:
     def updated(
         self, rows: NDArray[np.int64], owners: Sequence[int], values: Sequence[Keyword], size: int
     ) -> KeywordColumn:
-        """Return this column after some rows got other values in place of theirs.
-
-        Args:
-            rows: that change [c], ascending and distinct.
-            owners: the row of each new value.
-            values: as many new values.
-            size: N, the number of rows of the catalogue.
-        """
+        """Return this column after rows [c], ascending and distinct, got other values."""
         add = self.vocabulary.add
         coded = [STRINGS + add(one) if isinstance(one, str) else one.value for one in values]
         many = STRINGS + len(self.vocabulary) > _SHORT or self.codes.dtype == np.int32
@@ -487,11 +462,9 @@ class KeywordColumn:
 
     @property
     def has_strings(self) -> bool:
-        """Report whether some item has a string."""
         return bool(self.counts.array[STRINGS:].any())
 
     def strings(self) -> list[str]:
-        """Return the strings that some item has."""
         ids = self.vocabulary.ids
         return [ids[at] for at in np.flatnonzero(self.counts.array[STRINGS:]).tolist()]
 
@@ -507,20 +480,17 @@ class KeywordColumn:
         first, *others = wanted
 
         def holds(codes: NDArray[Any]) -> NDArray[np.bool_]:
-            found: NDArray[np.bool_] = codes == first
+            is_wanted: NDArray[np.bool_] = codes == first
             for code in others:
-                found |= codes == code
-            return found
+                is_wanted |= codes == code
+            return is_wanted
 
         return holds
 
     def meets(
         self, condition: Callable[[str], bool]
     ) -> Callable[[NDArray[Any]], NDArray[np.bool_]]:
-        """Return the condition of `ValueColumn.mask` that a string meets another one.
-
-        It is called once for each distinct string, not for each item.
-        """
+        """Return the condition that a string meets another one, called once a distinct string."""
         table = np.zeros(len(self.counts), np.bool_)
         ids = self.vocabulary.ids
         for begin in range(0, self.strings_known, _STRING_BLOCK):
@@ -536,7 +506,6 @@ class KeywordColumn:
         return table.take
 
     def sort_keys(self) -> SortKeys:
-        """Return the keys that values are sorted by."""
         count = self.strings_known
         ranks = self.order.ranks(count)
         keys = np.full(STRINGS + count, np.inf)
@@ -594,29 +563,24 @@ def _numbers(numbers: list[float]) -> NDArray[Any]:
     return values
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ItemColumns:
-    """The columns of all fields; `updated` returns the next version."""
+def updated_columns(
+    columns: Mapping[str, FieldColumns],
+    old: Mapping[str, Collection[int]],
+    new: Mapping[str, FieldValues],
+    size: int,
+) -> dict[str, FieldColumns]:
+    """Return the columns of all fields after items changed.
 
-    fields: Mapping[str, FieldColumns] = field(default_factory=dict)
-
-    def updated(
-        self, old: Mapping[str, Collection[int]], new: Mapping[str, FieldValues], size: int
-    ) -> ItemColumns:
-        """Return the columns after items changed.
-
-        Args:
-            old: rows that may have had values before, by field.
-            new: all values of these rows, and of others that had none.
-            size: N, the number of rows of the catalogue.
-        """
-        fields, none = dict(self.fields), FieldValues()
-        for name in old.keys() | new.keys():
-            given = new.get(name, none)
-            changed = {*given.keyword_rows, *given.number_rows, *old.get(name, ())}
-            rows = np.array(sorted(changed), np.int64)
-            fields[name] = fields.get(name, FieldColumns()).updated(rows, given, size)
-        return ItemColumns(fields)
+    `old` are the rows that may have had values before, by field; `new` are all values of these, and
+    of rows that had none.
+    """
+    updated, none = dict(columns), FieldValues()
+    for name in old.keys() | new.keys():
+        given = new.get(name, none)
+        changed = {*given.keyword_rows, *given.number_rows, *old.get(name, ())}
+        rows = np.array(sorted(changed), np.int64)
+        updated[name] = updated.get(name, FieldColumns()).updated(rows, given, size)
+    return updated
 
 
 NEVER = np.iinfo(np.int64).min  # published_at of items without one
@@ -630,14 +594,13 @@ class ItemFields:
     vocabulary: Vocabulary  # of ids; may have grown past N
     id_order: StringOrder  # of the vocabulary
     published: NDArray[np.int64]  # [N] microseconds UTC, or `NEVER`
-    columns: ItemColumns
+    columns: Mapping[str, FieldColumns]  # of the other fields
 
     def columns_of(self, name: str) -> FieldColumns:
-        """Return the columns of a field other than `item_id`; without any where no item has it."""
+        """Return the columns of a field other than `item_id`; empty ones if no item has it."""
         if name == "published_at":
             return FieldColumns(numbers=ValueColumn.of(self.published, NEVER))
-        return self.columns.fields.get(name, FieldColumns())
+        return self.columns.get(name, FieldColumns())
 
     def id_ranks(self) -> Ranks:
-        """Return the ranks of all ids in the order of their code points."""
         return self.id_order.ranks(self.size)

@@ -5,8 +5,8 @@ is frozen. Versions of a large array therefore share a file in memory. Small arr
 where the system has no such files, are copied by NumPy.
 
 Rows in a file in memory: a version is the beginning of a private mapping. Appended rows are written
-behind it, where no earlier version looks; changed rows are written to a new mapping, of which the
-system copies no more than the pages that are written to, as after a fork.
+behind it, where no earlier version looks. Changed rows are written to a new mapping; the system
+copies only the pages that are written to, as after a fork.
 
 Processes that are to share the rows are forked once the files are sealed: nothing writes to them
 from then on. The next version puts its rows into a file of its own process, which is mapped behind
@@ -47,12 +47,7 @@ class _Change(NamedTuple):
 
 
 class MappedRows:
-    """The file of one line of versions, each of which follows the one before.
-
-    Args:
-        array: the rows so far.
-        base: a sealed file that holds these rows.
-    """
+    """The file of one line of versions; `base` is a sealed file that holds the first rows."""
 
     def __init__(self, array: NDArray[Any], base: MappedRows | None = None) -> None:
         self._lock = threading.Lock()
@@ -101,9 +96,10 @@ class MappedRows:
             return MappedRows(self._room[: self._length], self)
 
     def follows(self, version: int, more: int) -> bool:
-        """True if a version is the latest, and the next can follow it with `more` changed rows.
+        """Report whether the next version can follow this one with `more` changed rows.
 
-        False where too many rows changed since an old version that is still read.
+        It cannot if this is not the latest, or if too many rows changed since an old version that
+        is still read.
         """
         with self._lock:
             self._settle()
@@ -143,7 +139,6 @@ class MappedRows:
         self._length = end
 
     def _map(self, capacity: int) -> None:
-        """Map the file with every change in it."""
         if capacity > self._capacity:
             os.ftruncate(self._number, max(1, capacity * self._each))
             self._capacity = capacity
@@ -163,11 +158,11 @@ class MappedRows:
         stay: list[_Change] = []  # the base is not written to
         while self._changes and self._changes[0].mapping <= oldest:
             change = self._changes.pop(0)
-            own = change.at * self._each >= self._shared
-            for place, row in zip(change.at[own].tolist(), change.rows[own], strict=True):
+            here = change.at * self._each >= self._shared
+            for place, row in zip(change.at[here].tolist(), change.rows[here], strict=True):
                 os.pwrite(self._number, row.tobytes(), place * self._each)
-            if not own.all():
-                stay.append(_Change(change.mapping, change.at[~own], change.rows[~own]))
+            if not here.all():
+                stay.append(_Change(change.mapping, change.at[~here], change.rows[~here]))
         self._changes[:0] = stay
 
 
@@ -195,10 +190,7 @@ SMALL = 1 << 20  # bytes up to which a copy is simpler, and as fast
 class CowArray(Generic[T]):
     """A frozen array of rows [n, ...]; `updated` returns the next version.
 
-    Args:
-        array: the rows, which nothing may write to from now on.
-        mapped: the file that holds them, if any.
-        version: their version in that file.
+    Nothing may write to `array` from now on. `mapped` is the file that holds it, if any.
     """
 
     __slots__ = ("_mapped", "_version", "array")
@@ -212,7 +204,6 @@ class CowArray(Generic[T]):
         return len(self.array)
 
     def extended(self, rows: NDArray[T]) -> CowArray[T]:
-        """Return this array with more rows [m, ...] after it."""
         return self.updated(np.zeros(0, np.int64), rows[:0], rows)
 
     def updated(
@@ -268,7 +259,6 @@ class CowList(Generic[V]):
         return [shared[slot] for slot in self._slots.array[at].tolist()]
 
     def extended(self, objects: Sequence[V]) -> CowList[V]:
-        """Return this sequence with more objects after it."""
         return self.updated(np.zeros(0, np.int64), (), objects)
 
     def updated(self, at: NDArray[Any], objects: Sequence[V], more: Sequence[V] = ()) -> CowList[V]:

@@ -36,18 +36,15 @@ class CountedItems:
     """Items that facets count, with the rows that several facets share."""
 
     def __init__(self, mask: NDArray[np.bool_]) -> None:
-        """Take the items as a mask [N]."""
         self.mask = mask
         self.count = int(np.count_nonzero(mask))
 
     @cached_property
     def rows(self) -> NDArray[np.int64]:
-        """The items' rows, ascending."""
         return np.flatnonzero(self.mask)
 
     @cached_property
     def others(self) -> CountedItems:
-        """All items but these."""
         return CountedItems(~self.mask)
 
 
@@ -55,13 +52,7 @@ def count_values(fields: ItemFields, name: str, items: CountedItems, limit: int)
     """Count the values of a field over some items.
 
     An item counts once for each of its values. Values of one count are in order: numbers, strings
-    by code point, false, true, null. Objects are no values here.
-
-    Args:
-        fields: of the catalogue.
-        name: of a field other than `item_id`.
-        items: that are counted, of N.
-        limit: the most values.
+    by code point, false, true, null. Objects are no values here, and `item_id` is no field.
     """
     checkpoint()
     columns = fields.columns_of(name)
@@ -92,7 +83,6 @@ def count_values(fields: ItemFields, name: str, items: CountedItems, limit: int)
 
 
 def _keyword_counts(keywords: KeywordColumn, items: CountedItems) -> NDArray[np.int64]:
-    """Return the number of the items that have each code."""
     if 2 * items.count > len(items.mask):  # the others are fewer, and all items are counted already
         every = keywords.counts.array
         counts = -_keyword_counts(keywords, items.others)
@@ -109,24 +99,18 @@ def _keyword_counts(keywords: KeywordColumn, items: CountedItems) -> NDArray[np.
 def values_of_rows(
     fields: ItemFields, name: str, rows: NDArray[np.int64]
 ) -> list[tuple[int, FacetValue]]:
-    """Return the values of a field of some items: the place of the item among them, and the value.
-
-    Args:
-        fields: of the catalogue.
-        name: of a field other than `item_id`.
-        rows: of the items, ascending and distinct [n].
-    """
+    """Return pairs of place and value of a field, for item rows that are ascending and distinct."""
     columns = fields.columns_of(name)
-    found: list[tuple[int, FacetValue]] = []
+    pairs: list[tuple[int, FacetValue]] = []
     if (keywords := columns.keywords) is not None:
         places, codes = keywords.codes.pairs_of(rows)
         is_value = codes != Special.OBJECT.value
         places, codes = places[is_value], codes[is_value]
-        found += zip(places.tolist(), _json_values(keywords, codes.astype(np.int64)), strict=True)
+        pairs += zip(places.tolist(), _json_values(keywords, codes.astype(np.int64)), strict=True)
     if (numbers := columns.numbers) is not None:
         places, values = numbers.pairs_of(rows)
-        found += zip(places.tolist(), map(plain_number, values.tolist()), strict=True)
-    return found
+        pairs += zip(places.tolist(), map(plain_number, values.tolist()), strict=True)
+    return pairs
 
 
 def _largest(
@@ -174,8 +158,8 @@ def _counted(
 
 
 def _json_values(column: KeywordColumn, codes: NDArray[np.int64]) -> list[FacetValue]:
-    found = [column.keyword(code) for code in codes.tolist()]
-    return [_JSON[each] if isinstance(each, Special) else each for each in found]
+    values = [column.keyword(code) for code in codes.tolist()]
+    return [_JSON[value] if isinstance(value, Special) else value for value in values]
 
 
 def _rank(value: FacetValue) -> tuple[int, Any]:

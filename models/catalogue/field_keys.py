@@ -21,8 +21,6 @@ _BLOCK = 65_536  # keys that are hashed at once
 
 
 class NewKeys(NamedTuple):
-    """New keys of items, those of one item side by side."""
-
     vectors: Vectors  # [F, D] of unit length
     owners: NDArray[np.int32]  # [F] item rows
     codes: NDArray[np.int16]  # [F] rows of the fields' names
@@ -51,7 +49,7 @@ class FieldKeys:
 
     @classmethod
     def empty(cls, dimension: int) -> FieldKeys:
-        """Return the keys, of a dimension, of a catalogue without items."""
+        """Return the keys of a catalogue without items."""
         return cls(
             names=(),
             _vectors=CowArray(np.zeros((0, dimension), np.float32)),
@@ -113,7 +111,6 @@ class FieldKeys:
         return places, items
 
     def counts_of(self, rows: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Return the number of keys of each item [n]."""
         counts: NDArray[np.int64] = self._spans.array[rows, 1]
         return counts
 
@@ -148,12 +145,9 @@ class FieldKeys:
         return replace(self, _spans=self._spans.extended(np.zeros((more, 2), np.int64)))
 
     def updated(self, rows: NDArray[np.int64], new: NewKeys, names: tuple[str, ...]) -> FieldKeys:
-        """Return the keys after some items changed.
+        """Return the keys after distinct items lost theirs, and some of them got new ones.
 
-        Args:
-            rows: items that lose their present keys, distinct.
-            new: keys that some of them have instead.
-            names: of the fields: the present ones, then new ones.
+        `names` are the names of the fields: the present ones, then new ones.
         """
         left, _ = self.positions_of(rows)
         texts = _hashes(new.vectors)
@@ -193,9 +187,7 @@ class FieldKeys:
     def rebased(self, base: FieldKeys, moved: FieldKeys) -> FieldKeys:
         """Return this version as it would be, had it come from `moved`.
 
-        Args:
-            base: an earlier version of this line.
-            moved: the same keys at other places, as `compacted` gives.
+        `moved` has the keys of `base`, an earlier version, at other places, as `compacted` gives.
         """
         if moved is base:
             return self
@@ -218,7 +210,6 @@ def _log_frequencies(
 
 
 def _hashes(keys: Vectors) -> NDArray[np.int64]:
-    """Hash the bits of each key, [F]."""
     odd = np.random.default_rng(0).integers(1, 2**62, keys.shape[1], dtype=np.int64) * 2 + 1
     hashes = np.zeros(len(keys), np.int64)
     for at in range(0, len(keys), _BLOCK):

@@ -30,8 +30,8 @@ _SLACK = 1e-9  # degrees by which rounding may move a point out of its band of l
 def within(points: NDArray[np.complex128], lat: float, lon: float, km: float) -> NDArray[np.bool_]:
     """Mark the points [n] at most `km` from a place, bool [n]; NaN is no point.
 
-    Points are latitude + longitude·i in degrees. The haversine is computed of those alone that are
-    in the box of latitudes and longitudes around the circle.
+    Points are latitude + longitude·i in degrees. The haversine is computed only for points in the
+    box of latitudes and longitudes around the circle.
     """
     reach = km / _DEGREE + _SLACK
     band: NDArray[np.bool_] = (points.real >= lat - reach) & (points.real <= lat + reach)
@@ -57,8 +57,8 @@ def _longitudes(lat: float, km: float) -> float:
 def distances(points: NDArray[np.complex128], lat: float, lon: float) -> NDArray[np.float64]:
     """Return the great-circle distances [n] in km, by the haversine formula (Sinnott 1984)."""
     haversines = np.minimum(_haversines(points, lat, lon), 1.0)
-    found: NDArray[np.float64] = 2 * RADIUS * np.arcsin(np.sqrt(haversines))
-    return found
+    kilometres: NDArray[np.float64] = 2 * RADIUS * np.arcsin(np.sqrt(haversines))
+    return kilometres
 
 
 def _haversines(points: NDArray[np.complex128], lat: float, lon: float) -> NDArray[np.float64]:
@@ -66,8 +66,8 @@ def _haversines(points: NDArray[np.complex128], lat: float, lon: float) -> NDArr
     latitudes, longitudes = np.radians(points.real), np.radians(points.imag)
     a = np.sin((latitudes - radians(lat)) / 2) ** 2
     b = np.sin((longitudes - radians(lon)) / 2) ** 2
-    found: NDArray[np.float64] = a + cos(radians(lat)) * np.cos(latitudes) * b
-    return found
+    haversines: NDArray[np.float64] = a + cos(radians(lat)) * np.cos(latitudes) * b
+    return haversines
 
 
 _BOUNDS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -123,11 +123,13 @@ def comparisons(wanted: ItemFilter) -> float:
         return sum(map(comparisons, wanted.members))
     total = 0.0
     for name, operand in wanted.comparisons.items():
-        is_slow = name in ("contains", "within_km") or (
-            name in _BOUNDS and isinstance(operand, str)
-        )
+        is_slow = _is_slow_operator(name, operand)
         total += _SLOW if is_slow else 1 + (len(operand) / _LISTED if name == "in" else 0)
     return total
+
+
+def _is_slow_operator(name: str, operand: Any) -> bool:
+    return name in ("contains", "within_km") or (name in _BOUNDS and isinstance(operand, str))
 
 
 def conditions(wanted: ItemFilter, pointer: str = "") -> Iterator[tuple[Condition, str]]:
@@ -184,11 +186,8 @@ def _meeting_all(
 
 
 def _is_slow(wanted: ItemFilter) -> bool:
-    """Report whether a filter computes distances or looks into strings."""
     if isinstance(wanted, Condition):
-        slow = wanted.comparisons.keys() & {"within_km", "contains"}
-        bounds = wanted.comparisons.keys() & _BOUNDS.keys()
-        return bool(slow) or any(isinstance(wanted.comparisons[name], str) for name in bounds)
+        return any(_is_slow_operator(*comparison) for comparison in wanted.comparisons.items())
     return any(map(_is_slow, wanted.members))
 
 
@@ -241,7 +240,9 @@ def _compared(
         masks.append(columns.keywords.codes.mask(_all(tests), size, rows))
     if columns.numbers is not None and (tests := _number_tests(columns.numbers, comparisons)):
         # An item without a number is written as the smallest integer, for which `lt` would hold.
-        if not (columns.numbers.has_nan or _is_above(columns.numbers.missing, comparisons)):
+        missing = columns.numbers.missing
+        is_above = any(comparisons.get(name, missing) > missing for name in ("gt", "gte"))
+        if not (columns.numbers.has_nan or is_above):
             tests = [columns.numbers.filled, *tests]
         masks.append(columns.numbers.mask(_all(tests), size, rows))
     if columns.points is not None and comparisons.keys() == {"within_km"}:
@@ -254,11 +255,6 @@ def _compared(
     for mask in others:
         inside |= mask
     return inside
-
-
-def _is_above(number: int, comparisons: Mapping[str, Any]) -> bool:
-    """Report whether comparisons with numbers hold for larger ones than a number alone."""
-    return any(comparisons.get(name, number) > number for name in ("gt", "gte"))
 
 
 def _keyword_tests(column: KeywordColumn, comparisons: Mapping[str, Any]) -> list[_Test]:
@@ -280,20 +276,18 @@ def _keyword_tests(column: KeywordColumn, comparisons: Mapping[str, Any]) -> lis
 def _number_tests(column: ValueColumn[Any], comparisons: Mapping[str, Any]) -> list[_Test]:
     """Return the tests of numbers; none where no number can meet them."""
     tests = list[_Test]()
-    exact = exact_number if column.has_nan else _same  # integers of 64 bits are exact
     for name, value in comparisons.items():
+        listed = value if name == "in" else [value]
+        numbers = [one for one in listed if is_number(one)]
+        if column.has_nan:  # integers of 64 bits are exact
+            numbers = list(map(exact_number, numbers))
         if name in {"eq", "in"}:
-            numbers = [one for one in (value if name == "in" else [value]) if is_number(one)]
-            tests.append(_is_any([exact(one) for one in numbers]))
-        elif name in _BOUNDS and is_number(value):
-            tests.append(_compare(name, exact(value)))
+            tests.append(_is_any(numbers))
+        elif name in _BOUNDS and numbers:
+            tests.append(_compare(name, numbers[0]))
         else:
             return []
     return tests
-
-
-def _same(number: float) -> float:
-    return number
 
 
 def _ids_meeting(

@@ -23,8 +23,6 @@ _LABELS = frozenset({"tags", "categories"})  # fields that items share, and that
 
 @dataclass(frozen=True, slots=True)
 class ItemEntry:
-    """One item as the catalogue holds it."""
-
     item_id: str
     title: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)  # field name -> text
@@ -38,7 +36,7 @@ class ItemEntry:
 
     @property
     def is_named(self) -> bool:
-        """True if the item has a title or another text of its own, beside tags and categories."""
+        """Report whether the item has a title or another text beside tags and categories."""
         texts = (text for name, text in self.fields.items() if name not in _LABELS)
         return bool(self.title.strip()) or any(text.strip() for text in texts)
 
@@ -49,16 +47,10 @@ def keys_of_entries(
     known_names: tuple[str, ...],
     encode: Encode,
 ) -> tuple[NewKeys, tuple[str, ...]]:
-    """Return the keys of entries, those of one side by side, and the names of all fields.
+    """Return the keys of entries at catalogue rows [n], one entry's side by side, and all fields.
 
-    Args:
-        entries: the items.
-        rows: of the entries in the catalogue [n].
-        known_names: of fields that have codes already.
-        encode: texts -> unit vectors [k, D].
-
-    Raises:
-        ValueError: when an embedding is not of dimension D.
+    `known_names` are fields that have codes already. Raises ValueError when an embedding is not of
+    the dimension that `encode` gives.
     """
     names = {name: code for code, name in enumerate(known_names)}
     texts: list[str] = []
@@ -124,7 +116,6 @@ class FieldValues:
         self.points: list[complex] = []  # latitude + longitude·i, in degrees
 
     def add(self, row: int, keyword: Keyword) -> None:
-        """Append a keyword."""
         self.keyword_rows.append(row)
         self.keywords.append(keyword)
 
@@ -139,40 +130,38 @@ def item_values(rows: Sequence[int], entries: Iterable[ItemEntry]) -> ValuesByFi
     `attributes.NAME.MEMBER`. A list has the values of its elements; a list in a list has none. An
     empty title is no value.
     """
-    found = ValuesByField(FieldValues)
+    fields = ValuesByField(FieldValues)
     for row, entry in zip(rows, entries, strict=True):
         if entry.title:
-            found["title"].add(row, entry.title)
+            fields["title"].add(row, entry.title)
         for category in entry.categories:
-            found["categories"].add(row, category)
+            fields["categories"].add(row, category)
         for tag in entry.tags:
-            found["tags"].add(row, tag)
-        add_members(found, _ATTRIBUTES, row, entry.attributes)
-    return found
+            fields["tags"].add(row, tag)
+        _add_members(fields, _ATTRIBUTES, row, entry.attributes)
+    return fields
 
 
 def attribute_values(rows: Sequence[int], attributes: Iterable[Mapping[str, Any]]) -> ValuesByField:
-    """Return the values of items in attributes alone."""
-    found = ValuesByField(FieldValues)
+    fields = ValuesByField(FieldValues)
     for row, members in zip(rows, attributes, strict=True):
-        add_members(found, _ATTRIBUTES, row, members)
-    return found
+        _add_members(fields, _ATTRIBUTES, row, members)
+    return fields
 
 
-def add_members(found: ValuesByField, prefix: str, row: int, members: Mapping[str, Any]) -> None:
-    """Add the values of the members of an object."""
+def _add_members(fields: ValuesByField, prefix: str, row: int, members: Mapping[str, Any]) -> None:
     for name, value in members.items():
         path = prefix + name
         if isinstance(value, list | tuple):
             for element in value:
                 if not isinstance(element, list | tuple):
-                    _add(found, path, row, element)
+                    _add(fields, path, row, element)
         else:
-            _add(found, path, row, value)
+            _add(fields, path, row, value)
 
 
-def _add(found: ValuesByField, path: str, row: int, value: Any) -> None:
-    values = found[path]
+def _add(fields: ValuesByField, path: str, row: int, value: Any) -> None:
+    values = fields[path]
     if isinstance(value, str):
         values.add(row, value)
     elif value is None or isinstance(value, bool):
@@ -183,14 +172,13 @@ def _add(found: ValuesByField, path: str, row: int, value: Any) -> None:
         if point is not None:
             values.point_rows.append(row)
             values.points.append(point)
-        add_members(found, path + ".", row, value)
+        _add_members(fields, path + ".", row, value)
     else:
         values.number_rows.append(row)
         values.numbers.append(value)
 
 
 def keyword_of(value: str | bool | None) -> Keyword:
-    """Return the keyword that stands for a JSON string, boolean or null."""
     if value is None:
         return Special.NULL
     if isinstance(value, bool):

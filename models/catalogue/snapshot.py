@@ -33,10 +33,7 @@ _STEPS = count_from(1)  # shared by all tables of this process
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CowItemTables:
-    """Item tables packed into two arrays, by what is read together.
-
-    Everything is read by item but the vectors, which candidates are compared in.
-    """
+    """Item tables packed into two arrays: vectors, which are compared, and rows read by item."""
 
     heads: int
     tied: bool  # values are keys
@@ -49,7 +46,6 @@ class CowItemTables:
 
     @classmethod
     def build(cls, make: MakeTables, count: int, *, tied: bool) -> CowItemTables:
-        """Compute the tables of `count` items."""
         first = make(np.arange(min(count, _BLOCK)))
         vectors, attended = _packed(first, tied=tied)
         step = next(_STEPS)
@@ -67,9 +63,9 @@ class CowItemTables:
         return pages
 
     def updated(self, make: MakeTables, rows: NDArray[np.int64]) -> CowItemTables:
-        """Return the tables after some items changed or were added.
+        """Return the tables after items changed or were added.
 
-        `rows` are the items, rising; those that are new are all the next ones.
+        `rows` are rising; new ones are all the next ones.
         """
         if not len(rows):
             return self
@@ -114,12 +110,11 @@ def _packed(tables: ItemTables, *, tied: bool) -> tuple[NDArray[np.float32], NDA
     return tables.vectors.detach().numpy(), attended.detach().numpy()
 
 
-# Rows from which on an index is built, of field keys, and of items for a model without an encoder.
-# Measured by `make bench`: it is twice as fast as one matrix-vector product at 10,000 rows and five
-# times at 20,000.
+# Rows from which an index is built, of field keys, and of items for a model without an encoder: it
+# is twice as fast as one matrix-vector product at 10,000 rows and five times at 20,000.
 INDEX_FROM = 10_000
-# With an encoder, items are indexed from so many times as many on: what an index finds is then
-# compared to first order, and to compare all of so many items takes no longer.
+# With an encoder, items are indexed from this multiple: below it, comparing all items to first
+# order takes no longer than comparing the items that an index finds.
 ENCODER_TIMES = 2
 UNTRAINED = "untrained"
 # Share of the rows that may stand beside an index before there is a new one.
@@ -165,14 +160,10 @@ class Snapshot:
         index_from: int = INDEX_FROM,
         cache: StructureCache | None = None,
     ) -> Snapshot:
-        """Compute the tables of the whole catalogue, and index it where it is large.
+        """Compute the tables of the whole catalogue, and its indexes as in `reindexed`.
 
-        Field keys are indexed from `index_from` rows on, and items too, or with an encoder from
-        `ENCODER_TIMES` times as many.
-
-        `version` is the model's name in answers, `counts` [≤ N] are the live popularity, `cache`
-        has indexes that were built before. Raises ValueError when the model reads vectors of
-        another dimension.
+        `version` is the model's name in answers, `counts` [≤ N] are the live popularity. Raises
+        ValueError when the model reads vectors of another dimension.
         """
         if trained and trained.model.config.content_dim != catalogue.dimension:
             raise ValueError(
@@ -211,12 +202,10 @@ class Snapshot:
 
     @property
     def indexed_items(self) -> int:
-        """Number of items in `index`."""
         return len(self.index or ())
 
     @property
     def indexed_keys(self) -> int:
-        """Number of field keys in `key_index`."""
         return len(self.key_index or ())
 
     def kept_index(
@@ -242,7 +231,11 @@ class Snapshot:
     def reindexed(
         self, *, index_from: int = INDEX_FROM, cache: StructureCache | None = None
     ) -> Snapshot:
-        """Return this snapshot with new indexes of everything in it, as in `build`."""
+        """Return this snapshot with new indexes of everything in it; `cache` has earlier ones.
+
+        Field keys are indexed from `index_from` rows, items with an encoder from `ENCODER_TIMES` as
+        many.
+        """
         index = key_index = None
         fields = self.catalogue.keys
         wasted = fields.orphans > _UNINDEXED_SHARE * len(fields)
@@ -263,7 +256,7 @@ class Snapshot:
         )
 
     def needs_reindex(self, *, index_from: int = INDEX_FROM) -> bool:
-        """True if too many rows are outside the indexes, or changed since they were built."""
+        """Report whether too many rows are outside the indexes, or changed since."""
         fresh = len(self.catalogue) - self.indexed_items + self.changed_indexed
         keys = self.catalogue.keys
         fresh_keys = len(keys) - self.indexed_keys + keys.orphans
@@ -276,15 +269,12 @@ class Snapshot:
         )
 
     def _index_items_from(self, index_from: int) -> int:
-        """Return the number of items from which on they are indexed."""
         return index_from * (1 if self.model.encoder is None else ENCODER_TIMES)
 
     def with_indexes(self, base: Snapshot, indexed: Snapshot) -> Snapshot:
         """Return this snapshot with indexes that were built meanwhile.
 
-        Args:
-            base: the earlier snapshot that they were built from, of the same model.
-            indexed: `base` with the new indexes, from `reindexed`.
+        `indexed` is `base`, an earlier snapshot of the same model, `reindexed`.
         """
         keys = self.catalogue.keys.rebased(base.catalogue.keys, indexed.catalogue.keys)
         return replace(
@@ -304,7 +294,7 @@ class Snapshot:
         if catalogue is self.catalogue:
             pages = _with_prior(self.cow_tables, self.trained, counts)
             return replace(self, counts=counts, cow_tables=pages, tables=pages.tables)
-        # All that a model knows of had a row when it was built.
+        # All items of a model had a row when it was built.
         added = len(catalogue) - len(self.catalogue)
         rows = torch.cat([self.trained_rows, self.trained_rows.new_full((added,), -1)])
         changed = catalogue.changed_since(self.catalogue)
@@ -338,32 +328,31 @@ class Snapshot:
         Snapshots of one model with the same step have equal tables for these rows.
         """
         written = self.cow_tables.written
-        known = rows[(rows >= 0) & (rows < len(written))]
-        return int(written[known].max(initial=0))
+        inside = rows[(rows >= 0) & (rows < len(written))]
+        return int(written[inside].max(initial=0))
 
     def type_rows(self, names: Iterable[str]) -> NDArray[np.int32]:
-        """Return the model's rows of event types [n].
+        """Return the model's rows of event types [n], or `UNKNOWN`.
 
-        `UNKNOWN` for a type it does not know. Negative types are dislikes; if the model has none,
-        they are `MASKED`, which are not attended.
+        Negative types are dislikes; if the model has none, they are `MASKED`: not attended.
         """
         trained = () if self.trained is None else self.trained.event_types
-        known = {name: row for row, name in enumerate(trained)}
-        known |= dict.fromkeys(NEGATIVE, known.get(DISLIKE, MASKED))
-        return np.array([known.get(name, UNKNOWN) for name in names], dtype=np.int32)
+        row_of = {name: row for row, name in enumerate(trained)}
+        row_of |= dict.fromkeys(NEGATIVE, row_of.get(DISLIKE, MASKED))
+        return np.array([row_of.get(name, UNKNOWN) for name in names], dtype=np.int32)
 
     def is_known(self, rows: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Report whether each of some items [n] can be asked about; row -1 is no item.
 
-        These are the items of the catalogue, hidden or not, with a vector or without, and those
-        that the model was trained on. Deleted items are not known.
+        These are the items of the catalogue, hidden or not, and those that the model was trained
+        on, but not deleted ones.
         """
         if not len(self.catalogue):
             return np.zeros(len(rows), np.bool_)
         catalogue = self.catalogue
         listed = catalogue.present[rows] | catalogue.servable[rows] | self.has_vector[rows]
-        known: NDArray[np.bool_] = (rows >= 0) & listed & ~catalogue.deleted[rows]
-        return known
+        is_known: NDArray[np.bool_] = (rows >= 0) & listed & ~catalogue.deleted[rows]
+        return is_known
 
     @property
     def recommendable(self) -> NDArray[np.bool_]:
@@ -373,14 +362,13 @@ class Snapshot:
         """
         if not self._recommendable:
             catalogue = self.catalogue
-            found = catalogue.is_named | catalogue.has_content | (self.counts > 0)
-            has_any = (found & catalogue.servable).any()
-            self._recommendable.append(found if has_any else np.ones_like(found))
+            worth = catalogue.is_named | catalogue.has_content | (self.counts > 0)
+            has_any = (worth & catalogue.servable).any()
+            self._recommendable.append(worth if has_any else np.ones_like(worth))
         return self._recommendable[0]
 
     @property
     def memory_reason(self) -> str:
-        """The reason given for items ranked by a user's memory."""
         return "personal" if self.trained else "content"
 
 
@@ -417,8 +405,6 @@ def _padded(counts: ItemCounts, size: int) -> ItemCounts:
 
 
 def _table_maker(model: Recommender, rows: Tensor, catalogue: Catalogue) -> MakeTables:
-    """Return the function from item rows to their tables."""
-
     @torch.inference_mode()
     def make(items: NDArray[np.int64]) -> ItemTables:
         return model.item_tables(
@@ -431,7 +417,7 @@ def _table_maker(model: Recommender, rows: Tensor, catalogue: Catalogue) -> Make
 def _with_prior(
     pages: CowItemTables, trained: TrainedModel | None, counts: ItemCounts
 ) -> CowItemTables:
-    """Return the tables with a popularity prior, where there is no trained one.
+    """Return the tables with a popularity prior, if no prior was trained.
 
     It is small enough to decide only between equal content.
     """

@@ -10,12 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.catalogue.columns import ItemFields, ValueColumn
-from models.catalogue.item_values import (
-    Special,
-    exact_number,
-    keyword_of,
-    plain_number,
-)
+from models.catalogue.item_values import Special, exact_number, keyword_of, plain_number
 
 _Keys = NDArray[np.float64]
 _STEP = 64  # one in this many keys is in a sample
@@ -31,7 +26,7 @@ class SortKey:
 
 
 class SortedValue(NamedTuple):
-    """The values that an item is ordered by in one field; None where it has none of a type."""
+    """The values that an item is ordered by in one field; None without one of a type."""
 
     number: float | None
     keyword: str | bool | None
@@ -58,15 +53,7 @@ def sorted_rows(
 
     The smallest of several values of an item counts, descending the largest. Numbers come before
     strings by code point, false and true; descending it is the reverse. Items that tie in all keys
-    are in the order of their ids.
-
-    Args:
-        fields: of the catalogue.
-        rows: to be ordered.
-        keys: the first one counts first.
-        limit: the most rows.
-        offset: rows to leave out at the beginning.
-        after: only rows behind this position.
+    are in the order of their ids. With `after`, only rows behind this position are returned.
     """
     by_key = [*(_orders(fields, key) for key in keys), [_order_of_ids(fields)]]
     orders = [order for orders in by_key for order in orders]
@@ -82,7 +69,6 @@ def sorted_rows(
 
 
 def position(fields: ItemFields, row: int, keys: Sequence[SortKey]) -> SortPosition:
-    """Return the place of an item in an order."""
     values = tuple(_value(fields, row, key) for key in keys)
     return SortPosition(values, fields.vocabulary.id(row))
 
@@ -95,7 +81,7 @@ class _Order(NamedTuple):
 
 
 def _orders(fields: ItemFields, key: SortKey) -> list[_Order]:
-    """Return the orders that a field is sorted by one after the other: of numbers, of keywords."""
+    """Return the orders that a field is sorted by in turn: of numbers, of keywords."""
     size, sign = fields.size, -1.0 if key.descending else 1.0
     if key.field == "item_id":
         return [_order_of_ids(fields, sign)]
@@ -170,7 +156,6 @@ def _value(fields: ItemFields, row: int, key: SortKey) -> SortedValue:
 def _behind(
     rows: NDArray[np.int64], orders: Sequence[_Order], places: Sequence[float]
 ) -> NDArray[np.int64]:
-    """Return the rows whose keys are lexicographically larger than `places`."""
     behind = np.zeros(len(rows), np.bool_)
     tied = np.arange(len(rows))  # in all keys so far
     for order, place in zip(orders, places, strict=True):
@@ -183,7 +168,7 @@ def _behind(
 def _first(rows: NDArray[np.int64], orders: Sequence[_Order], count: int) -> NDArray[np.int64]:
     """Return the first rows [≤ count] in lexicographic order of their keys.
 
-    Later keys are computed of the rows that tie in the earlier ones at the end of the page alone.
+    Later keys are computed only for rows that tie in the earlier ones at the end of the page.
     """
     chosen, tied = [rows[:0]], rows
     for order in orders:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch  # noqa: F401  # before faiss: each carries an OpenMP runtime, and the order is ours
@@ -45,7 +45,7 @@ _GROWTH = 1.5  # k-means runs again when √n is this many times the number of c
 MANY, _POINTS_PER_CLUSTER, _ROUNDS = 200_000, 64, 10
 
 
-# Whatever a structure depends on beside its points: another value makes another structure.
+# A structure depends on these beside its points: another value makes another structure.
 _PARAMETERS = (
     *(faiss.__version__, _SEED, _PQ_BITS, _PQ_SAMPLE, _BATCH, MANY, _POINTS_PER_CLUSTER, _ROUNDS),
 )
@@ -54,13 +54,9 @@ _PARAMETERS = (
 class StructureCache(Protocol):
     """Serialised structures by key. Its owner sees to it that a damaged one is not returned."""
 
-    def read(self, key: str) -> NDArray[np.uint8] | None:
-        """Return the bytes written under a key; None without any."""
-        ...
+    def read(self, key: str) -> NDArray[np.uint8] | None: ...
 
-    def write(self, key: str, data: NDArray[np.uint8]) -> None:
-        """Keep bytes under a key."""
-        ...
+    def write(self, key: str, data: NDArray[np.uint8]) -> None: ...
 
     def building(self, key: str) -> AbstractContextManager[None]:
         """Enter before the bytes of a key are made: others who would make them wait, if any can."""
@@ -95,12 +91,9 @@ def cached(
 
 
 def ivf(points: Floats, earlier: Any) -> Any:
-    """Build an inverted file: √n clusters; the nearest to a query are scanned.
+    """Build an inverted file of points [n, D]: √n clusters; the nearest to a query are scanned.
 
-    Args:
-        points: float32 [n, D], n at least 1.
-        earlier: a FAISS index of much the same points, whose clusters are reused if it is an
-            inverted file; or None.
+    The clusters of an earlier inverted file of much the same points are reused.
     """
     n, dim = points.shape
     lists = max(1, min(n, round(math.sqrt(n))))
@@ -134,10 +127,7 @@ def pq(points: Floats, column: Floats | None) -> Any:
 
     After André, Kermarrec and Le Scouarnec, "Cache locality is not enough: high-performance nearest
     neighbor search with product quantization fast scan" (VLDB 2015). Its dimensions are even.
-
-    Args:
-        points: float32 [n, D], n at least 1.
-        column: [n], one more dimension of the points; or None.
+    `column` [n] is one more dimension of the points [n, D].
     """
     n, dim = len(points), points.shape[1] + (column is not None)
     parts = -(-dim // 2)
@@ -174,13 +164,11 @@ def one_thread() -> Iterator[None]:
 
 
 def _with_column(points: Floats, column: Floats | None, rows: slice | NDArray[np.int64]) -> Floats:
-    """Points of some rows, with one more dimension where there is a column."""
     part = points[rows]
     return part if column is None else np.column_stack([part, column[rows]])
 
 
 def _sampled_rows(count: int, limit: int) -> slice | NDArray[np.int64]:
-    """At most `limit` rows to train on, in their order."""
     if count <= limit:
         return slice(None)
     return np.sort(np.random.default_rng(_SEED).choice(count, limit, replace=False))
@@ -231,32 +219,24 @@ class CoarseIndex:
         boost: Floats | None = None,
         least: int | None = None,
     ) -> RowArray:
-        """Find the k best rows for each query, [Q, k], best first; -1 where fewer were found.
+        """Find the k best rows for each of the queries [Q, d]: [Q, k], best first, then -1.
 
         Few allowed rows are scanned exactly, and so is everything when k covers it, unless `probes`
         says which lists are scanned.
 
         Args:
-            queries: float32 [Q, d].
-            k: at least 1; more than there are rows is padded with -1.
-            allow: bool [n], True = may be found; None = all.
+            allow: bool [n], the rows that may be found; None = all.
             probes: search effort: clusters scanned (ivf), codes re-ranked exactly (pq); flat
                 ignores it. None = a default that grows as `allow` narrows.
-            boost: float32 [n], added to the scores; of a pq with a bias alone.
-            least: the fewest allowed rows that share a boost, for as much effort as if these alone
+            boost: float32 [n], added to the scores; only of a pq with a bias.
+            least: the fewest allowed rows that share a boost, for as much effort as if only these
                 were allowed; None = all of them do.
 
-        Raises:
-            ValueError: naming the argument that is out of range, misshapen or not finite.
+        Raises ValueError for queries that are not finite, or an `allow` of another shape, behind
+        which FAISS would read.
         """
         if boost is not None and self.bias_column is None:
             raise ValueError("boost: needs an index of kind 'pq' with a bias")
-        if k < 1:
-            raise ValueError(f"k: must be at least 1, got {k}")
-        if probes is not None and probes < 1:
-            raise ValueError(f"probes: must be at least 1, got {probes}")
-        if queries.ndim != 2 or queries.shape[1] != self.dim:
-            raise ValueError(f"queries: must be [Q, {self.dim}], got {list(queries.shape)}")
         points = np.ascontiguousarray(queries, dtype=np.float32)
         if not np.isfinite(points).all():
             raise ValueError("queries: must be finite")
@@ -271,7 +251,7 @@ class CoarseIndex:
             allowed = ~self.hidden if allow is None else allow & ~self.hidden
         count = n if allowed is None else int(np.count_nonzero(allowed))
         found = np.full((len(points), k), -1, np.int64)
-        if count == 0 or len(points) == 0:
+        if count == 0:
             return found
         narrow = allow is not None and count <= max(_NARROW_ROWS, n * _NARROW_SHARE)
         covers = k >= count and (probes is None or self.kind == "pq")
@@ -287,7 +267,6 @@ class CoarseIndex:
     def _scan(
         self, queries: Floats, k: int, allowed: Mask | None, boost: Floats | None
     ) -> RowArray:
-        """Compare every row that is allowed."""
         chosen = slice(None) if allowed is None else np.flatnonzero(allowed)
         points = self.points[chosen]
         if self.bias_column is not None:
@@ -308,7 +287,6 @@ class CoarseIndex:
         widen: float,
         boost: Floats | None,
     ) -> RowArray:
-        """Re-rank the rows of the best codes by their points."""
         wanted = max(k, probes or max(_RERANKED * k, _MIN_RERANKED))
         ranked = min(len(self), math.ceil(wanted * widen))
         _, rows = self.index.search(pad_to_even(queries), ranked)
@@ -335,7 +313,6 @@ class CoarseIndex:
     def _search_lists(
         self, queries: Floats, k: int, allowed: Mask | None, probes: int | None, widen: float
     ) -> RowArray:
-        """Compare the rows of the nearest clusters."""
         selector = None
         if allowed is not None:
             selector = _faiss.IDSelectorBitmap(np.packbits(allowed, bitorder="little"))
@@ -361,24 +338,17 @@ def build_index(
     Args:
         kind: `flat` is exact. `ivf` scans the √n clusters nearest to the query. `pq` scans short
             codes of all, then re-ranks the best exactly.
-        keys: float32 [n, d], finite; n may be 0. The index may share them: never write to them.
+        keys: float32 [n, d]; n may be 0. The index may share them: never write to them.
         bias: float32 [n]. It enters as one more dimension, (k, b)·(q, 1) = q·k + b, so the order
             stays exact. -inf keeps a row out of every answer.
         reuse_clusters: an earlier index of much the same keys, whose clusters (ivf) are reused.
-        cache: of what was built before; an index of reused clusters is not looked for there.
+        cache: of indexes that were built before; one of reused clusters is not looked for there.
 
-    Raises:
-        ValueError: naming the argument that is unknown, misshapen or not finite.
+    Raises ValueError for keys or biases that are not finite.
     """
-    if kind not in get_args(IndexKind):
-        raise ValueError(f"kind: must be one of {', '.join(get_args(IndexKind))}, got {kind!r}")
-    if keys.ndim != 2 or keys.shape[1] == 0:
-        raise ValueError(f"keys: must be [n, d] with d ≥ 1, got {list(keys.shape)}")
     points, dim = np.ascontiguousarray(keys, dtype=np.float32), keys.shape[1]
     column = hidden = None
     if bias is not None:
-        if bias.shape != (len(points),):
-            raise ValueError(f"bias: must be [{len(points)}], got {list(bias.shape)}")
         if np.isnan(bias).any() or np.isposinf(bias).any():
             raise ValueError("bias: must be finite or -inf")
         hidden = np.isneginf(bias)
@@ -407,9 +377,5 @@ def build_index(
 
 
 def _check_finite(points: Floats) -> None:
-    """Raise ValueError where a coordinate is not finite.
-
-    Points whose structure was found by their digest were checked when it was built.
-    """
     if not all(np.isfinite(points[at : at + _BLOCK]).all() for at in range(0, len(points), _BLOCK)):
         raise ValueError("keys: must be finite")

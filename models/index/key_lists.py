@@ -70,11 +70,9 @@ class KeyLists:
     def __init__(
         self, table: KVTable, rows: Tensor, log_weights: Tensor, *, metric: Tensor | None = None
     ) -> None:
-        """Put rows in lists by FAISS's k-means.
+        """Put rows, places [m] in a table of keys and values, in lists by FAISS's k-means.
 
         Args:
-            table: keys and values.
-            rows: int64 [m], at least one, places in the table.
             log_weights: [H, m] added to the scores of each row; -inf hides it.
             metric: [H, d, d] mean of qqᵀ over the expected queries: k-means then looks at the
                 variance of their scores. None = the identity.
@@ -146,27 +144,26 @@ class KeyLists:
         found, doubts = self._expand(slice(None), query, near)
         inexact = found.error > max_error
         for head in inexact.any(1).nonzero().flatten().tolist():
-            own, only = inexact[head].nonzero().flatten(), slice(head, head + 1)
-            opened = self._to_open(head, doubts[head, own] / max_error**2)
+            which, only = inexact[head].nonzero().flatten(), slice(head, head + 1)
+            opened = self._to_open(head, doubts[head, which] / max_error**2)
             if opened is not None:
-                asked, beside = query[only, own], PartialSoftmax(*(x[only, own] for x in near))
+                asked, beside = query[only, which], PartialSoftmax(*(x[only, which] for x in near))
                 rows = attend_blocks(asked, self.blocks(only, opened))
                 better, _ = self._expand(only, asked, merge_partials(beside, rows), opened)
-                found.put(only, own, better)
+                found.put(only, which, better)
         inexact = found.error > max_error
         groups = [(slice(head, head + 1), of_head) for head, of_head in enumerate(inexact)]
         if float(inexact.float().mean()) > 0.5:  # rows are gathered once for all heads
             groups = [(slice(None), inexact.any(0))]
         for heads, which in groups:
-            own = which.nonzero().flatten()
-            if len(own):
-                rows = attend_blocks(query[heads, own], self.blocks(heads))
-                whole = merge_partials(PartialSoftmax(*(x[heads, own] for x in others)), rows)
-                found.put(heads, own, Attended.exact(whole, len(self)))
+            at = which.nonzero().flatten()
+            if len(at):
+                rows = attend_blocks(query[heads, at], self.blocks(heads))
+                whole = merge_partials(PartialSoftmax(*(x[heads, at] for x in others)), rows)
+                found.put(heads, at, Attended.exact(whole, len(self)))
         return found
 
     def _rows_apart(self) -> KVBlock:
-        """Return the rows of each head that are in no list."""
         weights = self._weights.gather(1, self._far)
         return KVBlock(self._far_keys, self._far_values, weights.log() + self._shift)
 
@@ -175,7 +172,6 @@ class KeyLists:
         order = doubts.clamp(max=1).sum(0).argsort(descending=True)
         left = doubts[:, order].flip(1).cumsum(1).flip(1).amax(0)  # of the first list and after
         chosen = order[left > 0.5]  # true errors differ from those that normal scores would have
-        # Without any, it is the drawn rows that say so.
         few = len(chosen) and int(self._sizes[head, chosen].sum()) <= _OPENED_SHARE * len(self)
         return chosen if few else None
 
@@ -237,7 +233,6 @@ class KeyLists:
         return Attended(partial, (exact / total)[..., 0], error, rows), doubts
 
     def _gather(self, head: int, rows: Tensor) -> list[Tensor]:
-        """Return keys [n, d] and values [n, d_v] of rows of the table."""
         return [gather_rows(each[head : head + 1], rows)[0] for each in self.table]
 
     def _features(self, head: int, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -301,7 +296,6 @@ def _products(query: Tensor) -> Tensor:
 
 
 def _roots(metric: Tensor) -> Tensor:
-    """Return the symmetric roots of metrics [H, d, d]."""
     values, axes = torch.linalg.eigh(metric)
     return torch.matmul(axes * values.clamp(min=0).sqrt()[:, None], axes.mT)
 

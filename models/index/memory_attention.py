@@ -4,7 +4,7 @@
 |---|---|
 | exact | every row |
 | coarse | for each head and target the k rows of largest q·k/√d + b, which FAISS names |
-| auto | every row, or of very many the summaries of FAISS's lists and as many rows as needed |
+| auto | every row; of very many, the summaries of FAISS's lists and as many rows as needed |
 
 The softmax over k rows is not the softmax over all of them: how much of the full one they hold is
 part of the answer, as their mass. H heads, T targets, n near rows; a query is [H, T, d].
@@ -69,8 +69,7 @@ class Memory:
 def attend(query: Tensor, memory: Memory, options: AttentionOptions) -> Attended:
     """Attend by queries [H, T, d]; a target that sees nothing has a zero context and mass 1.
 
-    Raises:
-        ValueError: for far rows, by another softmax than that at temperature 1.
+    Raises ValueError for far rows by another softmax than that at temperature 1.
     """
     near, far = memory.near, memory.far
     if far is not None and (options.hard or options.temperature != 1):
@@ -81,8 +80,8 @@ def attend(query: Tensor, memory: Memory, options: AttentionOptions) -> Attended
     count = near.keys.shape[1]
     if far is None:
         return Attended.exact(partial, count)
-    found = far.attend(query, partial, options, memory.own)
-    return found._replace(scanned=found.scanned + count)
+    attended = far.attend(query, partial, options, memory.own)
+    return attended._replace(scanned=attended.scanned + count)
 
 
 def attend_near(query: Tensor, near: KVBlock, options: AttentionOptions) -> PartialSoftmax:

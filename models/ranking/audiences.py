@@ -63,14 +63,8 @@ def affinities(
 
     The mass of a value is the softmax weight of the events on servable items with it, the mean over
     heads and over the `TARGETS` servable items with the highest scores. An item with several values
-    counts for each of them. Scores are of all servable items, or of some of many, at least
-    `SCORED`, and are returned beside.
-
-    Args:
-        user: from `build_memory` with the same snapshot, every event a row.
-        field: of the catalogue, other than `item_id`.
-        limit: the most values.
-        options: the softmax.
+    counts for each of them. Also returns the scores of all servable items, or of a sample of at
+    least `SCORED`. In `user`, every event is a row; `field` is another than `item_id`.
     """
     candidates = np.flatnonzero(snapshot.catalogue.servable & snapshot.has_vector)
     if not len(user) or not len(candidates):
@@ -82,16 +76,16 @@ def affinities(
     best = sample[np.argsort(-totals, kind="stable")[:TARGETS]]
     masses = _attention_mass(snapshot, user, torch.from_numpy(best), options)
     rows, weights = user.rows.numpy(), masses.numpy().astype(np.float64)
-    # Hidden and deleted items are nowhere: their values would tell of them.
+    # Hidden and deleted items are left out: their values would tell of them.
     shown = np.append(snapshot.catalogue.servable, np.False_)  # the last is that of row -1
     on_items = np.flatnonzero(shown[rows] & (weights > 0))
-    own, place = np.unique(rows[on_items], return_inverse=True)
-    mass = np.bincount(place, weights[on_items], minlength=len(own))
-    counts = np.bincount(place, minlength=len(own))
-    found: dict[FacetValue, tuple[float, int]] = {}
-    for at, value in values_of_rows(snapshot.catalogue.fields, field, own):
-        so_far, count = found.get(value, (0.0, 0))
-        found[value] = so_far + float(mass[at]), count + int(counts[at])
+    items, place = np.unique(rows[on_items], return_inverse=True)
+    mass = np.bincount(place, weights[on_items], minlength=len(items))
+    counts = np.bincount(place, minlength=len(items))
+    attended: dict[FacetValue, tuple[float, int]] = {}
+    for at, value in values_of_rows(snapshot.catalogue.fields, field, items):
+        so_far, count = attended.get(value, (0.0, 0))
+        attended[value] = so_far + float(mass[at]), count + int(counts[at])
     by_value: dict[FacetValue, list[float]] = {}
     for at, value in values_of_rows(snapshot.catalogue.fields, field, sample):
         by_value.setdefault(value, []).append(float(totals[at]))
@@ -103,9 +97,9 @@ def affinities(
             float(np.mean(by_value[value])) - mean if value in by_value else None,
             count,
         )
-        for value, (total, count) in found.items()
+        for value, (total, count) in attended.items()
     ]
-    return sorted(every, key=lambda each: (-each.mass, str(each.value)))[:limit], scores
+    return sorted(every, key=lambda one: (-one.mass, str(one.value)))[:limit], scores
 
 
 def _attention_mass(
@@ -167,20 +161,13 @@ def audience_score(
 def candidate_users(
     snapshot: Snapshot, log: EventLog, row: int, *, at: int, excluded: NDArray[np.int64], count: int
 ) -> NDArray[np.int64]:
-    """Return the numbers of users that are likely to be in the audience of an item.
+    """Return the numbers of users that are likely to be in the audience of the item at `row`.
 
     These are the users with most events, each item once, on its neighbours: items that are taken
     by the same users, by the cosine of their sets of users, and items of similar content, by the
     cosine of their embeddings.
-
-    Args:
-        row: of the item.
-        at: the time of the request, microseconds UTC.
-        excluded: numbers of users that are left out.
-        count: the most users.
     """
-    own = _newest(log.of_item(row), at)
-    users = np.unique(own.users)
+    users = np.unique(_newest(log.of_item(row), at).users)
     together = log.of_users(users)
     together = together.take(together.timestamps <= at)
     size = int(together.items.max(initial=row)) + 1
@@ -191,15 +178,10 @@ def candidate_users(
     near = near[of_items[near] > 0]
     alike: dict[int, float] = {}
     if snapshot.catalogue.has_content[row]:
-        found = similar(
-            snapshot,
-            row,
-            limit=_NEIGHBOURS,
-            allowed=snapshot.catalogue.servable,
-            spaces=("content",),
-        )
-        cosines = (spaces["content"].cosine for spaces in found.spaces)
-        alike = dict(zip(found.rows.tolist(), cosines, strict=True))
+        servable = snapshot.catalogue.servable
+        by_text = similar(snapshot, row, limit=_NEIGHBOURS, allowed=servable, spaces=("content",))
+        cosines = (spaces["content"].cosine for spaces in by_text.spaces)
+        alike = dict(zip(by_text.rows.tolist(), cosines, strict=True))
     takers, worth = [np.zeros(0, np.int64)], [np.zeros(0)]
     for other in {*near.tolist(), *alike}:
         of_other = np.unique(_newest(log.of_item(other), at).users).astype(np.int64)
@@ -218,7 +200,6 @@ def candidate_users(
 
 
 def _newest(events: LoggedEvents, at: int) -> LoggedEvents:
-    """Return the newest events until a time."""
     events = events.take(events.timestamps <= at)
     if len(events.users) <= _EVENTS:
         return events
@@ -242,16 +223,15 @@ def because_rows(
 ) -> list[BecauseRow]:
     """Choose rows and their causes greedily, so that no target is in two rows.
 
-    Each step takes the cause whose `limit` largest gains, over the targets that are left, sum to
-    most: what a row explains is what its cause contributes to the scores of its items.
+    Each step takes the cause whose `limit` largest gains, over the remaining targets, sum to most.
 
     Args:
-        gains: [T, C] what each cause contributes to the score of each target, which are in order
-            of their scores; at most 0 = not a cause of it.
+        gains: [T, C] what each cause contributes to the score of each target, best target first; at
+            most 0 = not a cause of it.
         count: the most rows.
         limit: the most targets of a row.
-        least: the fewest.
-        choose: of targets in order, at most `limit` that may be in one row; None = the first.
+        least: the fewest targets of a row.
+        choose: returns at most `limit` of ordered targets that may be in one row; None = the first.
     """
     left = np.clip(gains, 0.0, None)
     rows: list[BecauseRow] = []
@@ -275,26 +255,22 @@ def distinctive_categories(catalogue: Catalogue, rows: Iterable[int], limit: int
     """Return the categories that are more frequent among some items than in the catalogue.
 
     They are ordered by p log (p / q), their terms of the Kullback-Leibler divergence, p being the
-    share of these items that have the category and q that of all items; ties by name.
-
-    Args:
-        catalogue: with all items.
-        rows: of the items, each as often as it counts.
-        limit: the most categories.
+    share of these items that have the category and q that of all items; ties by name. `rows` has
+    each item as often as it counts.
     """
     counts = Counter(rows)
-    own, total = np.array(sorted(counts), np.int64), sum(counts.values())
+    items, total = np.array(sorted(counts), np.int64), sum(counts.values())
     column = catalogue.fields.columns_of("categories").keywords
     if column is None:
         return []
     weights: Counter[str] = Counter()
-    for place, value in values_of_rows(catalogue.fields, "categories", own):
+    for place, value in values_of_rows(catalogue.fields, "categories", items):
         if isinstance(value, str):
-            weights[value] += counts[int(own[place])]
-    items = max(1, int(np.count_nonzero(catalogue.present)))
+            weights[value] += counts[int(items[place])]
+    every = max(1, int(np.count_nonzero(catalogue.present)))
     terms = {}
     for value, count in weights.items():
-        share, of_all = count / total, column.counts.array[column.code(value)] / items
+        share, of_all = count / total, column.counts.array[column.code(value)] / every
         if share > of_all:
             terms[value] = share * log(share / of_all)
     return sorted(terms, key=lambda value: (-terms[value], value))[:limit]

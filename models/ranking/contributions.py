@@ -12,8 +12,8 @@ without event j, and what older events gain by moving nearer; where there are tw
 followed and what was taken again, each loses its own. The similarity part is a sum over the items
 of the newest events: it loses the addend of an event that is the only one on its item.
 
-All this is in the states that the other events have. Of the newest eight events that the encoder
-has read it is the loss of the whole model instead: the user state, which is part of the query,
+All this is in the states that the other events have. For the newest eight events that the encoder
+has read, it is the loss of the whole model instead: the user state, which is part of the query,
 depends on these most, and few later events have other states without them. (The encoder's window,
 which moves in steps, stays where it is.)
 
@@ -61,88 +61,57 @@ from models.recommender.co_occurrence import event_shares
 
 
 def transition_shares(
-    snapshot: Snapshot,
-    user: UserMemory,
-    targets: Tensor,
-    options: AttentionOptions,
-    *,
-    beyond: int,
-) -> Tensor:
-    """Return what each of the newest events adds to the counts of targets.
+    snapshot: Snapshot, user: UserMemory, targets: Tensor, options: AttentionOptions
+) -> tuple[Tensor, Tensor]:
+    """Return what each newest event adds to the counts of targets, and these without it, [S, T, r].
 
-    Args:
-        targets: item rows, int64 [T].
-        beyond: further events that would count if the depth were so much larger.
-
-    Returns:
-        Tensor: [S, T, ≤ depth + beyond]; S is 0 without transitions.
+    Without an event, older ones take a place nearer to the end: they count more, and the first
+    event beyond the depth counts too. S is 0 without transitions.
     """
     model = snapshot.model
     if not model.has_transitions:
-        return torch.zeros(0, len(targets), 0)
-    items, counts = snapshot.trained_rows[targets], model.statistics.transition_counts
-    shares = [2 * counts.shares(user.recent_items, items, beyond)]
+        none = torch.zeros(0, len(targets), 0)
+        return none, none
+    items, transitions = snapshot.trained_rows[targets], model.statistics.transition_counts
+    window = transitions.window
+    parts = [2 * transitions.shares(user.recent_items, items, 1)]  # one event beyond the depth
     if model.counts_repeats:
         rows, liked = user.taken(model.config.dislike_type)
         again = (rows == targets[:, None]) & liked & (not options.exclude_self)
-        shares.append(again[:, : counts.window.depth + beyond].float())
-    return torch.stack(shares)
+        parts.append(again[:, : window.depth + 1].float())
+    every = torch.stack(parts)  # (S, T, ≤ depth + 1)
+    shares, beyond = every[..., : window.depth], every[..., window.depth :]
+    counts = shares.sum(2, keepdim=True) - shares + beyond.sum(2, keepdim=True)
+    if window.decay != 1:
+        older = every[0].flip(1).cumsum(1).flip(1)[:, : window.depth] - shares[0]
+        counts[0] += older * (1 / window.decay - 1)
+    return shares, counts.clamp_(min=0)
 
 
-def similarity_shares(snapshot: Snapshot, user: UserMemory, targets: Tensor) -> Tensor:
-    """Return what each of the newest events adds to the similarity part of targets, [T, ≤ depth].
-
-    A model without the part has no such events: [T, 0].
-    """
-    similarity = snapshot.model.statistics.similarity
-    if similarity is None:
-        return torch.zeros(len(targets), 0)
-    _, liked = user.taken(snapshot.model.config.dislike_type)
-    rows = snapshot.trained_rows[targets]
-    return similarity.shares(user.recent_items, liked, rows)
-
-
-def similarity_lost(
-    snapshot: Snapshot, user: UserMemory, shares: Tensor, targets: Tensor
-) -> Tensor:
-    """Return what the similarity part loses without each of the newest events, [T, r].
+def similarity_shares(
+    snapshot: Snapshot, user: UserMemory, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return what each newest event adds to the similarity of targets, and what it loses, [T, r].
 
     Without one of several events on an item the part stays as it is. Without any event, the first
     one beyond the depth counts too, if the others are on other items.
-
-    Args:
-        shares: [T, r] from `similarity_shares` of these targets.
-        targets: item rows, int64 [T].
     """
-    similarity, size = snapshot.model.statistics.similarity, shares.shape[1]
-    if similarity is None or not size:
-        return shares
+    similarity = snapshot.model.statistics.similarity
+    if similarity is None:
+        none = torch.zeros(len(targets), 0)
+        return none, none
     _, liked = user.taken(snapshot.model.config.dislike_type)
+    rows = snapshot.trained_rows[targets]
+    shares = similarity.shares(user.recent_items, liked, rows)
+    if not (size := shares.shape[1]):
+        return shares, shares
     items, beyond = user.recent_items[:size], user.recent_items[size : size + 1]
     lost = shares * (event_shares(items, liked) == 1)
     if len(beyond) and bool(liked[size]):
-        added = similarity.shares(beyond, liked[size:], snapshot.trained_rows[targets])  # (T, 1)
+        added = similarity.shares(beyond, liked[size:], rows)  # (T, 1)
         same = (items == beyond) & liked[:size]
         lost -= added * (same.sum() == same.long())  # none on its item but the event itself
-    return lost
-
-
-def counts_without(snapshot: Snapshot, shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the shares of the events that count, and the counts without each of them, [S, T, r].
-
-    Without an event, older ones take a place nearer to the end: they count more, and the first
-    event beyond the depth counts too.
-
-    Args:
-        shares: [S, T, ≤ depth + 1] from `transition_shares`.
-    """
-    window = snapshot.model.statistics.cooccurrence_window
-    counted, beyond = shares[..., : window.depth], shares[..., window.depth :]
-    counts = counted.sum(2, keepdim=True) - counted + beyond.sum(2, keepdim=True)
-    if len(shares) and window.decay != 1:
-        older = shares[0].flip(1).cumsum(1).flip(1)[:, : window.depth] - counted[0]
-        counts[0] += older * (1 / window.decay - 1)
-    return counted, counts.clamp_(min=0)
+    return shares, lost
 
 
 _LEAST = -1e30  # of a bias that is not -inf
@@ -175,7 +144,6 @@ class WithoutNewest(NamedTuple):
     attention: Tensor  # [K, T]
 
     def target(self, number: int) -> WithoutNewest:
-        """Return that of one target, T = 1."""
         return WithoutNewest(self.left_out, self.attention[:, number : number + 1])
 
 
@@ -186,8 +154,7 @@ _KEPT: WeakKeyDictionary[UserMemory, NewestLeftOut] = WeakKeyDictionary()
 def leave_out_newest(snapshot: Snapshot, user: UserMemory) -> NewestLeftOut | None:
     """Leave out each of the newest events of a memory; None where the encoder has read none.
 
-    The encoder's window, which moves in steps, stays where it is. The result is kept as long as
-    the memory.
+    The result is kept as long as the memory.
     """
     encoder, encoded = snapshot.model.encoder, user.encoded
     if encoder is None or encoded is None or not len(encoded.cache):
@@ -240,13 +207,7 @@ def _left_out(
 def attention_without_newest(
     snapshot: Snapshot, user: UserMemory, targets: Tensor, options: AttentionOptions
 ) -> WithoutNewest | None:
-    """Compute the attention part of targets without each of the newest events.
-
-    None where the encoder has read none.
-
-    Args:
-        targets: item rows, int64 [T].
-    """
+    """Compute the attention part of targets [T]; None where the encoder has read no event."""
     left_out = leave_out_newest(snapshot, user)
     if left_out is None:
         return None
@@ -311,12 +272,12 @@ def _one_by_one(
 ) -> Tensor:
     """Return the attention part [T] without one of the events, by attention over all rows."""
     tables, changed = snapshot.tables, left_out.changed
-    own = left_out.pairs[0] == place
-    later = left_out.pair_rows[own]
+    chosen = left_out.pairs[0] == place
+    later = left_out.pair_rows[chosen]
     keys, values = (each.transpose(0, 1).clone() for each in (user.keys, user.values))  # (H, m, d)
-    keys[:, later], values[:, later] = changed.keys[:, own], changed.values[:, own]
+    keys[:, later], values[:, later] = changed.keys[:, chosen], changed.values[:, chosen]
     bias = left_out.bias[place].clone()
-    bias[:, later] = changed.bias[:, own]
+    bias[:, later] = changed.bias[:, chosen]
     memory = user_memory(user, targets, options)
     near = KVBlock(keys, values, bias, memory.near.visible)
     query = gather_rows(tables.queries, targets) + left_out.queries[place][:, None]  # (H, T, d)
@@ -362,13 +323,10 @@ def contributions(
     *,
     without: WithoutNewest | None = None,
 ) -> Contributions:
-    """Compute what each row of a memory contributes to targets.
+    """Compute what each row of a memory contributes to targets, item rows int64 [T].
 
-    Args:
-        user: from `build_memory` with the same snapshot, or from `expand_top_events`.
-        targets: item rows, int64 [T].
-        without: from `attention_without_newest`; needed of a memory from `expand_top_events`, which
-            answers one query alone.
+    A memory from `expand_top_events`, which answers only one query, needs `without` from
+    `attention_without_newest`.
     """
     values = user.values.transpose(0, 1)  # (H, m, d)
     gain = gains(values, gather_rows(snapshot.tables.outputs, targets))
@@ -390,14 +348,12 @@ def contributions(
     apart = _lost_by_heads(gain, weights, mean, is_remainder)
     each, whole = apart.sum(0), mean.sum(0)  # (T, m), (T, 1)
     counted = torch.zeros_like(each)
-    shares = transition_shares(snapshot, user, targets, options, beyond=1)
-    shares, less = counts_without(snapshot, shares)  # (S, T, r)
+    shares, less = transition_shares(snapshot, user, targets, options)  # (S, T, r)
     counts = shares.sum(2)
     part = snapshot.model.transition_scores(user.user_state, counts)[:, None]  # (T, 1)
     fewer = _transition_part(snapshot, user.user_state, less)
     counted.index_add_(1, user.recent[: shares.shape[2]], _difference(part, fewer))
-    similarity = similarity_shares(snapshot, user, targets)
-    lost = similarity_lost(snapshot, user, similarity, targets)
+    similarity, lost = similarity_shares(snapshot, user, targets)
     counted.index_add_(1, user.recent[: similarity.shape[1]], lost)
     each += counted
     whole += part + similarity.sum(1, keepdim=True)
@@ -432,12 +388,9 @@ def _difference(whole: Tensor, without: Tensor) -> Tensor:
 def _counted_without(
     snapshot: Snapshot, without: WithoutNewest, counts: Tensor, less: Tensor
 ) -> Tensor:
-    """Return the transitions part without each of the newest events, [K, T].
+    """Return the transitions part without each of the K newest events, [K, T].
 
-    Args:
-        without: of these K events.
-        counts: [S, T] of all events.
-        less: [S, T, r] without each of the newest events, newest first.
+    `counts` are [S, T] of all events, `less` [S, T, r] without each of the newest, newest first.
     """
     user_states = without.left_out.user_states
     if not len(counts):
@@ -459,11 +412,8 @@ def _first_columns(columns: Tensor, size: int, other: Tensor | float) -> Tensor:
 def _lost_by_heads(gain: Tensor, weights: Tensor, mean: Tensor, is_remainder: Tensor) -> Tensor:
     """Return what each head loses without each row, [H, T, m], in the states of the other rows.
 
-    Args:
-        gain: [H, T, m].
-        weights: [H, T, m] of the softmax.
-        mean: [H, T, 1] of the gains.
-        is_remainder: bool [m]: a row that stands for many of a long history, of small weight each.
+    Gains and weights are [H, T, m], mean gains [H, T, 1]. The rows of `is_remainder` [m] stand for
+    many of a long history, which have small weights.
     """
     lost = (gain - mean).mul_(weights)
     lost = lost.div_((1 - weights).masked_fill_(is_remainder, 1.0).clamp_(min=_ALL))
@@ -473,26 +423,18 @@ def _lost_by_heads(gain: Tensor, weights: Tensor, mean: Tensor, is_remainder: Te
         rest = weights.masked_fill(dominant, 0.0)
         others = rest.sum(-1, keepdim=True)
         without = torch.linalg.vecdot(rest, gain)[..., None] / others.clamp(min=_ALL)
-        own = torch.where(others <= _ALL, weights * gain, mean - without)
-        lost = torch.where(dominant, own, lost)
+        of_dominant = torch.where(others <= _ALL, weights * gain, mean - without)
+        lost = torch.where(dominant, of_dominant, lost)
     return lost
 
 
 def _transition_part(snapshot: Snapshot, user_state: Tensor, counts: Tensor) -> Tensor:
-    """Return the transitions part [T, r] of counts [S, T, r]."""
     flat: Tensor = snapshot.model.transition_scores(user_state, counts.flatten(1))
     return flat.view(counts.shape[1:])
 
 
 def _equal_shares(user: UserMemory, each: Tensor, weights: Tensor, left: Tensor) -> Tensor:
-    """Return the share of each row [T, m] in what is left of the scores [T, 1], summing to 1.
-
-    Args:
-        user: the memory of m rows.
-        each: [T, m] the rows' own parts.
-        weights: [H, T, m] of the softmax.
-        left: [T, 1] what is shared.
-    """
+    """Return the share of each row [T, m] in the rest of the scores `left` [T, 1], summing to 1."""
     sharing = (each * left.sign() / WHOLE_SHARE).clamp_(0.0, 1.0)
     is_remainder = user.source == REMAINDER
     if is_remainder.any():

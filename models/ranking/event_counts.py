@@ -21,7 +21,6 @@ Accurate methods for the statistics of surprise and coincidence, 1993).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import log
 from typing import Literal, NamedTuple
 
@@ -48,27 +47,18 @@ class PopularityScores(NamedTuple):
 
     @property
     def scores(self) -> Numbers:
-        """The sum of the parts, [N]."""
         total: Numbers = np.sum(list(self.parts.values()), axis=0)
         return total
 
 
 def item_counts(events: LoggedEvents, n_items: int) -> NDArray[np.int64]:
-    """Count the events of each item, [N]."""
     return np.bincount(events.items, minlength=n_items)[:n_items]
 
 
 def popular(
     events: LoggedEvents, n_items: int, *, at: int, half_life: int | None = None
 ) -> PopularityScores:
-    """Sum the weights of each item's events, each times 2^-(age / half-life).
-
-    Args:
-        events: that count.
-        n_items: N.
-        at: the time of the request, microseconds UTC.
-        half_life: in microseconds; None = no decay.
-    """
+    """Sum the weights of each item's events, each times 2^-(age / half-life), in microseconds."""
     counts, weights = item_counts(events, n_items), _decayed(events, n_items, at, half_life)
     return PopularityScores(counts, {"events": weights})
 
@@ -85,14 +75,7 @@ def trending(
     evenly: the integral of the decay is half-life / ln 2. The score is the Pearson residual of a
     Poisson count, with one event added to the past as the floor of noise, as the significance score
     of SigniTrend has one (Schubert, Weiler and Kriegel, KDD 2014): few events without a past do not
-    outweigh a large rise.
-
-    Args:
-        events: of the last `span`.
-        n_items: N.
-        at: the time of the request, microseconds UTC.
-        half_life: of the count of now, in microseconds.
-        span: how far the past goes, in microseconds.
+    outweigh a large rise. Times are in microseconds.
     """
     recent = _decayed(events, n_items, at, half_life)
     evenly = half_life / log(2) / max(span, half_life / log(2))
@@ -186,8 +169,7 @@ MIN_SIGNIFICANCE = 6.63  # of chi-squared with one degree of freedom: 1 % by cha
 CANDIDATES = 500  # items whose significance is computed
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Companions:
+class Companions(NamedTuple):
     """Items taken with one item, columns [c]."""
 
     rows: NDArray[np.int64]
@@ -198,13 +180,7 @@ class Companions:
 
     def take(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> Companions:
         """Return some of them, by their places or a mask [c]."""
-        return Companions(
-            self.rows[which],
-            self.weights[which],
-            self.support[which],
-            self.lift[which],
-            self.significance[which],
-        )
+        return Companions._make(column[which] for column in self)
 
 
 def companions(
@@ -218,16 +194,13 @@ def companions(
 ) -> Companions:
     """Return the items that are taken with one more often than by chance, in no order.
 
-    Their support is at least `MIN_SUPPORT`, their significance at least `MIN_SIGNIFICANCE`.
+    Their support is at least `MIN_SUPPORT`, their significance at least `MIN_SIGNIFICANCE`. At most
+    `CANDIDATES` items are looked at, those of the largest weights among the allowed [N].
 
     Args:
         events: all events of the users that have the item.
-        item: its row.
-        relation: what counts as together.
         groups: the number of all users, or of all baskets.
-        events_of: the events of another item.
-        allowed: bool [N], the items to look at; at most `CANDIDATES` of them, with the largest
-            weights.
+        events_of: returns the events of another item.
     """
     users, items, times = events.users, events.items, events.timestamps
     order = np.lexsort((times, users))
@@ -239,30 +212,29 @@ def companions(
     users, items, basket = users[kept], items[kept], baskets // size  # [n] of each item in each
     begins = np.flatnonzero(np.diff(basket, prepend=-1))  # [baskets]
     ends = np.append(begins[1:], len(users))
-    own = np.unique(basket[items == item])  # baskets with the item
+    having = np.unique(basket[items == item])  # baskets with the item
     if relation == "basket":
-        first, last = begins[own], ends[own]
+        first, last = begins[having], ends[having]
     else:
         # The baskets of a user lie side by side.
-        final = np.searchsorted(users[begins], users[begins[own]], side="right") - 1
-        reached = np.minimum(own + MAX_DISTANCE, final)
-        first, last = ends[own], ends[reached]
+        final = np.searchsorted(users[begins], users[begins[having]], side="right") - 1
+        reached = np.minimum(having + MAX_DISTANCE, final)
+        first, last = ends[having], ends[reached]
     which, place = expand_ranges(first, last - first)
     kept = items[place] != item
     which, place = which[kept], place[kept]
-    found = items[place].astype(np.int64)
-    if relation == "basket":
-        unit, weight = own[which], np.ones(len(place))
-    else:
-        unit, weight = users[place].astype(np.int64), 1.0 / (basket[place] - own[which]) ** 2
-    support = np.bincount(np.unique(unit * size + found) % size, minlength=size)
-    weights = np.bincount(found, weight, minlength=size).astype(np.float64)
+    taken = items[place].astype(np.int64)
+    unit = having[which] if relation == "basket" else users[place].astype(np.int64)
+    support = np.bincount(np.unique(unit * size + taken) % size, minlength=size)
     if relation == "basket":
         weights = support.astype(np.float64)
+    else:
+        weight = 1.0 / (basket[place] - having[which]) ** 2
+        weights = np.bincount(taken, weight, minlength=size).astype(np.float64)
     rows = np.flatnonzero(support[: len(allowed)] >= MIN_SUPPORT)
     rows = rows[allowed[rows]]
     rows = rows[np.argsort(-weights[rows], kind="stable")[:CANDIDATES]]
-    with_item = len(own) if relation == "basket" else len(np.unique(users[begins[own]]))
+    with_item = len(having) if relation == "basket" else len(np.unique(users[begins[having]]))
     others = np.array([count_groups(events_of(row), relation) for row in rows.tolist()], np.int64)
     expected = with_item * others / max(1, groups)
     lift: Numbers = support[rows] / np.maximum(expected, 1e-12)
@@ -272,7 +244,6 @@ def companions(
 
 
 def count_groups(events: LoggedEvents, relation: Relation) -> int:
-    """Count the users of events, or their baskets."""
     users, baskets = log_sizes(events)
     return users if relation == "after" else baskets
 
@@ -286,13 +257,13 @@ def _log_likelihood_ratio(
     row_sums = np.stack([cells[0] + cells[1], cells[2] + cells[3]])
     column_sums = np.stack([cells[0] + cells[2], cells[1] + cells[3]])
     n = cells.sum(0)
-    found: Numbers = 2 * (
+    ratio: Numbers = 2 * (
         _x_log_x(cells).sum(0)
         - _x_log_x(row_sums).sum(0)
         - _x_log_x(column_sums).sum(0)
         + _x_log_x(n)
     )
-    return np.maximum(found, 0.0)
+    return np.maximum(ratio, 0.0)
 
 
 def _x_log_x(numbers: Numbers) -> Numbers:

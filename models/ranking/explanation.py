@@ -79,7 +79,6 @@ class EncoderWindow(NamedTuple):
 
     @classmethod
     def of(cls, snapshot: Snapshot, user: UserMemory) -> EncoderWindow:
-        """Describe the window over a memory's history."""
         if user.encoded is None or not len(user.encoded.cache):
             return cls({}, 0, None)
         read = user.encoded_rows
@@ -96,12 +95,7 @@ class EncoderWindow(NamedTuple):
         return cls(places, earlier, int(user.source[light]))
 
     def moves_without(self, source: int, is_item: bool) -> bool:
-        """Return whether the encoder's first event changes without an event.
-
-        Args:
-            source: of a row of the memory.
-            is_item: whether the row is an item: the encoder reads events on these alone.
-        """
+        """Return whether the encoder, which reads items only, begins elsewhere without an event."""
         if source < 0 or not is_item or not self.places:
             return False
         # One place earlier among one event fewer before it is the same event.
@@ -116,32 +110,23 @@ def encoder_slopes(
     *,
     partial: PartialSoftmax | None = None,
 ) -> Tensor:
-    """Differentiate scores by gates on the encoder's events, [L, n].
+    """Differentiate the scores of targets, int64 [L], by gates on the encoder's n events: [L, n].
 
     Row j of the attention itself is not gated: without it the score is known in closed form.
-
-    Args:
-        user: from `build_memory`, with an encoded history of n events.
-        targets: item rows, int64 [L].
-        options: as in `score`; the temperature counts.
-        partial: of a history of very many items, the targets' attention as `score` returned it,
-            [H, L].
-
-    Raises:
-        ValueError: for a memory without an encoded history, or very many items without `partial`.
+    A history of very many items needs `partial`, the targets' attention as `score` returned it.
     """
     encoded, model = user.encoded, snapshot.model
     if encoded is None or model.encoder is None or model.state_attention is None:
         raise ValueError("user: has no encoded history")
     older = None
     with at_request(user):
-        block, own = known_rows(user), user.rows
-        if user.collapsed is not None and block.bias.shape[1] > len(own):
-            own = torch.cat([own, torch.from_numpy(user.collapsed.item_rows)])
-        seen = exclude_self(targets, own) if options.exclude_self else None
+        block, items = known_rows(user), user.rows
+        if user.collapsed is not None and block.bias.shape[1] > len(items):
+            items = torch.cat([items, torch.from_numpy(user.collapsed.item_rows)])
+        seen = exclude_self(targets, items) if options.exclude_self else None
         retrieved = retrieve_user(snapshot, user, targets, options)
         if retrieved is not None:
-            seen = as_mask(retrieved, len(own))
+            seen = as_mask(retrieved, len(items))
         if not is_known(user):
             if partial is None:
                 raise ValueError("partial: must be given for a history of very many items")
@@ -174,10 +159,10 @@ def encoder_slopes(
             nothing = keys.new_zeros(len(keys), 1, keys.shape[2])
             keys, values = torch.cat([keys, nothing], 1), torch.cat([values, nothing], 1)
             bias = torch.cat([bias, older.logsumexp[..., None].clone()], 2)
-        found = attend(queries, keys, values, bias=bias, temperature=options.temperature)
-        context = found.context
+        attended = attend(queries, keys, values, bias=bias, temperature=options.temperature)
+        context = attended.context
         if older is not None:
-            context = context + found.weights[..., -1:] * older.context.clone()
+            context = context + attended.weights[..., -1:] * older.context.clone()
         totals = (context * gather_rows(snapshot.tables.outputs, targets).clone()).sum((0, 2))
         user_state = user.user_state.clone() + change[-1]
         totals = totals + model.transition_scores(user_state, counts.clone())
@@ -200,24 +185,20 @@ def scores_without(
     targets: Mapping[int, Sequence[int]],
     options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> dict[tuple[int, int], float]:
-    """Score targets without one event of the history, or one profile entry.
+    """Score targets without one event of the history, or one profile entry, by (source, item row).
 
-    Args:
-        targets: item rows, for each source: an event of the history, or -1 - i for profile entry i;
-            of a long history none of the older events.
-
-    Returns:
-        dict: the score of each (source, item row).
+    `targets` are item rows for each source, which is an event of the history, or -1 - i for profile
+    entry i; in a long history none of the older events.
     """
-    found: dict[tuple[int, int], float] = {}
+    scores: dict[tuple[int, int], float] = {}
     for source, encoded in _encoded_without(snapshot, user, list(targets)):
         rows = targets[source]
         history = user.history.without(_place(user, source))
         less = build_memory(snapshot, history, user.at, encoded=encoded)
         less = replace(less, collapsed=user.collapsed)
         totals = score(snapshot, less, np.asarray(rows, dtype=np.int64), options).total.tolist()
-        found |= {(source, row): total for row, total in zip(rows, totals, strict=True)}
-    return found
+        scores |= {(source, row): total for row, total in zip(rows, totals, strict=True)}
+    return scores
 
 
 def _encoded_without(
@@ -232,20 +213,19 @@ def _encoded_without(
     places = np.array([_place(user, source) for source in sources])
     source, rows = attendable_events(snapshot, user.history)
     source, rows = source[(rows >= 0).numpy()], rows[rows >= 0]  # what the encoder may read
-    is_read = np.isin(places, source)  # of the others it knows nothing
+    is_read = np.isin(places, source)  # it knows nothing of the others
     yield from ((each, encoded) for each, read in zip(sources, is_read, strict=True) if not read)
-    left = len(source) - 1
-    if left < 1 or not is_read.any():
+    rest = len(source) - 1
+    if rest < 1 or not is_read.any():
         yield from ((each, None) for each, read in zip(sources, is_read, strict=True) if read)
         return
-    start = window_start(before + left, snapshot.model.config.window) - before
+    start = window_start(before + rest, snapshot.model.config.window) - before
     if start != encoded.first_item - before:
         events = encoder_inputs(snapshot, user.history, source[start:], rows[start:])
         times = torch.from_numpy(user.history.timestamps[source[start:]])
         cache = encoder.append(encoder.empty_cache(), events, times)
         encoded = EncodedHistory(start + before, events, cache)
-    # One event more than the window that is left: without an earlier event, its first one is past,
-    # whichever event that is.
+    # One event more than the window: without any earlier event, its first one is past.
     gone = np.maximum(np.searchsorted(source, places[is_read]) - start, 0)
     distinct = np.unique(gone)
     read = np.asarray(sources)[is_read]
@@ -266,10 +246,8 @@ def _place(user: UserMemory, source: int) -> int:
 EXACT_EVENTS = 64
 _BLOCK = 1 << 23  # floats of [J, H, m] held at once: 32 MiB
 
-Named = Sequence[NDArray[np.int64]]  # memory rows [≤ top] of each target [T]
 
-
-class _TargetRows(NamedTuple):
+class TargetRows(NamedTuple):
     """Rows of a memory whose effects on one target are computed."""
 
     found: Contributions
@@ -278,56 +256,39 @@ class _TargetRows(NamedTuple):
     rows: NDArray[np.int64]  # memory rows [J]
 
     @property
-    def sources(self) -> list[int]:
-        """Sources of the rows, as in `UserMemory.source`."""
-        sources: list[int] = self.found.user.source[self.rows].tolist()
-        return sources
-
-    @property
-    def are_items(self) -> list[bool]:
-        """Report whether the rows are items: the encoder reads events on these alone."""
-        are_items: list[bool] = (self.found.user.rows.numpy()[self.rows] >= 0).tolist()
-        return are_items
+    def events(self) -> list[tuple[int, bool]]:
+        """The source of each row, as in `UserMemory.source`, and whether it is an item."""
+        user = self.found.user
+        is_item = user.rows.numpy()[self.rows] >= 0
+        return list(zip(user.source[self.rows].tolist(), is_item.tolist(), strict=True))
 
 
 @torch.inference_mode()
 def effects_of(
     snapshot: Snapshot,
     user: UserMemory,
-    found: Sequence[Contributions],
-    named: Sequence[Named],
+    named: Sequence[TargetRows],
     options: AttentionOptions = DEFAULT_OPTIONS,
     *,
     exact: bool = False,
     partial: PartialSoftmax | None = None,
-) -> list[list[list[tuple[float, bool]]]]:
-    """Compute the effects of rows on scores: how much each target's score loses without them.
+) -> list[list[tuple[float, bool]]]:
+    """Compute what each target's score loses without its rows, and whether that is exact.
 
-    Args:
-        found: contributions to all targets; of a long history, each over a memory of its own.
-        named: for each of these, the rows whose effects to compute.
-        exact: score histories without each of the events, instead of estimating. Of a long
-            history the collapsed events are estimated all the same.
-        partial: of a long history, the attention of all targets as `score` returned it.
-
-    Returns:
-        list: effects and whether they are exact, in the order of `named`.
+    With `exact`, histories without each of the events are scored; only the collapsed events of a
+    long history are estimated. `partial` is the attention of all targets over a long history, as
+    `score` returned it.
     """
-    each = [
-        _TargetRows(memory, at, target, rows)
-        for memory, rows_of in zip(found, named, strict=True)
-        for at, (target, rows) in enumerate(zip(memory.targets.tolist(), rows_of, strict=True))
-    ]
     window = EncoderWindow.of(snapshot, user)
     places = window.places
     count = EXACT_EVENTS if len(places) <= EXACT_EVENTS else NEWEST_LEFT_OUT
     newest = set(list(places)[-count:])
     collapsed = 0 if user.collapsed is None else user.collapsed.count
-    known = {} if window.earlier else _known_of_newest(found)
+    known = {} if window.earlier else _known_of_newest(named)
     left_out: dict[int, list[int]] = {}
-    for one in each:
+    for one in named:
         needs_move = False
-        for source, is_item in zip(one.sources, one.are_items, strict=True):
+        for source, is_item in one.events:
             if (source, one.target) in known:
                 continue
             # First order says nothing of the hard attention.
@@ -340,7 +301,7 @@ def effects_of(
             scored = left_out.setdefault(window.unread, [])
             if one.target not in scored:
                 scored.append(one.target)
-    targets = torch.tensor([one.target for one in each])
+    targets = torch.tensor([one.target for one in named])
     scores = scores_without(snapshot, user, left_out, options)
     if scores:
         totals = score(snapshot, user, targets.numpy(), options).total.tolist()
@@ -348,8 +309,8 @@ def effects_of(
         known |= {key: total_of[key[1]] - without for key, without in scores.items()}
     sloped = [
         number
-        for number, one in enumerate(each)
-        if any(source in places and (source, one.target) not in known for source in one.sources)
+        for number, one in enumerate(named)
+        if any(source in places and (source, one.target) not in known for source, _ in one.events)
     ]
     slopes: dict[int, list[float]] = {}
     if sloped:
@@ -359,21 +320,25 @@ def effects_of(
         slopes = dict(zip(sloped, gradients.tolist(), strict=True))
     # Rows of a long history that were not retrieved are hidden, and stay so.
     is_fixed = user.collapsed is not None and options.mode == "coarse"
-    own = replace(options, mode="exact") if is_fixed else options
-    effects = (
-        _effects(snapshot, one, own, known, window, slopes.get(number, []), is_fixed=is_fixed)
-        for number, one in enumerate(each)
-    )
-    return [list(islice(effects, len(memory.targets))) for memory in found]
+    attended = replace(options, mode="exact") if is_fixed else options
+    return [
+        _effects(
+            snapshot,
+            one,
+            attended,
+            known=known,
+            window=window,
+            slopes=slopes.get(number, []),
+            is_fixed=is_fixed,
+        )
+        for number, one in enumerate(named)
+    ]
 
 
-def _known_of_newest(found: Sequence[Contributions]) -> dict[tuple[int, int], float]:
-    """Return the effects of the newest events by (source, target), which contributions contain.
-
-    They are those of a window that stays where it is.
-    """
+def _known_of_newest(named: Sequence[TargetRows]) -> dict[tuple[int, int], float]:
+    """Return the effects of the newest events, for a window that stays, by (source, target)."""
     known: dict[tuple[int, int], float] = {}
-    for one in found:
+    for one in {id(target.found): target.found for target in named}.values():
         sources = one.user.source[one.newest_rows.numpy()].tolist()
         lost = (one.each.sum(1) - one.without_newest).tolist()
         for source, of_targets in zip(sources, lost, strict=True):
@@ -384,28 +349,18 @@ def _known_of_newest(found: Sequence[Contributions]) -> dict[tuple[int, int], fl
 
 def _effects(
     snapshot: Snapshot,
-    named: _TargetRows,
+    named: TargetRows,
     options: AttentionOptions,
-    known: dict[tuple[int, int], float],
-    window: EncoderWindow,
-    slopes: list[float],
     *,
-    is_fixed: bool,
+    known: dict[tuple[int, int], float],  # exact effects; with a moving window the unread event's
+    window: EncoderWindow,
+    slopes: list[float],  # [n] of the score, if an event that was read has no known effect
+    is_fixed: bool,  # no other row is retrieved in place of a missing one, as it would be
 ) -> list[tuple[float, bool]]:
-    """Compute the effects on one target.
-
-    Args:
-        named: the target and the rows.
-        known: exact effects, by (source, target); the unread event's too where the window moves.
-        window: what the encoder has read.
-        slopes: [n] derivatives of the score; needed where the effect of an event that was read is
-            not known.
-        is_fixed: whether no other row is retrieved in place of a missing one, as it would be.
-    """
     checkpoint()
-    sources, target = named.sources, named.target
-    is_left = np.array([(source, target) not in known for source in sources], dtype=bool)
-    rows = named.rows[is_left]
+    events, target = named.events, named.target
+    is_unknown = np.array([(source, target) not in known for source, _ in events], dtype=bool)
+    rows = named.rows[is_unknown]
     example = None if window.unread is None else known.get((window.unread, target))
     if example is not None:
         rows = np.append(rows, np.flatnonzero(named.found.user.source == window.unread))
@@ -413,7 +368,7 @@ def _effects(
     move = 0.0 if example is None else example - closed.pop()
     estimates = iter(closed)
     out: list[tuple[float, bool]] = []
-    for source, is_item in zip(sources, named.are_items, strict=True):
+    for source, is_item in events:
         if (source, target) in known:
             out.append((known[source, target], True))
             continue
@@ -435,14 +390,9 @@ def closed_form(
     rows: NDArray[np.int64],
     options: AttentionOptions,
 ) -> Tensor:
-    """Compute what a target's parts but the prior lose without each of some rows, [J].
+    """Compute the loss of one target, at a place of `found`, without each memory row [J]: [J].
 
-    The states of other events stay as they are.
-
-    Args:
-        found: contributions to T targets.
-        at: the place of the target among them.
-        rows: memory rows [J].
+    The prior is left out, and the states of other events stay as they are.
     """
     if not len(rows):
         return torch.zeros(0)
@@ -460,7 +410,6 @@ def closed_form(
 def _attention_without(
     snapshot: Snapshot, found: Contributions, at: int, rows: Tensor, options: AttentionOptions
 ) -> Tensor:
-    """Return the attention part [J] of a target without each of the rows [J]."""
     user, target, model = found.user, found.targets[at : at + 1], snapshot.model
     # Deleting event j moves the events before it one place nearer to the present: their biases
     # change, so that the closed form (o - α_j v_j) / (1 - α_j) would be wrong.
@@ -468,7 +417,7 @@ def _attention_without(
     was = model.memory_bias(user.distance, user.age, user.log_weights, user.types)  # (H, m)
     shifted = model.memory_bias(nearer, user.age, user.log_weights, user.types)  # (H, J, m)
     # The bias of a row that stands for many is not its own: what moves is the difference.
-    moves = (shifted - was[:, None]).nan_to_num_(0.0)  # of what is hidden nothing
+    moves = (shifted - was[:, None]).nan_to_num_(0.0)  # hidden rows do not move
     shifted = (user.bias[:, None] + moves).transpose(0, 1)[:, :, None]  # (J, H, 1, m)
     left = (torch.arange(len(user.bias[0])) != rows[:, None])[:, None, None]  # (J, 1, 1, m)
     if options.exclude_self:
@@ -513,17 +462,11 @@ def explain(
     partial: PartialSoftmax | None = None,
     effects: Effects = "none",
 ) -> list[list[Reason]]:
-    """Return the `top` rows that raise each target's score most.
+    """Return the `top` rows of the memory that raise the score of each item row [L] most.
 
-    If fewer rows raise them, the rows that lower them most follow. A list is in
-    descending order of the signed contributions, so that its head is what a score is due to. Events
-    on hidden and deleted items are no reasons, since nobody may be told of these.
-
-    Args:
-        rows: item rows [L], the targets.
-        top: how many rows of the memory to name for each.
-        partial: of a long history, the targets' attention as `score` returned it, [H, L].
-        effects: whether to compute effects, and how: see `models.ranking.explanation`.
+    If fewer rows raise it, the rows that lower it most follow. A list is in descending order of the
+    signed contributions. Events on hidden and deleted items are no reasons, since nobody may be
+    told of these. A long history needs `partial`, the attention [H, L] as `score` returned it.
     """
     if not len(user) or top < 1 or not len(rows):
         return [[] for _ in rows]
@@ -543,27 +486,26 @@ def explain(
             )
             for place, target in enumerate(targets)
         ]
-    named = [_foremost(each, top, snapshot) for each in found]  # memory rows, [T][≤ top] of each
-    reasons = [_reasons(*each) for each in zip(found, named, strict=True)]
-    if effects != "none":
-        completed = effects_of(
-            snapshot, user, found, named, options, exact=effects == "exact", partial=partial
-        )
-        reasons = [
-            [
-                [
-                    reason._replace(effect=effect, effect_is_exact=is_exact)
-                    for reason, (effect, is_exact) in zip(*target, strict=True)
-                ]
-                for target in zip(*memory, strict=True)
-            ]
-            for memory in zip(reasons, completed, strict=True)
+    named, reasons = list[TargetRows](), list[list[Reason]]()
+    for memory in found:
+        rows_of = _foremost(memory, top, snapshot)
+        pairs = zip(memory.targets.tolist(), rows_of, strict=True)
+        named += [TargetRows(memory, at, *pair) for at, pair in enumerate(pairs)]
+        reasons += _reasons(memory, rows_of)
+    if effects == "none":
+        return reasons
+    exact = effects == "exact"
+    completed = effects_of(snapshot, user, named, options, exact=exact, partial=partial)
+    return [
+        [
+            reason._replace(effect=effect, effect_is_exact=is_exact)
+            for reason, (effect, is_exact) in zip(*target, strict=True)
         ]
-    return [target for memory in reasons for target in memory]
+        for target in zip(reasons, completed, strict=True)
+    ]
 
 
 def _foremost(found: Contributions, top: int, snapshot: Snapshot) -> list[NDArray[np.int64]]:
-    """Choose the rows to name for each target, by descending contribution."""
     each = found.each.numpy()
     nameable = ((found.weights.sum(0) > 0).numpy() | (each != 0)) & (found.user.source != REMAINDER)
     nameable &= ~snapshot.catalogue.withheld(found.user.rows.numpy())
@@ -579,7 +521,6 @@ def _foremost(found: Contributions, top: int, snapshot: Snapshot) -> list[NDArra
 
 
 def _reasons(found: Contributions, named: Sequence[NDArray[np.int64]]) -> list[list[Reason]]:
-    """Make the reasons of the rows that are named for each target."""
     source, weights, each = found.user.source, found.weights.mean(0).numpy(), found.each.numpy()
     rows = np.concatenate([np.zeros(0, np.int64), *named])
     targets = np.repeat(np.arange(len(named)), [len(own) for own in named])

@@ -12,7 +12,7 @@ item is shown with a propensity of zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from models.catalogue.columns import ItemFields
 from models.compute.checkpoint import checkpoint
-from models.ranking.steering import FEW_EVENTS, ItemSteering, Pin, Quota, QuotaCounts
+from models.ranking.steering import FEW_EVENTS, ItemSteering, Pin, QuotaCounts
 
 DRAWS = 500
 EXPLORED = 200  # items at most that a draw is between
@@ -37,18 +37,10 @@ def explore(
     limit: int,
     generator: np.random.Generator,
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Draw items and take them from the open ones.
+    """Draw among the open items of `order`, the best first; they count.
 
-    Args:
-        scores: [P] of a pool.
-        events: [P] number of events on each item.
-        order: places of the items to draw from, best first.
-        counts: of the pool.
-        limit: the most items.
-        generator: of the draws.
-
-    Returns:
-        Places [≤ limit] in the order of the draw, and their propensities.
+    Scores and events are [P] of a pool. Returns places [≤ limit] in the order of the draw, and
+    their propensities.
     """
     order = order[counts.open[order]][: max(EXPLORED, 4 * limit)]
     if limit <= 0 or not len(order):
@@ -56,35 +48,17 @@ def explore(
     deviation = scores.std() / np.sqrt(1 + events[order])
     noise = generator.standard_normal((DRAWS, len(order)), np.float32)
     appeal = scores[order] + deviation * noise
-    shown = np.zeros(len(order))
-    first: list[int] = []
-    most = min(limit, len(order))
+    shown = np.zeros(len(scores))
     if counts.constrains:
-        for draw in range(DRAWS):
-            chosen = _draw(appeal[draw], order, counts.copy(), limit)
-            shown[chosen] += 1
-            first = first or chosen
+        for draw in appeal:
+            by_appeal = order[np.argsort(-draw, kind="stable")]
+            shown[take_first(by_appeal, counts.copy(), limit)] += 1
     else:
+        most = min(limit, len(order))
         top = np.argpartition(-appeal, most - 1, axis=1)[:, :most]
-        shown += np.bincount(top.ravel(), minlength=len(order))
-        first = np.argsort(-appeal[0], kind="stable")[:most].tolist()
-    for at in first:
-        counts.take(int(order[at]))
-    return order[first], (shown[first] / DRAWS).astype(np.float32)
-
-
-def _draw(
-    appeal: NDArray[np.float32], order: NDArray[np.int64], counts: QuotaCounts, limit: int
-) -> list[int]:
-    """Return the items of the largest appeal that quotas let in, as places of `order`."""
-    chosen = list[int]()
-    for at in np.argsort(-appeal, kind="stable").tolist():
-        if counts.open[order[at]]:
-            counts.take(int(order[at]))
-            chosen.append(at)
-            if len(chosen) == limit:
-                break
-    return chosen
+        shown += np.bincount(order[top].ravel(), minlength=len(shown))
+    first = take_first(order[np.argsort(-appeal[0], kind="stable")], counts, limit)
+    return first, (shown[first] / DRAWS).astype(np.float32)
 
 
 Moved = Literal["pinned", "explored", "buried"]
@@ -116,15 +90,7 @@ class Lineup:
 def line_up(
     pool: Pool, counts: QuotaCounts, steering: ItemSteering, *, limit: int, diversity: float
 ) -> Lineup:
-    """Choose and order the items of an answer.
-
-    Args:
-        pool: the scored items, which are not empty.
-        counts: of the pool; they are full to this answer afterwards.
-        steering: of the same catalogue.
-        limit: the most items, pinned ones among them.
-        diversity: as in `recommend`.
-    """
+    """Choose and order at most `limit` items of a pool, pinned ones among them; they count."""
     if not (steering.reorders or steering.pins or diversity):
         (order,) = _tiers(pool, steering)
         best = order[:limit]
@@ -164,7 +130,7 @@ def line_up(
 
 
 def _tiers(pool: Pool, steering: ItemSteering) -> list[Places]:
-    """Return the places without pins by falling worth: first what is not buried, then the rest."""
+    """Return the places without pins by falling worth: items that are not buried, then the rest."""
     ranked = len(pool.rows) - len(steering.pins)
     order = torch.argsort(pool.worth[:ranked], descending=True, stable=True).numpy()
     if steering.buried is None:
@@ -176,7 +142,6 @@ def _tiers(pool: Pool, steering: ItemSteering) -> list[Places]:
 def _ranked(
     pool: Pool, tiers: list[Places], counts: QuotaCounts, limit: int, diversity: float
 ) -> Places:
-    """Take the best open places in order, from one tier after the other."""
     taken = np.zeros(0, np.int64)
     for tier in tiers:
         left = limit - len(taken)
@@ -193,7 +158,7 @@ def _ranked(
 
 
 def take_first(order: Places, counts: QuotaCounts, limit: int) -> Places:
-    """Take the first open places [<= limit] of an order; they count."""
+    """Take the first open places [≤ limit] of an order; they count."""
     if not counts.constrains:
         taken = order[:limit]
         counts.open[taken] = False
@@ -269,19 +234,11 @@ class SteeredRows(NamedTuple):
 
 
 def line_up_ranked(
-    fields: ItemFields,
-    ranked: NDArray[np.int64],
-    steering: ItemSteering,
-    *,
-    limit: int,
+    fields: ItemFields, ranked: NDArray[np.int64], steering: ItemSteering, *, limit: int
 ) -> SteeredRows:
     """Put pins at their positions, buried items last, and keep quotas; nothing is explored.
 
-    Args:
-        fields: of the catalogue.
-        ranked: distinct item rows [R], best first, boosts included, without pins.
-        steering: of the same catalogue.
-        limit: the most items, pinned ones among them.
+    `ranked` are distinct item rows [R] without pins, best first, boosts included.
     """
     every = np.concatenate([ranked, steering.pinned])
     worth = -torch.arange(len(every)).float()
@@ -300,30 +257,8 @@ def line_up_scored(
     *,
     limit: int,
 ) -> SteeredRows:
-    """Rank items by the sum of score and boost, ties in the order given, and line them up.
-
-    Args:
-        fields: of the catalogue.
-        rows: distinct item rows [R]; pins among them are ranked nowhere else.
-        scores: of these, without boosts, [R].
-        steering: of the same catalogue.
-        limit: the most items, pinned ones among them.
-    """
-    own = scores if steering.boost is None else scores + steering.boost[rows]
-    order = rows[np.argsort(-own, kind="stable")]
+    """Rank distinct item rows [R] by score [R] and boost, ties as given, and line them up."""
+    worth = scores if steering.boost is None else scores + steering.boost[rows]
+    order = rows[np.argsort(-worth, kind="stable")]
     ranked = order[~np.isin(order, steering.pinned)]
     return line_up_ranked(fields, ranked, steering, limit=limit)
-
-
-class QuotaChoice:
-    """Choice of the first places of an order within quotas, for several answers from one pool."""
-
-    def __init__(
-        self, fields: ItemFields, quotas: Sequence[Quota], rows: NDArray[np.int64], limit: int
-    ) -> None:
-        self._counts = QuotaCounts.over(fields, quotas, rows)
-        self._limit = limit
-
-    def __call__(self, order: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the first places [<= limit] of an order that all quotas have room for."""
-        return take_first(order, self._counts.copy(), self._limit)

@@ -24,7 +24,7 @@ import string
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
 from models.attention.partial_softmax import SAMPLE
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.field_keys import FieldKeys
+from models.catalogue.item_values import is_number
 from models.catalogue.snapshot import Snapshot
 from models.data.vocabulary import RowIndices, sorted_union
 from models.index.ann_index import normalize_rows
@@ -43,19 +44,14 @@ from models.text.bm25 import Hits
 from models.text.terms import NO_KEYWORDS, KeywordHits
 
 
-def _is_number(value: object) -> bool:
-    kind = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return kind and math.isfinite(cast(float, value))
-
-
 @dataclass(frozen=True, slots=True)
 class SearchParameters:
     """Weights of a match, and the temperature of the softmax over matches.
 
     Temperature and lexical were chosen on judgments of Cranfield and of SciFact's training queries,
-    by which everything near them is as good: from .05 to .12, with .7 to 1.2. Short queries that
-    name categories alone are served better by the lower temperatures. `meaning` is fitted to a
-    catalogue without judgments; at 0, items rank by BM25 alone.
+    by which everything near them is as good: from .05 to .12, with .7 to 1.2. Lower temperatures
+    serve short queries that only name categories better. `meaning` is fitted to a catalogue without
+    judgments; at 0, items rank only by BM25.
 
     Raises ValueError, naming the field, for a value out of range.
     """
@@ -70,17 +66,16 @@ class SearchParameters:
 
     def __post_init__(self) -> None:
         for name, value in {"temperature": self.temperature, **self.temperatures}.items():
-            if not _is_number(value) or not value > 0:
+            if not (is_number(value) and 0 < value < math.inf):
                 raise ValueError(f"{name} must be a temperature greater than 0, not {value!r}")
         for name, value in {"lexical": self.lexical, "meaning": self.meaning}.items():
-            if not _is_number(value) or value < 0:
+            if not (is_number(value) and 0 <= value < math.inf):
                 raise ValueError(f"{name} must be a number of at least 0, not {value!r}")
         for name, value in self.fields.items():
-            if not _is_number(value):
+            if not (is_number(value) and math.isfinite(value)):
                 raise ValueError(f"fields: {name} must be a number, not {value!r}")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return asdict(self)
 
 
@@ -117,12 +112,7 @@ EncodeQuery = Callable[[str], NDArray[np.float32]]
 
 
 def meaning_floor(keys: FieldKeys, encode: EncodeQuery) -> float:
-    """Return the floor of the best cosine of a query, among the keys of a catalogue.
-
-    Args:
-        keys: of the catalogue; a sample of many is compared.
-        encode: encodes a query to its vector [D].
-    """
+    """Return the floor of the best cosine of a query; a sample of many keys is compared."""
     vectors = keys.sample()[1]
     if not len(vectors):
         return MAX_FLOOR
@@ -137,7 +127,7 @@ def nonsense_vectors(encode: EncodeQuery) -> NDArray[np.float32]:
 
 
 def nonsense(count: int, seed: int = 0) -> list[str]:
-    """Return strings of one or two words, half of them such as can be pronounced."""
+    """Return strings of one or two words, half of which can be pronounced."""
     rng = random.Random(seed)
 
     def word() -> str:
@@ -181,7 +171,6 @@ class FieldMatches:
 
     @property
     def attended(self) -> int:
-        """The number of keys that are attended."""
         return int(np.count_nonzero(self.allowed_keys[self.places]))
 
     @property
@@ -203,8 +192,8 @@ class FieldMatches:
         """Return the biases of some keys [K], in units of the cosine; -inf hides a key.
 
         `personal` [N] are logits that are added to the keys of each item. `attend` divides scores
-        and biases by the temperature, on which biases must not depend. Where words alone count,
-        the keys of an item share its weight equally, so that items rank by BM25.
+        and biases by the temperature, on which biases must not depend. If only words count, the
+        keys of an item share its weight equally, so that items rank by BM25.
         """
         fields = self.catalogue.keys
         if self.parameters.meaning:
@@ -260,12 +249,11 @@ def match_fields(
 
     Args:
         query: [D], of the catalogue's text encoder; a zero vector matches nothing, nor does any
-            where the parameters let words alone count.
+            vector if the parameters let only words count.
         allowed: bool [N], the items that may be returned.
         options: the softmax, its temperature in units of the parameters', and the retrieval.
-        hits: returns allowed items by BM25; called once the nearest keys are known, so that a
-            function that waits for them lets both be searched for at the same time.
-        parameters: the weights of a match.
+        hits: returns allowed items by BM25; called once the nearest keys are known, so that both
+            can be searched for at the same time.
         keywords: of allowed items, which match whatever their fields say.
     """
     catalogue, fields = snapshot.catalogue, snapshot.catalogue.keys
@@ -281,14 +269,14 @@ def match_fields(
     shared, bm25 = _bm25_shares(None if hits is None else hits(), parameters)
     everything = mode == "exact" and compared and count > _WIDE * len(allowed_keys)
     if everything:
-        # Keys without an owner are not allowed: the item they are counted for is of no matter.
+        # Keys without an owner are not allowed: it does not matter which item they count for.
         items, places = np.arange(len(catalogue)), np.arange(len(allowed_keys))
         item_of = np.maximum(fields.owners, 0).astype(np.int64)
     else:
         exact = mode == "exact" and compared
         items = np.flatnonzero(allowed) if exact else sorted_union(shared, near)
         places, item_of = fields.positions_of(items)
-        if np.any(np.diff(places) < 0):  # of items that changed
+        if np.any(np.diff(places) < 0):  # items that changed
             order = np.argsort(places)
             places, item_of = places[order], item_of[order]
     keys = torch.from_numpy(fields.vectors if everything else fields.vectors[places])
@@ -315,8 +303,7 @@ def match_fields(
 def unit_cosines(query: Tensor, keys: Tensor) -> Tensor:
     """Return the cosines [1, K] of one unit vector [1, D] and many [K, D].
 
-    `cosine` would scale all keys again for each query; and for one query NumPy, which takes one
-    product after the other, reads the keys in less than half the time of a matrix product.
+    For one query NumPy reads the keys in less than half the time of a matrix product.
     """
     return torch.from_numpy(np.vecdot(keys.numpy(), query[0].numpy()))[None]
 
@@ -328,10 +315,7 @@ def _nearest_keys(
     count: int,
     options: AttentionOptions,
 ) -> RowIndices:
-    """Return the `k` allowed keys nearest to a query [1, D], and those newer than the index.
-
-    Fewer where fewer are allowed, or where the probed part of the index holds fewer.
-    """
+    """Return the `k` allowed keys nearest to a query [1, D], and those newer than the index."""
     k = min(options.k or COARSE_KEYS, count)
     if k == 0:
         return np.zeros(0, np.int64)
@@ -342,25 +326,18 @@ def _nearest_keys(
         index = snapshot.kept_index("fields", probes, lambda: vectors[every])
         allow = None if count == len(every) else allowed_keys[every]
         near = index.search(query.numpy(), k, allow=allow, probes=probes)[0]
-        found: RowIndices = every[near[near >= 0]]
-        return found
+        rows: RowIndices = every[near[near >= 0]]
+        return rows
     indexed = snapshot.indexed_keys
     # If all are allowed, FAISS need not look at each.
     allow = None if count == len(allowed_keys) else allowed_keys[:indexed]
     near = snapshot.key_index.search(query.numpy(), k, allow=allow, probes=probes)[0]
     fresh = np.flatnonzero(allowed_keys[indexed:])
     if len(fresh) > k:
-        fresh = _top_keys(query, vectors[indexed:], allowed_keys[indexed:], k)
+        cosines = unit_cosines(query, torch.from_numpy(vectors[indexed:]))[0]
+        cosines.masked_fill_(~torch.from_numpy(allowed_keys[indexed:]), -torch.inf)
+        fresh = torch.topk(cosines, k).indices.numpy()
     return np.concatenate([near[near >= 0], fresh + indexed])
-
-
-def _top_keys(
-    query: Tensor, vectors: NDArray[np.float32], allowed: NDArray[np.bool_], k: int
-) -> RowIndices:
-    """Return the places of the k largest cosines among the allowed keys."""
-    cosines = unit_cosines(query, torch.from_numpy(vectors))[0]
-    cosines.masked_fill_(~torch.from_numpy(allowed), -torch.inf)
-    return torch.topk(cosines, k).indices.numpy()
 
 
 def _bm25_shares(
@@ -374,14 +351,13 @@ def _bm25_shares(
 
 
 def _cosine_factors(catalogue: Catalogue, parameters: SearchParameters) -> NDArray[np.float32]:
-    """Return the factor of the cosines of each field, which stands for its own temperature too."""
-    base, own = parameters.temperature, parameters.temperatures
-    factors = [base / own.get(name, base) for name in catalogue.keys.names]
+    """Return the factor of the cosines of each field, by `meaning` and by its own temperature."""
+    base, of_field = parameters.temperature, parameters.temperatures
+    factors = [base / of_field.get(name, base) for name in catalogue.keys.names]
     return np.array(factors, np.float32) * np.float32(parameters.meaning)
 
 
 def allowed_keywords(keywords: KeywordHits, allowed: NDArray[np.bool_]) -> KeywordHits:
-    """Return the keywords of allowed items [N]."""
     at = np.flatnonzero(allowed[keywords.rows])
     fields = tuple(keywords.fields[place] for place in at.tolist())
     return KeywordHits(keywords.rows[at], keywords.levels[at], fields, keywords.is_cut)
@@ -390,37 +366,25 @@ def allowed_keywords(keywords: KeywordHits, allowed: NDArray[np.bool_]) -> Keywo
 def keyword_scores(
     matches: FieldMatches, rows: RowIndices, scores: NDArray[np.float32]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Add the keys of keywords to the scores of items.
+    """Add the keys of keywords to the scores [R] of items with field keys, ascending [R].
 
-    Args:
-        matches: of the query.
-        rows: items [R] with field keys, ascending.
-        scores: of these, [R].
-
-    Returns:
-        The rows of all items with a score, ascending, and their scores.
+    Returns the rows of all items with a score, ascending, and their scores.
     """
     keywords = matches.keywords
     if not len(keywords.rows):
         return rows.astype(np.int64), scores.astype(np.float64)
     every = np.union1d(rows, keywords.rows).astype(np.int64)
-    found = np.full(len(every), -np.inf)
-    if not (matches.options.hard and len(keywords.rows)):
-        found[np.searchsorted(every, rows)] = scores
-    np.logaddexp.at(found, np.searchsorted(every, keywords.rows), _logits(matches))
-    return every[found > -np.inf], found[found > -np.inf]
+    merged = np.full(len(every), -np.inf)
+    if not matches.options.hard:
+        merged[np.searchsorted(every, rows)] = scores
+    np.logaddexp.at(merged, np.searchsorted(every, keywords.rows), _logits(matches))
+    return every[merged > -np.inf], merged[merged > -np.inf]
 
 
 def with_keywords(found: SearchResults, matches: FieldMatches, total: float) -> SearchResults:
-    """Merge the keys of keywords into the softmax over field keys.
+    """Merge the keys of keywords into the softmax over field keys; items by falling scores.
 
-    Args:
-        found: items by their field keys.
-        matches: of the query.
-        total: log of the sum of exponentials over all field keys.
-
-    Returns:
-        SearchResults: these items and all with keywords, by falling scores.
+    `total` is the log of the sum of exponentials over all field keys.
     """
     keywords = matches.keywords
     if not len(keywords.rows):
@@ -465,16 +429,13 @@ def with_keywords(found: SearchResults, matches: FieldMatches, total: float) -> 
 
 def _logits(matches: FieldMatches) -> NDArray[np.float64]:
     """Return the logits of the keywords [M]; hard attention leaves the largest."""
-    logits = _scores(matches) / (matches.parameters.temperature * matches.options.temperature)
+    levels, parameters = matches.keywords.levels.astype(np.float64), matches.parameters
+    words = parameters.lexical * (1 + levels)
+    typed = parameters.lexical + parameters.meaning + levels
+    scores = np.where(levels > 0, typed, words)  # in units of the cosine
+    logits = scores / (parameters.temperature * matches.options.temperature)
     if matches.prior is not None:
         logits += matches.prior[matches.keywords.rows]
     if matches.options.hard and len(logits):
         logits[logits < logits.max()] = -np.inf
     return logits
-
-
-def _scores(matches: FieldMatches) -> NDArray[np.float64]:
-    """Return the scores of the keywords [M], in units of the cosine."""
-    levels, parameters = matches.keywords.levels.astype(np.float64), matches.parameters
-    words = parameters.lexical * (1 + levels)
-    return np.where(levels > 0, parameters.lexical + parameters.meaning + levels, words)

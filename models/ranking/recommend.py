@@ -30,8 +30,7 @@ from models.ranking.scoring import Scores, score, similarity_scores, transition_
 from models.ranking.steering import FEW_EVENTS, NO_STEERING, UNIT_OF, ItemSteering, QuotaCounts
 from models.recommender.target_attention import CANDIDATES, FIRST_ORDER_ITEMS, nearest_items
 
-# So many items of one boost, or such a share of all, are compared without an index.
-_FEW, _RARE = 4_096, 1 / 20
+_FEW, _RARE = 4_096, 1 / 20  # items of one boost, or their share, that are compared exactly
 # An index finds one item in this many at least: of a million near copies, the best 20 are spread
 # that far.
 _COMPARED_SHARE = 200
@@ -53,9 +52,8 @@ def coarse_query(
 ) -> CoarseQuery:
     """Compute the coarse query, which is kept as long as the memory.
 
-    There is no Jacobian without an encoder: the user has no part of the queries then, and the
-    single head is as wide as the texts' vectors, so that its product would take longer than the
-    exact softmax.
+    Without an encoder it has no Jacobian: the user has no part of the queries then, and the single
+    head is as wide as the texts' vectors, whose product would take longer than the exact softmax.
     """
     kept = None if options.mode == "coarse" else _KEPT.get(user)
     if kept is not None:
@@ -88,17 +86,12 @@ def candidates(
     options: AttentionOptions = DEFAULT_OPTIONS,
     boost: NDArray[np.float32] | None = None,
 ) -> RowIndices:
-    """Return the `count` allowed items of the largest approximate scores, ascending.
+    """Return the `count` allowed items [N] of the largest approximate scores, ascending.
 
-    All items are compared by ⟨r_u, x_c⟩, transitions, similarity, prior and boost, and the best of
-    them then to first order in the target's part of the queries. Where there is an index, only the
-    items that it finds are compared to first order, newer ones, and those that the parts which an
-    index does not contain rank first.
-
-    Args:
-        allowed: bool [N].
-        count: number of items; all are returned where fewer are allowed.
-        boost: [N] added to the scores.
+    All items are compared by ⟨r_u, x_c⟩, transitions, similarity, prior and boost [N], and the best
+    of them then to first order in the target's part of the queries. With an index, only three kinds
+    of items are compared to first order: those that it finds, newer ones, and the first by the
+    parts that an index does not contain.
     """
     readout, jacobian = coarse_query(snapshot, user, options)
     tables = snapshot.tables
@@ -125,7 +118,7 @@ def candidates(
 
 
 def gathered_count(items: int, count: int) -> int:
-    """Return how many of the allowed items an index finds, of which `count` become candidates."""
+    """Return how many of the allowed items an index finds for `count` candidates."""
     return max(FIRST_ORDER_ITEMS, 2 * count, items // _COMPARED_SHARE)
 
 
@@ -141,14 +134,9 @@ def _gathered(
 ) -> RowIndices:
     """Return the allowed items of a catalogue with an index that are compared, ascending.
 
-    They are the `most` best by ⟨r_u, x_c⟩, prior and boosts of the items in the index, as many of
-    the newer ones, and the first by parts that the index does not contain: `count` items with the
-    largest transition counts, as many with the largest similarity, and for repeat consumption the
-    user's newest items.
-
-    Boosts are no part of an index either. Items of one boost are in the order of their scores, so
-    an index is searched as widely as the rarest of the boosts that many items have asks for; items
-    of the other boosts are compared exactly.
+    They are the `most` best by ⟨r_u, x_c⟩, prior and boosts in the index, as many newer ones, and
+    the first by parts that the index does not contain: `count` items with the largest transition
+    counts, as many with the largest similarity, and for repeat consumption the user's newest items.
     """
     first = snapshot.indexed_items
     newer = np.flatnonzero(allowed[first:]) + first
@@ -172,32 +160,33 @@ def _indexed(
     count: int,
     boost: NDArray[np.float32] | None,
 ) -> RowIndices:
-    """Return the `count` best of the indexed items that are allowed, unordered."""
+    """Return the `count` best of the indexed items that are allowed, unordered.
+
+    Items of one boost are in the order of their scores. The index is therefore searched as widely
+    as the rarest of the frequent boosts needs, and items of rarer boosts are compared exactly.
+    """
     query = readout[None].numpy()
     if boost is None:
         rows: RowIndices = index.search(query, count, allow=allowed, probes=RERANKED * count)[0]
         return rows[rows >= 0]
-    own = boost[: len(allowed)]
-    rare, least = _rare_boosts(own, allowed)
+    boost = boost[: len(allowed)]
+    rare, least = _rare_boosts(boost, allowed)
     common = allowed.copy()
     common[rare] = False
     # The candidates are shared by several boosts, each of which needs fewer.
     probes = RERANKED * count
-    found = index.search(query, count, allow=common, boost=own, least=least, probes=probes)[0]
+    found = index.search(query, count, allow=common, boost=boost, least=least, probes=probes)[0]
     rows = np.concatenate([found[found >= 0], rare])
     if len(rows) <= count:
         return rows
     near = snapshot.tables.vectors.numpy().take(rows, axis=0) @ query[0]
-    near += snapshot.tables.prior.numpy().take(rows) + own.take(rows)
+    near += snapshot.tables.prior.numpy().take(rows) + boost.take(rows)
     best: RowIndices = rows[np.argpartition(near, -count)[-count:]]
     return best
 
 
 def _rare_boosts(boost: NDArray[np.float32], allowed: NDArray[np.bool_]) -> tuple[RowIndices, int]:
-    """Return the allowed items whose boost few others share.
-
-    Returns also the fewest items [n] that share one of the other boosts.
-    """
+    """Return the allowed items of rare boosts, and the fewest items that share another boost."""
     few, left = max(_FEW, int(len(boost) * _RARE)), allowed.copy()
     least, count = len(boost), int(np.count_nonzero(left))
     rare = np.zeros(len(boost), np.bool_)
@@ -216,11 +205,7 @@ def _rare_boosts(boost: NDArray[np.float32], allowed: NDArray[np.bool_]) -> tupl
 
 
 def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
-    """Return items [n] to compare, the first by the parts that an index does not contain.
-
-    They are the items that most often followed the newest ones, the newest ones themselves if they
-    are repeated, and the items that are most similar to all of the user's.
-    """
+    """Return items [n] to compare, the first by the parts that an index does not contain."""
     model = snapshot.model
     if not len(user.recent):
         return np.zeros(0, dtype=np.int64)
@@ -237,8 +222,7 @@ def _counted(snapshot: Snapshot, user: UserMemory, count: int) -> RowIndices:
 
 
 # Without an encoder the user's part of the queries is zero, and candidates are no more than near.
-# Every item is then scored while targets × rows stay below this: measured by `make bench`, about
-# 30 ms on one core.
+# Every item is then scored while targets × rows stay below this: about 30 ms on one core.
 EXACT_WORK = 2_000_000
 # Items that reach the target attention otherwise, at least. For a history of very many items, the
 # coarse step knows only the newest rows, to first order; an index has errors of its own.
@@ -254,8 +238,6 @@ _EXACT_SHARE = 400
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranked:
-    """Recommended items, best first."""
-
     rows: RowIndices  # [L]
     scores: Scores  # of these rows, in this order
     personal: bool  # False: by popularity, without a memory to attend to
@@ -279,19 +261,18 @@ def recommend(
 ) -> Ranked:
     """Rank the items of the catalogue for a user.
 
-    Quotas are filled from the top of the ranking, as deep as it takes: an item is left out only
-    where better ones leave no room for it.
+    Quotas are filled from the top of the ranking, as deep as it takes: an item is left out only if
+    better ones leave no room for it.
 
     Args:
-        user: from `build_memory`; empty gives the popular items, or where items are boosted those
-            of the largest score.
-        limit: the most items.
+        user: from `build_memory`; empty gives the popular items, or if items are boosted those of
+            the largest score.
         allowed: bool [N], the items that may be returned, if they are `recommendable`.
         excluded: item rows that may not be returned, even if allowed.
-        diversity: 0 ranks by score alone, 1 by dissimilarity to the items above (MMR).
+        diversity: 0 ranks only by score, 1 by dissimilarity to the items above (MMR).
         options: the softmax and the retrieval of rows; `exact` scores every item.
-        steering: of the same catalogue; its pins are returned even where they are not allowed.
-            The unit of relative boosts is that of all allowed items, excluded ones too.
+        steering: its pins are returned even if they are not allowed. The unit of relative boosts is
+            that of all allowed items, excluded ones too.
     """
     allowed = allowed & snapshot.recommendable
     if steering.boost is not None and steering.is_relative:
@@ -364,7 +345,7 @@ class _Ranking:
     steering: ItemSteering
 
     def is_small(self, items: int) -> bool:
-        """True if this number of items are all scored: candidates would be no more than near."""
+        """Report whether all of this number of items are scored."""
         work = items * _cost(self.user)
         return self.snapshot.model.encoder is None and work <= EXACT_WORK
 
@@ -399,7 +380,6 @@ class _Ranking:
         return old.take(torch.arange(count)).concat(scores)
 
     def pool(self, rows: RowIndices, scores: Scores) -> Pool:
-        """Return the pool of candidates and pins."""
         boost = self.steering.boost
         every = np.concatenate([rows, self.steering.pinned])
         # Without a memory the rows are in order of popularity, from which a trained prior may
@@ -412,12 +392,7 @@ class _Ranking:
         )
 
 
-def candidate_count(
-    snapshot: Snapshot,
-    user: UserMemory,
-    limit: int,
-    items: int,
-) -> int:
+def candidate_count(snapshot: Snapshot, user: UserMemory, limit: int, items: int) -> int:
     """Return the number of candidates among `items`, bounded by the work of scoring."""
     fewest = CANDIDATES if is_known(user) else LONG_CANDIDATES
     if snapshot.index is not None:
@@ -429,6 +404,5 @@ def candidate_count(
 
 
 def _cost(user: UserMemory) -> float:
-    """Return the cost of attending for one target, in rows."""
     older = 0 if user.collapsed is None else min(len(user.collapsed), LEAST_ROWS)
     return len(user.keys) + older

@@ -65,7 +65,6 @@ class Scores(NamedTuple):
         return self._replace(total=self.total + rules, rules=rules)
 
     def take(self, order: Tensor) -> Scores:
-        """Return the scores of some of the targets."""
         parts: dict[str, Any] = {
             name: part[order] for name, part in self._asdict().items() if isinstance(part, Tensor)
         }
@@ -81,16 +80,16 @@ class Scores(NamedTuple):
             if isinstance(part, Tensor) and name != "relative_error"
         }
         both = self, more
-        if any(each.relative_error is not None for each in both):  # those of the others are exact
+        if any(scores.relative_error is not None for scores in both):  # the others are exact
             errors = (x.total * 0 if x.relative_error is None else x.relative_error for x in both)
             parts["relative_error"] = torch.cat([*errors])
         if self.partial is not None and more.partial is not None:
             pairs = zip(self.partial, more.partial, strict=True)
             parts["partial"] = PartialSoftmax(*(torch.cat(pair, 1) for pair in pairs))
-        own, others = len(self.total), len(more.total)
-        scanned = self.rows_scanned * own + more.rows_scanned * others
+        size, others = len(self.total), len(more.total)
+        scanned = self.rows_scanned * size + more.rows_scanned * others
         mode = self.mode if others == 0 or more.mode == "exact" else more.mode
-        return self._replace(rows_scanned=scanned / max(1, own + others), mode=mode, **parts)
+        return self._replace(rows_scanned=scanned / max(1, size + others), mode=mode, **parts)
 
 
 @torch.inference_mode()
@@ -100,10 +99,7 @@ def score(
     targets: NDArray[np.int32] | NDArray[np.int64],
     options: AttentionOptions = DEFAULT_OPTIONS,
 ) -> Scores:
-    """Score targets, rows [T] of the catalogue, by attending over the user's memory.
-
-    `user` is from `build_memory` with the same snapshot.
-    """
+    """Score targets, rows [T] of the catalogue, by attending over the user's memory."""
     chosen = torch.from_numpy(np.asarray(targets, dtype=np.int64))
     transitions = transition_scores(snapshot, user, chosen, again=not options.exclude_self)
     prior = snapshot.tables.prior.index_select(0, chosen)
@@ -124,13 +120,13 @@ def score(
         if user.collapsed is None and options.mode != "coarse":
             scanned = float(len(user))
         else:
-            found = Attended.concat(parts)
-            mass, scanned = found.mass.amin(0), float(found.scanned.mean())
-            whole = None if user.collapsed is None else found.partial
+            attended = Attended.concat(parts)
+            mass, scanned = attended.mass.amin(0), float(attended.scanned.mean())
+            whole = None if user.collapsed is None else attended.partial
             if options.mode == "coarse":
                 mode = "coarse"
-            elif bool(found.error.any()):
-                mode, error = "lists", found.error.amax(0)
+            elif bool(attended.error.any()):
+                mode, error = "lists", attended.error.amax(0)
     total = attention + transitions + prior
     similarity = similarity_scores(snapshot, user, chosen)
     if similarity is not None:
@@ -160,7 +156,6 @@ def similarity_scores(snapshot: Snapshot, user: UserMemory, targets: Tensor) -> 
 def transition_scores(
     snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again: bool
 ) -> Tensor:
-    """Return the transitions part [T] of targets. Arguments as in `target_counts`."""
     if user.transitions is not None:
         return user.transitions[snapshot.trained_rows.index_select(0, targets)]
     counts = target_counts(snapshot, user, targets, again=again)
@@ -170,11 +165,7 @@ def transition_scores(
 def target_counts(snapshot: Snapshot, user: UserMemory, targets: Tensor, *, again: bool) -> Tensor:
     """Count what followed the newest items, and repetitions, for each target: [S, T].
 
-    Zero without transitions.
-
-    Args:
-        targets: item rows, int64 [T].
-        again: whether earlier events on the target itself count.
+    With `again`, earlier events on the target itself count.
     """
     model = snapshot.model
     if not model.has_transitions or not len(user.recent):

@@ -62,20 +62,15 @@ class EventResults:
 def nearest(matches: FieldMatches, count: int) -> RowIndices:
     """Return the items [≤ count] that match best by text alone, at the parameters' temperature."""
     temperature = matches.parameters.temperature
-    bias = matches.offset + matches.bias(matches.places, None, temperature)
-    weights = _softmax(matches, bias, temperature, hard=False)
-    return matches.items[_largest(_gathered(matches, weights), count)]
+    _, _, gathered = _weigh(matches, None, temperature, hard=False)
+    return matches.items[_largest(gathered, count)]
 
 
 @torch.inference_mode()
 def strong_matches(matches: FieldMatches, min_score: float | None = None) -> RowIndices:
-    """Return the items that match by the floor of `search`, ascending.
-
-    Items whose keywords match are always among them.
-    """
+    """Return the items that match by the floor of `search`, ascending, and all with keywords."""
     temperature = matches.parameters.temperature * matches.options.temperature
-    bias = matches.offset + matches.bias(matches.places, None, temperature)
-    gathered = _gathered(matches, _softmax(matches, bias, temperature, hard=matches.options.hard))
+    bias, _, gathered = _weigh(matches, None, temperature, hard=matches.options.hard)
     total = np.float32(torch.logsumexp((matches.cosines + bias)[0] / temperature, 0))
     heavy = np.flatnonzero(_relevant(matches, gathered, total, min_score) & (gathered > 0))
     return np.union1d(matches.items.take(heavy), matches.keywords.rows)
@@ -97,19 +92,16 @@ def search(
         matches: from `match_fields`.
         limit: the most items.
         personal: [N], logits that the requester's memory adds to each item's keys.
-        steering: of the same catalogue, which moves the items that were compared; its pins are
-            returned even where they were not.
+        steering: moves the items that were compared; its pins are always returned.
         fill: return also items that do not match: they share no word with the query, and weigh less
-            than `MATCH_SHARE` of what the best item weighs.
+            than `MATCH_SHARE` of the best item's weight.
         min_score: without `fill`, the least score without the memory, in place of that.
     """
     temperature = matches.parameters.temperature * matches.options.temperature
-    bias = matches.offset + matches.bias(matches.places, personal, temperature)
-    weights = _softmax(matches, bias, temperature, hard=matches.options.hard)
+    bias, weights, gathered = _weigh(matches, personal, temperature, hard=matches.options.hard)
     scores = matches.cosines + bias
     # Over the sum of exponentials, a weight is comparable between queries.
     total = np.float32(torch.logsumexp(scores[0] / temperature, 0))
-    gathered = _gathered(matches, weights)
     if not fill:
         plain = gathered if personal is None else gathered * np.exp(-personal[matches.items])
         gathered = np.where(_relevant(matches, plain, total, min_score), gathered, 0)
@@ -144,12 +136,8 @@ def search_events(
 ) -> EventResults:
     """Rank events by how well their items match, and by their age.
 
-    Args:
-        matches: from `match_fields`, where the items of the events are allowed.
-        rows: the item row of each event [n], oldest event first.
-        ages: of the events at the time of the request [n], microseconds.
-        limit: the most events; hard attention leaves one.
-        fill: as of `search`, and so is `min_score`.
+    The items of the events are allowed in `matches`. `rows` are the item rows of the events [n],
+    oldest first, `ages` their ages in microseconds. Hard attention leaves one event.
     """
     fresh = recency(ages) / matches.options.temperature
     size = len(matches.catalogue)
@@ -190,22 +178,15 @@ def _results(
     total: np.float32,
     mass: float,
 ) -> SearchResults:
-    """Make the results of places [L] of items, by their field keys alone.
+    """Make the results of places [L] in `matches.items` only by their field keys.
 
-    Args:
-        matches: of the query.
-        order: places in `matches.items`, whose weights are above 0.
-        weights: of all keys, [K].
-        gathered: the weight of each item, [I].
-        personal: as in `search`.
-        total: log of the sum of exponentials over all field keys.
-        mass: share of the softmax that the keys hold.
+    `weights` are of all keys [K], `gathered` of all items [I], above 0 at these places.
     """
     catalogue, rows = matches.catalogue, matches.items[order]
     matched = [defaultdict[str, float](float) for _ in order]
-    own, number = catalogue.keys.positions_of(rows)  # all keys of an item
-    shares = weights[np.searchsorted(matches.places, own)] / gathered[order][number]
-    names, codes = catalogue.keys.names, catalogue.keys.codes[own]
+    keys, number = catalogue.keys.positions_of(rows)  # all keys of an item
+    shares = weights[np.searchsorted(matches.places, keys)] / gathered[order][number]
+    names, codes = catalogue.keys.names, catalogue.keys.codes[keys]
     for item, code, part in zip(number.tolist(), codes.tolist(), shares.tolist(), strict=True):
         if part > 0:
             matched[item][names[code]] += part
@@ -239,7 +220,7 @@ def take(found: SearchResults, places: Iterable[int]) -> SearchResults:
 
 
 def _lined_up(found: SearchResults, lineup: SteeredRows) -> SearchResults:
-    """Return results in the order of a line-up; rows that are not among them were not compared."""
+    """Return results in the order of a line-up; other rows were not compared."""
     place_of = {row: place for place, row in enumerate(found.rows.tolist())}
     at = np.array([place_of.get(row, -1) for row in lineup.rows.tolist()], np.int64)
     was_compared = at >= 0
@@ -274,11 +255,12 @@ def personal_bias(
     return bias
 
 
-def _softmax(
-    matches: FieldMatches, bias: Tensor, temperature: float, *, hard: bool
-) -> NDArray[np.float32]:
-    """Return the softmax [K] over the attended keys."""
-    found = attend(
+def _weigh(
+    matches: FieldMatches, personal: NDArray[np.float32] | None, temperature: float, *, hard: bool
+) -> tuple[Tensor, NDArray[np.float32], NDArray[np.float32]]:
+    """Return the biases of the keys [1, K], the softmax over them [K], each item's weight [I]."""
+    bias = matches.offset + matches.bias(matches.places, personal, temperature)
+    attended = attend(
         matches.query,
         matches.keys,
         # The items themselves are the values: only the weights are needed.
@@ -288,7 +270,10 @@ def _softmax(
         temperature=temperature,
         hard=hard,
     )
-    return found.weights[0].numpy()
+    weights = attended.weights[0].numpy()
+    gathered = np.zeros(len(matches.items), dtype=np.float32)
+    np.add.at(gathered, matches.item_of, weights)
+    return bias, weights, gathered
 
 
 def _relevant(
@@ -297,17 +282,14 @@ def _relevant(
     total: np.float32,
     min_score: float | None,
 ) -> NDArray[np.bool_]:
-    """Return which items [I] match, of the weight of each without a memory [I].
-
-    `total` is the log of the sum of exponentials over all field keys.
-    """
+    """Return which items [I] match, by the weight of each without a memory [I]."""
     if min_score is not None:
         least = np.exp(min(min_score - float(total), 1.0))  # no weight is over 1
         return np.asarray(gathered >= least)
     share = MATCH_SHARE ** (1 / matches.options.temperature)  # the same matches at any temperature
-    found: NDArray[np.bool_] = np.greater_equal(gathered, share * gathered.max(initial=0))
-    found[matches.item_of[matches.bm25[0].numpy() > 0]] = True
-    return found
+    relevant: NDArray[np.bool_] = np.greater_equal(gathered, share * gathered.max(initial=0))
+    relevant[matches.item_of[matches.bm25[0].numpy() > 0]] = True
+    return relevant
 
 
 def _largest(gathered: NDArray[np.float32], count: int) -> NDArray[np.int64]:
@@ -319,13 +301,6 @@ def _largest(gathered: NDArray[np.float32], count: int) -> NDArray[np.int64]:
         best = np.arange(len(rank))
     order = best[np.argsort(rank[best], kind="stable")][:count]
     return order[gathered[order] > 0]
-
-
-def _gathered(matches: FieldMatches, weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the weight of each item [I]."""
-    gathered = np.zeros(len(matches.items), dtype=np.float32)
-    np.add.at(gathered, matches.item_of, weights)
-    return gathered
 
 
 def _mass(

@@ -20,7 +20,7 @@ and those that most often follow it in the log, each pair a logit z of e = 1,
 Titles drawn at random tell nothing, and do not outweigh what is learned from events.
 
 With `coarse`, FAISS names the k keys of each space with the largest cosines, and the softmax is
-over these. Means and deviations are of all keys all the same.
+over these. Means and deviations are still those of all keys.
 """
 
 from __future__ import annotations
@@ -55,16 +55,12 @@ _ALIKE = 1e-6  # standard deviation of cosines below which a space tells no item
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpaceMatch:
-    """Similarity of an item to the query item in one space."""
-
     cosine: float
     share: float  # of the weight that the item gathers over its keys
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimilarItems:
-    """Ranked similar items, best first."""
-
     rows: NDArray[np.int64]  # [L]
     scores: NDArray[np.float32]  # [L] without boosts
     weights: NDArray[np.float32]  # [L] share of the softmax over the attended keys
@@ -88,7 +84,7 @@ class ComparedItems:
 
     def among(self, rows: Sequence[NDArray[np.int64]]) -> ComparedItems:
         """Return the items whose keys are among some rows of each space [S], which are attended."""
-        missing = np.stack([~np.isin(self.rows, own) for own in rows])
+        missing = np.stack([~np.isin(self.rows, of_space) for of_space in rows])
         logits = self._logits.masked_fill(torch.from_numpy(missing), -torch.inf)
         held = (logits > -torch.inf).any(0)
         mass = torch.logsumexp(logits.flatten(), 0) - torch.logsumexp(self._logits.flatten(), 0)
@@ -102,7 +98,6 @@ class ComparedItems:
         )
 
     def cosines_in(self, space: Space) -> NDArray[np.float32]:
-        """Return the cosines in one of the spaces, [M]."""
         cosines: NDArray[np.float32] = self._cosines[self.spaces.index(space)].numpy()
         return cosines
 
@@ -142,8 +137,8 @@ def spaces_of(snapshot: Snapshot, row: int) -> tuple[Space, ...]:
     """Return the spaces in which an item has a key.
 
     The key in `content` is the embedding of its texts, or the one that was stored with it. The key
-    in `trained` is the item's vector in the model, made of text and events; an item that was not in
-    training has none, since its vector would be made of its text alone.
+    in `trained` is the item's vector in the model, made of text and events. An item that was not in
+    training has none, since its vector would be made only of its text.
     """
     return tuple(space for space in SPACES if _there(snapshot, space)[row])
 
@@ -186,7 +181,7 @@ def compare_items(
     allowed: NDArray[np.bool_],
     spaces: Sequence[Space] = SPACES,
 ) -> ComparedItems:
-    """Compare the item at `row` with the others among the allowed [N]; arguments of `similar`."""
+    """Compare the item at `row` with the others among the allowed [N]."""
     used = tuple(space for space in spaces_of(snapshot, row) if space in spaces)
     mixed = len(used) > 1
     others = snapshot.catalogue.servable.copy()
@@ -216,7 +211,7 @@ def _nearest(
     allowed: NDArray[np.bool_],
     options: AttentionOptions,
 ) -> NDArray[np.int64]:
-    """Return the rows [<= k] of the allowed items whose keys FAISS finds nearest in a space."""
+    """Return the rows [≤ k] of the allowed items whose keys FAISS finds nearest in a space."""
     k = options.rows_kept
     every = np.flatnonzero(_offered(snapshot, (space,)))
     index = snapshot.kept_index(space, options.probes, partial(_unit, snapshot, space, every))
@@ -233,10 +228,9 @@ def _nearest(
 def comparable(
     snapshot: Snapshot, row: int, allowed: NDArray[np.bool_], spaces: Sequence[Space]
 ) -> NDArray[np.bool_]:
-    """Mark the allowed items [N] that have a key in one of the spaces, but for the one at `row`.
+    """Mark the allowed items [N] that have a key in one of the spaces, except the one at `row`.
 
-    Items without a title and any text but tags and categories are left out, unless the catalogue
-    names none.
+    Items without a title and any text but tags and categories are left out, unless no item has one.
     """
     found = allowed & _offered(snapshot, spaces)
     found[row] = False
@@ -245,16 +239,15 @@ def comparable(
 
 def _offered(snapshot: Snapshot, spaces: Sequence[Space]) -> NDArray[np.bool_]:
     """Mark the items [N] that are comparable to any item."""
-    found = np.zeros(len(snapshot.catalogue), np.bool_)
+    has_key = np.zeros(len(snapshot.catalogue), np.bool_)
     for space in spaces:
-        found |= _there(snapshot, space)
+        has_key |= _there(snapshot, space)
     servable = snapshot.catalogue.servable
     named = snapshot.catalogue.is_named & servable
-    return found & (named if named.any() else servable)
+    return has_key & (named if named.any() else servable)
 
 
 def _there(snapshot: Snapshot, space: Space) -> NDArray[np.bool_]:
-    """Return the items that have a key in a space, [N]."""
     if space == "content":
         return snapshot.catalogue.has_content
     return (snapshot.trained_rows >= 0).numpy()
@@ -310,7 +303,7 @@ def _content_evidence(snapshot: Snapshot) -> float:
 
 
 def _cosines(snapshot: Snapshot, space: Space, row: int) -> Tensor:
-    """Return the cosines [N] of all items with one, in a space."""
+    """Return the cosines of all items [N] with one, in a space."""
     if space == "content":
         keys = torch.from_numpy(snapshot.catalogue.content)
         return keys @ keys[row]
@@ -321,7 +314,6 @@ def _cosines(snapshot: Snapshot, space: Space, row: int) -> Tensor:
 
 
 def _unit(snapshot: Snapshot, space: Space, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return keys of unit length of items [n], in a space."""
     if space == "content":
         content = snapshot.catalogue.content
         every = len(rows) == len(content) and np.array_equal(rows, np.arange(len(rows)))

@@ -17,7 +17,7 @@ UNIT_OF = 100  # scores, the largest, whatever the length of the answer
 
 
 def boost_unit(scores: NDArray[np.floating[Any]]) -> float:
-    """Return the standard deviation of the `UNIT_OF` largest scores [n]; 1 where none differ."""
+    """Return the standard deviation of the `UNIT_OF` largest scores [n]; 1 if all are equal."""
     largest = -np.sort(-scores.astype(np.float64))[:UNIT_OF]
     deviation = float(largest.std()) if len(largest) else 0.0
     return deviation if deviation > 0 else 1.0
@@ -58,7 +58,6 @@ class ItemSteering:
 
     @property
     def pinned(self) -> NDArray[np.int64]:
-        """The rows of the pins, in their order."""
         return np.array([pin.row for pin in self.pins], dtype=np.int64)
 
     def boosts_of(self, rows: NDArray[np.integer]) -> NDArray[np.float32] | None:
@@ -66,10 +65,9 @@ class ItemSteering:
         return None if self.boost is None else self.boost[rows]
 
     def scaled(self, scores: NDArray[np.floating[Any]]) -> ItemSteering:
-        """Return this steering with boosts that are added, of a ranking by these scores [n].
+        """Return this steering with boosts that are added, for a ranking by these scores [n].
 
-        If the unit is so large that a boost would be no finite float32, as of scores that are sums
-        of weights of 1e38, the unit is the largest one whose boosts are.
+        The unit stays so small that every boost is a finite float32: sums of weights may be 1e38.
         """
         if self.boost is None or not self.is_relative:
             return self
@@ -87,8 +85,7 @@ class ItemSteering:
 NO_STEERING = ItemSteering()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Column:
+class _Column(NamedTuple):
     """Distinct values of one column among the items of a pool; their groups are consecutive."""
 
     column: ValueColumn[Any]
@@ -180,17 +177,17 @@ class QuotaCounts:
                 self.open[self._members[begin:end]] = False
 
     def copy(self) -> QuotaCounts:
-        """Return counts that go on from here by themselves."""
+        """Return counts that change apart from these."""
         return replace(self, open=self.open.copy(), _left=self._left.copy())
 
     def closed_rows(self, size: int) -> NDArray[np.bool_]:
         """Mark all items of the catalogue that have a value of a full group, bool [size]."""
         closed = np.zeros(size, np.bool_)
-        for one in self._columns:
-            left = np.array(self._left[one.first : one.first + len(one.values)], np.int64)
-            full = one.values[left <= 0]
+        for column, values, first in self._columns:
+            left = np.array(self._left[first : first + len(values)], np.int64)
+            full = values[left <= 0]
             if len(full):
-                closed |= one.column.mask(partial(np.isin, test_elements=full), size)
+                closed |= column.mask(partial(np.isin, test_elements=full), size)
         return closed
 
 

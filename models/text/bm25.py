@@ -32,8 +32,6 @@ _should, _must = tantivy.Occur.Should, tantivy.Occur.Must
 
 
 class Document(NamedTuple):
-    """The texts of one item."""
-
     row: int
     title: str
     texts: Sequence[str]  # of its other fields
@@ -48,7 +46,7 @@ class Hits(NamedTuple):
 
 
 class BM25Writer:
-    """The one writer of an index; every update returns a `BM25Index` of the state after it."""
+    """The only writer of an index; every update returns a `BM25Index` of the state after it."""
 
     def __init__(self) -> None:
         # Documents by commit, as tantivy parses them, while they are recorded.
@@ -86,14 +84,11 @@ class BM25Writer:
         return self._latest()
 
     def record(self) -> None:
-        """Keep all that is added from now on for `recording`; the writer must be empty."""
+        """Keep everything that is added from now on for `recording`; the writer must be empty."""
         self._recorded = []
 
     def recording(self) -> dict[str, Any]:
-        """Return what was added since `record`, for `replay`, as JSON can hold it; end recording.
-
-        Raises RuntimeError where nothing is recorded.
-        """
+        """End recording, and return what was added since `record`, for `replay`, as JSON."""
         if self._recorded is None:
             raise RuntimeError("not recording")
         commits, self._recorded = self._recorded, None
@@ -110,7 +105,7 @@ class BM25Writer:
         return self._latest()
 
     def _opened(self) -> tantivy.IndexWriter:
-        if self._writer is None:  # its thread and its heap are held while there is work alone
+        if self._writer is None:  # its thread and its heap are held only while there is work
             self._writer = self._index.writer(_HEAP, 1)
         return self._writer
 
@@ -146,11 +141,7 @@ def _encode(document: Document) -> str | None:
 
 
 class BM25Index:
-    """One state of an index, which later updates do not change.
-
-    Attributes:
-        parser: parses queries by the terms of this state.
-    """
+    """One state of an index, which later updates do not change; `parser` reads queries for it."""
 
     def __init__(
         self, searcher: tantivy.Searcher, schema: tantivy.Schema, terms: IndexTerms
@@ -163,27 +154,24 @@ class BM25Index:
         return int(self._searcher.num_docs)
 
     def search(self, parsed: ParsedQuery, count: int, allowed: NDArray[np.bool_]) -> Hits:
-        """Rank the items that have words of a query by BM25.
+        """Rank the allowed items [N] that have words of a query by BM25.
 
-        Args:
-            parsed: from `parser`.
-            count: the most hits; fewer also where hardly any item with the words is allowed.
-            allowed: bool [N], the items that may be returned.
+        There may be fewer than `count` hits if hardly any item with the words is allowed.
         """
         query = self._query(parsed)
         if query is None or not np.any(allowed) or not len(self):
             return Hits(np.zeros(0, np.int64), np.zeros(0, np.float32))
-        found = self._best(query, count, allowed)
+        hits = self._best(query, count, allowed)
         whole = self._query(parsed._replace(terms=parsed.terms + parsed.asides))
-        if not parsed.asides or whole is None or not len(found.rows):
-            return found
+        if not parsed.asides or whole is None or not len(hits.rows):
+            return hits
         # Two unions of bare terms take less than one query of what must and what may be there.
         ranked = self._best(whole, count, allowed)
-        stays = np.isin(ranked.rows, found.rows)
-        rest = ~np.isin(found.rows, ranked.rows)  # their scores lack the asides
-        scores = np.concatenate([ranked.scores[stays], found.scores[rest]])
+        stays = np.isin(ranked.rows, hits.rows)
+        rest = ~np.isin(hits.rows, ranked.rows)  # their scores lack the asides
+        scores = np.concatenate([ranked.scores[stays], hits.scores[rest]])
         order = np.argsort(-scores, kind="stable")
-        return Hits(np.concatenate([ranked.rows[stays], found.rows[rest]])[order], scores[order])
+        return Hits(np.concatenate([ranked.rows[stays], hits.rows[rest]])[order], scores[order])
 
     def rows_with_words(self, parsed: ParsedQuery, most: int) -> NDArray[np.int64]:
         """Return the rows [≤ most] that have a word of a query and all its phrases, best first."""
@@ -202,7 +190,6 @@ class BM25Index:
         return self._run(query, max(1, len(self)))[0]
 
     def keyword_hits(self, parsed: ParsedQuery) -> KeywordHits:
-        """Return the items that have a keyword of a query."""
         return self._keywords.find(parsed.keywords)
 
     def match_spans(self, parsed: ParsedQuery) -> Callable[[str], list[tuple[int, int]]]:
@@ -217,15 +204,15 @@ class BM25Index:
 
         def spans_of(text: str) -> list[tuple[int, int]]:
             tokens = self._terms.stem_tokens(text)
-            found = [token.text for token in tokens]
-            marked = {at for at, stem in enumerate(found) if stem in stems}
-            for at in range(len(found)):
-                for wanted in side_by_side:
-                    if wanted and found[at : at + len(wanted)] == wanted:
-                        marked.update(range(at, at + len(wanted)))
-            marked |= {
-                at for at, stem in enumerate(found) if stem.startswith(parsed.prefixes or ("\0",))
+            written = [token.text for token in tokens]
+            begun = parsed.prefixes or ("\0",)
+            marked = {
+                at for at, stem in enumerate(written) if stem in stems or stem.startswith(begun)
             }
+            for at in range(len(written)):
+                for wanted in side_by_side:
+                    if wanted and written[at : at + len(wanted)] == wanted:
+                        marked.update(range(at, at + len(wanted)))
             spans: list[tuple[int, int]] = []
             for at in sorted(marked):
                 start, end = tokens[at].start, tokens[at].end
@@ -237,15 +224,13 @@ class BM25Index:
         return spans_of
 
     def as_written(self, text: str, title_of: Callable[[int], str], typed: str = "") -> str:
-        """Return a text whose words are spelt as the title of a row, but for those of `typed`.
+        """Return a text with its words spelt as in titles, except the words of `typed`.
 
-        Words that stand for others are folded, so that they lack accents which their titles have.
+        Corrections are folded, and lack the accents of the titles.
         """
         kept = {token.text for token in self._terms.words(typed)}
         tokens = self._terms.words(text)
-        words = [
-            own.text if own.text in kept else self._written(own.text, title_of) for own in tokens
-        ]
+        words = [word if word in kept else self._written(word, title_of) for word, _, _ in tokens]
         return respelt(text, tokens, words)
 
     def _written(self, word: str, title_of: Callable[[int], str]) -> str:
@@ -257,7 +242,6 @@ class BM25Index:
         return word
 
     def _best(self, query: tantivy.Query, count: int, allowed: NDArray[np.bool_]) -> Hits:
-        """Return the best hits [≤ count] among the allowed items [N]."""
         allowed_count = int(np.count_nonzero(allowed))
         taken, filtered = count, allowed_count < len(allowed)
         if filtered and allowed_count <= _MAX_NAMED:
@@ -290,7 +274,7 @@ class BM25Index:
             one = terms[0] if len(terms) == 1 else tantivy.Query.disjunction_max_query(terms)
             if counted[stems] > 1:
                 one = tantivy.Query.boost_query(one, float(counted[stems]))
-            # tantivy skips what cannot be among the best for unions of bare terms only.
+            # Only for unions of bare terms, tantivy skips what cannot be among the best.
             clauses.append((_should, one))
         for compound in parsed.compounds[:MAX_QUERY_TERMS]:
             one = self._terms.phrase_query(compound.text)

@@ -35,8 +35,7 @@ class TextEncoder(Protocol):
 class StaticEncoder:
     """Mean of static token embeddings (WordLlama, 256-d): microseconds a query, no network.
 
-    The weights and the tokenizer ship inside the installed package. Token embeddings are
-    averaged, so word order does not count.
+    The weights and the tokenizer ship inside the installed package. Word order does not count.
 
     Texts are case-folded (Unicode's full case folding) before they are tokenized. The vocabulary is
     that of a language model, which splits a word in capitals into pieces of other meanings: on a
@@ -84,7 +83,7 @@ _SIZE = 1 << 20  # characters, without the last text
 @cache
 def _load_wordllama() -> tuple[Any, torch.Tensor]:
     """Load WordLlama's tokenizer and its token embeddings [vocabulary, 256], float32."""
-    # WordLlama configures the root logger when imported; a library must not: undone here.
+    # WordLlama configures the root logger when it is imported: undone here.
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     import wordllama
@@ -114,20 +113,15 @@ _CONTENT = ("*.json", "*.txt", "*.model", *_WEIGHTS)  # what a folder of a modul
 class SentenceEncoder:
     """Encoder by a sentence-transformers model, in milliseconds a text; word order counts.
 
-    A text of more tokens than the model reads (256 for all-MiniLM-L6-v2) is cut there. Where the
-    model has a default prompt, that goes before each text; other prompts are not used. Letter
-    case is folded by the model's own tokenizer, if at all: a cased model is left cased.
+    A text of more tokens than the model reads (256 for all-MiniLM-L6-v2) is cut there. A default
+    prompt of the model goes before each text; other prompts are not used. Only the model's own
+    tokenizer folds letter case.
 
-    `name` is made of the model's content, so that it follows the model to another folder, and
-    another model in the same folder has another. Nothing is fetched, and of a model's code only
-    what the installed libraries know is run.
+    `name` is made of the model's content: it follows the model to another folder, and another model
+    in the same folder has another name. Nothing is fetched, and none of the model's own code runs.
 
-    Args:
-        folder: of the model, with `modules.json` in it.
-
-    Raises:
-        ValueError: naming the folder, and what is missing or wrong there.
-        ImportError: sentence-transformers is not installed.
+    Raises ValueError, naming the folder and what is missing or wrong there, and ImportError if
+    sentence-transformers is not installed.
     """
 
     quick = False
@@ -139,8 +133,7 @@ class SentenceEncoder:
         tokenizer = self._model.tokenizer
         self._tokenizer: Any = getattr(tokenizer, "backend_tokenizer", tokenizer)
         self._uncut_tokenizer = _without_limits(self._tokenizer)
-        # The first text sets the length to cut at, which nothing changes afterwards: threads that
-        # encode beside each other would trip over a change.
+        # The first text sets the length to cut at; setting it later would disturb other threads.
         try:
             self.dimension = len(self._encode(["a"])[0])
         except Exception as error:
@@ -206,11 +199,7 @@ def _without_limits(tokenizer: Any) -> Any:
 
 
 def _checked(folder: Path) -> list[Path]:
-    """Return the folders of a model's modules in their order, the one that reads text first.
-
-    Raises:
-        ValueError: naming the folder, and what is missing there.
-    """
+    """Return the folders of a model's modules in their order, the one that reads text first."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder")
     try:
@@ -232,7 +221,6 @@ def _checked(folder: Path) -> list[Path]:
 
 
 def _label(folder: Path) -> str:
-    """Return the model's name for people, from its own configuration."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -245,8 +233,8 @@ def _label(folder: Path) -> str:
 def _digest(folder: Path, folders: Sequence[Path]) -> str:
     """Return 16 hexadecimal digits of all content that determines the vectors."""
     digest = hashlib.blake2b(digest_size=8)
-    for each in sorted({folder, *folders}):
-        for path in sorted({path for pattern in _CONTENT for path in each.glob(pattern)}):
+    for part in sorted({folder, *folders}):
+        for path in sorted({path for pattern in _CONTENT for path in part.glob(pattern)}):
             with path.open("rb") as file:
                 content = hashlib.file_digest(file, "blake2b").digest()
             digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + content)

@@ -29,9 +29,8 @@ _MIN_CORRECTED = 3  # letters: shorter words have no correction
 def near_words(terms: IndexTerms, word: str) -> list[str]:
     """Return the words of titles at a distance of one edit, the likeliest first.
 
-    These begin as the word does, for few mistake the first letter, have its letters at other
-    places, and are the most frequent. A word with a digit has none: another number is another
-    thing.
+    Likely words begin as the word does (few mistake the first letter), have its letters at other
+    places, and are frequent. A word with a digit has none: another number is another thing.
     """
     if len(word) < _MIN_CORRECTED or has_digit(word):
         return []
@@ -70,7 +69,6 @@ def match_case(word: str, like: str) -> str:
 
 
 def has_digit(text: str) -> bool:
-    """Report whether a text has a digit."""
     return any(letter.isdigit() for letter in text)
 
 
@@ -81,38 +79,35 @@ _NUMBER = re.compile(r"\d+|[^\W\d_]+")
 
 
 class Compound(NamedTuple):
-    """Another spelling of words of a query, which some item has.
+    """Another spelling of words of a query, which some item has."""
 
-    Attributes:
-        text: one word, or two that stand side by side.
-        weight: factor of its BM25 score.
-    """
-
-    text: str
-    weight: float
+    text: str  # one word, or two that stand side by side
+    weight: float  # factor of its BM25 score
 
 
 def split_word(terms: IndexTerms, word: str) -> Compound | None:
-    """Return the two words that a word is made of, where an item has them side by side.
+    """Return the two words that a word is made of, if an item has them side by side.
 
-    Of several ways to split it, the one whose rarer part is the most frequent. Where some item has
-    the word itself, the two weigh what the one does.
+    The split is the one whose rarer part is the most frequent. If some item has the word itself,
+    the two weigh as much as it does.
     """
     is_known = terms.word_frequency(word) > 0
-    best, most = None, 0
+    best: tuple[str, ...] = ()
+    most = 0
     if is_measure(word):
         best = unit_parts(word)
         if not terms.phrase_frequency(" ".join(best)):
             return None
-        return Compound(" ".join(best), _weight(terms, word, best, is_known=is_known))
-    for at in range(1, len(word)):
-        pair = word[:at], word[at:]
-        count = min(map(terms.word_frequency, pair))
-        if count > most and _is_compound(terms, pair, is_known=is_known):
-            best, most = pair, count
-    if best is None:
+    else:
+        for at in range(1, len(word)):
+            pair = word[:at], word[at:]
+            count = min(map(terms.word_frequency, pair))
+            if count > most and _is_compound(terms, pair, is_known=is_known):
+                best, most = pair, count
+    if not best:
         return None
-    return Compound(" ".join(best), _weight(terms, word, best, is_known=is_known))
+    weight = terms.rarity(word) / sum(map(terms.rarity, best)) if is_known else 1.0
+    return Compound(" ".join(best), weight)
 
 
 def unit_parts(word: str) -> tuple[str, ...]:
@@ -126,16 +121,12 @@ def is_measure(word: str) -> bool:
     return len(parts) == 2 and parts[0].isdigit() != parts[1].isdigit()
 
 
-def _weight(terms: IndexTerms, word: str, parts: Sequence[str], *, is_known: bool) -> float:
-    return terms.rarity(word) / sum(map(terms.rarity, parts)) if is_known else 1.0
-
-
 def _is_compound(terms: IndexTerms, pair: tuple[str, str], *, is_known: bool) -> bool:
     """Report whether two words that an item has side by side may be meant by one.
 
-    Of a word that some item has, both parts are words apart from each other, and tell something:
-    many a text breaks a word by mistake. Two short parts are none if either is a common word, for
-    chance would make too many words of these.
+    Many texts break a word by mistake. If some item has the word, both parts must therefore also be
+    words apart from each other, and tell something. Two short parts are no compound if either is
+    common: chance would make too many of these.
     """
     common = any(map(terms.is_common, pair))
     if max(map(len, pair)) < _MIN_PART or (common and max(map(len, pair)) <= _MIN_PART):
@@ -150,12 +141,12 @@ def _is_compound(terms: IndexTerms, pair: tuple[str, str], *, is_known: bool) ->
 def joined_words(terms: IndexTerms, words: Sequence[str], total: int) -> list[Compound]:
     """Return the neighbours among words that an item writes as one word.
 
-    In a query of these two words, the one word weighs twice what they do together, however frequent
-    it is: encoders tell a compound from its parts. It weighs the less the longer the query is, of
-    `total` words, for then the other words tell what is meant. A number and its unit weigh what
-    they do together in any query, and as much again where they stand side by side.
+    In a query of these two words, the one word weighs twice as much as they do together: encoders
+    distinguish a compound from its parts. It weighs less in a longer query, of `total` words, whose
+    other words say what is meant. A number and its unit weigh what they do together in any query,
+    and as much again if they stand side by side.
     """
-    found = []
+    compounds = []
     for left, right in pairwise(words):
         whole, share = left + right, 2 / total
         factor = share + share**2
@@ -163,11 +154,11 @@ def joined_words(terms: IndexTerms, words: Sequence[str], total: int) -> list[Co
         if is_measure(whole.split()[-1]) and len(unit) <= _MAX_UNIT and unit not in STOP_WORDS:
             factor = max(factor, 1.0)
             beside = [f"{left} {right}", *([whole] if " " in whole else [])]
-            found += [Compound(way, 1.0) for way in beside if terms.phrase_frequency(way)]
+            compounds += [Compound(way, 1.0) for way in beside if terms.phrase_frequency(way)]
         if " " not in whole and terms.word_frequency(whole):
             apart = terms.rarity(left) + terms.rarity(right)
-            found.append(Compound(whole, factor * apart / terms.rarity(whole)))
-    return found
+            compounds.append(Compound(whole, factor * apart / terms.rarity(whole)))
+    return compounds
 
 
 MAX_STARRED = 64  # words that a prefix with a star stands for, the most frequent
@@ -202,8 +193,6 @@ class ParsedQuery(NamedTuple):
 
 
 class _Word(NamedTuple):
-    """A word of a query, and what was found out about it."""
-
     alternatives: tuple[str, ...]  # that are searched for
     known: bool  # an item has it, or what stands for it
     splits: tuple[Compound, ...] = ()
@@ -213,8 +202,6 @@ class _Word(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """A part of a query that is a keyword."""
-
     start: int
     end: int
     keyword: KeywordQuery
@@ -233,35 +220,33 @@ class _Part(NamedTuple):
 
     @property
     def is_apart(self) -> bool:
-        """Report whether its words do not belong with those before and after it."""
+        """Report whether its words do not belong to their neighbours."""
         return self.is_code or "quoted" in self.modes
 
     @property
     def is_number(self) -> bool:
-        """Report whether its words are one term."""
         return len(self.words) > 1 and all(word.role == "part" for word in self.words)
 
     @property
     def is_lost(self) -> bool:
-        """True if it has no meaning: a keyword that is no word, or a number that no item has."""
+        """Report whether it is a keyword that is no word, or a number that no item has."""
         return self.is_code or (self.is_number and not any(word.known for word in self.words))
 
 
 class QueryParser:
     """Parses queries by the words and keywords of one state of an index.
 
-    A quoted part is a phrase. A word that some item has is searched for as it is. One that no item
-    has stands for longer ones where it ends the query, as it does while somebody types, or where a
-    star follows; otherwise for the two words that it is made of, or for a title's word at a
-    distance of one edit, if it is long enough or stands beside its neighbour in some item. All of
-    this is told in `corrections`. Other spellings are only offered: of short words, of quoted ones,
-    and of words that hardly any item has. Words that say nothing find no item, and are no match, if
-    some item has another word. All other text stays as it was typed, since what it means may depend
-    on more than its words.
+    A quoted part is a phrase. A word that some item has is searched for as it is. A word that no
+    item has stands for longer ones if it ends the query, as it does while somebody types, or if a
+    star follows. Otherwise it stands for the two words that it is made of, or for a title's word at
+    a distance of one edit, if it is long enough or that word stands beside its neighbour in some
+    item. `corrections` has all of these. Other spellings of short, quoted and rare words are only
+    offered. Stop words find no item if some item has another word of the query. All other text
+    stays as it was typed, since its meaning may depend on more than its words.
 
     A keyword is the whole query, or parts of it that have a digit and are no words of any text. Its
-    words are neither completed nor corrected, and what is not a word too is not encoded. Numbers
-    that are written as one, as 978-0-439-02348-1 and 2.5, are one term that some item has, or none.
+    words are neither completed nor corrected, and are encoded only if they are also words. A number
+    with separators, such as 978-0-439-02348-1 or 2.5, is one term.
     """
 
     def __init__(self, terms: IndexTerms, keywords: KeywordIndex) -> None:
@@ -271,7 +256,6 @@ class QueryParser:
         self._rarity = lru_cache(_CACHED)(terms.rarity)
 
     def parse(self, query: str) -> ParsedQuery:
-        """Parse a query; any text is one."""
         query = unicodedata.normalize("NFKC", query)
         matched = list(_PARTS.finditer(query))
         spans = self._keyword_spans(query, matched)
@@ -293,8 +277,8 @@ class QueryParser:
             if part.is_apart:
                 runs.append([])
             else:
-                own = [token.text for token in part.tokens]
-                runs[-1] += [" ".join(own)] if part.is_number else own
+                written = [token.text for token in part.tokens]
+                runs[-1] += [" ".join(written)] if part.is_number else written
         text = re.sub('[*"]', " ", text + query[copied:])
         words = [word for part in parts for word in part.words]
         typed = [token.text for part in parts for token in part.tokens]
@@ -311,7 +295,7 @@ class QueryParser:
         rarities = list(map(self._rarity, typed))
         known = sum(rarity for rarity, word in zip(rarities, words, strict=True) if word.known)
         is_changed = any(
-            word.alternatives != (own,) for own, word in zip(typed, words, strict=True)
+            word.alternatives != (text,) for text, word in zip(typed, words, strict=True)
         ) or any(part.is_lost for part in parts)
         quoted = [part.plain for part in parts if "quoted" in part.modes]
         return ParsedQuery(
@@ -332,7 +316,6 @@ class QueryParser:
     def _part(
         self, query: str, match: re.Match[str], spans: Sequence[_Span], before: _Part | None
     ) -> _Part:
-        """Look up the words of a part of a query."""
         quoted = match[1] is not None
         group = 1 if quoted else 2
         plain = match[group]
@@ -361,11 +344,9 @@ class QueryParser:
         apart = [part for word in typed for part in unit_parts(word)]
         ways = dict.fromkeys([" ".join(typed), " ".join(apart), "".join(typed)])
         splits = tuple(Compound(way, 1.0) for way in ways if self._terms.phrase_frequency(way))
-        first, *rest = ((word,) for word in typed)
-        found = bool(splits)
         return [
-            _Word(first, found, splits, role="part"),
-            *[_Word(each, found, role="part") for each in rest],
+            _Word((word,), bool(splits), () if at else splits, role="part")
+            for at, word in enumerate(typed)
         ]
 
     def _correct_by_neighbours(self, parts: Sequence[_Part]) -> None:
@@ -430,7 +411,7 @@ class QueryParser:
         return None
 
     def _is_code(self, text: str) -> bool:
-        """True if a text has a word that no item's texts have, nor any that titles complete."""
+        """Report whether a text has a word that no item's texts have or complete."""
         words = [token.text for token in self._terms.words(text)]
         if not words:
             return True
@@ -442,7 +423,6 @@ class QueryParser:
 
 
 def _look_up(terms: IndexTerms, word: str, how: _Mode) -> _Word:
-    """Return what stands for a word, and what is offered in its place."""
     checkpoint()
     frequency = terms.word_frequency(word)
     if how == "exact":
@@ -475,7 +455,7 @@ def _look_up(terms: IndexTerms, word: str, how: _Mode) -> _Word:
 
 
 def _set_stop_words_aside(parts: Sequence[_Part]) -> None:
-    """Let no word that says nothing find an item if some item has another one."""
+    """Let no stop word find an item if some item has another word."""
     places = [
         (part, at, token.text in STOP_WORDS and part.modes[at] in ("typed", "unfinished"))
         for part in parts

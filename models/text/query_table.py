@@ -45,19 +45,11 @@ class TokenizingEncoder(TextEncoder, Protocol):
 class QueryTable:
     """Encoder of queries as the direction of the sum of one row per token: microseconds a query.
 
-    It stands in for a transformer, which goes on to encode the documents: its vectors are of the
-    transformer's space, though word order does not count. Each catalogue has its own, fitted by
-    `models.text.query_table`.
+    It stands in for the transformer that encodes the documents, in the same space, though word
+    order does not count. `name` is made of the encoder's name and of the rows [V, D], which are
+    kept in half precision: parameters of search fitted with one table are not used with another.
 
-    `name` is made of the encoder's name and of the rows, so that parameters of search that were
-    fitted with one table are not used with another.
-
-    Args:
-        encoder: of the documents, whose tokenizer cuts the queries too.
-        rows: [V, D], of each token of the encoder's vocabulary; kept in half precision.
-
-    Raises:
-        ValueError: the rows are not one for each token, of the encoder's dimension and finite.
+    Raises ValueError if the rows are not finite, or not one for each token of the vocabulary.
     """
 
     quick = True
@@ -97,8 +89,6 @@ FitProgress = Callable[[str, int, int], None]
 
 
 class FittedTable(NamedTuple):
-    """A table, and how well it imitates the transformer."""
-
     table: QueryTable
     agreement: float  # mean cosine with the transformer's vectors of texts it was not fitted to
     texts: int  # that were encoded
@@ -111,10 +101,9 @@ def fit_query_table(
     seed: int = 0,
     progress: FitProgress | None = None,
 ) -> FittedTable:
-    """Fit a table to texts, at most `MAX_TEXTS` of them; `seed` is of the samples.
+    """Fit a table to texts, at most `MAX_TEXTS` of them; `seed` draws the samples.
 
-    Raises:
-        ValueError: the vocabulary is too large, or fewer than two texts have tokens.
+    Raises ValueError if the vocabulary is too large, or fewer than two texts have tokens.
     """
     size = len(encoder.vocabulary)
     if size > MAX_TOKENS:
@@ -152,16 +141,10 @@ def fit_rows(
     *,
     iterations: int = _ITERATIONS,
 ) -> NDArray[np.float32]:
-    """Solve the ridge regression of the module's docstring; the rows of unused tokens are `prior`.
+    """Solve the ridge regression of the module's docstring for λ = ridge > 0, [V, D].
 
-    Args:
-        tokens: token ids of n texts, none of them empty.
-        targets: [n, D].
-        prior: [V, D].
-        ridge: λ, greater than 0.
-        iterations: of conjugate gradients, preconditioned by the diagonal.
-
-    Returns: [V, D].
+    Targets are [n, D] of n texts, none without tokens; the prior is [V, D], and stays for tokens of
+    no text.
     """
     lengths = np.array([len(ids) for ids in tokens])
     used, columns = np.unique(np.concatenate([*map(np.asarray, tokens)]), return_inverse=True)
@@ -171,7 +154,7 @@ def fit_rows(
         torch.from_numpy(places),
         torch.from_numpy(weights),
         (len(tokens), len(used)),
-        check_invariants=False,  # said, since torch warns where nothing is
+        check_invariants=False,  # torch warns if nothing is said
     ).coalesce()
     diagonal = torch.zeros(len(used)).index_add_(0, design.indices()[1], design.values() ** 2)
     start = torch.from_numpy(prior[used])

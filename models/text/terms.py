@@ -1,10 +1,9 @@
 """Terms: the words, stems and keywords by which texts are compared.
 
 HTML is read as plain text. Compatibility characters and letter case are folded as Unicode does
-(NFKC, case folding), so that it does not matter how a text was encoded or typed. Marks that writers
-leave out are removed: accents, Hebrew points, Arabic vowels. The dotted and the dotless i are one
-letter, since their case depends on the language. Keywords, such as stock codes and ISBNs, match as
-wholes and by their beginnings.
+(NFKC, case folding). Marks that writers leave out are removed: accents, Hebrew points, Arabic
+vowels. The dotted and the dotless i are one letter, since their case depends on the language.
+Keywords, such as stock codes and ISBNs, match as wholes and by their beginnings.
 """
 
 from __future__ import annotations
@@ -83,8 +82,7 @@ class Folded(NamedTuple):
 
 
 def fold(text: str) -> str:
-    """Return a text folded."""
-    return (text if text.isascii() else _FOREIGN.sub(_fold_match, text)).lower()
+    return (text if text.isascii() else _FOREIGN.sub(lambda run: _fold_run(run[0]), text)).lower()
 
 
 def fold_aligned(text: str) -> Folded:
@@ -96,8 +94,8 @@ def fold_aligned(text: str) -> Folded:
     ends = list(accumulate(map(len, parts)))
     spans = [
         (end - len(part), end)
-        for part, own, end in zip(parts, folded, ends, strict=True)
-        for _ in own
+        for part, letters, end in zip(parts, folded, ends, strict=True)
+        for _ in letters
     ]
     return Folded("".join(folded), [start for start, _ in spans], [end for _, end in spans])
 
@@ -120,10 +118,6 @@ def _characters(run: str) -> list[str]:
         else:
             parts.append(letter)
     return parts
-
-
-def _fold_match(run: re.Match[str]) -> str:
-    return _fold_run(run[0])
 
 
 @lru_cache(65_536)
@@ -171,10 +165,7 @@ class Token(NamedTuple):
 class IndexTerms:
     """Document frequencies in one state of an index: of stems in all fields, of words in titles.
 
-    Args:
-        searcher: the state of the index.
-        schema: of the index.
-        letters: characters of titles, which corrections of spelling may insert.
+    `letters` are characters of titles, which corrections of spelling may insert.
     """
 
     def __init__(
@@ -182,23 +173,19 @@ class IndexTerms:
     ) -> None:
         self._searcher, self._schema = searcher, schema
         self._stems, self._words = analyser(stemmed=True), analyser(stemmed=False)
-        folded = [own for each in letters for own in self._words.analyze(each)]
-        self.letters = frozenset(own for own in folded if not own.isdigit())
+        folded = [part for letter in letters for part in self._words.analyze(letter)]
+        self.letters = frozenset(part for part in folded if not part.isdigit())
 
     def words(self, text: str) -> list[Token]:
-        """Return the words of a text in their order."""
         return _tokens(self._words, text)
 
     def stems(self, text: str) -> list[str]:
-        """Return the stems of a text in their order."""
         return self._stems.analyze(fold(text))
 
     def stem_tokens(self, text: str) -> list[Token]:
-        """Return the stems of a text in their order, with their places."""
         return _tokens(self._stems, text)
 
     def stem_frequency(self, stem: str) -> int:
-        """Count the documents that have a stem in any field."""
         return self._searcher.doc_freq("stems", stem)
 
     def word_frequency(self, word: str) -> int:
@@ -212,7 +199,6 @@ class IndexTerms:
         return math.log(1 + (max(0, documents - having) + 0.5) / (having + 0.5))
 
     def title_frequency(self, word: str) -> int:
-        """Count the documents that have a word in their title."""
         return self._searcher.doc_freq("titles", word)
 
     def title_words(self, prefix: str, most: int) -> list[str]:
@@ -236,10 +222,7 @@ class IndexTerms:
         return self.word_frequency(word) > max(_FEW, int(self._searcher.num_docs) // _COMMON)
 
     def phrase_query(self, phrase: str) -> tantivy.Query:
-        """Return the query for the stems of a phrase, side by side in one field.
-
-        Raises ValueError for a phrase without stems.
-        """
+        """Return the query for the stems of a phrase, side by side in one field."""
         stems = self.stems(phrase)
         if len(stems) == 1:
             return tantivy.Query.term_query(self._schema, "stems", stems[0])
@@ -302,18 +285,10 @@ def keyword_terms(keywords: Mapping[str, Sequence[str]]) -> set[str]:
 
 
 class KeywordIndex:
-    """The keywords in one state of an index.
-
-    Args:
-        searcher: the state.
-        schema: of the index, with the fields `row` and `keywords`.
-    """
-
     def __init__(self, searcher: tantivy.Searcher, schema: tantivy.Schema) -> None:
         self._searcher, self._schema = searcher, schema
 
     def has(self, keyword: KeywordQuery) -> bool:
-        """Report whether an item has such a keyword."""
         return len(self._rows(self._terms(keyword), 1)) > 0
 
     def find(self, keywords: Sequence[KeywordQuery]) -> KeywordHits:

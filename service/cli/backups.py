@@ -286,7 +286,6 @@ def copy(
 
 
 async def _begin(ours: StorePlace, theirs: StorePlace, name: str, *, with_keys: bool) -> None:
-    """Mark the target of a namespace as an unfinished copy."""
     from service.maintenance.copying import begin_copy
 
     origin, own_id = ours.identity(name), ours.namespace_id(name)

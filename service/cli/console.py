@@ -155,13 +155,11 @@ def open_embeddings(encoder: str, data: Path) -> Any:
 
 
 def write_json(path: Path | None, report: Any) -> None:
-    """Write a report, if there is a path to write it to."""
     if path is not None:
         path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def describe_error(error: Exception) -> str:
-    """Return the sentence for an error of the domain or of files."""
     from service.runtime.data_layout import denied
 
     if isinstance(error, PermissionError) and error.filename is not None:

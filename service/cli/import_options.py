@@ -179,17 +179,10 @@ class EventOptions(TimedOptions):
     ] = False
 
 
-# Options that mapping files have, beside --map and --constant.
-_KEPT = (
-    *("delimiter", "encoding", "quotes", "absent", "decimal", "list_separator", "time_format"),
-    *("timezone", "weight_from", "negative", "dislikes_below"),
-)
-
-
 def merge_options(kind: Any, given: ImportOptions) -> dict[str, Any]:
     """Merge the options of the command line with those of a mapping file."""
     from service.datasets.field_mapping import split_assignment
-    from service.datasets.mapping_file import read_mapping, write_mapping
+    from service.datasets.mapping_file import OPTIONS, read_mapping, write_mapping
 
     options = {} if given.mapping is None else read_mapping(given.mapping, kind)
     for table, texts, right in (
@@ -202,7 +195,7 @@ def merge_options(kind: Any, given: ImportOptions) -> dict[str, Any]:
             assigned[name] = [*assigned[name], value] if name in assigned else [value]
         single = {name: v[0] if len(v) == 1 else v for name, v in assigned.items()}
         options[table] = {**options.get(table, {}), **single}
-    values = {name: getattr(given, name, None) for name in _KEPT}
+    values = {name: getattr(given, name, None) for name in OPTIONS[kind]}
     options |= {name: value for name, value in values.items() if value is not None}
     if given.save_mapping is not None:
         write_mapping(given.save_mapping, kind, options)

@@ -91,7 +91,7 @@ def evaluate(
     A second table has NDCG@10 by gap to the target, length of the history and age of the item, and
     debiased: cases are weighted by 1 / sqrt(1 + n), n being the target's training events.
     """
-    require_global_time(date, protocol)
+    _require_global_time(date, protocol)
     use_all_cores()
     from models.training.presets import choose_preset
     from service.cli import progress_bars
@@ -100,7 +100,7 @@ def evaluate(
 
     with open_store(data) as store, progress_bars.stage_bars(out) as progress:
         corpus = training_corpus.read_store(store, open_embeddings(encoder, data), progress)
-        (task,) = split_log(corpus.log, protocol, date, seed)
+        (task,) = comparison.split(corpus.log, protocol, date=date, seed=seed)
         chosen = choose_preset(len(corpus.log), corpus.log.n_items, preset, epochs=epochs)
         table = comparison.compare(
             task,
@@ -117,24 +117,9 @@ def evaluate(
     write_json(json_file, comparison_report.to_json(task, table, str(used)))
 
 
-def require_global_time(date: int | None, protocol: str) -> None:
-    """Raise `Invalid` for a date that the protocol does not use."""
+def _require_global_time(date: int | None, protocol: str) -> None:
     if date is not None and protocol != "global-time":
         raise Invalid("", "--date needs --protocol global-time")
-
-
-def split_log(log: Any, protocol: Protocol, date: int | None = None, seed: int = 0) -> list[Any]:
-    """Split a log of events into an evaluation task; the date and the seed are of global-time."""
-    from service.lab import protocols
-    from service.lab.comparison import split, split_at, split_newest
-
-    if protocol == "newest":
-        return split_newest(log)
-    if protocol == "global-time":
-        return split_at(log, date, seed)
-    if protocol == "hstu":
-        return split(log, protocols.leave_one_out_hstu)
-    return split(log, protocols.leave_one_out_5_core)
 
 
 def benchmark(
@@ -179,7 +164,7 @@ def benchmark(
     """
     if plot is not None and find_spec("matplotlib") is None:
         raise Invalid("", "--plot needs matplotlib: pip install 'heed[plots]'")
-    require_global_time(date, protocol)
+    _require_global_time(date, protocol)
     use_all_cores()
     from models.training.presets import choose_preset
     from service.cli import progress_bars
@@ -191,7 +176,7 @@ def benchmark(
             source(dataset, path, data), open_embeddings(encoder, data)
         )
     reports = []
-    for task in tasks(dataset, protocol, corpus.log, date):
+    for task in comparison.split(corpus.log, protocol, dataset=dataset, date=date):
         chosen = choose_preset(len(task.train), task.train.n_items, preset, epochs=epochs)
         used = chosen.as_trained(task.train, task.validation)
         out.print(f"{task.name}: preset {used}.")
@@ -224,16 +209,6 @@ def source(dataset: Name, path: Path | None, data: Path) -> Any:
     if dataset == "online-retail":
         return OnlineRetail(path)
     return ItemSequences(dataset, path, "Beauty.txt.xz")
-
-
-def tasks(dataset: Name, protocol: Protocol, log: Any, date: int | None = None) -> list[Any]:
-    """Split a log of events into the evaluation tasks of its data set, or at a date."""
-    from service.lab import protocols
-    from service.lab.comparison import split
-
-    if dataset == "online-retail" and protocol != "global-time":
-        return split(log, protocols.next_basket, protocols.next_new_item)
-    return split_log(log, protocol, date)
 
 
 @with_options

@@ -184,7 +184,7 @@ def evaluate_search(
     [bold]heed tune-search[/] would choose for its items, the stored items' as
     [bold]heed serve[/] does; [bold]--queries[/] says otherwise.
     """
-    from models.evaluation.full_ranking import standard_error
+    from models.evaluation.full_ranking import bootstrap, standard_error
     from models.text.bm25 import TITLE_WEIGHT
     from service.lab import search_quality
     from service.lab.comparison_report import format_interval
@@ -221,7 +221,9 @@ def evaluate_search(
     )
     both = found["both"]
     out.print(f"found in the first 3 by both: {int(both.success.sum()):,} of {len(judged):,}")
-    over = search_quality.differences(found)
+    over = {
+        way: bootstrap(both.ndcg - quality.ndcg) for way, quality in found.items() if way != "both"
+    }
     for way, difference in over.items():
         out.print(f"both over {way}, paired bootstrap: nDCG@10 {format_interval(difference)}")
     write_json(

@@ -64,22 +64,17 @@ def demo(
 
 
 async def _show(engine: Engine, console: Console, base: str, *, trains: bool) -> None:
-    """Print requests to try, and train if that is asked for."""
-    from service.http.examples import suggest
-
-    for example in await suggest(engine):
-        console.print(example.replace("BASE", base), highlight=False, markup=False, soft_wrap=True)
-    if trains:
-        await train_beside(engine, console, base)
-
-
-async def train_beside(engine: Engine, console: Console, base: str) -> None:
-    """Train in a job of the service, print the time left, and say what is served at the end."""
+    """Print requests to try; with `trains`, train in a job and say what is served at the end."""
     from service.cli.progress_bars import said
+    from service.http.examples import suggest
 
     def say(text: str) -> None:
         console.print(text.rstrip(), markup=False, soft_wrap=True)
 
+    for example in await suggest(engine):
+        console.print(example.replace("BASE", base), highlight=False, markup=False, soft_wrap=True)
+    if not trains:
+        return
     try:
         job = await engine.jobs.get(await engine.jobs.start({}))
     except HeedError as error:

@@ -84,11 +84,9 @@ class Dataset:
         self.skipped = SkippedRows()
 
     def items(self) -> Iterator[Item]:
-        """Iterate over the items in the order of the source; a reader may have none."""
         return iter(())
 
     def events(self) -> Iterator[Event]:
-        """Iterate over the events in the order of the source; a reader may have none."""
         return iter(())
 
     def judged_queries(self) -> list[JudgedQuery]:

@@ -46,86 +46,6 @@ class WeightRule(NamedTuple):
         return cls(column, is_log=True)
 
 
-@dataclass(slots=True)
-class RowReader:
-    """Converts the rows of a file to those of a record's fields."""
-
-    columns: Mapping[str, tuple[str, ...]]  # of each field
-    weight: WeightRule | None
-    negative: Negative | None  # what becomes of rows whose weight is below 0
-    form: CellFormat
-    parsers: Mapping[str, CellParser | None]  # of the text of each field
-    constants: Mapping[str, Any]
-    texts: frozenset[str] = frozenset()  # attributes whose numbers become texts
-
-    def __call__(self, source: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert a row: text by the type of its field; other values, as of JSON, stay.
-
-        Raises:
-            Invalid: at the field whose text cannot be parsed.
-            SkippedRow: the row is left out on purpose.
-        """
-        row: dict[str, Any] = {}
-        target = ""
-        try:
-            for target, names in self.columns.items():
-                parse = self.parsers[target]
-                for name in names:
-                    value = source.get(name)
-                    if value is None and "." in name:
-                        value = column_value(source, name)
-                    if isinstance(value, str):
-                        value = bare_cell(value, self.form)
-                        if parse is not None and value is not None:
-                            value = parse(value, self.form)
-                    elif target in self.texts:
-                        value = number_text(value)
-                    if value is None:
-                        continue
-                    if target not in row:
-                        row[target] = value
-                    elif target in _LISTS:
-                        row[target] = list(dict.fromkeys([*row[target], *value]))
-            row.update(self.constants)
-            target = "weight"
-            if self.weight is not None:
-                self._set_weight(self.weight, row, source)
-        except ValueError as error:
-            detail = error.detail if isinstance(error, Invalid) else str(error)
-            raise Invalid(pointer(target), detail) from None
-        for name in [name for name in row if name.startswith(ATTRIBUTES)]:
-            base = row.get("attributes")
-            base = base if isinstance(base, Mapping) else {}
-            row["attributes"] = with_member(base, name.removeprefix(ATTRIBUTES), row.pop(name))
-        return row
-
-    def _set_weight(self, rule: WeightRule, row: dict[str, Any], source: Mapping[str, Any]) -> None:
-        value = column_value(source, rule.column)
-        if isinstance(value, str):
-            value = bare_cell(value, self.form)
-        number = number_cell(value, self.form) if isinstance(value, str) else value
-        if number is None:
-            return
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            raise ValueError("must be a number")
-        if number < 0:
-            if self.negative == "skip":
-                raise SkippedRow
-            if self.negative is None:
-                raise ValueError("is negative; --negative skip or return says what becomes of it")
-            row["type"] = RETURN
-            number = -number
-        if rule.is_log:
-            if number < 1:
-                raise ValueError(
-                    f"must be at least 1 for its logarithm (got {number:g}); --skip-bad leaves "
-                    f"such rows out, and --weight-from {rule.column} takes numbers above 0 as "
-                    "they are"
-                )
-            number = 1 + math.log(number)
-        row["weight"] = number
-
-
 def pointer(target: str) -> str:
     """Return the JSON pointer of a field such as `attributes.place.lat` (RFC 6901)."""
     return "/" + target.replace("~", "~0").replace("/", "~1").replace(".", "/")
@@ -181,14 +101,9 @@ class FieldMapping:
         weight: str | None = None,
         negative: Negative | None = None,
     ) -> FieldMapping:
-        """Build a mapping from options.
+        """Build a mapping from options; `attributes.NAME:TYPE` says the type of an attribute.
 
-        Args:
-            columns: the column or columns of each field; `attributes.NAME:TYPE` says the type of an
-                attribute.
-            constants: the value of each field that is the same in every row.
-            weight: `COLUMN` or `COLUMN:log`.
-            negative: what becomes of rows whose weight is negative.
+        `weight` is `COLUMN` or `COLUMN:log`.
 
         Raises:
             Invalid: a type is unknown, or the options do not go together.
@@ -215,11 +130,8 @@ class FieldMapping:
     ) -> BoundMapping:
         """Find the columns of a file.
 
-        Args:
-            names: the file's columns.
-            allowed: the record's fields.
-            required: those of them that a record must have.
-            is_open: rows may have further columns, which are read into the fields of their names.
+        With `is_open`, rows may have other columns than `names`, which are read into the fields of
+        their names.
 
         Raises:
             Invalid: a field is unknown or a column missing; it names those that there are.
@@ -278,7 +190,7 @@ class FieldMapping:
 
 @dataclass(slots=True)
 class BoundMapping:
-    """A mapping whose columns are those of one file."""
+    """A mapping whose columns are those of one file; converts its rows once it is prepared."""
 
     mapping: FieldMapping
     columns: dict[str, tuple[str, ...]]
@@ -286,43 +198,98 @@ class BoundMapping:
     unread: list[str]  # columns that no field is read from
     later: frozenset[str]  # fields of which the file has no column yet
     types: dict[str, AttributeType] = field(default_factory=dict)  # of attributes, found out
+    form: CellFormat = field(default_factory=CellFormat)
+    parsers: dict[str, CellParser | None] = field(default_factory=dict)  # of each field's text
+    constants: dict[str, Any] = field(default_factory=dict)
 
     def has(self, target: str) -> bool:
         """Report whether the file has a column or a constant of a field, so far."""
         return target in {*self.columns, *self.mapping.constants} - self.later
 
-    def reader(self, schema: Any, form: CellFormat, texts: Texts) -> RowReader:
-        """Return a function that converts rows.
-
-        Args:
-            schema: of the record.
-            form: of cells.
-            texts: that are parsed.
+    def prepare(self, schema: Any, form: CellFormat, texts: Texts) -> None:
+        """Prepare `row` for a file whose cells have this form and some of whose texts are parsed.
 
         Raises:
             Invalid: a constant is not of its field's type.
         """
-        constants: dict[str, Any] = {}
+        self.form = form
         for target, text in self.mapping.constants.items():
             try:
-                constants[target] = (
+                self.constants[target] = (
                     text
                     if target.startswith(ATTRIBUTES)
                     else schema.fields[target].cell(text, form)
                 )
             except ValueError as error:
                 raise Invalid("", f"--constant {target}={text}: {error}") from None
-        parsers = {target: self._parser(target, schema, texts) for target in self.columns}
-        numeric = frozenset(target for target, kind in self.types.items() if kind == "text")
-        return RowReader(
-            columns=self.columns,
-            weight=self.weight,
-            negative=self.mapping.negative,
-            form=form,
-            parsers=parsers,
-            constants=constants,
-            texts=numeric,
-        )
+        self.parsers = {target: self._parser(target, schema, texts) for target in self.columns}
+
+    def row(self, source: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert a row: text by the type of its field; other values, as of JSON, stay.
+
+        Raises:
+            Invalid: at the field whose text cannot be parsed.
+            SkippedRow: the row is left out on purpose.
+        """
+        row: dict[str, Any] = {}
+        target = ""
+        try:
+            for target, names in self.columns.items():
+                parse = self.parsers[target]
+                for name in names:
+                    value = source.get(name)
+                    if value is None and "." in name:
+                        value = column_value(source, name)
+                    if isinstance(value, str):
+                        value = bare_cell(value, self.form)
+                        if parse is not None and value is not None:
+                            value = parse(value, self.form)
+                    elif self.types.get(target) == "text":
+                        value = number_text(value)
+                    if value is None:
+                        continue
+                    if target not in row:
+                        row[target] = value
+                    elif target in _LISTS:
+                        row[target] = list(dict.fromkeys([*row[target], *value]))
+            row.update(self.constants)
+            target = "weight"
+            if self.weight is not None:
+                self._set_weight(self.weight, row, source)
+        except ValueError as error:
+            detail = error.detail if isinstance(error, Invalid) else str(error)
+            raise Invalid(pointer(target), detail) from None
+        for name in [name for name in row if name.startswith(ATTRIBUTES)]:
+            base = row.get("attributes")
+            base = base if isinstance(base, Mapping) else {}
+            row["attributes"] = with_member(base, name.removeprefix(ATTRIBUTES), row.pop(name))
+        return row
+
+    def _set_weight(self, rule: WeightRule, row: dict[str, Any], source: Mapping[str, Any]) -> None:
+        value = column_value(source, rule.column)
+        if isinstance(value, str):
+            value = bare_cell(value, self.form)
+        number = number_cell(value, self.form) if isinstance(value, str) else value
+        if number is None:
+            return
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise ValueError("must be a number")
+        if number < 0:
+            if self.mapping.negative == "skip":
+                raise SkippedRow
+            if self.mapping.negative is None:
+                raise ValueError("is negative; --negative skip or return says what becomes of it")
+            row["type"] = RETURN
+            number = -number
+        if rule.is_log:
+            if number < 1:
+                raise ValueError(
+                    f"must be at least 1 for its logarithm (got {number:g}); --skip-bad leaves "
+                    f"such rows out, and --weight-from {rule.column} takes numbers above 0 as "
+                    "they are"
+                )
+            number = 1 + math.log(number)
+        row["weight"] = number
 
     def _parser(self, target: str, schema: Any, texts: Texts) -> CellParser | None:
         """Return the parser of the text of a field; None where text stays as it is."""

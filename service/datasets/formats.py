@@ -155,7 +155,14 @@ def csv_rows(path: Path, progress: ReadProgress, dialect: Dialect) -> Rows:
         # by row.
         text = io.TextIOWrapper(file, dialect.encoding, errors="surrogateescape", newline="")
         header: list[str] | None = None
-        for number, line, cells in _records(path, text, dialect):
+        records = csv_records(text, dialect.delimiter, quotes=dialect.quotes is not False)
+        while True:
+            try:
+                number, line, cells = next(records)
+            except StopIteration:
+                return
+            except EndlessRow as error:
+                raise Invalid("", f"{path}, {error.detail}") from None
             progress.read += len(line)
             if header is not None:
                 row = cells if isinstance(cells, Invalid) else dict(zip(header, cells, strict=True))
@@ -166,15 +173,6 @@ def csv_rows(path: Path, progress: ReadProgress, dialect: Dialect) -> Rows:
                 header = [name.strip() for name in cells]
                 _check_distinct(path, header)
                 yield Row(number, line, dict.fromkeys(header))
-
-
-def _records(
-    path: Path, text: io.TextIOWrapper, dialect: Dialect
-) -> Iterator[tuple[int, str, list[str] | Invalid]]:
-    try:
-        yield from csv_records(text, dialect.delimiter, quotes=dialect.quotes is not False)
-    except EndlessRow as error:
-        raise Invalid("", f"{path}, {error.detail}") from None
 
 
 def parquet_rows(path: Path, progress: ReadProgress) -> Rows:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from service.datasets.base import Dataset, batches
 from service.datasets.cells import shortened
@@ -35,15 +35,12 @@ _USERS = 1_000  # profiles stored concurrently
 
 @dataclass(frozen=True, slots=True)
 class ImportResult:
-    """Outcome of an import."""
-
     items: int
     events: int
     duplicates: int
     seconds: float
 
     def __str__(self) -> str:
-        """Return the counts of what the source has."""
         parts = []
         if self.events or self.duplicates:
             parts = [f"{self.events:,} events stored", f"{self.duplicates:,} were there already"]
@@ -163,12 +160,8 @@ class ImportWarnings:
         self._now = time.time_ns() // 1_000
         self._seen: dict[str, int] = {}  # events of each item
         self._listed: set[str] = set()  # items of this import
-        self._future: list[int] = []
-        self._heavy: list[float] = []
-        self._nameless: list[str] = []
-        self._again: list[str] = []
-        self._lists: list[str] = []
         self._counts: Counter[str] = Counter()
+        self._examples: defaultdict[str, list[Any]] = defaultdict(list)
         self._categories: dict[str, dict[str, None]] = {}
 
     def events(self, stream: Iterable[Event]) -> Iterator[Event]:
@@ -176,26 +169,26 @@ class ImportWarnings:
         for event in stream:
             self.types[event.type] += 1
             if event.item_id not in self._seen and _is_list(event.item_id):
-                self._note("lists", self._lists, event.item_id)
+                self._note("lists", event.item_id)
             self._seen[event.item_id] = self._seen.get(event.item_id, 0) + 1
             if event.timestamp is None:
                 self._counts["timeless"] += 1
             elif event.timestamp > self._now:
-                self._note("future", self._future, event.timestamp)
+                self._note("future", event.timestamp)
             if event.weight > MAX_WEIGHT:
-                self._note("heavy", self._heavy, event.weight)
+                self._note("heavy", event.weight)
             yield event
 
     def items(self, stream: Iterable[Item]) -> Iterator[Item]:
         """Yield the items unchanged."""
         for item in stream:
             if item.item_id in self._listed:
-                self._note("again", self._again, item.item_id)
+                self._note("again", item.item_id)
             self._listed.add(item.item_id)
             if _is_list(item.item_id):
-                self._note("lists", self._lists, item.item_id)
+                self._note("lists", item.item_id)
             if not item.title.strip():
-                self._note("nameless", self._nameless, item.item_id)
+                self._note("nameless", item.item_id)
             for name in item.categories:
                 self._categories.setdefault(name.casefold(), {})[name] = None
             yield item
@@ -203,13 +196,12 @@ class ImportWarnings:
     async def messages(self, store: Store) -> list[str]:
         """Return a message for each kind of oddity; the store says which items are known."""
         found = []
-        unknown = await self._unknown(store)
+        unknown = await unknown_items(store, (i for i in self._seen if i not in self._listed))
         for item_id in await self._joined(store, unknown):
-            self._note("lists", self._lists, item_id)
-        if self._lists:
-            ids = listed(map(shortened, self._lists), self._counts["lists"])
+            self._note("lists", item_id)
+        if self._counts["lists"]:
             found.append(
-                f"item ids that look like lists: {self._counts['lists']:,}: {ids}; an id is one "
+                f"item ids that look like lists: {self._named('lists', shortened)}; an id is one "
                 "item: write a row for each"
             )
         if unknown:
@@ -229,23 +221,20 @@ class ImportWarnings:
                 "of the import, and so are the newest of their users in answers; a training takes "
                 "such events, from a tenth of the log, for older than all others"
             )
-        if self._future:
-            times = listed(map(to_rfc3339, self._future), self._counts["future"])
-            found.append(f"events in the future: {self._counts['future']:,}: {times}")
-        if self._heavy:
-            weights = listed((f"{w:,.6g}" for w in self._heavy), self._counts["heavy"])
+        if self._counts["future"]:
+            found.append(f"events in the future: {self._named('future', to_rfc3339)}")
+        if self._counts["heavy"]:
             found.append(
-                f"events of a weight above {MAX_WEIGHT:,.0f}: {self._counts['heavy']:,}: {weights}"
-                "; --weight-from COLUMN:log takes logarithms"
+                f"events of a weight above {MAX_WEIGHT:,.0f}: "
+                f"{self._named('heavy', '{:,.6g}'.format)}; --weight-from COLUMN:log takes "
+                "logarithms"
             )
-        if self._nameless:
-            names = listed(map(repr, self._nameless), self._counts["nameless"])
-            found.append(f"items without a title: {self._counts['nameless']:,}: {names}")
-        if self._again:
-            names = listed(map(repr, self._again), self._counts["again"])
+        if self._counts["nameless"]:
+            found.append(f"items without a title: {self._named('nameless', repr)}")
+        if self._counts["again"]:
             found.append(
-                f"items of an earlier file of this import: {self._counts['again']:,}: {names}; "
-                "the later file replaces them"
+                f"items of an earlier file of this import: {self._named('again', repr)}; the "
+                "later file replaces them"
             )
         alike = [" and ".join(map(repr, n)) for n in self._categories.values() if len(n) > 1]
         if alike:
@@ -265,14 +254,15 @@ class ImportWarnings:
             "if they are half of its log or more, else takes them for older than events with times"
         )
 
-    def _note(self, kind: str, examples: list[T], value: T) -> None:
+    def _note(self, kind: str, value: Any) -> None:
         self._counts[kind] += 1
-        if len(examples) < _EXAMPLES:
-            examples.append(value)
+        if len(self._examples[kind]) < _EXAMPLES:
+            self._examples[kind].append(value)
 
-    async def _unknown(self, store: Store) -> list[str]:
-        """Return the items of events that are neither stored nor in this import."""
-        return await unknown_items(store, (i for i in self._seen if i not in self._listed))
+    def _named(self, kind: str, form: Callable[[Any], str]) -> str:
+        """Return the number of a kind, and its first examples."""
+        count = self._counts[kind]
+        return f"{count:,}: {listed(map(form, self._examples[kind]), count)}"
 
     async def _joined(self, store: Store, unknown: list[str]) -> list[str]:
         """Return the first of some unknown ids that hold two ids of the catalogue or more."""
@@ -346,7 +336,6 @@ def _is_list(text: str) -> bool:
 
 
 def listed(texts: Iterable[str], count: int) -> str:
-    """Join the first examples of `count`."""
     shown = [text for text, _ in zip(texts, range(_EXAMPLES), strict=False)]
     return ", ".join(shown) + (", …" if count > len(shown) else "")
 

@@ -18,11 +18,17 @@ Options = Mapping[str, Any]
 
 MAX_MAPPING = 256 << 10  # bytes of a file
 MAX_DOTS = 100  # in a line: tomllib's memory grows with the square of a key's parts
-TABLES = ("map", "constant")
-TEXTS = ("delimiter", "encoding", "decimal", "list_separator", "time_format", "timezone")
-FLAGS = ("quotes",)
-LISTS = ("absent",)
-EVENT_TEXTS = ("weight_from", "negative")
+# What the value of each option must be.
+_ALL = {"map": "a table of texts", "constant": "a table of texts"}
+_ALL |= dict.fromkeys(
+    ("delimiter", "encoding", "decimal", "list_separator", "time_format", "timezone"), "a text"
+)
+_ALL |= {"quotes": "true or false", "absent": "a list of texts"}
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "items": _ALL,
+    "events": _ALL | {"weight_from": "a text", "negative": "a text", "dislikes_below": "a number"},
+    "users": _ALL,
+}
 
 
 def read_mapping(path: Path, kind: Kind) -> dict[str, Any]:
@@ -54,7 +60,7 @@ def _sections(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise Invalid("", f"{path} cannot be read: {error.strerror}") from None
     for name, section in sections.items():
-        if name not in ("items", "events", "users") or not isinstance(section, dict):
+        if name not in OPTIONS or not isinstance(section, dict):
             raise Invalid("", f"{path}: [{name}] must be one of [items] [events] [users]")
         for option, value in section.items():
             _check(path, name, option, value)
@@ -74,26 +80,21 @@ def write_mapping(path: Path, kind: Kind, options: Options) -> None:
 
 
 def _check(path: Path, section: str, option: str, value: Any) -> None:
-    texts = TEXTS + (EVENT_TEXTS if section == "events" else ())
-    numbers = ("dislikes_below",) if section == "events" else ()
     place = f"{path}, [{section}] {option}"
-    if option in TABLES:
-        valid = isinstance(value, dict) and all(
-            isinstance(v, str) or (isinstance(v, list) and all(isinstance(e, str) for e in v))
-            for v in value.values()
-        )
-        wanted = "a table of texts"
-    elif option in texts:
-        valid, wanted = isinstance(value, str), "a text"
-    elif option in LISTS:
-        valid = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        wanted = "a list of texts"
-    elif option in FLAGS:
-        valid, wanted = isinstance(value, bool), "true or false"
-    elif option in numbers:
-        valid, wanted = type(value) in (int, float), "a number"
-    else:
-        allowed = ", ".join((*TABLES, *texts, *FLAGS, *LISTS, *numbers))
-        raise Invalid("", f"{place} is unknown; allowed are {allowed}")
-    if not valid:
+    wanted = OPTIONS[section].get(option)
+    if wanted is None:
+        raise Invalid("", f"{place} is unknown; allowed are {', '.join(OPTIONS[section])}")
+    is_valid = {
+        "a table of texts": isinstance(value, dict)
+        and all(isinstance(v, str) or _is_list(v) for v in value.values()),
+        "a text": isinstance(value, str),
+        "a list of texts": _is_list(value),
+        "true or false": isinstance(value, bool),
+        "a number": type(value) in (int, float),
+    }
+    if not is_valid[wanted]:
         raise Invalid("", f"{place} must be {wanted}")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)

@@ -219,7 +219,6 @@ class MovieLens(Dataset):
                 yield _item(item_id, title, year, genres)
 
     def events(self) -> Iterator[Event]:
-        """Iterate over the ratings in file order."""
         name = self.name
         with open_compressed(self._events, self.progress) as file:
             for number, line in enumerate(islice(file, 1, None)):

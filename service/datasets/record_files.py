@@ -47,7 +47,6 @@ from service.datasets.csv_files import (
 from service.datasets.field_mapping import (
     BoundMapping,
     FieldMapping,
-    RowReader,
     SkippedRow,
     Texts,
     check_path,
@@ -103,37 +102,20 @@ JSON: tuple[Format, ...] = ("jsonl", "json")  # lines, or one array
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    r"""How files are read. An option of None is found out by looking at each file.
-
-    Args:
-        mapping: columns and constants of the record's fields.
-        delimiter: between cells of CSV.
-        encoding: of CSV.
-        quotes: whether cells of CSV may be quoted; otherwise quotation marks are letters.
-        decimal: mark of decimals in CSV, "." or ",".
-        absent: marks of absence in fields of any type, beside empty cells and `\N`, which is a
-            text in JSON.
-        identifiers: names of attributes that are texts though they look like numbers.
-        list_separator: between the members of a list in a cell.
-        time_format: "rfc3339", "s", "ms", "us", "ns" or a pattern of `strptime`.
-        zone: of times that name none.
-        skip_bad: skip bad rows and report them; otherwise the first raises `Invalid`, naming file,
-            row, field, the fault and what is allowed.
-        dims: required dimensions of vectors; None allows any.
-    """
+    """How files are read. An option of None is found out by looking at each file."""
 
     mapping: FieldMapping = field(default_factory=FieldMapping)
     delimiter: str | None = None
     encoding: str | None = None
-    quotes: bool | None = None
+    quotes: bool | None = None  # of CSV: enclose cells; otherwise they are letters
     decimal: Decimal | None = None
-    absent: Sequence[str] = ()
-    identifiers: Sequence[str] = KEYWORD_FIELDS
+    absent: Sequence[str] = ()  # marks of absence in fields of any type, beside empty cells
+    identifiers: Sequence[str] = KEYWORD_FIELDS  # attributes that are texts, though of digits
     list_separator: str = "|"
-    time_format: str | None = None
-    zone: ZoneInfo | None = None
-    skip_bad: bool = False
-    dims: int | None = None
+    time_format: str | None = None  # "rfc3339", "s", "ms", "us", "ns" or a pattern of `strptime`
+    zone: ZoneInfo | None = None  # of times that name none
+    skip_bad: bool = False  # report bad rows; otherwise the first raises `BadRow`
+    dims: int | None = None  # of vectors; None allows any
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +125,15 @@ class Survey:
     form: Format
     dialect: Dialect
     mapping: BoundMapping
-    read_row: RowReader
     times: TimeFormat
     header: str  # the line that names the columns of CSV
     mixed: tuple[str, ...] = ()  # sentences on columns of flags among other texts
     empty: frozenset[str] = frozenset()  # attributes whose type no value shows
 
     def warning(self) -> str | None:
-        """Return the sentences on mixed columns; None if there are none."""
         return "; ".join(self.mixed) or None
 
     def describe(self) -> str:
-        """Return what was found out, in a line; empty if nothing had to be."""
         parts = [str(self.dialect)] if self.form == "csv" else []
         found = self.mapping.columns.keys() - self.mapping.later
         if found & {"timestamp", "published_at"}:
@@ -232,11 +211,11 @@ def survey(path: Path, form: Format, options: ReadOptions, schema: RecordSchema[
         except Invalid as error:
             raise Invalid("", f"{path}: {error.detail}") from None
     texts: Mapping[Format, Texts] = {"csv": "all", "parquet": "typed"}
+    mapping.prepare(schema, cells, texts.get(form, "mapped"))
     return Survey(
         form=form,
         dialect=replace(dialect, decimal=decimal),
         mapping=mapping,
-        read_row=mapping.reader(schema, cells, texts.get(form, "mapped")),
         times=times,
         header=sample[0].text if form == "csv" and sample else "",
         mixed=tuple(mixed),
@@ -312,7 +291,6 @@ def _decimal(
 
 
 def _is_text(target: str, names: Sequence[str], options: ReadOptions) -> bool:
-    """Report whether an attribute is text by its mapping, or by its name."""
     chosen = options.mapping.types.get(target)
     named = any(is_identifier(name, options.identifiers) for name in (target, *names))
     return chosen == "text" or (named and chosen is None)
@@ -330,7 +308,6 @@ def _is_scalar(value: Any) -> bool:
 def _mixed_flags(
     target: str, names: Sequence[str], values: Iterable[Any], cells: CellFormat
 ) -> Iterator[str]:
-    """Yield a sentence if most values of a column are true or false, and others are not."""
     texts = [v for v in values if isinstance(v, str) and (bare_cell(v, cells) or "").strip()]
     others = [text for text in texts if not is_flag(text) and text.strip().lower() not in ABSENT]
     flags = sum(map(is_flag, texts))
@@ -343,7 +320,6 @@ def _mixed_flags(
 
 
 def _one_unit(times: TimeFormat, units: Mapping[str, str]) -> TimeFormat:
-    """Return the format with the row that shows its unit; raises `Invalid` if units are mixed."""
     if len(units) == 1:
         return replace(times, example=units[times.pattern])
     first, second = list(units.items())[:2]
@@ -463,22 +439,21 @@ class RecordFile(Dataset, Generic[R]):
 
     @cached_property
     def survey(self) -> Survey:
-        """Facts that are known before the records are read. Raises `Invalid`."""
         return survey(self._path, self._format, self._options, self.schema)
 
     @cached_property
     def ids(self) -> Counter[str]:
         """The ids of the file's rows, with the number of rows that each has."""
         known, ids = self.survey, Counter[str]()
-        columns = {self.key: known.read_row.columns.get(self.key, ())}
-        read = replace(known.read_row, columns=columns, weight=None)
+        columns = {self.key: known.mapping.columns.get(self.key, ())}
+        mapping = replace(known.mapping, columns=columns, weight=None)
         parse = self.schema.fields[self.key].parse
         with suppress(Invalid):  # of a file that cannot be read further, as `records` reports
             for row in self._rows(ReadProgress()):
                 name = None
                 if not isinstance(row.values, Invalid):
                     with suppress(ValueError):  # as above
-                        name = read(row.values).get(self.key)
+                        name = mapping.row(row.values).get(self.key)
                         name = name if name is None else parse(name, known.times)
                 if isinstance(name, str):
                     ids[name] += 1
@@ -544,7 +519,7 @@ class RecordFile(Dataset, Generic[R]):
             try:
                 if isinstance(row.values, Invalid):
                     raise row.values
-                values = known.read_row(row.values)
+                values = known.mapping.row(row.values)
                 record = self.schema.record(values, times)
                 self._check_dims(record)
                 if self.refused and getattr(record, self.key) in self.refused:
@@ -612,7 +587,6 @@ class EventsFile(RecordFile[Event]):
         self.items_in, self.created = items_in, frozenset[str]()
 
     def items(self) -> Iterator[Item]:
-        """Iterate over the items that the rows of events make."""
         if self.items_in is not None and self.created:
             self.items_in.progress = self.progress
             yield from (item for item in self.items_in.items() if item.item_id in self.created)
@@ -652,12 +626,9 @@ def _with_ids(events: list[Event], counter: OccurrenceCounter) -> Iterator[Event
 
 
 class ItemsFile(RecordFile[Item]):
-    """A file of items."""
-
     schema, key = ITEM, "item_id"
 
     def items(self) -> Iterator[Item]:
-        """Iterate over the items in file order."""
         return self.records()
 
     def patches(self) -> Iterator[ItemPatch]:
@@ -685,14 +656,10 @@ class ItemsFile(RecordFile[Item]):
 
 
 class UsersFile(RecordFile[User]):
-    """A file of user profiles; iterate over them with `records`."""
-
     schema, key = USER, "user_id"
 
 
 class JudgmentsFile(RecordFile[Judgment]):
-    """A file of relevance judgments; iterate over them with `records`."""
-
     schema = JUDGMENT
 
 

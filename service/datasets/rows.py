@@ -57,7 +57,6 @@ def _unchanged(value: Any, _: TimeFormat) -> Any:
 
 
 def _word(value: Any, times: TimeFormat) -> Any:
-    """Return a number or a date as text; other values are left to the check of the record."""
     if isinstance(value, list | dict):
         kind = f"a list of {len(value)}" if isinstance(value, list) else "an object"
         raise ValueError(f"must be one value, not {kind}; a row for each value is allowed")
@@ -65,7 +64,6 @@ def _word(value: Any, times: TimeFormat) -> Any:
 
 
 def _text(value: Any, times: TimeFormat) -> Any:
-    """Return a number or a date as text, and a list of texts as lines."""
     if isinstance(value, list):
         lines = [number_text(member) for member in value if member is not None]
         return "\n".join(lines) if all(isinstance(line, str) for line in lines) else value
@@ -186,7 +184,6 @@ TYPES = {
 
 
 def _schema(record: type[R], check: Callable[[R], None]) -> RecordSchema[R]:
-    """Return the schema of a record class; fields without a default are required."""
     required = [
         field.name
         for field in fields(record)
@@ -237,7 +234,6 @@ def to_row(record: Event | Item | User) -> dict[str, Any]:
 
 
 def to_json_lines(records: Iterable[Event | Item | User]) -> Iterator[bytes]:
-    """Serialise records as JSON lines, each with its newline."""
     for record in records:
         yield orjson.dumps(to_row(record), option=orjson.OPT_APPEND_NEWLINE)
 

@@ -102,7 +102,6 @@ def _cells(row: Sequence[Any]) -> list[Any]:
 
 
 def _lines(names: Iterable[str], rows: TableRows) -> Iterator[bytes]:
-    """Serialise each row as a line of JSON."""
     for row in rows:
         cells = dict(zip(names, row, strict=True))
         yield orjson.dumps(cells, option=orjson.OPT_APPEND_NEWLINE)

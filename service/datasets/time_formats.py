@@ -222,7 +222,6 @@ def _unit_of(number: float) -> str:
 
 
 def _number(value: Any) -> Decimal | int | None:
-    """Return a number or the number that a text is; None for other values."""
     if isinstance(value, str):
         text = value.strip()
         if len(text) > MAX_TIME or not _NUMBER.fullmatch(text):
@@ -330,7 +329,6 @@ def _in_range(micros: int) -> int:
 
 
 def _split(text: str, pattern: str) -> tuple[str, str]:
-    """Split a time into its date and the rest, which may be empty."""
     if " " in pattern:
         words = text.split()
         count = pattern.count(" ") + 1
@@ -340,7 +338,6 @@ def _split(text: str, pattern: str) -> tuple[str, str]:
 
 
 def _day(text: str, pattern: str) -> datetime | None:
-    """Return the midnight of a time's date, or None if the text is not of the pattern."""
     day, rest = _split(text, pattern)
     return _strptime(day, pattern) if not rest or _CLOCK.fullmatch(rest) else None
 

@@ -128,10 +128,7 @@ def compose(
 
 
 def compute_threads(settings: Settings) -> int:
-    """Return the number of threads on which a worker computes answers.
-
-    Together, the workers compute on not many more threads than there are cores.
-    """
+    """Return the number of threads on which a worker computes: all use about one a core."""
     return min(4, ceil((os.cpu_count() or 1) / settings.workers))
 
 
@@ -201,7 +198,6 @@ def _wait_until_single_threaded() -> None:
 
 
 def _threads() -> list[str]:
-    """The names of this process' threads, those of libraries among them."""
     names = []
     for task in _TASKS.iterdir():
         with contextlib.suppress(OSError):  # it has ended

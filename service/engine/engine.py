@@ -132,16 +132,11 @@ class Engine:
         about: str = "",
         shown: Sequence[str] = (),
     ) -> T:
-        """Answer a question.
+        """Answer a question by the function for its kind, such as `recommend_items`.
 
-        Args:
-            answer: the function for its kind, such as `recommend_items`.
-            question: as a client sends it.
-            stages: clock of the request.
-            about: the item or the user that it is about.
-            shown: items before this answer, which count for its quotas.
-
-        Raises `Invalid` for a question whose parts do not go together, and what `answer` raises.
+        `about` is the item or the user that it is about; items `shown` before this answer count for
+        its quotas. Raises `Invalid` for a question whose parts do not go together, and what
+        `answer` raises.
         """
         question.check(self.parts.settings)
         request = Request(self.parts, question, stages or StageClock(), about)
@@ -238,10 +233,7 @@ async def open_engine(
     encoder: TextEncoder | None = None,
     preloaded: Served | None = None,
 ) -> Engine:
-    """Open an engine on the settings' data directory, ready to answer.
-
-    The arguments are those of `compose`. Raises what it and `LiveSnapshot.open` raise.
-    """
+    """Open an engine, ready to answer. Raises what `compose` and `LiveSnapshot.open` raise."""
     engine = Engine(compose(settings, encoder=encoder, preloaded=preloaded))
     try:
         await engine.open()
@@ -254,15 +246,12 @@ async def open_engine(
 async def _repeat(
     seconds: float, work: Callable[[], Awaitable[object]], *, rest: float = 100
 ) -> None:
-    """Repeat work; log a failure once, and try again.
+    """Repeat work, `seconds` later at least; log a failure once, and try again.
 
-    Args:
-        seconds: to wait before each time, at least.
-        work: what to do.
-        rest: multiple of the time that the work took last, to wait at least: what takes long is
-            done seldom. 0 for work that takes long only where there is something to do.
+    Work that takes long is done seldom: after `rest` times as long as it took. That is 0 for work
+    that takes long only if there is something to do.
     """
-    took, own = 0.0, object()
+    took, task = 0.0, object()
     what = f"{work.__qualname__} failed; earlier data serve, and it is tried again"
     try:
         while True:
@@ -271,10 +260,10 @@ async def _repeat(
             try:
                 await work()
             except Exception as error:  # noqa: BLE001 - the next try may succeed
-                REPEATED.failed(_log, own, what, error)
+                REPEATED.failed(_log, task, what, error)
                 took = 0.0  # a hung server does not delay the next try
             else:
-                REPEATED.succeeded(_log, own)
+                REPEATED.succeeded(_log, task)
                 took = time.monotonic() - started
     finally:
-        REPEATED.ended(own)
+        REPEATED.ended(task)

@@ -79,7 +79,6 @@ class ListShard:
         return [user_id for user_id in store.scan_user_ids() if self.has(user_id)]
 
     def has(self, user_id: str) -> bool:
-        """Report whether a user is in the shard."""
         return self.count == 1 or user_key(user_id) % self.count == self.number - 1
 
     def __str__(self) -> str:
@@ -119,13 +118,9 @@ class ListRun:
 class ListParts:
     """The lists that a run, and the runs that it continues, have computed. Use `open_parts`.
 
-    The folder has a file that describes the run, and a part file for each thousand users. A file
-    appears whole and durable, so that a kill loses only the part that was being computed.
-
-    Args:
-        folder: which the caller has locked.
-        run: that begins, unless it continues the one in the folder.
-        restart: whether it must not continue it.
+    The folder, which the caller has locked, has a file that describes the run, and a part file for
+    each thousand users. A file appears whole and durable, so that a kill loses only the part that
+    was being computed. With `restart`, a run does not continue the one in the folder.
     """
 
     def __init__(self, folder: Path, run: ListRun, *, restart: bool) -> None:
@@ -154,11 +149,7 @@ class ListParts:
                 file.unlink()
 
     def append(self, part: ListBatch) -> None:
-        """Append lists of the users that come next. They are durable when this returns.
-
-        Raises:
-            StoreFull: the disk is full.
-        """
+        """Append lists of the users that come next, durably. Raises `StoreFull`."""
         self._write(str(self._parts), [[tuple(row) for row in part.lists], part.recalls])
         self._count(part)
 
@@ -203,12 +194,8 @@ class ListParts:
 def open_parts(folder: Path, run: ListRun, *, restart: bool = False) -> Iterator[ListParts]:
     """Yield the lists of the run that an earlier process began, or those of a new one.
 
-    The folder is created when it is missing. It stays when the block ends, unless
-    `ListParts.remove` was called. With `restart`, the run begins again in any case.
-
-    Raises:
-        Conflict: another process is computing these lists.
-        StoreFull: the disk is full.
+    The folder is created when it is missing, and stays when the block ends, unless it was removed.
+    Raises `Conflict` if another process is computing these lists, and `StoreFull`.
     """
     descriptor = _lock(folder)
     try:
@@ -269,20 +256,16 @@ async def write_lists(
     the first. Any other run discards it.
 
     Args:
-        settings: of the service.
         path: of the file, whose suffix says its format.
         question: what to recommend to each user in turn, unfiltered and unsteered. All requests
             have its time, or that of the beginning.
         progress: called with how many users are done, of how many.
         writing: called in the same way while the file is written, when all users are done.
         announce: called with a sentence where an earlier run is continued or discarded.
-        shard: of the users.
         restart: discard an earlier run in any case.
 
-    Raises:
-        Conflict: another process is computing the lists of this path.
-
-    Also raises what `compose`, `LiveSnapshot.open` and `service.datasets.tables.open_table` raise.
+    Raises `Conflict` if another process is computing these lists, and what `compose`,
+    `LiveSnapshot.open` and `service.datasets.tables.open_table` raise.
     """
     check_table(path)
     encoder = open_encoder(settings.encoder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from models.history.user_memory import UserMemory
 from models.ranking.audiences import because_rows, distinctive_categories
 from models.ranking.explanation import Reason, explain
-from models.ranking.lineup import QuotaChoice
+from models.ranking.lineup import take_first
 from models.ranking.recommend import Ranked, best_scores, recommend
-from models.ranking.steering import ItemSteering
+from models.ranking.steering import ItemSteering, QuotaCounts
 from service.domain.records import NEGATIVE, check_finite
 from service.engine.explanation import (
     Contribution,
@@ -310,10 +310,13 @@ class HomePage:
         self.steered.applied.describe(items, ranked.rows)
         return items
 
-    def _choice(self, rows: NDArray[np.integer]) -> QuotaChoice:
+    def _choice(
+        self, rows: NDArray[np.integer]
+    ) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
         """Return the choice of the items of a row from a pool, item rows [T]."""
         fields, quotas = self.snapshot.catalogue.fields, self.steered.steering.quotas
-        return QuotaChoice(fields, quotas, rows.astype(np.int64), self.question.limit)
+        counts = QuotaCounts.over(fields, quotas, rows.astype(np.int64))
+        return lambda order: take_first(order, counts.copy(), self.question.limit)
 
     def _seen(self) -> NDArray[np.int64]:
         """Return the rows of the requester's items in the catalogue."""

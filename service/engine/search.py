@@ -23,7 +23,7 @@ from models.catalogue.snapshot import Snapshot
 from models.catalogue.sorting import SortedValue, SortKey, SortPosition, position, sorted_rows
 from models.history.user_memory import UserMemory
 from models.ranking.explanation import Reason
-from models.ranking.lineup import QuotaChoice, SteeredRows
+from models.ranking.lineup import SteeredRows, take_first
 from models.ranking.matches import (
     DEFAULTS,
     FieldMatches,
@@ -43,7 +43,7 @@ from models.ranking.search import (
     strong_matches,
     take,
 )
-from models.ranking.steering import NO_STEERING, ItemSteering, Quota
+from models.ranking.steering import NO_STEERING, ItemSteering, Quota, QuotaCounts
 from models.text.bm25 import Hits
 from models.text.query_parser import ParsedQuery
 from models.text.terms import MAX_COMPLETED, NO_KEYWORDS
@@ -62,7 +62,6 @@ from service.engine.pipeline import Request, answer_of
 from service.engine.selection import (
     UNSTEERED,
     Counted,
-    ItemSelection,
     SteeredItems,
     count_items,
     steer_items,
@@ -143,20 +142,40 @@ def _cost(request: Request[SearchIn]) -> float:
 
 
 async def _list(request: Request[SearchIn]) -> AnswerOut:
-    """List items in the order of their fields, the same list for every user."""
-    question = request.question
+    """List items in the order of their fields, the same list for every user.
+
+    Raises `Invalid` for a cursor of another order.
+    """
+    question, setup = request.question, request.parts.search.setup
     await request.open_snapshot()
+    snapshot = request.snapshot
     selection = await request.select(question.filter, question.facets, question.sort)
-    work = partial(
-        list_matches,
-        question,
-        request.snapshot,
-        request.parts.search.setup,
-        selection=selection,
-        options=question.options(request.parts.settings),
-        shown=request.shown,
-    )
-    answer = await request.compute(work)
+
+    def find() -> AnswerOut:
+        mask, parsed, matches = selection.allowed, None, None
+        warnings: tuple[WarningOut, ...] = ()
+        if question.query.strip():
+            parsed, matches = match_text(
+                question.query,
+                snapshot,
+                setup.encode,
+                allowed=mask,
+                options=question.options(request.parts.settings),
+                parameters=setup.parameters,
+            )
+            mask, warnings = matched_items(snapshot, parsed, matches, mask)
+        steered = steer_items(question, snapshot, allowed=selection.allowed, shown=request.shown)
+        answer = list_items(question, snapshot, mask, steered.steering.quotas)
+        if matches is not None:
+            answer |= {"retrieval": matches.mode, "keys_attended": matches.attended}
+        warned = selection.with_warnings(steered.warnings + warnings)
+        warned.describe(answer, count_items(snapshot, mask, question.facets))
+        if warnings:
+            del answer["total"]  # not all were counted
+        describe_query(answer, question, snapshot.catalogue, parsed, found=bool(mask.any()))
+        return answer
+
+    answer = await request.compute(find)
     await _add_texts(request, answer["items"])
     return request.finish(answer)
 
@@ -431,44 +450,6 @@ def _unmeant(
     return ()
 
 
-def list_matches(
-    question: SearchIn,
-    snapshot: Snapshot,
-    setup: SearchSetup,
-    *,
-    selection: ItemSelection,
-    options: AttentionOptions,
-    shown: Sequence[str] = (),
-) -> AnswerOut:
-    """List the items that match a text, or all without one, in the order of their fields.
-
-    `shown` are items of another answer before this one, which count for quotas. Raises `Invalid`
-    for a cursor of another order.
-    """
-    mask, parsed, matches = selection.allowed, None, None
-    warnings: tuple[WarningOut, ...] = ()
-    if question.query.strip():
-        parsed, matches = match_text(
-            question.query,
-            snapshot,
-            setup.encode,
-            allowed=mask,
-            options=options,
-            parameters=setup.parameters,
-        )
-        mask, warnings = matched_items(snapshot, parsed, matches, mask)
-    steered = steer_items(question, snapshot, allowed=selection.allowed, shown=shown)
-    answer = list_items(question, snapshot, mask, steered.steering.quotas)
-    if matches is not None:
-        answer |= {"retrieval": matches.mode, "keys_attended": matches.attended}
-    selection = selection.with_warnings(steered.warnings + warnings)
-    selection.describe(answer, count_items(snapshot, mask, question.facets))
-    if warnings:
-        del answer["total"]  # not all were counted
-    describe_query(answer, question, snapshot.catalogue, parsed, found=bool(mask.any()))
-    return answer
-
-
 def match_text(
     text: str,
     snapshot: Snapshot,
@@ -654,7 +635,8 @@ def list_items(
     if quotas:
         needed = len(rows) if after is not None else question.offset + question.limit + 1
         whole = sorted_rows(catalogue.fields, rows, keys, limit=len(rows))
-        rows = whole[QuotaChoice(catalogue.fields, quotas, whole, needed)(np.arange(len(whole)))]
+        counts = QuotaCounts.over(catalogue.fields, quotas, whole)
+        rows = whole[take_first(np.arange(len(whole)), counts, needed)]
         rows = np.sort(rows)
     # One item more than the page tells whether there is another page.
     page = sorted_rows(

@@ -308,7 +308,7 @@ def _unknown_attribute(fields: ItemFields, name: str, pointer: str) -> WarningOu
         return None
     known = (
         other.removeprefix(ATTRIBUTES)
-        for other, columns in fields.columns.fields.items()
+        for other, columns in fields.columns.items()
         if other.startswith(ATTRIBUTES) and _has_values(columns)
     )
     attribute = name.removeprefix(ATTRIBUTES)

@@ -29,12 +29,12 @@ from service.http.access import (
     RouteRow,
     RouteTable,
 )
-from service.http.admission import Admission
-from service.http.bodies import Arrivals, Bodies, HeadRequests, Paths
+from service.http.limits import Admission, Arrivals, Bodies, HeadRequests, Paths
 from service.http.problems import Problems, handle
 from service.http.rate_limits import RateLimits
 from service.http.routes import batch, page, questions, records, running, scenarios
-from service.http.telemetry import AccessLog, Metrics, Telemetry
+from service.http.routes.context import PlainQuestions
+from service.http.telemetry import Metrics, Telemetry
 
 _log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def create_app(
         lifespan=lifespan,
         middleware=[  # the first is the outermost
             Middleware(Paths),
-            Middleware(Telemetry, metrics=metrics, access_log=AccessLog(settings.access_log)),
+            Middleware(Telemetry, metrics=metrics, logged=settings.access_log),
             *_cors(settings),
             Middleware(Problems),
             Middleware(HeadRequests),
@@ -113,7 +113,7 @@ def create_app(
             Middleware(Bodies, settings=settings, arrivals=arrivals),
             Middleware(Admission, settings=settings, metrics=metrics),
             Middleware(Engines),
-            Middleware(questions.PlainQuestions),
+            Middleware(PlainQuestions, questions=questions.QUESTIONS),
         ],
         exception_handlers={HTTPException: handle, RequestValidationError: handle},
     )

@@ -17,8 +17,14 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from service.domain.settings import Settings
-from service.http.admission import is_exempt
-from service.http.bodies import GRACE, Arrivals, ClientConnection, SlowPlace, address_of
+from service.http.limits import (
+    GRACE,
+    Arrivals,
+    ClientConnection,
+    SlowPlace,
+    address_of,
+    is_exempt,
+)
 from service.http.problems import problem
 from service.http.scope_keys import CLIENT, CROWDED
 

@@ -45,30 +45,27 @@ def check_bind_address(settings: Settings, *, has_keys: bool) -> None:
     )
 
 
-async def create_first_key(store: Store, data: Path) -> bool:
-    """Create a key with the scope `admin` if there never was any key; report whether it did.
+async def _create_first_key(store: Store, data: Path) -> None:
+    """Create a key with the scope `admin` if there never was any key.
 
     Its token is written to a file of the data directory that only its owner can read. Logs are
     kept and shipped elsewhere; the file is not.
     """
     if await store.keys_version():
-        return False
+        return
     key, token = issue_key("first", frozenset({"admin"}), time.time_ns() // 1000)
     path = data / FIRST_KEY_FILE
     make_directory(data)
-    path.unlink(missing_ok=True)  # an existing file would keep its mode
     # The file first: a key whose token nobody has would lock everybody out.
-    write(path, f"{token}\n".encode(), mode=0o600)
-    sync_directory(data)
+    _write_token(path, token, 0o600)
     await store.add_key(key)
-    return True
 
 
 _NAME = "metrics-file"
 _MODE = 0o640  # Prometheus runs as another user, and reads it as a member of the group
 
 
-async def keep_metrics_key(store: Store, path: Path) -> None:
+async def _keep_metrics_key(store: Store, path: Path) -> None:
     """Keep the token of a valid key with the scope `metrics` in a file.
 
     A file that holds one is left as it is. Otherwise a new key is created, and those that were
@@ -78,42 +75,33 @@ async def keep_metrics_key(store: Store, path: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    if not await store.keys_version() or await _is_valid(store, path):
+    if not await store.keys_version():
         return
+    if (parsed := _read_token(path)) is not None and (
+        held := await store.key(parsed[0])
+    ) is not None:
+        is_valid = held.revoked is None and held.matches(parsed[1])
+        if is_valid and held.permits(frozenset({"metrics"})):
+            return
     key, token = issue_key(_NAME, frozenset({"metrics"}), time.time_ns() // 1000)
-    _write_token(path, token)
+    _write_token(path, token, _MODE)
     earlier = [each.key_id for each in await store.keys() if each.name == _NAME]
     await store.add_key(key)
     for key_id in earlier:
         await store.revoke_key(key_id)
 
 
-async def _is_valid(store: Store, path: Path) -> bool:
-    """Report whether a file holds the token of a key that is not revoked."""
-    parsed = _read_token(path)
-    key = None if parsed is None else await store.key(parsed[0])
-    return (
-        parsed is not None
-        and key is not None
-        and key.revoked is None
-        and key.matches(parsed[1])
-        and key.permits(frozenset({"metrics"}))
-    )
-
-
 def _read_token(path: Path) -> tuple[str, str] | None:
-    """Return the id and the secret of a file's token; None where there is none."""
     try:
         return parse_token(path.read_text("ascii").strip())
     except (OSError, UnicodeDecodeError):
         return None
 
 
-def _write_token(path: Path, token: str) -> None:
-    """Replace a file, whose mode may be another, by one that holds the token."""
-    path.unlink(missing_ok=True)
-    write(path, f"{token}\n".encode(), mode=_MODE)
-    path.chmod(_MODE)  # whatever the umask
+def _write_token(path: Path, token: str, mode: int) -> None:
+    path.unlink(missing_ok=True)  # an existing file would keep its mode
+    write(path, f"{token}\n".encode(), mode=mode)
+    path.chmod(mode)  # whatever the umask
     sync_directory(path.parent)
 
 
@@ -123,10 +111,7 @@ _log = logging.getLogger(__name__)
 def prepare_keys(settings: Settings, console: Console, *, with_first_key: bool) -> None:
     """Create the keys that the service keeps in files, and check that an exposed one has keys.
 
-    Args:
-        settings: of the service.
-        console: prints where the first key is.
-        with_first_key: give an installation that never had an API key an administrator's.
+    `with_first_key` gives an installation that never had an API key one of an administrator.
 
     Raises:
         Invalid: the address would be open to other machines.
@@ -150,22 +135,17 @@ def prepare_keys(settings: Settings, console: Console, *, with_first_key: bool) 
 
 async def _prepare(settings: Settings, *, with_first_key: bool) -> bool:
     """Create the keys, and report whether there are any."""
-    store = open_store(settings.data, settings.store)
+    store, path = open_store(settings.data, settings.store), settings.metrics_key_file
     try:
         if with_first_key:
-            await create_first_key(store, settings.data)
-        await _keep_metrics_key(store, settings)
+            await _create_first_key(store, settings.data)
+        if path:
+            try:
+                await _keep_metrics_key(store, Path(path))
+            except (OSError, HeedError) as error:  # without it the service still answers
+                _log.warning(
+                    "%sMETRICS_KEY_FILE: no key could be kept in %s: %s", PREFIX, path, error
+                )
         return await store.keys_version() > 0
     finally:
         await store.close()
-
-
-async def _keep_metrics_key(store: Store, settings: Settings) -> None:
-    """Keep the key for Prometheus, without which the service still answers its clients."""
-    path = settings.metrics_key_file
-    if not path:
-        return
-    try:
-        await keep_metrics_key(store, Path(path))
-    except (OSError, HeedError) as error:
-        _log.warning("%sMETRICS_KEY_FILE: no key could be kept in %s: %s", PREFIX, path, error)

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.domain import errors
 from service.domain.keys import ApiKey
 from service.domain.names import DEFAULT_NAMESPACE
-from service.http.bodies import connection_of, lingering
+from service.http.limits import connection_of, lingering
 from service.http.scope_keys import DISCONNECTED, KEY, METHOD, NAMESPACE, REQUEST_ID
 from service.runtime.data_layout import without_folders
 

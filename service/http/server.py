@@ -30,9 +30,9 @@ from service.engine.compose import preload
 from service.engine.engine import Engine, open_engine
 from service.engine.namespaces import Namespaces
 from service.http.app import create_app
-from service.http.bodies import Arrivals
 from service.http.connection_limits import BURST, Crowd, LimitedHttpProtocol
 from service.http.keys import prepare_keys
+from service.http.limits import Arrivals
 from service.http.rate_limits import RateLimits
 from service.http.routes import running
 from service.http.telemetry import export_measurements
@@ -123,13 +123,14 @@ class _Server(uvicorn.Server):
 
     def __init__(
         self,
-        config: uvicorn.Config,
+        settings: Settings,
+        app: FastAPI,
         console: Console | None,
-        on_serving: Callable[[Console, str], Coroutine[Any, Any, None]] | None,
-        limit: ShutdownLimit,
+        on_serving: OnServing | None,
     ) -> None:
-        super().__init__(config)
-        self._limit = limit
+        super().__init__(configure(app, settings))
+        self._namespaces: Namespaces = app.state.namespaces
+        self._limit = ShutdownLimit(settings.drain_timeout + _CLOSING, abandon=self._abandon)
         self._console = console
         self._on_serving = on_serving
         self._beside: asyncio.Task[None] | None = None
@@ -165,7 +166,12 @@ class _Server(uvicorn.Server):
         hint = "the page is at /, the API at /docs; stop with Ctrl-C"
         self._console.print(f"\n[bold]Heed serves {where}[/]  ({hint})")
         if self._on_serving is not None:
-            self._beside = asyncio.create_task(self._on_serving(self._console, base))
+            engine = self._namespaces.default
+            self._beside = asyncio.create_task(self._on_serving(engine, self._console, base))
+
+    def _abandon(self) -> None:
+        for opened in self._namespaces.engines().values():
+            opened.abandon()
 
 
 def _told(host: str, port: int) -> tuple[str, str]:
@@ -248,30 +254,19 @@ async def _serve(
     if tracing.start(__version__):
         export_measurements(engine)
     try:
-        await _listen(settings, console, sockets, app, on_serving, peers)
+        await _listen(_Server(settings, app, console, on_serving), sockets, app, peers)
     finally:
         await asyncio.to_thread(tracing.stop)
 
 
 async def _listen(
-    settings: Settings,
-    console: Console | None,
+    server: _Server,
     sockets: list[socket.socket],
     app: FastAPI,
-    on_serving: OnServing | None,
     peers: WorkerPeers | None,
 ) -> None:
     """Serve the app until it is stopped, and answer the other workers."""
-    config = configure(app, settings)
     namespaces: Namespaces = app.state.namespaces
-
-    def abandon() -> None:
-        for opened in namespaces.engines().values():
-            opened.abandon()
-
-    limit = ShutdownLimit(settings.drain_timeout + _CLOSING, abandon=abandon)
-    beside = None if on_serving is None else partial(on_serving, namespaces.default)
-    server = _Server(config, console, beside, limit)
     if peers is None:
         await server.serve(sockets)
         return

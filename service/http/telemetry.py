@@ -266,7 +266,11 @@ def render_workers(table: WorkerTable | None, answered: Iterable[int]) -> bytes:
     Without a table this process is the only one, number 0.
     """
     answering = set(answered)
-    rows = [_only()] if table is None else [table[number] for number in range(len(table))]
+    rows = (
+        [WorkerRow(True, _started, 0)]
+        if table is None
+        else [table[number] for number in range(len(table))]
+    )
     up = GaugeMetricFamily(
         "heed_worker_up", "1 for a worker that answered this scrape in time.", labels=_LABEL
     )
@@ -288,10 +292,6 @@ def render_workers(table: WorkerTable | None, answered: Iterable[int]) -> bytes:
 _started = time.monotonic()
 
 
-def _only() -> WorkerRow:
-    return WorkerRow(True, _started, 0)
-
-
 def _labelled(line: str, label: str) -> str:
     """Put one more label into a sample's line; the value has no brace, whatever labels have."""
     name, brace, value = line.rpartition("} ")
@@ -301,51 +301,15 @@ def _labelled(line: str, label: str) -> str:
     return f"{name}{{{label}}} {value}"
 
 
-# access log -----------------------------------------------------------------------------
+# middleware -----------------------------------------------------------------------------
 
 _access_log = logging.getLogger("heed.access")
 _log = logging.getLogger(__name__)
 
 _SERVER_ERROR = 500
-# Probes and scrapes would be most of the log of a quiet service.
+# Of level `debug` in the log: they would be most of that of a quiet service.
 _PROBES = frozenset({"/health/live", "/health/ready", "/metrics"})
 _REFUSED = 400
-
-
-class AccessLog:
-    """Writes a line of level `info` for a fraction of the requests, and for each server error.
-
-    Probes and scrapes that succeed have the level `debug`.
-    """
-
-    def __init__(self, fraction: float) -> None:
-        self._fraction = fraction
-
-    def write(self, scope: Scope, status: int, size: int, stages: StageClock) -> None:
-        """Log one finished request, with the bytes of its answer's body."""
-        if status < _SERVER_ERROR and random.random() >= self._fraction:
-            return
-        route = route_label(scope)
-        level = logging.DEBUG if route in _PROBES and status < _REFUSED else logging.INFO
-        if not _access_log.isEnabledFor(level):
-            return
-        milliseconds = 1e3 * (time.perf_counter() - stages.started)
-        fields = {
-            "method": method_label(scope),
-            "route": route,
-            "status": status,
-            "milliseconds": round(milliseconds, 3),
-            "stages": {name: round(1e3 * each, 3) for name, each in stages.seconds.items()},
-            "bytes": size,
-            "namespace": scope.get("heed.namespace", "default"),
-        }
-        # The name of the API key and nothing else of it.
-        if (key := getattr(scope.get("heed.key"), "name", None)) is not None:
-            fields["key"] = key
-        logs.write(_access_log, level, "request", fields)
-
-
-# middleware -----------------------------------------------------------------------------
 
 
 _PLAIN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -354,10 +318,10 @@ _PLAIN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 class Telemetry:
     """Pure ASGI middleware around all that answer: gives each request its id and its clock."""
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics, access_log: AccessLog) -> None:
+    def __init__(self, app: ASGIApp, *, metrics: Metrics, logged: float) -> None:
         self._app = app
         self._metrics = metrics
-        self._access_log = access_log
+        self._logged = logged  # fraction of the requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -397,10 +361,33 @@ class Telemetry:
                 path = scope["path"].removeprefix(scope["root_path"])
                 scope["route"] = table.nearest(scope["method"], path)
             self._metrics.observe(scope, status, stages, is_refused=is_refused)
-            self._access_log.write(scope, status, size, stages)
+            self._log(scope, status, size, stages)
             self._export(scope, status, size, stages, span)
             logs.TRACE.reset(trace)
             logs.REQUEST.reset(token)
+
+    def _log(self, scope: Scope, status: int, size: int, stages: StageClock) -> None:
+        """Write a line for a fraction of the requests, and for each server error."""
+        if status < _SERVER_ERROR and random.random() >= self._logged:
+            return
+        route = route_label(scope)
+        level = logging.DEBUG if route in _PROBES and status < _REFUSED else logging.INFO
+        if not _access_log.isEnabledFor(level):
+            return
+        milliseconds = 1e3 * (time.perf_counter() - stages.started)
+        fields = {
+            "method": method_label(scope),
+            "route": route,
+            "status": status,
+            "milliseconds": round(milliseconds, 3),
+            "stages": {name: round(1e3 * each, 3) for name, each in stages.seconds.items()},
+            "bytes": size,
+            "namespace": scope.get("heed.namespace", "default"),
+        }
+        # The name of the API key and nothing else of it.
+        if (key := getattr(scope.get("heed.key"), "name", None)) is not None:
+            fields["key"] = key
+        logs.write(_access_log, level, "request", fields)
 
     def _export(
         self, scope: Scope, status: int, size: int, stages: StageClock, span: tracing.Span | None

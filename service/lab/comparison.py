@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,8 @@ from models.training.fit import TrainingResult
 from models.training.log_profile import has_repeat_consumption, hold_out_rule
 from models.training.presets import Preset
 from service.domain.errors import ModelRejected
-from service.lab.protocols import EvaluationTask, global_time, newest, of_new_items
+from service.lab import protocols
+from service.lab.protocols import EvaluationTask, of_new_items
 from service.training.judgement import HEED, judge
 from service.training.train_and_publish import fit_model
 from service.training.training_corpus import StageProgressCallback
@@ -27,8 +29,6 @@ from service.training.training_corpus import StageProgressCallback
 
 @dataclass(slots=True, eq=False)
 class ModelResults:
-    """Metrics of one model, a list entry for each seed."""
-
     test: list[RankingMetrics] = field(default_factory=list)  # without the target's time
     # Given the target's time; empty for models that do not use it.
     test_with_time: list[RankingMetrics] = field(default_factory=list)
@@ -42,6 +42,7 @@ class ModelResults:
 
 
 Comparison = dict[str, ModelResults]
+Protocol = Literal["newest", "leave-one-out", "hstu", "global-time"]
 
 
 def new_items_table(table: Comparison) -> Comparison:
@@ -50,41 +51,41 @@ def new_items_table(table: Comparison) -> Comparison:
 
 
 def split(
-    log: Interactions, *protocols: Callable[[Interactions], EvaluationTask]
+    log: Interactions,
+    protocol: Protocol,
+    *,
+    dataset: str = "",
+    date: int | None = None,
+    seed: int = 0,
 ) -> list[EvaluationTask]:
-    """Split a log by each protocol. Raises `ModelRejected` where it has no cases."""
-    try:
-        return [protocol(log) for protocol in protocols]
-    except ValueError as error:
-        raise ModelRejected(str(error)) from error
+    """Split a log of events into the evaluation tasks of a protocol, or of its data set.
 
+    "newest" splits as a training does: by each user's last event, or last basket. In it and in
+    "global-time", seen items are candidates if users take items again.
 
-def split_newest(log: Interactions) -> list[EvaluationTask]:
-    """Split a log as a training does: by each user's last event, or last basket.
-
-    Seen items are candidates where they come back.
+    Args:
+        log: the events.
+        protocol: of all but online-retail, which has the next basket and the next new items.
+        dataset: the name of a public data set.
+        date: of global-time, microseconds UTC; by default, nine tenths of the events come before.
+        seed: of the draw of targets of global-time.
 
     Raises:
         ModelRejected: there is nothing to train, to validate or to test on.
     """
-    new_only = not has_repeat_consumption(log)
-    return split(log, partial(newest, hold_out=hold_out_rule(log), exclude_seen=new_only))
-
-
-def split_at(log: Interactions, date: int | None = None, seed: int = 0) -> list[EvaluationTask]:
-    """Split a log by `protocols.global_time`; seen items are candidates where they come back.
-
-    Args:
-        log: the events.
-        date: from which nothing is trained on, microseconds UTC; by default, nine tenths of the
-            events come before it.
-        seed: of the draw of targets.
-
-    Raises:
-        ModelRejected: there is nothing to train or to test on.
-    """
-    new_only = not has_repeat_consumption(log)
-    return split(log, partial(global_time, at=date, seed=seed, exclude_seen=new_only))
+    try:
+        if dataset == "online-retail" and protocol != "global-time":
+            return [protocols.next_basket(log), protocols.next_basket(log, new_only=True)]
+        if protocol == "leave-one-out":
+            return [protocols.leave_one_out_5_core(log)]
+        if protocol == "hstu":
+            return [protocols.leave_one_out_hstu(log)]
+        new_only = not has_repeat_consumption(log)
+        if protocol == "global-time":
+            return [protocols.global_time(log, date, seed=seed, exclude_seen=new_only)]
+        return [protocols.newest(log, hold_out_rule(log), exclude_seen=new_only)]
+    except ValueError as error:
+        raise ModelRejected(str(error)) from error
 
 
 def compare(
@@ -95,7 +96,7 @@ def compare(
     seeds: int = 1,
     first_seed: int = 0,
     ablate: bool = False,
-    progress: StageProgressCallback | None = None,
+    progress: StageProgressCallback = lambda *_: None,
 ) -> Comparison:
     """Fit and evaluate the baselines, Heed for each seed, and with `ablate` Heed without each part.
 
@@ -116,8 +117,7 @@ def compare(
     table: Comparison = {}
     baselines = baseline_makers(task.log, exclude_seen=task.exclude_seen)
     for at, (name, make) in enumerate(baselines.items()):
-        if progress is not None:
-            progress(f"baseline: {name}", at, len(baselines), None)
+        progress(f"baseline: {name}", at, len(baselines), None)
         started = time.monotonic()
         ranker = make(task.every_event)
         timed = isinstance(ranker, WeekPopularity)
@@ -144,7 +144,7 @@ def _fit(
     content: NDArray[np.float32],
     preset: Preset,
     seed: int,
-    progress: StageProgressCallback | None,
+    progress: StageProgressCallback,
 ) -> TrainingResult:
     every_event = None if task.validation is None else task.every_event
     plan = preset.plan(task.train, content, task.validation, every_event=every_event, seed=seed)
@@ -170,8 +170,6 @@ def _ablations(
 
 
 def _timeless(task: EvaluationTask) -> EvaluationTask:
-    """Return the task with all timestamps equal; the order of events is kept."""
-
     def log(timed: Interactions) -> Interactions:
         return replace(timed, timestamps=np.zeros_like(timed.timestamps))
 
@@ -233,10 +231,19 @@ def _judge(
     *,
     times: bool = True,
 ) -> None:
-    """Add the metrics of a model to its row, with and without the target's `times`."""
     row = table.setdefault(name, ModelResults(ranker=ranker))
-    for each, asked in _questions(row, task):
-        _measure(each, asked, ranker, seconds, times=times)
+    for results, asked in _questions(row, task):
+        judged = partial(
+            evaluate,
+            ranker,
+            asked.test,
+            exclude_seen=asked.exclude_seen,
+            max_seen=asked.max_seen,
+        )
+        results.test.append(judged())
+        if times:
+            results.test_with_time.append(judged(use_target_time=True))
+        results.seconds.append(seconds)
 
 
 def _questions(
@@ -247,21 +254,3 @@ def _questions(
     if (other := of_new_items(task)) is not None:
         row.new_items = row.new_items or ModelResults()
         yield row.new_items, other
-
-
-def _measure(
-    row: ModelResults, task: EvaluationTask, ranker: Ranker, seconds: float, *, times: bool
-) -> None:
-    def judged(cases: Holdout, *, use_target_time: bool = False) -> RankingMetrics:
-        return evaluate(
-            ranker,
-            cases,
-            exclude_seen=task.exclude_seen,
-            max_seen=task.max_seen,
-            use_target_time=use_target_time,
-        )
-
-    row.test.append(judged(task.test))
-    if times:
-        row.test_with_time.append(judged(task.test, use_target_time=True))
-    row.seconds.append(seconds)

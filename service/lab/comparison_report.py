@@ -60,44 +60,6 @@ PUBLISHED: Mapping[tuple[str, str], Sequence[tuple[str, float, float]]] = {
 }
 
 
-def sentence(heed: float, baselines: Mapping[str, float], *, users: int, is_basket: bool) -> str:
-    """Say for how many customers something they take next is recommended.
-
-    Args:
-        heed: share of the users with a target among the ten that Heed recommends.
-        baselines: the same share of each baseline, by name.
-        users: number of the users.
-        is_basket: the targets are the items of the next basket, not only the next item.
-    """
-    right = "basket holds one of" if is_basket else "item is one of"
-    return (
-        f"For {share_of(users, heed, 'customers')} the next {right} the ten recommended; "
-        f"{_beside(baselines, users)}."
-    )
-
-
-def new_items_sentence(
-    heed: float, baselines: Mapping[str, float], *, users: int, is_basket: bool
-) -> str:
-    """Say the same where customers take items again, of items that they did not have before.
-
-    The arguments are as in `sentence`, of the customers who take such an item next.
-    """
-    taken = "next basket holds" if is_basket else "next item is"
-    return (
-        'That is with "exclude_seen": false. By default, what a customer had is left out: for '
-        f"{share_of(users, heed, 'customers')} whose {taken} something new to them, it is among "
-        f"the ten recommended; {_beside(baselines, users)}."
-    )
-
-
-def _beside(baselines: Mapping[str, float], users: int) -> str:
-    """Say the figure of the best baseline."""
-    best = max(baselines, key=baselines.__getitem__)
-    count, *_ = share_of(users, baselines[best]).split()
-    return f"for {count} with the best baseline, {best}"
-
-
 def render_table(task: EvaluationTask, table: Comparison, data: str = "") -> RenderableType:
     """Render the models side by side, then their differences to Heed and metrics by slice.
 
@@ -116,7 +78,6 @@ def render_table(task: EvaluationTask, table: Comparison, data: str = "") -> Ren
 
 
 def _metrics_table(task: EvaluationTask, table: Comparison, data: str) -> RichTable:
-    """Render a row of metrics for each model."""
     date = "" if task.date is None else f", trained before {to_rfc3339(task.date)}"
     grid = RichTable(
         title=f"{task.train.n_users:,} users, {task.train.n_items:,} items, "
@@ -144,7 +105,6 @@ def _metrics_table(task: EvaluationTask, table: Comparison, data: str) -> RichTa
 
 
 def _difference_lines(table: Comparison) -> list[str]:
-    """Say Heed's differences to each other model, a line each."""
     return [
         f"{HEED}{label} over {other}, paired bootstrap: NDCG@10 {format_interval(ndcg)}, "
         f"HR@10 {format_interval(hr)}"
@@ -155,25 +115,36 @@ def _difference_lines(table: Comparison) -> list[str]:
 
 def summarise(task: EvaluationTask, table: Comparison) -> str:
     """Say in sentences for how many customers Heed and the best baseline are right."""
-    users = len(np.unique(task.test.users))
-    is_basket = users < len(task.test)
-    found = _user_shares(task, table)
-    said = sentence(found.pop(HEED), found, users=users, is_basket=is_basket)
+    is_basket = len(np.unique(task.test.users)) < len(task.test)
+    right = "basket holds one of" if is_basket else "item is one of"
+    customers, beside = _shares(task, table)
+    said = f"For {customers} the next {right} the ten recommended; {beside}."
     if (asked := of_new_items(task)) is None:
         return said
-    found = _user_shares(asked, new_items_table(table))
-    users = len(np.unique(asked.test.users))
-    new = new_items_sentence(found.pop(HEED), found, users=users, is_basket=is_basket)
-    return f"{said} {new}"
+    taken = "next basket holds" if is_basket else "next item is"
+    customers, beside = _shares(asked, new_items_table(table))
+    return (
+        f'{said} That is with "exclude_seen": false. By default, what a customer had is left out: '
+        f"for {customers} whose {taken} something new to them, it is among the ten recommended; "
+        f"{beside}."
+    )
 
 
-def _user_shares(task: EvaluationTask, table: Comparison) -> dict[str, float]:
-    """Return each model's share of users with a target among the first ten, ablations aside."""
-    return {
-        name: float(np.mean([share_of_users(task.test.users, each.ranks) for each in row.test]))
+def _shares(task: EvaluationTask, table: Comparison) -> tuple[str, str]:
+    """Say for how many customers a target is among the first ten of Heed, and of the best baseline.
+
+    Ablations are left out.
+    """
+    users = len(np.unique(task.test.users))
+    shares = {
+        name: float(np.mean([share_of_users(task.test.users, run.ranks) for run in row.test]))
         for name, row in table.items()
         if name == HEED or not name.startswith(HEED)
     }
+    heed = share_of(users, shares.pop(HEED), "customers")
+    best = max(shares, key=shares.__getitem__)
+    count, *_ = share_of(users, shares[best]).split()
+    return heed, f"for {count} with the best baseline, {best}"
 
 
 def differences(
@@ -262,7 +233,8 @@ def _case_means(
 
 
 def to_json(task: EvaluationTask, table: Comparison, preset: str) -> dict[str, Any]:
-    """Return all metrics as JSON values."""
+    asked = of_new_items(task)
+    new = {} if asked is None else _figures(new_items_table(table))
     return {
         "task": task.name,
         "users": task.train.n_users,
@@ -271,10 +243,8 @@ def to_json(task: EvaluationTask, table: Comparison, preset: str) -> dict[str, A
         "cases": len(task.test),
         "date": None if task.date is None else to_rfc3339(task.date),
         "preset": preset,
-        "models": {name: results_json(row) for name, row in table.items()},
-        "heed_over": differences_json(table),
-        "heed_over_at_time": differences_json(table, at_time=True),
-        **_new_items_json(task, table),
+        **_figures(table),
+        **({} if asked is None else {"new_items": {"cases": len(asked.test), **new}}),
         "slices": [
             {
                 "by": each.by,
@@ -289,21 +259,32 @@ def to_json(task: EvaluationTask, table: Comparison, preset: str) -> dict[str, A
     }
 
 
-def _new_items_json(task: EvaluationTask, table: Comparison) -> dict[str, Any]:
-    """Return the metrics for new items; nothing for a task without another question."""
-    asked, new = of_new_items(task), new_items_table(table)
-    if asked is None:
-        return {}
-    over = {f"heed_over{key}": differences_json(new, at_time=bool(key)) for key in ("", "_at_time")}
-    models = {name: results_json(row) for name, row in new.items()}
-    return {"new_items": {"cases": len(asked.test), "models": models, **over}}
+def _figures(table: Comparison) -> dict[str, Any]:
+    """Return the metrics of each model, and Heed's differences to it."""
 
+    def runs(metrics: Sequence[RankingMetrics]) -> list[dict[str, float]]:
+        names = ("hr", "ndcg", "mrr", "coverage")
+        return [{name: getattr(run, name) for name in names} for run in metrics]
 
-def differences_json(table: Comparison, *, at_time: bool = False) -> dict[str, Any]:
-    """Return `differences` as JSON values."""
+    def over(*, at_time: bool) -> dict[str, Any]:
+        return {
+            name: {"hr": hr._asdict(), "ndcg": ndcg._asdict()}
+            for name, (hr, ndcg) in differences(table, at_time=at_time).items()
+        }
+
     return {
-        name: {"hr": hr._asdict(), "ndcg": ndcg._asdict()}
-        for name, (hr, ndcg) in differences(table, at_time=at_time).items()
+        "models": {
+            name: {
+                "test": runs(row.test),
+                "test_with_time": runs(row.test_with_time),
+                "validation": runs(row.validation),
+                "served": row.served,
+                "seconds": row.seconds,
+            }
+            for name, row in table.items()
+        },
+        "heed_over": over(at_time=False),
+        "heed_over_at_time": over(at_time=True),
     }
 
 
@@ -338,7 +319,6 @@ def draw_plot(task: EvaluationTask, table: Comparison, path: Path, data: str = "
 
 
 def metric_cells(found: Sequence[RankingMetrics]) -> list[str]:
-    """Format HR and NDCG with their standard errors as two cells."""
     hr, ndcg = _errors(found)
     return [f"{_mean(found, 'hr'):.4f} ±{hr:.4f}", f"{_mean(found, 'ndcg'):.4f} ±{ndcg:.4f}"]
 
@@ -354,21 +334,4 @@ def _mean(found: Sequence[RankingMetrics], name: str) -> float:
 
 
 def format_interval(found: PairedDifference) -> str:
-    """Format a difference with its confidence interval."""
     return f"{found.difference:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"
-
-
-def results_json(row: ModelResults) -> dict[str, Any]:
-    """Return the metrics of one model as JSON values."""
-
-    def each(found: Sequence[RankingMetrics]) -> list[dict[str, float]]:
-        names = ("hr", "ndcg", "mrr", "coverage")
-        return [{name: getattr(one, name) for name in names} for one in found]
-
-    return {
-        "test": each(row.test),
-        "test_with_time": each(row.test_with_time),
-        "validation": each(row.validation),
-        "served": row.served,
-        "seconds": row.seconds,
-    }

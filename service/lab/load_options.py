@@ -25,11 +25,9 @@ class Slo:
     seconds: float
 
     def is_met(self, share: float) -> bool:
-        """Report whether this share of requests that succeeded in time is enough."""
         return share >= self.percentile / 100
 
     def allowed(self, requests: int) -> int:
-        """Return how many of these requests may fail or be slower."""
         return int(requests * (1 - self.percentile / 100) + 1e-9)
 
     def __str__(self) -> str:

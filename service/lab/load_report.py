@@ -21,8 +21,6 @@ Values = Sequence[float | None]
 
 
 class Frame(NamedTuple):
-    """Size of a picture, and of the rectangle of its lines."""
-
     width: int
     height: int
     left: int
@@ -35,8 +33,6 @@ FRAME = Frame(440, 230, 56, 428, 10, 186)
 
 
 class Mark(NamedTuple):
-    """A place on an axis, and its text."""
-
     at: float
     text: str
 
@@ -87,7 +83,6 @@ def draw_charts(report: Mapping[str, Any]) -> list[Chart]:
 
 
 def _latency(rows: Sequence[Mapping[str, Any]]) -> dict[str, Values]:
-    """Return percentiles of each row, in milliseconds."""
     return {
         p: [None if (s := row["latency"][p]) is None else 1e3 * s for row in rows]
         for p in ("p50", "p95", "p99")
@@ -174,7 +169,6 @@ def render_page(report: Report) -> str:
 
 
 def setup(report: Report) -> ReportTable:
-    """Describe the server, its data, the load and the generator."""
     rows = [line.split(": ", 1) for line in _lines("setup.txt", report)]
     return ReportTable("Setup", ("", ""), rows, text_columns=2)
 
@@ -226,12 +220,10 @@ def verdict(report: Report) -> str:
 
 
 def conclusions(report: Report) -> list[str]:
-    """Say how the load ended, whether the objective was met, and what was written."""
     return _lines("conclusions.txt", report)
 
 
 def warnings(report: Report) -> list[str]:
-    """Give reasons to doubt the figures."""
     load, lines = report["load"], []
     generator, latency = load["generator"], load["kinds"][ALL]["latency"]
 
@@ -281,7 +273,6 @@ def warnings(report: Report) -> list[str]:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Format a time in a cell; an unknown one is a dash."""
     if seconds is None:
         return "–"
     return f"{1e3 * seconds:.2f}" if seconds < 0.1 else f"{1e3 * seconds:,.0f}"
@@ -319,7 +310,6 @@ def _limit(report: Report, step: Mapping[str, Any], details: Mapping[str, str], 
 
 
 def _counts(each: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return how many requests were sent, refused and failed."""
     return each["requests"], sum(each["refused"].values()), sum(each["errors"].values())
 
 
@@ -367,7 +357,6 @@ def _stages(stages: Mapping[str, Any]) -> ReportTable:
 
 
 def _ramp(report: Report) -> ReportTable:
-    """Steps of a ramp, in the order in which they were made."""
     percentiles = ("p50", "p95", "p99")
     columns = ("requests a second", "held", "sent", "refused", "failed", "% in time", *percentiles)
     rows = [

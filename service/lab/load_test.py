@@ -72,7 +72,6 @@ def progress_bar(console: Console, label: str) -> Iterator[Callable[..., None]]:
 
 
 def print_table(console: Console, table: reports.ReportTable) -> None:
-    """Print a table; words are aligned left and numbers right."""
     grid = Table(
         title=table.title,
         title_justify="left",
@@ -88,7 +87,6 @@ def print_table(console: Console, table: reports.ReportTable) -> None:
 
 
 def show_step(console: Console, step: Mapping[str, Any], slo: Slo) -> None:
-    """Print a line about one step of a ramp."""
     verdict = "[green]holds[/]" if step["held"] else "[red]breaks[/]"
     refused = "".join(f", {count:,} refused ({why})" for why, count in step["refused"].items())
     errors = "".join(f", {count:,} × {error}" for error, count in step["errors"].items())
@@ -101,7 +99,6 @@ def show_step(console: Console, step: Mapping[str, Any], slo: Slo) -> None:
 
 
 def show(console: Console, report: reports.Report) -> None:
-    """Print the results."""
     for table in reports.tables(report):
         print_table(console, table)
     console.print(report["verdict"], style="bold", highlight=False, markup=False, soft_wrap=True)
@@ -187,7 +184,6 @@ def _try_each_kind(
 async def _load(
     console: Console, options: Options, requests: Requests, http: httpx.Client
 ) -> dict[str, Any]:
-    """Load at one rate or at those of a ramp, and sample the server's memory."""
     readings: Readings = []
     interval = max(1.0, options.duration / _READINGS)
     sampling = asyncio.create_task(sample_memory(http, interval, readings))
@@ -308,7 +304,6 @@ def _clean(
 
 
 def _strays(options: Options, runs: Mapping[str, int]) -> list[str]:
-    """Return commands that remove the users of load tests that were killed."""
     users = (f"/v1/users/{PREFIX}{run}-{n}" for run, count in runs.items() for n in range(count))
     return _by_hand(options, users)
 

@@ -102,17 +102,14 @@ class Recording:
 
     @classmethod
     def empty(cls, schedule: Schedule) -> Recording:
-        """Return a recording in which nothing was sent."""
         n = len(schedule.due)
         woke, sent, done = (np.full(n, np.nan) for _ in range(3))
         return cls(schedule, woke, sent, done, np.zeros(n, dtype=np.int16), [""] * n)
 
     def kind_of(self, number: int) -> str:
-        """Return the kind of a request."""
         return self.schedule.kinds[int(self.schedule.kind[number])]
 
     def succeeded(self, number: int) -> bool:
-        """Report whether a request was answered with a status of success."""
         return 200 <= int(self.status[number]) < 300
 
     def refused(self, number: int) -> bool:
@@ -161,7 +158,6 @@ def summarize(recording: Recording) -> dict[str, Any]:
 
 
 def percentiles(seconds: Floats) -> dict[str, float | None]:
-    """Return the `PERCENTILES` of times; None without any."""
     if not len(seconds):
         return dict.fromkeys(PERCENTILES)
     return dict(
@@ -280,16 +276,13 @@ class OpenLoop:
 
     @property
     def in_flight(self) -> int:
-        """Requests that are due and not finished."""
         return len(self._tasks)
 
     @property
     def now(self) -> float:
-        """Seconds after the start."""
         return time.perf_counter() - self._started
 
     def stop(self, why: Ended = "stopped") -> None:
-        """Send no more requests, and end soon."""
         if not self._stopped:
             self.recording.ended, self._stopped = why, True
 

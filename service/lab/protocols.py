@@ -197,51 +197,38 @@ def global_time(
     )
 
 
-def next_basket(log: Interactions, at: int | None = None) -> EvaluationTask:
+def next_basket(
+    log: Interactions, at: int | None = None, *, new_only: bool = False
+) -> EvaluationTask:
     """Test on every item of each user's first basket from a date on.
 
-    A basket is the set of items with one timestamp. Seen items stay candidates.
+    A basket is the set of items with one timestamp. With `new_only` it has only the items that its
+    user did not have before the date, and seen items are no candidates.
+
+    For validation, some users are held out at a second date. The others are trained on up to the
+    test: items are seasonal, and a served model has seen the latest events.
 
     Args:
+        log: the events.
         at: the date, microseconds UTC; by default nine tenths of the events come before it.
-    """
-    return _time_split_task("next basket", log, at, exclude_seen=False)
-
-
-def next_new_item(log: Interactions, at: int | None = None) -> EvaluationTask:
-    """Test on the new items of each user's first basket with one, from a date on.
-
-    A basket is the set of items with one timestamp; an item is new to a user without earlier
-    events on it.
-    """
-    return _time_split_task("next new item", log, at, exclude_seen=True)
-
-
-def _time_split_task(
-    name: str, log: Interactions, at: int | None, *, exclude_seen: bool
-) -> EvaluationTask:
-    """Split a log at a date for the test, and some users at a second date for validation.
-
-    The other users are trained on up to the test: items are seasonal, and a served model has seen
-    the latest events.
+        new_only: the question is only of new items.
     """
     items, small = _renumbered(log)
     at = time_quantile(log, _SPLIT_QUANTILE) if at is None else at
-    before, test = _first_basket(small, at, new_only=exclude_seen)
+    before, test = _first_basket(small, at, new_only=new_only)
     validation_at = time_quantile(before, _SPLIT_QUANTILE)
-    _, validation = _first_basket(before, validation_at, new_only=exclude_seen)
+    _, validation = _first_basket(before, validation_at, new_only=new_only)
     rng = np.random.default_rng(0)
     train, cases = _hold_out_users(before, validation, validation_at, rng)
-    cases = replace(cases, history=train)
     return EvaluationTask(
-        name=name,
+        name="next new item" if new_only else "next basket",
         items=items,
         log=small,
         train=train,
-        validation=cases,
+        validation=replace(cases, history=train),
         every_event=before,
         test=test,
-        exclude_seen=exclude_seen,
+        exclude_seen=new_only,
         date=at,
     )
 
@@ -258,10 +245,7 @@ def _hold_out_users(
 
 
 def _first_basket(log: Interactions, at: int, *, new_only: bool) -> tuple[Interactions, Holdout]:
-    """Hold out each user's first basket from a date on, every item once.
-
-    With `new_only` a basket has only the items that its user did not have before the date.
-    """
+    """Hold out each user's first basket from a date on, every item once."""
     train, cases = time_split(log, at)
     if new_only:
         seen = user_item_keys(train.users, train.items, log.n_items)
@@ -356,7 +340,6 @@ class Slice(NamedTuple):
 
     @property
     def n_cases(self) -> int:
-        """The number of cases in the slice."""
         return int(np.count_nonzero(self.weights))
 
 

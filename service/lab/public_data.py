@@ -33,7 +33,6 @@ class ItemSequences(Dataset):
         self._path = path / file if path.is_dir() else path
 
     def items(self) -> Iterator[Item]:
-        """Iterate over the items in order of first occurrence; raises as `events` does."""
         seen = dict.fromkeys(item for _, items in self._lines() for item in items)
         yield from map(Item, seen)
 
@@ -108,7 +107,6 @@ class OnlineRetail(Dataset):
             yield Item(item_id=item_id, title=best[2], hidden=item_id in CHARGES)
 
     def events(self) -> Iterator[Event]:
-        """Iterate over the purchases in file order; raises as `items` does."""
         known: dict[str, int] = {}  # lines of an invoice share their minute
         for number, (_, item_id, _, _, when, _, user_id, _) in self._rows():
             timestamp = known.get(when)
@@ -265,7 +263,6 @@ class Cranfield(Dataset):
         self._folder = folder
 
     def items(self) -> Iterator[Item]:
-        """Iterate over the abstracts in file order."""
         for number, parts in self._marked(CRANFIELD[0]):
             yield Item(number, title=parts.get("T", ""), description=parts.get("W", ""))
 

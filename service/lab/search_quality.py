@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, get_args
 
@@ -110,7 +110,6 @@ def _ranked(
     parameters: SearchParameters,
     count: int,
 ) -> list[str]:
-    """Return the ids of the retrieved items, best first."""
     catalogue, allowed = snapshot.catalogue, snapshot.catalogue.servable
     if mode != "BM25 alone":
         _, matches = match_text(query, snapshot, encode, allowed=allowed, parameters=parameters)
@@ -182,11 +181,3 @@ def _axes(now: SearchParameters, names: Sequence[str]) -> Iterator[list[SearchPa
             replace(now, temperatures={**now.temperatures, name: now.temperature * sharper})
             for sharper in _SHARPNESS
         ]
-
-
-def differences(found: Mapping[SearchMode, SearchQuality]) -> dict[SearchMode, PairedDifference]:
-    """Return the paired differences in nDCG between both retrievers and each of them."""
-    both = found["both"].ndcg
-    return {
-        mode: bootstrap(both - quality.ndcg) for mode, quality in found.items() if mode != "both"
-    }

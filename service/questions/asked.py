@@ -183,7 +183,6 @@ class ScoreIn(PersonalQuestion):
         return super().effects
 
     def check(self, settings: Settings) -> None:
-        """Raise `Invalid` for too many targets, or too many effects."""
         targets = len(self.item_ids)
         if targets > settings.max_targets:
             allowed = f"has {targets} targets; {settings.max_targets} are allowed"
@@ -240,7 +239,6 @@ class RecommendIn(PersonalQuestion):
     fields: AnswerFields = Field([])
 
     def check(self, settings: Settings) -> None:  # noqa: ARG002
-        """Raise `Invalid` for too many effects, and rules, pins or quotas that repeat another."""
         self.check_effects(self.limit)
         check_steering(self.rules, self.pin, self.at_most)
 
@@ -461,7 +459,6 @@ class SimilarIn(Body):
     retrieval: RetrievalIn = AUTO
 
     def check(self, settings: Settings) -> None:  # noqa: ARG002
-        """Raise `Invalid` for rules, pins and quotas that repeat another, and for `max_error`."""
         if "retrieval" in self.model_fields_set:
             self.retrieval.check_no_history(_NO_HISTORY)
         check_steering(self.rules, self.pin, self.at_most)

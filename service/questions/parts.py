@@ -406,7 +406,6 @@ class RetrievalParams(_Retrieval, Params):
 
     @property
     def as_retrieval(self) -> RetrievalIn:
-        """The same retrieval as the member of a body."""
         return RetrievalIn.model_construct(
             mode=self.retrieval, k=self.k, probes=self.probes, max_error=self.max_error
         )

@@ -99,7 +99,6 @@ class PopularIn(Body):
     fields: AnswerFields = Field([])
 
     def check(self, settings: Settings) -> None:  # noqa: ARG002
-        """Raise `Invalid` for fields that do not go together."""
         if self.half_life is not None and self.by in ("newest", "rated"):
             raise Invalid("/half_life", "is for popular and trending items")
         if self.type is not None and self.by == "newest":
@@ -132,7 +131,6 @@ class TogetherParams(Params):
 
     @property
     def as_body(self) -> TogetherIn:
-        """The same question as a body."""
         return TogetherIn.model_construct(**vars(self))
 
 
@@ -174,7 +172,6 @@ class TogetherIn(Body):
     fields: AnswerFields = Field([])
 
     def check(self, settings: Settings) -> None:  # noqa: ARG002
-        """Raise `Invalid` for rules, pins and quotas that repeat another."""
         check_steering(self.rules, self.pin, self.at_most)
 
 
@@ -229,7 +226,6 @@ class RowsIn(Body):
     fields: AnswerFields = Field([])
 
     def check(self, settings: Settings) -> None:  # noqa: ARG002
-        """Raise `Invalid` for rules and quotas that repeat another."""
         check_steering(self.rules, at_most=self.at_most)
 
 
@@ -258,6 +254,5 @@ class AffinitiesParams(RetrievalParams):
     at: RequestTime = None
 
     def check(self, settings: Settings) -> None:  # noqa: ARG002
-        """Raise `Invalid` for `max_error`."""
         if self.max_error is not None:
             raise Invalid("/max_error", "must be left out: every event is attended, or `k` of them")

@@ -32,8 +32,7 @@ _log = logging.getLogger(__name__)
 def save_query_table(path: Path, table: QueryTable, encoder: str) -> None:
     """Save a table that was fitted for the text encoder of this name, atomically.
 
-    Raises:
-        StoreFull: the disk is full.
+    Raises `StoreFull`: the disk is full.
     """
     with durable_files.open_replacement(path) as file:
         file.write(save({"rows": table.rows}, {"encoder": encoder, "name": table.name}))
@@ -93,8 +92,7 @@ def load_search_parameters(path: Path, encoder: str) -> SearchParameters:
     Parameters fitted to the cosines of one encoder say nothing of another's: each has its own, and
     so has a query table.
 
-    Raises:
-        Corrupt: naming the file, where it is not what `save_search_parameters` wrote.
+    Raises `Corrupt`: naming the file, where it is not what `save_search_parameters` wrote.
     """
     kept = _read_parameters(path)
     if kept and encoder not in kept:
@@ -137,8 +135,7 @@ def is_calibration_due(path: Path, encoder: str, items: int) -> bool:
 
     Parameters fitted to judgments are never due.
 
-    Raises:
-        Corrupt: as `load_search_parameters`.
+    Raises `Corrupt`: as `load_search_parameters`.
     """
     kept = _read_parameters(path).get(encoder)
     if kept is None:
@@ -189,8 +186,7 @@ class SearchSetup:
         """Load the setup of a data directory: its query table is used if parameters are fitted
         with it, as `heed tune-search` does where the table serves well enough.
 
-        Raises:
-            Corrupt: naming the file of the search parameters that fails its checks.
+        Raises `Corrupt`: naming the file of the search parameters that fails its checks.
         """
         encoder, fitted = embeddings.encoder, data / SEARCH_FILE
         if isinstance(encoder, TokenizingEncoder):

@@ -132,11 +132,9 @@ class Registry:
     def load(self, version: str) -> dict[str, bytearray]:
         """Load the files of `version`, every byte verified: name to content.
 
-        Raises:
-            Invalid: the name is not allowed; nothing was opened.
-            NotFound: there is no such version.
-            Corrupt: naming the file that is missing, too many, or not what was published.
-            Incompatible: another version of this program wrote it.
+        Raises `Invalid` for a name that is not allowed, before anything is opened, `NotFound`,
+        `Corrupt` naming the file at fault, and `Incompatible` if another version of this program
+        wrote it.
         """
         with self._reading(version) as directory:
             return dict(read_files(directory, read_manifest(directory)))
@@ -191,16 +189,13 @@ class Registry:
         return sorted(found, key=lambda entry: (entry.created or 0, entry.version))
 
     def prune(self, keep: int) -> list[str]:
-        """Remove all intact versions but the `keep` newest and the current one.
+        """Remove all intact versions but the `keep` newest and the current one; return their names.
 
         Broken versions stay: they cannot be told from versions that only this process failed to
         read, and someone will want to know what happened to them.
 
-        Returns: the names of the removed versions.
-
-        Raises:
-            Invalid: `keep` is negative.
-            Corrupt: the pointer is damaged, so that nobody knows what must stay.
+        Raises `Invalid` for a negative `keep`, and `Corrupt` for a damaged pointer: nobody knows
+        what must stay.
         """
         removed = []
         for version in self._surplus(keep):

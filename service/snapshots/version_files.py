@@ -79,8 +79,7 @@ def seal(body: Mapping[str, Any]) -> bytes:
 def unseal(data: bytes | bytearray, name: str) -> dict[str, Any]:
     """Decode and verify what `seal` encoded.
 
-    Raises:
-        Corrupt: any byte differs from what `seal` wrote; the message names `name`.
+    Raises `Corrupt`: any byte differs from what `seal` wrote; the message names `name`.
     """
     try:
         body: dict[str, Any] = json.loads(data)
@@ -107,11 +106,7 @@ def check_files(files: Collection[str]) -> None:
 
 
 def compose(manifest: Manifest) -> bytes:
-    """Encode `manifest.json`.
-
-    Raises:
-        Invalid: the metadata are not JSON, or too large.
-    """
+    """Encode `manifest.json`. Raises `Invalid`: the metadata are not JSON, or too large."""
     body = {
         "format": FORMAT,
         "version": manifest.version,
@@ -134,11 +129,8 @@ def compose(manifest: Manifest) -> bytes:
 def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of a version directory, and check the names and sizes of its files.
 
-    The contents of the files are not read: see `read_files`.
-
-    Raises:
-        Corrupt: naming the file that is damaged, missing, of another size, or one too many.
-        Incompatible: another version of this program wrote it.
+    The contents of the files are not read: see `read_files`. Raises as `parse_manifest`, and
+    `Corrupt` for a file that is missing, of another size, or one too many.
     """
     manifest = parse_manifest(read_file(directory, MANIFEST), directory.name)
     _check_entries(directory, manifest.files)
@@ -148,9 +140,8 @@ def read_manifest(directory: Path) -> Manifest:
 def parse_manifest(data: bytes | bytearray, version: str) -> Manifest:
     """Decode and verify the manifest of a version.
 
-    Raises:
-        Corrupt: it is damaged, or another version's.
-        Incompatible: another version of this program wrote it.
+    Raises `Corrupt` for a damaged one or another version's, and `Incompatible` if another version
+    of this program wrote it.
     """
     name = f"{version}/{MANIFEST}"
     body = unseal(data, name)
@@ -173,8 +164,7 @@ def parse_manifest(data: bytes | bytearray, version: str) -> Manifest:
 def read_files(directory: Path, manifest: Manifest) -> Iterator[tuple[str, bytearray]]:
     """Yield each file's name and verified bytes, which the caller may view and keep.
 
-    Raises:
-        Corrupt: naming the file whose bytes are not those that were published.
+    Raises `Corrupt`: naming the file whose bytes are not those that were published.
     """
     for name, (size, digest) in manifest.files.items():
         data = read_file(directory, name, size)
@@ -296,8 +286,7 @@ class Staging:
 def send_files(directory: Path, manifest: Manifest) -> Iterator[FileChunk]:
     """Yield the files of a version directory in chunks, verified by the end of each file.
 
-    Raises:
-        Corrupt: naming the file that is missing, or not what was published.
+    Raises `Corrupt`: naming the file that is missing, or not what was published.
     """
     for name, (_, digest) in manifest.files.items():
         path = f"{manifest.version}/{name}"
@@ -319,8 +308,7 @@ def send_files(directory: Path, manifest: Manifest) -> Iterator[FileChunk]:
 def receive_files(directory: Path, manifest: Manifest, chunks: Iterable[FileChunk]) -> None:
     """Write the files of a version from chunks, durable but for their directory entries.
 
-    Raises:
-        Corrupt: naming the file whose bytes are not those of the manifest.
+    Raises `Corrupt`: naming the file whose bytes are not those of the manifest.
     """
     for name, parts in groupby(check_chunks(manifest, chunks), key=itemgetter(0)):
         with durable_files.create(directory / name, mode=WRITE_ONCE) as file:
@@ -331,8 +319,7 @@ def receive_files(directory: Path, manifest: Manifest, chunks: Iterable[FileChun
 def check_chunks(manifest: Manifest, chunks: Iterable[FileChunk]) -> Iterator[FileChunk]:
     """Yield the chunks of a version's files; a file is verified by the end of its last one.
 
-    Raises:
-        Corrupt: naming the file whose bytes are not those of the manifest.
+    Raises `Corrupt`: naming the file whose bytes are not those of the manifest.
     """
     missing = dict(manifest.files)
     for name, parts in groupby(chunks, key=itemgetter(0)):

@@ -135,7 +135,7 @@ class Judgement:
 
 
 def judge(
-    fitted: TrainingResult, *, exclude_seen: bool, progress: StageProgressCallback | None = None
+    fitted: TrainingResult, *, exclude_seen: bool, progress: StageProgressCallback = lambda *_: None
 ) -> Judgement:
     """Evaluate a model and all baselines, and choose what to serve.
 
@@ -172,8 +172,7 @@ def judge(
     makers = baseline_makers(every_event, exclude_seen=exclude_seen)
     baselines: dict[str, list[RankingMetrics]] = {}
     for at, (name, make) in enumerate(makers.items()):
-        if progress is not None:
-            progress(f"baseline: {name}", at, len(makers), None)
+        progress(f"baseline: {name}", at, len(makers), None)
         baselines[name] = evaluated(make(history))
     heed = evaluated(ModelRanker(fitted.validated, plan.content, two_stage=True))
     found = judgement(HEED, fitted.model, fitted.validated, heed)

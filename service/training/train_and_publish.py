@@ -134,7 +134,7 @@ def train(
     seed: int = 0,
     activate: bool = True,
     caller_activates: bool = False,
-    progress: StageProgressCallback | None = None,
+    progress: StageProgressCallback = lambda *_: None,
     checkpoint: Path | None = None,
     processes: int | None = None,
     announce: Callable[[Preset], None] | None = None,
@@ -174,8 +174,7 @@ def train(
     # Seen items are candidates as in the choice of the epoch.
     exclude_seen = not fitted.model.config.repeat_consumption
     found = judge(fitted, exclude_seen=exclude_seen, progress=progress)
-    if progress is not None:
-        progress("comparing with what is served", 0, 0, None)
+    progress("comparing with what is served", 0, 0, None)
     served = CurrentModel.read(registry, encoder, corpus.log.shards)
     verdict = decide(found, corpus, served, exclude_seen=exclude_seen)
     if not (activate or caller_activates):
@@ -252,7 +251,7 @@ def _without_cases(log: Interactions) -> str:
 
 def fit_model(
     plan: TrainingPlan,
-    progress: StageProgressCallback | None = None,
+    progress: StageProgressCallback = lambda *_: None,
     checkpoint: Path | None = None,
     processes: int | None = None,
 ) -> TrainingResult:
@@ -276,21 +275,20 @@ def fit_model(
 def _fit(
     group: Processes,
     plan: TrainingPlan,
-    progress: StageProgressCallback | None = None,
+    progress: StageProgressCallback = lambda *_: None,
     checkpoint: Path | None = None,
 ) -> TrainingResult:
     announces_resumption = False
 
     def on_step(step: TrainingProgress) -> None:
         nonlocal announces_resumption
-        if announces_resumption and progress is not None:  # the checkpoint has proved to fit
+        if announces_resumption:  # the checkpoint has proved to fit
             announces_resumption = False
             progress("resuming from the checkpoint", 0, 0, None)
         if step.step % _TRIM_INTERVAL == 0:
             trim()
-        if progress is not None:
-            done = (step.epoch - 1) * step.steps + step.step
-            progress("training", done, step.epochs * step.steps, step)
+        done = (step.epoch - 1) * step.steps + step.step
+        progress("training", done, step.epochs * step.steps, step)
 
     save = None if checkpoint is None else partial(_write_checkpoint, checkpoint)
     run = partial(fit, plan, progress=on_step, save=save, group=group)

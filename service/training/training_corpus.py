@@ -89,6 +89,7 @@ def _encode(
 StageProgressCallback = Callable[[str, int, int, TrainingProgress | None], None]
 """Called with a stage, its steps done and in total (0 = unknown), and a training's progress."""
 
+
 _MAX_EVENT_TYPES = 64  # that a model distinguishes: the most frequent ones, and dislikes
 
 
@@ -122,7 +123,7 @@ class TrainingCorpus:
 def read_store(
     store: Store,
     embeddings: EmbeddingCache,
-    progress: StageProgressCallback | None = None,
+    progress: StageProgressCallback = lambda *_: None,
     shards: Processes = SINGLE_PROCESS,
 ) -> TrainingCorpus:
     """Read the log of a store and the texts of its items.
@@ -141,8 +142,7 @@ def read_store(
     for part in store.scan(shard=shard):
         parts.append(part)
         total += len(part)
-        if progress is not None:
-            progress("reading events", total, 0, None)
+        progress("reading events", total, 0, None)
     if not shards.any(total > 0):
         raise ModelRejected(
             "there are no events to learn from: import some with `heed import` or POST /v1/events"
@@ -151,8 +151,7 @@ def read_store(
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in ("users", "items", "types", "timestamps", "weights")
     }
-    if progress is not None:
-        progress("reading items", 0, 0, None)
+    progress("reading items", 0, 0, None)
     whole = with_common_names(replace(parts[-1], **columns), shards)
     return _corpus(whole, store.scan_items(), embeddings, progress, shards)
 
@@ -179,7 +178,7 @@ def _corpus(
     columns: LogColumns,
     items: Iterable[Item],
     embeddings: EmbeddingCache,
-    progress: StageProgressCallback | None = None,
+    progress: StageProgressCallback = lambda *_: None,
     shards: Processes = SINGLE_PROCESS,
 ) -> TrainingCorpus:
     codes, types = _encode_types(columns.types, columns.type_names, shards)
@@ -239,7 +238,7 @@ def _content(
     item_ids: tuple[str, ...],
     items: Iterable[Item],
     embeddings: EmbeddingCache,
-    progress: StageProgressCallback | None,
+    progress: StageProgressCallback,
 ) -> NDArray[np.float32]:
     """The text embeddings [N, D] of these ids, which are saved; 0 where an item is unknown."""
     catalogue = Catalogue.empty(embeddings.encoder.dimension, Vocabulary(item_ids))
@@ -251,10 +250,8 @@ def _content(
 
 
 def encode_with_progress(
-    embeddings: EmbeddingCache, progress: StageProgressCallback | None = None
+    embeddings: EmbeddingCache, progress: StageProgressCallback = lambda *_: None
 ) -> Callable[[Sequence[str]], NDArray[np.float32]]:
-    if progress is None:
-        return embeddings.encode
     return partial(
         embeddings.encode,
         progress=lambda done, total: progress("encoding texts", done, total, None),

@@ -63,15 +63,11 @@ def ids(answer: dict[str, Any]) -> list[str]:
 def test_every_question_takes_the_filter(
     http: httpx.Client, path: str, body: dict[str, Any]
 ) -> None:
-    """Each answers exactly the items that pass, alone and in a batch."""
+    """Each answers exactly the items that pass."""
     answer = ask(http, path, **body, filter=FILTER, limit=100)
     assert len(WANTED) == 8
     assert {*ids(answer)} == WANTED
     assert "warnings" not in answer
-    question = {"path": path, "body": body | {"filter": FILTER, "limit": 100}}
-    (batched,) = ask(http, "/v1/batch", requests=[question])["responses"]
-    assert batched["status"] == 200
-    assert ids(batched["body"]) == ids(answer)
 
 
 @pytest.mark.parametrize(("path", "body"), QUESTIONS)

@@ -62,44 +62,18 @@ def test_an_acknowledged_event_counts(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("by", KINDS)
-def test_a_batch_answers_as_the_route(http: httpx.Client, by: str) -> None:
-    """Each kind of popularity in a batch has the answer of its own request."""
+def test_a_kind_of_popularity_is_the_reason(http: httpx.Client, by: str) -> None:
     body: dict[str, Any] = {"by": by, "at": tiny.AT, "limit": 4}
     if by == "trending":
         event = {"user_id": "surging", "item_id": "space-05", "type": "surge"}
         surge = [{**event, "timestamp": f"2026-06-01T00:0{n}:00Z"} for n in range(5)]
         http.post("/v1/events", json={"events": surge}).raise_for_status()
         body |= {"type": "surge", "at": "2026-06-01T01:00:00Z"}
-    question = {"requests": [{"path": "/v1/popular", "body": body}]}
-    (found,) = http.post("/v1/batch", json=question).json()["responses"]
-    assert found["status"] == 200
-    assert found["body"] == http.post("/v1/popular", json=body).json()
-    assert {item["reason"] for item in found["body"]["items"]} == {by}
-
-
-@pytest.mark.parametrize(
-    ("body", "pointer"),
-    [
-        ({"by": "best"}, "/by"),
-        ({"window": "7 days"}, "/window"),
-        ({"window": "0d"}, "/window"),
-        ({"by": "rated", "half_life": "1d"}, "/half_life"),
-        ({"by": "newest", "type": "view"}, "/type"),
-        ({"by": "trending", "window": "1h"}, "/window"),
-        ({"by": "trending", "half_life": "9w"}, "/half_life"),
-        ({"exclude_seen": True}, "/exclude_seen"),
-        ({"type": [""]}, "/type"),
-    ],
-)
-def test_a_wrong_field_is_named(http: httpx.Client, body: dict[str, Any], pointer: str) -> None:
-    """What a kind of popularity does not take is refused with a pointer to it."""
-    answer = http.post("/v1/popular", json=body)
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["pointer"].startswith(pointer)
+    assert {item["reason"] for item in popular(http, **body)} == {by}
 
 
 def test_items_taken_together_have_support_and_lift(http: httpx.Client) -> None:
-    """What follows an item has its numbers, by either method and in a batch; content fills up."""
+    """What follows an item has its numbers, by either method; content fills up."""
     path = f"/v1/items/{tiny.item_id(0, 3)}/together"
     answer = http.get(path, params={"limit": 9})
     assert answer.status_code == 200, answer.text
@@ -110,9 +84,6 @@ def test_items_taken_together_have_support_and_lift(http: httpx.Client) -> None:
         assert sum(item["parts"].values()) == pytest.approx(item["score"])
         assert ("support" in item) == ("lift" in item) == (item["reason"] == "after")
     assert http.post(path, json={"limit": 9}).json()["items"] == found
-    batch = {"requests": [{"path": path, "body": {"limit": 9}}]}
-    (batched,) = http.post("/v1/batch", json=batch).json()["responses"]
-    assert batched["body"]["items"] == found
     even = {"filter": {"field": "categories", "eq": "even"}, "fields": ["categories"]}
     some = http.post(path, json=even).json()["items"]
     assert all("even" in item["fields"]["categories"] for item in some)
@@ -121,7 +92,7 @@ def test_items_taken_together_have_support_and_lift(http: httpx.Client) -> None:
 
 
 def test_a_home_page_says_why_each_row_is_there(http: httpx.Client) -> None:
-    """Rows come with a sentence and its data, in a batch too, and wrong fields are named."""
+    """Rows come with a sentence and its data."""
     body = {"user_id": "u1", "rows": 3, "limit": 4, "at": tiny.AT, "fields": ["categories"]}
     answer = http.post("/v1/rows", json=body)
     assert answer.status_code == 200, answer.text
@@ -138,13 +109,6 @@ def test_a_home_page_says_why_each_row_is_there(http: httpx.Client) -> None:
     for row in rows:
         assert row["reason"]["text"]
         assert all(item["fields"]["categories"] for item in row["items"])
-    batch = {"requests": [{"path": "/v1/rows", "body": body}]}
-    (batched,) = http.post("/v1/batch", json=batch).json()["responses"]
-    assert batched["body"]["rows"] == rows
-    for name, wrong in (("rows", 0), ("limit", 51), ("explain", 1), ("user_id", "")):
-        refused = http.post("/v1/rows", json=body | {name: wrong})
-        assert refused.status_code == 422
-        assert refused.json()["errors"][0]["pointer"] == f"/{name}"
 
 
 def test_every_list_names_an_item_without_markup(http: httpx.Client) -> None:
@@ -189,7 +153,7 @@ def test_events_of_an_item_are_those_of_its_users_histories(http: httpx.Client) 
         assert http.get(f"/v1/items/{item}/events?{wrong}").status_code == 422
 
 
-def test_audiences_and_affinities_in_a_batch_are_those_of_their_routes(http: httpx.Client) -> None:
+def test_audiences_and_affinities(http: httpx.Client) -> None:
     """Users for an item have reasons, and values of a field masses; wrong parameters are named."""
     item = tiny.item_id(1, 4)
     params: dict[str, str | int] = {"limit": 3, "at": tiny.AT}
@@ -204,9 +168,6 @@ def test_audiences_and_affinities_in_a_batch_are_those_of_their_routes(http: htt
     values = affinities.json()["values"]
     assert values[0]["mass"] >= values[-1]["mass"] > 0
     paths = (f"/v1/items/{item}/audience", "/v1/users/u1/affinities")
-    batch = {"requests": [{"path": path, "body": params} for path in paths]}
-    bodies = [one["body"] for one in http.post("/v1/batch", json=batch).json()["responses"]]
-    assert bodies == [found, affinities.json()]
     for path, wrong in (
         (paths[0], {"limit": 0}),
         (paths[0], {"explain": 51}),

@@ -36,33 +36,6 @@ def ids(answer: dict[str, Any]) -> list[str]:
     return [item["item_id"] for item in answer["items"]]
 
 
-SAVED: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
-    ("recommend", "/v1/recommend", {"limit": 7, "filter": SPACE}, {"user_id": "u1", "at": AT}),
-    (
-        "search",
-        "/v1/search",
-        {"limit": 4, "filter": EVEN, "visible": {"until": "2025-11-26T00:00:00Z"}},
-        {"query": "moon", "user_id": "u1", "at": AT},
-    ),
-    ("popular", "/v1/popular", {"by": "popular", "limit": 5}, {"at": AT}),
-    ("rows", "/v1/rows", {"rows": 3, "limit": 4}, {"user_id": "u1", "at": AT}),
-]
-
-
-@pytest.mark.parametrize(("question", "path", "saved", "given"), SAVED)
-def test_a_scenario_is_its_question(
-    http: httpx.Client, question: str, path: str, saved: dict[str, Any], given: dict[str, Any]
-) -> None:
-    """The answer is that of the question with the fields of both, alone and in a batch."""
-    version = put(http, question, question=question, **saved)["version"]
-    plain = ask(http, path, **saved, **given)
-    named = {"scenario": question, "scenario_version": version}
-    assert ask(http, f"/v1/scenarios/{question}", **given) == plain | named
-    asked = {"path": f"/v1/scenarios/{question}", "body": given}
-    (batched,) = ask(http, "/v1/batch", requests=[asked])["responses"]
-    assert batched == {"status": 200, "body": plain | named}
-
-
 @pytest.mark.parametrize("question", ["similar", "together"])
 def test_questions_about_an_item_take_its_id_among_their_fields(
     http: httpx.Client, question: str

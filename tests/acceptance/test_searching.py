@@ -238,18 +238,6 @@ def test_highlight_marks_the_words_of_the_query(http: httpx.Client) -> None:
     assert "highlights" not in search(http, query="rockets", limit=3)["items"][0]
 
 
-def test_item_is_found_by_its_words_until_it_is_deleted(world: tiny.World, tmp_path: Path) -> None:
-    """The next search after a write finds an item by its current title, and not after deletion."""
-    with Server(world.copy(tmp_path / "data")) as server, server.client() as http:
-        for title in ("zeppelin", "harpsichord"):
-            item = {"item_id": "new", "title": title}
-            http.post("/v1/items", json={"items": [item]}).raise_for_status()
-            assert search(http, query=f'"{title}"')["items"][0]["item_id"] == "new"
-        assert not search(http, query='"zeppelin"')["items"]
-        http.delete("/v1/items/new").raise_for_status()
-        assert not search(http, query='"harpsichord"')["items"]
-
-
 # ------------------------------------------------------------------ whose search it is
 
 

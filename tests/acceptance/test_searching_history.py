@@ -1,4 +1,4 @@
-"""Search of one's own history over HTTP: its answer, alone, in a batch and saved in a scenario."""
+"""Search of one's own history over HTTP: what is answered, and saved in a scenario."""
 
 from __future__ import annotations
 
@@ -70,20 +70,13 @@ def test_a_typing_mistake_is_corrected(http: httpx.Client, asked: dict[str, Any]
     assert word in answer["corrections"][mistyped]
 
 
-def test_it_is_answered_in_batches_and_scenarios(http: httpx.Client, asked: dict[str, Any]) -> None:
-    """A scenario may save it; which memory is searched is fixed, and events fill up no list."""
-    plain = post(http, "/v1/search", **asked)
+def test_a_scenario_fixes_which_memory_is_searched(
+    http: httpx.Client, asked: dict[str, Any]
+) -> None:
+    """Neither memory stands for the other, and events fill up no list."""
     saved = {"memory": "history", "limit": 20}
     given = {name: asked[name] for name in asked.keys() - saved.keys()}
-    put = http.put("/v1/scenarios/my-past", json={"question": "search", **saved})
-    version = put.json()["version"]
-    named = {"scenario": "my-past", "scenario_version": version}
-    requests = [
-        {"path": "/v1/search", "body": asked},
-        {"path": "/v1/scenarios/my-past", "body": given},
-    ]
-    responses = post(http, "/v1/batch", requests=requests)["responses"]
-    assert [each["body"] for each in responses] == [plain, plain | named]
+    http.put("/v1/scenarios/my-past", json={"question": "search", **saved})
     http.put("/v1/scenarios/all-of-it", json={"question": "search", "limit": 20})
     for name, memory in (("my-past", "catalogue"), ("all-of-it", "history")):
         refused = http.post(f"/v1/scenarios/{name}", json=given | {"memory": memory})
@@ -95,13 +88,3 @@ def test_it_is_answered_in_batches_and_scenarios(http: httpx.Client, asked: dict
     for body in wrong:
         refused = http.put("/v1/scenarios/wrong", json=body)
         assert [error["pointer"] for error in refused.json()["errors"]] == ["/fallback"]
-
-
-def test_both_answers_are_documented(http: httpx.Client) -> None:
-    """The document has the answer of either memory, for searches and for scenarios."""
-    paths = http.get("/openapi.json").json()["paths"]
-    for path in ("/v1/search", "/v1/scenarios/{name}"):
-        content = paths[path]["post"]["responses"]["200"]["content"]["application/json"]
-        named = {choice["$ref"].rsplit("/")[-1] for choice in content["schema"]["anyOf"]}
-        assert "FoundEventsOut" in named
-        assert named & {"AnswerOut", "ScenarioAnswerOut"}

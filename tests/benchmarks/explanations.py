@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from models.catalogue.snapshot import Snapshot
 from models.history.user_memory import UserMemory
 from models.ranking.contributions import contributions
-from models.ranking.explanation import effects_of, explain, scores_without
+from models.ranking.explanation import TargetRows, effects_of, explain, scores_without
 from models.ranking.recommend import recommend
 from models.ranking.scoring import score
 from service.domain.errors import Invalid
@@ -98,7 +98,8 @@ def _case(snapshot: Snapshot, user: UserMemory, rng: np.random.Generator) -> Cas
     made = contributions(snapshot, user, torch.tensor([row]))
     contributed = made.each[0].double().numpy()
     total = float(score(snapshot, user, np.array([row])).total[0])
-    ((effects,),) = effects_of(snapshot, user, [made], [[np.arange(len(user.source))]])
+    named = TargetRows(made, 0, row, np.arange(len(user.source)))
+    (effects,) = effects_of(snapshot, user, [named])
     sources = user.source.tolist()
     less = scores_without(snapshot, user, {source: [row] for source in sources})
     plain = _seconds(lambda: explain(snapshot, user, ranked.rows, _LIST))

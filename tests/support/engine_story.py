@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from service.domain.settings import Settings
 from service.engine.engine import Engine, open_engine
+from service.snapshots.live_snapshot import Served
 
 
-def run(data: Path, story: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
-    """Run a story on an engine over a data directory."""
-
-    async def main() -> None:
-        engine = await open_engine(Settings(data=data))
-        try:
-            await story(engine)
-        finally:
-            await engine.close()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def opened(data: Path, preloaded: Served | None = None) -> AsyncIterator[Engine]:
+    """Open an engine, which is closed with the block."""
+    engine = await open_engine(Settings(data=data), preloaded=preloaded)
+    try:
+        yield engine
+    finally:
+        await engine.close()

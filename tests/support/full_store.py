@@ -178,6 +178,7 @@ async def read_all(store: Store) -> dict[str, Any]:
         "profiles": list(store.scan_users()),
         "scenarios": scenarios,
         "imports": await store.imports(),
+        "import counts": await store.import_counts(),
         "keys": await store.keys(),
         "forgotten": (await store.page_forgotten(limit=1_000))[0],
         "counts": await store.counts(),

@@ -17,8 +17,7 @@ from service.domain.errors import NotFound
 from service.domain.records import check_id
 from service.http import problems
 from service.http.routes import questions
-from service.http.routes.context import Context, JsonRoute, body_errors
-from service.http.routes.questions import Question
+from service.http.routes.context import Context, JsonRoute, Question, body_errors
 from service.http.routes.record_bodies import ItemParams
 from service.http.routes.records import get_item
 from service.http.routes.scenarios import ScenarioQuestion, ask_scenario

@@ -1,33 +1,44 @@
-"""The context of a handler: the engine, the settings, the stage clock and strict JSON bodies."""
+"""The context of a handler, strict JSON bodies, and what a row of the questions does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Set
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Set
 from contextlib import AbstractAsyncContextManager
 from json import JSONDecodeError
-from typing import Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import orjson
-from fastapi import Request
+from fastapi import APIRouter, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import ValidationError
+from pydantic import AfterValidator, ValidationError, WithJsonSchema
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import Receive, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.domain.records import parse_json
+from service.domain import keys
+from service.domain.records import check_id, parse_json
 from service.domain.settings import Settings
+from service.engine import pipeline
 from service.engine.engine import Engine
-from service.http.bodies import MERGE_PATCH_TYPE, connection_of, media_type
+from service.http import problems
+from service.http.limits import MERGE_PATCH_TYPE, connection_of, media_type, segment
 from service.http.scope_keys import BODY, BULK_TURN, ENGINE, STAGES
-from service.questions.scalars import Body
+from service.questions.scalars import ID_SCHEMA, Body, Params
 from service.runtime.tracing import StageClock
 from service.runtime.work_queue import current_turn
 
 T = TypeVar("T")
 
 JSON_TYPES = frozenset({"application/json"})
+PathId = Annotated[
+    str,
+    AfterValidator(segment),
+    AfterValidator(check_id),
+    WithJsonSchema({**ID_SCHEMA, "description": "An id, percent-encoded; a slash in it as `%2F`."}),
+]
 _MANY = 200  # rows that are rendered beside the event loop
 _LARGE = 4_096  # bytes of a body that is validated beside the event loop
 _READING = frozenset({"ask", "attend", "scenarios"})  # tags of routes whose POST only reads
@@ -180,3 +191,113 @@ class JsonRoute(APIRoute):
             about = _READING.intersection(map(str, self.tags))
             return bool(about) or self.path.endswith("/similar")
         return methods <= {"GET"}
+
+
+_ABOUT = re.compile(r"\{(\w+)\}")  # in a path, what a question is about
+
+
+class Question(NamedTuple):
+    """One question. `schema` is its body, or its query parameters if it is a GET."""
+
+    path: str
+    name: str  # of the operation, and of the method in generated clients
+    schema: type[Body] | type[Params]
+    ask: Callable[[pipeline.Request[Any]], Awaitable[Any]]
+    answer: Any  # the type of its answer, which is documented
+    text: str
+    scope: keys.Scope = "read"
+    tag: str = "ask"
+    statuses: tuple[int, ...] = ()  # of problems of its own
+    saved: str = ""  # the name by which scenarios save it, if they do
+    # Members that a request brings; what a scenario saves is checked together with these.
+    brought: Mapping[str, Any] = {}
+    is_batched: bool = True  # whether a batch takes it
+    lists_items: bool = True  # whether its answer is one list of items, as far as the kind says
+
+    @property
+    def method(self) -> str:
+        """The method of its route."""
+        return "POST" if issubclass(self.schema, Body) else "GET"
+
+    @property
+    def about(self) -> str | None:
+        """The name of the id that the question is about, None for one about no item or user."""
+        named = _ABOUT.search(self.path)
+        return None if named is None else named[1]
+
+    def fills_up(self, fields: Mapping[str, Any]) -> bool:
+        """Return whether the answer to a question with these fields is one list of items."""
+        return self.lists_items and fields.get("memory") != "history"
+
+    def check(self, body: Any, saved: Set[str], settings: Settings) -> None:
+        """Raise `Invalid` for saved fields that do not go together; the others are brought."""
+        self.schema.model_construct(_fields_set={*saved}, **vars(body)).check(settings)
+
+    async def respond(self, body: Any, about: str, context: Context) -> Response:
+        """Answer a body, or parameters, about an item or a user."""
+        asked = getattr(body, "as_body", body)
+        answer = await context.engine.ask(self.ask, asked, context.stages, about=about)
+        return await context.render(lambda: answer)
+
+
+def routes_of(rows: tuple[Question, ...]) -> APIRouter:
+    """Return the routes of some questions."""
+    router = APIRouter(route_class=JsonRoute)
+    for row in rows:
+        router.add_api_route(
+            row.path,
+            _endpoint(row),
+            methods=[row.method],
+            name=row.name,
+            description=inspect.cleandoc(row.text),
+            tags=[row.tag],
+            responses={200: {"model": row.answer}, **problems.documented(*row.statuses)},
+        )
+    return router
+
+
+def _endpoint(row: Question) -> Callable[..., Awaitable[Response]]:
+    """Return the function of a route, with the parameters that FastAPI reads."""
+
+    async def endpoint(body: Any, context: Context, **about: str) -> Response:
+        return await row.respond(body, "".join(about.values()), context)
+
+    schema = row.schema if row.method == "POST" else Annotated[row.schema, Query()]
+    types: dict[str, Any] = {"body": schema, "context": Context}
+    if row.about is not None:
+        types[row.about] = PathId
+    endpoint.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
+            for name, annotation in types.items()
+        ]
+    )
+    return endpoint
+
+
+class PlainQuestions:
+    """The innermost middleware: answers the POST of a question that is about no item or user.
+
+    FastAPI describes these routes. Its matching of routes and solving of dependencies would take a
+    fifth of the time of a small question.
+    """
+
+    def __init__(self, app: ASGIApp, *, questions: Iterable[Question]) -> None:
+        self._app = app
+        plain = (row for row in questions if row.method == "POST" and row.about is None)
+        self._rows = {row.path: row for row in plain}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        row = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            row = self._rows.get(scope["path"].removeprefix(scope["root_path"]))
+        if row is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = row
+        check_media_type(scope, JSON_TYPES)
+        context = Context(scope, receive)
+        with connection_of(scope).cancels():
+            body = await context.validated(row.schema.model_validate)
+            response = await row.respond(body, "", context)
+        await response(scope, receive, send)

@@ -9,11 +9,10 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
 
-from service.domain.records import MAX_LABELS, Event, Item, ItemPatch, User, check_id
+from service.domain.records import MAX_LABELS, Event, Item, ItemPatch, User
 from service.domain.timestamps import to_rfc3339
-from service.http.bodies import segment
+from service.http.limits import segment
 from service.questions.scalars import (
-    ID_SCHEMA,
     NAME_SCHEMA,
     Attributes,
     Body,
@@ -37,12 +36,6 @@ MAX_ITEMS = 1000  # of one JSON body; NDJSON takes any number
 MAX_EVENTS = 10_000
 _SLICE = 50  # rows, some 0.3 ms
 
-PathId = Annotated[
-    str,
-    AfterValidator(segment),
-    AfterValidator(check_id),
-    WithJsonSchema({**ID_SCHEMA, "description": "An id, percent-encoded; a slash in it as `%2F`."}),
-]
 PathName = Annotated[
     str, AfterValidator(segment), AfterValidator(check_name), WithJsonSchema(NAME_SCHEMA)
 ]

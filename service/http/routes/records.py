@@ -18,9 +18,9 @@ from service.domain.errors import Crowded, HeedError, Invalid, NotFound
 from service.domain.records import Item, parse_json
 from service.domain.settings import Settings
 from service.engine.highlight import without_markup
-from service.http.bodies import ITEMS_PATH, is_stream
+from service.http.limits import ITEMS_PATH, is_stream
 from service.http.problems import answer, documented, located, sentence
-from service.http.routes.context import Context, Json, JsonRoute
+from service.http.routes.context import Context, Json, JsonRoute, PathId
 from service.http.routes.record_bodies import (
     AppendedOut,
     EventsIn,
@@ -36,7 +36,6 @@ from service.http.routes.record_bodies import (
     Merged,
     MergeIn,
     Page,
-    PathId,
     Stored,
     StoredLines,
     StoredUpdates,

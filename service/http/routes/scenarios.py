@@ -16,8 +16,8 @@ from service.domain.records import Scenario, check_id
 from service.domain.settings import Settings
 from service.domain.timestamps import to_rfc3339
 from service.http.problems import documented
-from service.http.routes.context import Context, Json, JsonRoute
-from service.http.routes.questions import Question, saved_questions
+from service.http.routes.context import Context, Json, JsonRoute, Question
+from service.http.routes.questions import saved_questions
 from service.http.routes.record_bodies import Page, PathName
 from service.questions.answers import FoundEventsOut, RowsOut, ScenarioAnswerOut
 from service.questions.parts import AtMostIn, PinIn, RuleIn, VisibleIn

@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from numpy.typing import NDArray
 
 from models.catalogue import cow
 from models.catalogue.catalogue import Catalogue
-from models.catalogue.item_filter import Condition
 from models.catalogue.item_values import EMBEDDING, ItemEntry
 from models.data.vocabulary import Vocabulary
 from tests.support.small import DIMENSION, encode
@@ -218,15 +216,6 @@ def test_a_filter_does_not_write_into_the_catalogue() -> None:
 # ---------------------------------------------------------------------------- keys
 
 
-def test_log_frequency_counts_the_items_that_share_a_key() -> None:
-    texts = {"a": "jazz", "b": "jazz", "c": "jazz", "d": "blues"}
-    catalogue = build(*(ItemEntry(id_, fields={"tags": text}) for id_, text in texts.items()))
-    np.testing.assert_allclose(catalogue.keys.log_frequency, np.log([3, 3, 3, 1]), atol=1e-6)
-    less = catalogue.updated([], ["b"], encode)
-    np.testing.assert_allclose(less.keys.compacted().log_frequency, np.log([2, 2, 1]), atol=1e-6)
-    np.testing.assert_allclose(catalogue.keys.log_frequency, np.log([3, 3, 3, 1]), atol=1e-6)
-
-
 def test_an_empty_vocabulary_is_the_one_that_grows() -> None:
     """A catalogue extends the vocabulary that it is given."""
     shared = Vocabulary()
@@ -235,23 +224,6 @@ def test_an_empty_vocabulary_is_the_one_that_grows() -> None:
     )
     assert made.vocabulary is shared
     assert shared.row("a") == made.row("a") == 0
-
-
-def test_last_entry_of_an_id_wins() -> None:
-    """Of several entries with one id the last wins, and an upsert wins over a removal."""
-    catalogue = build(ItemEntry("a", "first"), ItemEntry("a", "second"))
-    assert list(catalogue.titles) == ["second"]
-    catalogue = catalogue.updated([ItemEntry("a", "third")], ["a"], encode)
-    assert list(catalogue.titles) == ["third"]
-    assert catalogue.visible.tolist() == [True]
-
-
-def test_a_text_without_words_is_no_key() -> None:
-    """Empty, blank and unspeakable texts: the item is visible, and has no vector."""
-    catalogue = build(ItemEntry("a", fields={"title": "", "description": "  ", "tags": "?!"}))
-    assert catalogue.keys.vectors.shape == (0, DIMENSION)
-    assert catalogue.visible.tolist() == [True]
-    assert catalogue.has_content.tolist() == [False]
 
 
 def test_keys_are_unit_vectors_whatever_the_encoder_gives() -> None:
@@ -290,13 +262,6 @@ def test_an_embedding_of_another_dimension_is_refused() -> None:
     assert_same(frozen(catalogue), before)
 
 
-def test_embeddings_of_two_dimensions_are_refused() -> None:
-    """A batch with one embedding of another dimension is refused."""
-    entries = [ItemEntry(f"i{n}", embedding=np.ones(DIMENSION + n, np.float32)) for n in range(2)]
-    with pytest.raises(ValueError, match=f"dimension {DIMENSION + 1}, not {DIMENSION}"):
-        build(*entries)
-
-
 def test_only_what_changed_is_encoded() -> None:
     """An update encodes the texts of its own items, and a removal none."""
     asked: list[str] = []
@@ -316,20 +281,6 @@ def test_only_what_changed_is_encoded() -> None:
 
 
 # ---------------------------------------------------------------------------- rows
-
-
-def test_items_keep_their_row() -> None:
-    """A removed item that is added again gets its earlier row."""
-    vocabulary = Vocabulary(["from a history"])
-    catalogue = Catalogue.empty(DIMENSION, vocabulary)
-    assert len(catalogue) == 1
-    assert not catalogue.visible[0]
-    catalogue = catalogue.updated([ItemEntry("a", fields={"title": "one"})], [], encode)
-    gone = catalogue.updated([], ["a"], encode)
-    back = gone.updated([ItemEntry("a", fields={"title": "two"})], [], encode)
-    assert [view.row("a") for view in (catalogue, gone, back)] == [1, 1, 1]
-    assert [bool(view.visible[1]) for view in (catalogue, gone, back)] == [True, False, True]
-    assert back.vocabulary is vocabulary
 
 
 def test_a_view_knows_only_the_rows_it_has() -> None:
@@ -357,13 +308,3 @@ def test_no_change_is_the_same_view() -> None:
     catalogue = build(ItemEntry("a", fields={"title": "jazz"}))
     assert catalogue.updated([], [], encode) is catalogue
     assert_same(frozen(catalogue.updated([], ["never"], encode)), frozen(catalogue))
-
-
-def test_put_replaces_every_field_of_an_entry() -> None:
-    """An upsert replaces every field, including those that the new entry omits."""
-    full = ItemEntry("a", "A", {"title": "jazz"}, ["a"], {"year": 1}, vector(1), True, 5)
-    catalogue = build(full).updated([ItemEntry("a")], [], encode)
-    agree(catalogue, {"a": ItemEntry("a")})
-    assert not catalogue.allowed(Condition("published_at", {"gte": -(2**40)})).any()
-    again = catalogue.updated([replace(full, hidden=False)], [], encode)
-    agree(again, {"a": replace(full, hidden=False)})

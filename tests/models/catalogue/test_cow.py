@@ -182,16 +182,6 @@ def test_released_arrays_close_their_files() -> None:
     assert held() == before
 
 
-def test_small_arrays_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrays below the size limit are copied and not mapped."""
-    monkeypatch.setattr(cow, "SMALL", 1 << 20)
-    one = rows(1, 1, 9, np.float32)
-    first = CowArray(rows(0, 100, 9, np.float32))
-    small = first.updated(np.array([3]), one, one)
-    assert not np.shares_memory(small.array, small.updated(np.array([4]), one, one).array)
-    np.testing.assert_array_equal(small.array[[3, 100]], np.concatenate([one, one]))
-
-
 @given(st.data())
 @settings(deadline=None, max_examples=60)
 def test_every_version_equals_a_plain_list(data: st.DataObject) -> None:

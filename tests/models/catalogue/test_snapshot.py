@@ -6,7 +6,7 @@ import torch
 
 from models.catalogue.catalogue import Catalogue
 from models.catalogue.item_values import ItemEntry
-from models.catalogue.snapshot import UNTRAINED, Snapshot, popular_first
+from models.catalogue.snapshot import UNTRAINED, Snapshot
 from models.data.vocabulary import Vocabulary
 from models.history.user_memory import build_memory
 from models.ranking.matches import match_fields
@@ -41,29 +41,17 @@ def test_refreshing_equals_building(made: TrainedModel, is_trained: bool) -> Non
     changed = [*entries(3, first=14), ItemEntry("i2", "new", {"title": "new"}), ItemEntry("i13")]
     after = before.catalogue.updated(changed, ["i5", "i12"], encode).with_items(["event"])
     popular = np.arange(18)[::-1].copy()
-    alike(before.refreshed(after, popular), Snapshot.build("v", model, after, popular))
+    refreshed = before.refreshed(after, popular)
+    alike(refreshed, Snapshot.build("v", model, after, popular))
+    with torch.inference_mode():
+        content = torch.from_numpy(after.content)
+        direct = refreshed.model.item_tables(refreshed.trained_rows, content)
+    for name in ("vectors", "queries", "keys", "values", "outputs"):
+        table = getattr(refreshed.tables, name)
+        np.testing.assert_allclose(table, getattr(direct, name), atol=1e-6)
     for was, now in zip(kept, before.tables, strict=True):
         np.testing.assert_array_equal(was, now)
     np.testing.assert_array_equal(before.counts, counts)
-
-
-@pytest.mark.parametrize("is_trained", [True, False])
-def test_partial_projection_equals_projecting_all(made: TrainedModel, is_trained: bool) -> None:
-    """Projecting the changed items alone gives the tables of projecting all items."""
-    model = made if is_trained else None
-    before = Snapshot.build("v", model, catalogue(40), np.arange(40))
-    kept = [table.clone() for table in before.tables]
-    changed = [ItemEntry("i2", "new", {"title": "new"}), *entries(1, first=40)]
-    after = before.catalogue.updated(changed, ["i5"], encode)
-    now = before.refreshed(after, np.arange(41))
-    alike(now, Snapshot.build("v", model, after, np.arange(41)))
-    with torch.inference_mode():
-        content = torch.from_numpy(now.catalogue.content)
-        direct = now.model.item_tables(now.trained_rows, content)
-    for name in ("vectors", "queries", "keys", "values", "outputs"):
-        np.testing.assert_allclose(getattr(now.tables, name), getattr(direct, name), atol=1e-6)
-    for was, table in zip(kept, before.tables, strict=True):
-        np.testing.assert_array_equal(was, table)
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
@@ -127,14 +115,6 @@ def test_before_training_popularity_only_breaks_ties() -> None:
     assert small_snapshot().memory_reason == "personal"
 
 
-def test_popular_first_keeps_the_order_of_ties() -> None:
-    """By falling counts, then by row as given."""
-    snapshot = Snapshot.build(UNTRAINED, None, catalogue(5), np.array([2, 9, 2, 0, 9]))
-    assert popular_first(snapshot, [0, 1, 2, 3, 4]).tolist() == [1, 4, 0, 2, 3]
-    assert popular_first(snapshot, np.array([2, 0])).tolist() == [2, 0]
-    assert popular_first(snapshot, []).tolist() == []
-
-
 def test_an_empty_service_has_a_snapshot() -> None:
     """A snapshot without items or model recommends and finds nothing, without an error."""
     empty = Catalogue.empty(DIMENSION)
@@ -156,35 +136,6 @@ def test_a_model_of_another_text_space_is_refused(made: TrainedModel) -> None:
 
 
 # ---------------------------------------------------------------------------- indexes
-
-
-def test_items_newer_than_the_index_are_recommended(
-    made: TrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Items added after the index was built are recommended too."""
-    monkeypatch.setattr("models.ranking.recommend.EXACT_WORK", 0)
-    snapshot = small_snapshot(40, made.model, index_from=20)
-    assert snapshot.indexed_items == 40
-    later = snapshot.catalogue.updated(entries(5, first=40), ["i3"], encode)
-    now = snapshot.refreshed(later, snapshot.counts)
-    assert now.index is snapshot.index
-    assert now.indexed_items == 40
-    user = build_memory(now, past([1, 5, 30], [0, 1, 2]), 3)
-    nothing = np.zeros(0, np.int64)
-    ranked = recommend(now, user, limit=100, allowed=later.visible, excluded=nothing)
-    assert sorted(ranked.rows.tolist()) == [row for row in range(45) if row != 3]
-
-
-def test_small_catalogues_have_no_index(made: TrainedModel) -> None:
-    """Each index is built once its own number of items or keys reaches the limit."""
-    bare = small_snapshot(15, made.model, index_from=31)
-    assert bare.index is None
-    assert bare.key_index is None
-    assert (bare.indexed_items, bare.indexed_keys) == (0, 0)
-    keys_only = small_snapshot(15, made.model, index_from=30)
-    assert keys_only.index is None
-    assert keys_only.indexed_keys == 30
-    assert not keys_only.needs_reindex(index_from=30)
 
 
 def test_an_encoder_defers_the_item_index(made: TrainedModel) -> None:

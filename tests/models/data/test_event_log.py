@@ -37,15 +37,8 @@ def test_every_selection_is_that_of_a_list(monkeypatch: pytest.MonkeyPatch, leas
     assert log.span is None
     for _ in range(60):
         gone = rng.choice(8, int(rng.integers(0, 3)) if rng.random() < 0.3 else 0, replace=False)
-        new = [
-            (
-                int(rng.integers(8)),
-                int(rng.integers(5)),
-                int(rng.integers(3)),
-                int(rng.integers(100)),
-                1.0,
-            )
-            for _ in range(int(rng.integers(0, 6)))
+        new: list[Row] = [
+            (*rng.integers([8, 5, 3, 100]).tolist(), 1.0) for _ in range(int(rng.integers(0, 6)))
         ]
         log = log.changed(gone, columns(new))
         rows = [row for row in rows if row[0] not in gone] + new

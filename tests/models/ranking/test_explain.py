@@ -1,37 +1,30 @@
-"""Explanations: contributions sum to the score, and the closed form equals deleting the row."""
+"""Explanations: contributions sum to the score, and the closed form equals deleting the row.
+
+Scores without a row equal those of the history without it.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from models.attention.attend import (
-    DEFAULT_OPTIONS,
-    AttentionOptions,
-    HeadProjections,
-    attend,
-    merge_heads,
-    split_heads,
-)
-from models.catalogue.snapshot import Snapshot
+from models.attention.attend import DEFAULT_OPTIONS, AttentionOptions
+from models.catalogue.snapshot import UNTRAINED, Snapshot
+from models.encoder.history_encoder import EncoderCache, HistoryEncoder
 from models.history.user_history import UserHistory
 from models.history.user_memory import build_memory
-from models.ranking.contributions import gains
+from models.ranking.explanation import scores_without
 from models.ranking.scoring import score
-from models.recommender.co_occurrence import TransitionCounts
-from tests.support import reference
 from tests.support.pasts import (
     AT,
     ITEMS,
-    TRAINED,
     WINDOW,
     Loop,
     basket_snapshot,
@@ -43,81 +36,11 @@ from tests.support.pasts import (
     ways,
     without_event,
 )
-from tests.support.small import DAY, past, random_model, random_past
+from tests.support.small import DAY, catalogue, past, random_model, random_past
 from tests.support.small import snapshot as small_snapshot
 
-quick = settings(max_examples=80, deadline=None, derandomize=True)
 few = settings(max_examples=25, deadline=None, derandomize=True)
-INF = math.inf
-
-
-@st.composite
-def heads(draw: st.DrawFn) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits [T, H, n], values [H, n, V], outputs [T, H, V]; diffuse, or one row holding all."""
-    targets, h = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    n, width = draw(st.integers(1, 7)), draw(st.integers(1, 4))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
-    scale = draw(st.sampled_from([0.1, 1.0, 5.0, 20.0]))
-    scores = scale * torch.randn(targets, h, n, generator=generator)
-    ahead = draw(st.sampled_from([0.0, 0.0, 8.0, 16.0, 25.0, 60.0]))
-    scores[..., draw(st.integers(0, n - 1))] += ahead
-    if draw(st.booleans()):
-        scores[torch.rand(scores.shape, generator=generator) < 0.4] = -INF
-    values = torch.randn(h, n, width, generator=generator)
-    return scores, values, torch.randn(targets, h, width, generator=generator)
-
-
-def weights_of(scores: Tensor) -> Tensor:
-    """The loop's weights in float32."""
-    flat = [reference.softmax(row) for row in scores.flatten(0, -2).tolist()]
-    return torch.tensor(flat, dtype=torch.float64).reshape(scores.shape).float()
-
-
-@quick
-@given(heads())
-def test_contributions_sum_to_the_attention_part(drawn: tuple[Tensor, ...]) -> None:
-    scores, values, outputs = drawn
-    weights = weights_of(scores)  # (T, H, n)
-    found = (weights * gains(values, outputs.transpose(0, 1)).transpose(0, 1)).sum(1)
-    assert found.shape == (scores.shape[0], scores.shape[2])
-    context = torch.einsum("thn,hnv->thv", weights.double(), values.double())
-    part = torch.einsum("thv,thv->t", context, outputs.double())
-    np.testing.assert_allclose(found.sum(-1).numpy(), part.numpy(), atol=1e-4)
-    hidden = (scores == -INF).all(1)
-    assert (found[hidden] == 0).all()
-
-
-def test_contributions_of_the_trained_module_sum_to_the_score() -> None:
-    """Through projections and W_O: ⟨target, output⟩ is the sum of signed contributions."""
-    torch.manual_seed(0)
-    module = HeadProjections(12, 3, 5)
-    target, history = torch.randn(4, 12), torch.randn(9, 12)
-    with torch.inference_mode():
-        keys, values = module.keys_values(history)  # (H, n, d)
-        attended = attend(module.queries(target), keys, values)
-        output = module.w_o(merge_heads(attended.context))  # [T, 12]
-        outward = split_heads(target @ module.w_o.weight, 3)  # o^h of each target (H, T, d)
-        found = (attended.weights * gains(values, outward)).sum(0)  # (T, n)
-        score = (target * output).sum(-1)
-        assert torch.allclose(found.sum(-1), score, atol=1e-4)
-        assert (found < 0).any()
-        assert merge_heads(outward).shape == (4, 15)
-
-
-def test_contribution_is_zero_for_an_orthogonal_value() -> None:
-    """A row of large weight whose value is orthogonal to the output contributes 0."""
-    keys: dict[str, Any] = {"a": [3.0, 0.0], "b": [1.0, 0.0]}
-    k = torch.tensor(list(keys.values()))
-    v = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-    query, outward = torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0]])
-    found = attend(query, k, v)
-    part = (found.weights * gains(v, outward))[0]
-    assert found.weights[0, 0] > 0.9
-    assert part[0] == 0
-    assert part[1] == found.weights[0, 1]
-
-
-# ---------------------------------------------------------------------------- reasons
+TARGETS = (0, 6, 13)
 
 
 @pytest.fixture(scope="module", params=[drawn_snapshot, basket_snapshot, similar_snapshot])
@@ -126,13 +49,15 @@ def snapshot(request: pytest.FixtureRequest) -> Snapshot:
     return made
 
 
-def without_entry(whole: UserHistory, entry: int) -> UserHistory:
-    """The past without one entry of its profile."""
+def without(whole: UserHistory, source: int) -> UserHistory:
+    """The past without an event, or without profile entry -1 - source."""
+    if source >= 0:
+        return without_event(whole, source)
     content = whole.profile_content
     return replace(
         whole,
-        profile_rows=np.delete(whole.profile_rows, entry),
-        profile_content=None if content is None else np.delete(content, entry, axis=0),
+        profile_rows=np.delete(whole.profile_rows, -1 - source),
+        profile_content=None if content is None else np.delete(content, -1 - source, axis=0),
     )
 
 
@@ -212,8 +137,7 @@ def without_row(
     snapshot: Snapshot, made: UserHistory, source: int, target: int, options: AttentionOptions
 ) -> float:
     """Attention and transitions over what is left of a past, in the states of the whole of it."""
-    left = without_event(made, source) if source >= 0 else without_entry(made, -1 - source)
-    loop = Loop(snapshot, left, AT)
+    loop = Loop(snapshot, without(made, source), AT)
     loop.use_states_of(Loop(snapshot, made, AT), source)
     alpha, gain = loop.attention(target, options)
     return float((alpha * gain).sum()) + loop.transitions(target, options) + loop.similarity(target)
@@ -235,35 +159,6 @@ def test_the_closed_form_is_what_deleting_the_row_gives(
         assert part == pytest.approx(expected, abs=1e-4)
 
 
-def test_without_a_recent_event_the_ninth_counts_in_the_transitions(snapshot: Snapshot) -> None:
-    columns = torch.full((TRAINED, 1), 4, dtype=torch.int32)
-    model = random_model(11, window=WINDOW, transitions_per_item=1)
-    model.statistics.load(
-        TransitionCounts(columns, 1.0 + torch.arange(TRAINED)[:, None]), max_request_gap=2 * DAY
-    )
-    even = small_snapshot(ITEMS, model)
-    made = past([9, 8, 7, 6, 5, 3, 2, 1, 0, 11], np.arange(10) * 3600)
-    user = build_memory(even, made, AT)
-    with torch.inference_mode():
-        scale = float(model.transition_scale(user.user_state))
-    reasons = {reason.source: reason for reason in reasons_of(even, user, 4, 50)}
-    attended = score(even, user, np.array([4])).attention
-    left_out = parts_without(even, user, 4)
-    assert len(reasons) == 10
-    for event in range(10):
-        left = [row for at, row in enumerate(made.rows.tolist()) if at != event]
-        loop = Loop(even, without_event(made, event), AT)
-        loop.use_states_of(Loop(even, made, AT), event)
-        alpha, gain = loop.attention(4, DEFAULT_OPTIONS)
-        total = sum(0.3**k * (1 + row) for k, row in enumerate(left[::-1][:8]))
-        expected = float((alpha * gain).sum()) + scale * math.log(1 + 2 * total)
-        assert left_out[event] == pytest.approx(expected, abs=1e-4)
-    total = sum(0.3**k * (1 + row) for k, row in enumerate(made.rows[::-1][:8].tolist()))
-    summed = sum(reason.contribution for reason in reasons.values())
-    part = float(attended[0]) + scale * math.log(1 + 2 * total)
-    assert summed == pytest.approx(part, abs=1e-4)
-
-
 @pytest.mark.parametrize("hard", [False, True])
 def test_without_the_dominant_event_is_the_score_of_the_others(
     snapshot: Snapshot, hard: bool
@@ -277,23 +172,6 @@ def test_without_the_dominant_event_is_the_score_of_the_others(
     assert reason.weight == pytest.approx(1, abs=1e-6)
     left = parts_without(snapshot, user, 6, options)[1]
     assert left == pytest.approx(without_row(snapshot, made, 1, 6, options), abs=1e-5)
-
-
-def test_without_the_only_event_nothing_is_attended(snapshot: Snapshot) -> None:
-    """Without its only event a memory has neither attention nor transitions."""
-    user = build_memory(snapshot, past([3], [0]), AT)
-    for target in range(ITEMS):
-        scores = score(snapshot, user, np.array([target]))
-        (reason,) = reasons_of(snapshot, user, target, 5)
-        assert reason.weight == pytest.approx(1, abs=1e-6)
-        part = float(scores.total[0]) - float(scores.prior[0])
-        assert reason.contribution == pytest.approx(part, abs=1e-5)
-        assert parts_without(snapshot, user, target)[0] == pytest.approx(0, abs=1e-6)
-
-
-def test_without_a_past_there_are_no_reasons(snapshot: Snapshot) -> None:
-    """An empty history has no reasons."""
-    assert reasons_of(snapshot, build_memory(snapshot, UserHistory.empty(), AT), 0, 5) == []
 
 
 def test_a_target_that_sees_only_itself_has_no_reasons(snapshot: Snapshot) -> None:
@@ -314,19 +192,6 @@ def test_the_closed_form_is_computed_in_blocks(
     assert parts_without(snapshot, user, 4) == pytest.approx(whole, abs=1e-5)
 
 
-def test_the_number_of_reasons_changes_none_of_them(snapshot: Snapshot) -> None:
-    """A shorter explanation has the same numbers per reason as the full one."""
-    user = build_memory(snapshot, random_past(5, 9, ITEMS), AT)
-    every = {reason.source: reason for reason in reasons_of(snapshot, user, 4, 50)}
-    assert len(every) == 9
-    short = reasons_of(snapshot, user, 4, 3)
-    assert len(short) == 3
-    for few in short:
-        whole = every[few.source]
-        assert few.contribution == whole.contribution
-    assert reasons_of(snapshot, user, 4, 0) == []
-
-
 @pytest.mark.parametrize("shape", [{"blocks": 0}, {"transitions_per_item": 0}])
 def test_a_model_without_transitions_is_explained(shape: dict[str, int]) -> None:
     """Without transitions, contributions sum to the attention; the closed form is deletion."""
@@ -341,3 +206,109 @@ def test_a_model_without_transitions_is_explained(shape: dict[str, int]) -> None
         for source, part in parts_without(snapshot, user, target).items():
             expected = without_row(snapshot, made, source, target, DEFAULT_OPTIONS)
             assert part == pytest.approx(expected, abs=1e-4)
+
+
+# ---------------------------------------------------------------------------- leave one out
+
+
+def expected(
+    snapshot: Snapshot, made: UserHistory, target: int, options: AttentionOptions
+) -> float:
+    """The score of a target, in float64 and plain loops."""
+    loop = Loop(snapshot, made, AT)
+    alpha, gain = loop.attention(target, options)
+    prior = float(snapshot.tables.prior[target])
+    return (
+        float((alpha * gain).sum())
+        + loop.transitions(target, options)
+        + loop.similarity(target)
+        + prior
+    )
+
+
+def every(
+    snapshot: Snapshot, made: UserHistory, options: AttentionOptions = DEFAULT_OPTIONS
+) -> dict[Any, float]:
+    """The scores of the targets without each row of the memory."""
+    user = build_memory(snapshot, made, AT)
+    return scores_without(snapshot, user, dict.fromkeys(user.source.tolist(), TARGETS), options)
+
+
+@few
+@given(made=pasts(least=1), options=ways)
+def test_each_score_is_that_of_the_loop_over_the_rest(
+    snapshot: Snapshot, made: UserHistory, options: AttentionOptions
+) -> None:
+    """Each leave-one-out score equals the loop over the remaining rows, to 1e-4."""
+    found = every(snapshot, made, options)
+    sources = build_memory(snapshot, made, AT).source.tolist()
+    assert set(found) == {(source, target) for source in sources for target in TARGETS}
+    for (source, target), got in found.items():
+        less = without(made, source)
+        assert got == pytest.approx(expected(snapshot, less, target, options), abs=1e-4)
+
+
+@pytest.mark.parametrize("events", [1, 2, WINDOW, WINDOW + 1, WINDOW + 2, 4 * WINDOW])
+@pytest.mark.parametrize("window", [1, 2, WINDOW, 8])
+def test_leave_one_out_for_any_window_start(events: int, window: int) -> None:
+    served = small_snapshot(ITEMS, random_model(11, window=window))
+    made = random_past(events, events, ITEMS)
+    for (source, target), got in every(served, made).items():
+        less = build_memory(served, without_event(made, source), AT)
+        only = score(served, less, np.array([target])).total
+        assert got == pytest.approx(float(only[0]), abs=1e-4)
+
+
+@few
+@given(made=pasts(least=1), options=ways)
+def test_leave_one_out_without_a_model(made: UserHistory, options: AttentionOptions) -> None:
+    """Leave-one-out scores of the content model equal scoring the remaining rows."""
+    served = Snapshot.build(UNTRAINED, None, catalogue(ITEMS), np.arange(ITEMS))
+    for (source, target), got in every(served, made, options).items():
+        less = build_memory(served, without(made, source), AT)
+        assert got == pytest.approx(
+            float(score(served, less, np.array([target]), options).total[0]), abs=1e-5
+        )
+
+
+def test_near_events_are_left_out_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """150 events within the window are left out in five branch passes, without re-encoding."""
+    served = small_snapshot(ITEMS, random_model(11, window=200))
+    user = build_memory(served, random_past(3, 150, ITEMS), AT)
+    passes: list[int] = []
+    branch = HistoryEncoder.branch
+
+    def counted(self: HistoryEncoder, state: Any, shared: int, events: Any, *more: Any) -> Any:
+        passes.append(len(events))
+        return branch(self, state, shared, events, *more)
+
+    def refused(_: HistoryEncoder, cache: EncoderCache, events: Any, *more: Any) -> Any:
+        assert not len(events), "nothing is to be encoded from its beginning"
+        return cache
+
+    monkeypatch.setattr(HistoryEncoder, "branch", counted)
+    monkeypatch.setattr(HistoryEncoder, "append", refused)
+    targets: Mapping[int, list[int]] = {source: [0] for source in range(150)}
+    assert len(scores_without(served, user, targets)) == 150
+    assert passes == [32, 32, 32, 32, 22]
+
+
+def test_events_before_the_window_are_left_out_by_one_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Histories without each of 60 events that the encoder has not read are encoded once."""
+    served = small_snapshot(ITEMS, random_model(11, window=40))
+    user = build_memory(served, random_past(3, 100, ITEMS), AT)
+    assert user.encoded is not None
+    assert user.encoded.first_item == 60
+    encoded: list[tuple[int, int]] = []
+    branch = HistoryEncoder.branch
+
+    def counted(self: HistoryEncoder, state: Any, shared: int, events: Any, *more: Any) -> Any:
+        encoded.append(tuple(events.shape[:2]))
+        return branch(self, state, shared, events, *more)
+
+    monkeypatch.setattr(HistoryEncoder, "branch", counted)
+    targets: Mapping[int, list[int]] = {source: [0] for source in range(60)}
+    assert len(scores_without(served, user, targets)) == 60
+    assert encoded == [(1, 39)]

@@ -173,17 +173,6 @@ def test_coarse_similar_is_the_softmax_over_the_nearest_keys(
             assert found.keys == sum(len(keys) for _, _, keys in kept.values())
 
 
-def test_coarse_similar_with_room_for_every_key_is_exact(snapshot: Snapshot) -> None:
-    """With k of at least all keys, coarse is exact to 1e-5, and holds all of the mass."""
-    whole = similar(snapshot, 3, limit=100, allowed=everything(snapshot))
-    options = AttentionOptions(mode="coarse", k=ITEMS)
-    found = similar(snapshot, 3, limit=100, allowed=everything(snapshot), options=options)
-    assert found.rows.tolist() == whole.rows.tolist()
-    assert found.weights == pytest.approx(whole.weights, abs=1e-5)
-    assert found.mass == pytest.approx(1)
-    assert found.keys == whole.keys
-
-
 def test_few_probes_find_fewer_keys_from_an_index_that_is_kept(
     snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,15 +207,6 @@ def test_a_pinned_item_is_attended_wherever_it_is(snapshot: Snapshot) -> None:
     assert len(found.rows) == 3
 
 
-def test_similar_weights_sum_to_one(snapshot: Snapshot) -> None:
-    """Weights over all allowed items sum to 1, and so do the shares of an item's spaces."""
-    found = similar(snapshot, 0, limit=100, allowed=everything(snapshot))
-    assert len(found.rows) == ITEMS - 2  # all that are listed and named but itself
-    assert float(found.weights.sum()) == pytest.approx(1, abs=1e-5)
-    for keys in found.spaces:
-        assert sum(one.share for one in keys.values()) == pytest.approx(1, abs=1e-6)
-
-
 def test_an_item_is_compared_where_it_has_a_key(snapshot: Snapshot) -> None:
     """Items are compared in each space in which both have a vector."""
     mute = snapshot.catalogue.row(MUTE)
@@ -245,29 +225,6 @@ def test_an_item_is_compared_where_it_has_a_key(snapshot: Snapshot) -> None:
     assert set(by_row[0][29]) == {"content"}
     assert mute not in by_row[0]
     assert set(by_row[0][1]) == {"content", "trained"}
-
-
-def test_trained_vectors_count_by_their_events(model: Recommender) -> None:
-    """The share of the trained space grows with the events of both items, from none at none."""
-    made = catalogue(ITEMS)
-    shares = []
-    for events in (0, 5, 50, 5_000_000):
-        counts = np.full(TRAINED, events)
-        snapshot = Snapshot.build("v", trained(model, counts), made, np.zeros(ITEMS, np.int64))
-        found = similar(snapshot, 0, limit=100, allowed=made.visible)
-        levels = dict(zip(found.rows.tolist(), found.scores.tolist(), strict=True))
-        by_text = similar(snapshot, 0, limit=100, allowed=made.visible, spaces=("content",))
-        text = dict(zip(by_text.rows.tolist(), by_text.scores.tolist(), strict=True))
-        by_model = similar(snapshot, 0, limit=100, allowed=made.visible, spaces=("trained",))
-        own = dict(zip(by_model.rows.tolist(), by_model.scores.tolist(), strict=True))
-        known = events / (events + 20)
-        for row, score in own.items():
-            by_content = content_evidence(snapshot) * text[row]
-            assert levels[row] == pytest.approx(np.logaddexp(by_content, known * score), abs=1e-4)
-        best = max(own, key=own.__getitem__)
-        shares.append(found.spaces[found.rows.tolist().index(best)]["trained"].share)
-    assert shares == sorted(shares)
-    assert shares[0] < shares[-1]
 
 
 @pytest.mark.parametrize("told_by", [("content",), ("trained",), SPACES])
@@ -340,15 +297,6 @@ def test_items_that_are_all_alike_share_the_weight() -> None:
     assert found.rows.tolist() == [0, 2, 3]
     assert found.scores.tolist() == [0, 0, 0]
     assert found.weights.tolist() == pytest.approx([1 / 3] * 3)
-
-
-def test_nameless_items_are_similar_where_no_item_has_a_name(model: Recommender) -> None:
-    """Items without a title and any text are answered in a catalogue that names none."""
-    bare = [ItemEntry(f"i{n}") for n in range(TRAINED)]
-    made = catalogue(0).updated(bare, [], encode)
-    snapshot = Snapshot.build("v", trained(model), made, np.zeros(TRAINED, np.int64))
-    found = similar(snapshot, 3, limit=100, allowed=made.visible)
-    assert sorted(found.rows.tolist()) == [row for row in range(TRAINED) if row != 3]
 
 
 def test_labels_name_no_item() -> None:

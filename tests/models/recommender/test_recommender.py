@@ -290,17 +290,6 @@ def test_without_an_encoder_there_are_no_states() -> None:
     assert random_model(1).event_states(events[:, :0], times[:, :0]).shape == (2, 0, 12)
 
 
-# ---------------------------------------------------------------------------- transitions
-
-
-@pytest.mark.parametrize(
-    "shape", [{"blocks": 0}, {"transitions_per_item": 0}, {"blocks": 0, "transitions_per_item": 0}]
-)
-def test_transitions_need_followers_and_a_user_state(shape: dict[str, Any]) -> None:
-    assert random_model(1).has_transitions
-    assert not random_model(1, **shape).has_transitions
-
-
 # ---------------------------------------------------------------------------- candidates
 
 

@@ -302,13 +302,6 @@ def test_a_query_without_a_known_word_finds_nothing(query: str) -> None:
     assert words.rows_with_phrases(words.parser.parse(query)) is None
 
 
-def test_scripts_that_have_words_are_searched_by_them() -> None:
-    """Words of other scripts are searched, right-to-left ones included."""
-    words = indexed(["שלום עולם", "мир", "ant"])
-    assert search(words, "עולם", 3).rows.tolist() == [0]
-    assert search(words, "МИР", 3).rows.tolist() == [1]
-
-
 def test_of_a_long_query_the_rarest_words_are_looked_up() -> None:
     """A query longer than MAX_QUERY_TERMS is searched by its rarest words."""
     common = [f"w{n}" for n in range(200)]
@@ -317,10 +310,3 @@ def test_of_a_long_query_the_rarest_words_are_looked_up() -> None:
     assert found.rows[0] == 0
     few = search(words, " ".join(common[: MAX_QUERY_TERMS + 1]), 4)
     assert few.scores[0] > 0
-
-
-def test_nothing_is_found_among_no_items() -> None:
-    """An empty index finds nothing."""
-    words = BM25Writer().update([])
-    assert len(words) == 0
-    assert not len(search(words, "ant", 0).rows)

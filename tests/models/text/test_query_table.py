@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from models.text import query_table
-from models.text.encoders import SentenceEncoder, StaticEncoder, TextEncoder
+from models.text.encoders import SentenceEncoder, TextEncoder
 from models.text.query_table import QueryTable, TokenizingEncoder, fit_query_table, fit_rows
 from tests.support import tiny_bert
 from tests.support.token_encoder import WIDTH, WORDS, TokenEncoder, sentences
@@ -98,11 +98,6 @@ def test_a_transformers_vocabulary_has_the_text_of_each_token(folder: Path) -> N
     assert len(vocabulary) == len(tiny_bert.WORDS)
     for word, text in zip(tiny_bert.WORDS, vocabulary, strict=True):
         assert text == ("" if word.startswith("[") else word.removeprefix("##"))
-
-
-def test_the_static_encoder_needs_no_table() -> None:
-    """The static encoder is no tokenizing encoder: it is quick itself."""
-    assert not isinstance(StaticEncoder(), TokenizingEncoder)
 
 
 def test_rows_equal_the_dense_solution_of_the_ridge_regression() -> None:

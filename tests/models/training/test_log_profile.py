@@ -24,7 +24,7 @@ from models.training.log_profile import (
     tied_share,
     without_order,
 )
-from service.lab.protocols import next_basket, next_new_item
+from service.lab.protocols import next_basket
 from tests.support.small import DAY, SECOND, cycle
 
 
@@ -98,7 +98,7 @@ def test_events_at_times_of_their_own_are_no_baskets() -> None:
 
 
 def test_cases_without_repeats_disable_repeat_consumption() -> None:
-    task = next_new_item(shop(apart=0), at=4 * 30 * DAY)
+    task = next_basket(shop(apart=0), at=4 * 30 * DAY, new_only=True)
     assert task.validation is not None
     assert prediction_task(task.train, task.validation) == PredictionTask(
         next_basket=True, repeat_consumption=False

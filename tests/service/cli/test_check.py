@@ -30,7 +30,6 @@ def test_check_finds_what_is_damaged(world: World, heed: Heed, tmp_path: Path) -
 
 
 def test_a_damaged_store_is_salvaged(world: World, heed: Heed, tmp_path: Path) -> None:
-    """A copy of a damaged store takes its place, and passes the check."""
     data, store = world.copy(tmp_path / "data"), tmp_path / "data" / STORE_FILE
     before = counts(data)
     content = store.read_bytes()
@@ -48,7 +47,6 @@ def test_a_damaged_store_is_salvaged(world: World, heed: Heed, tmp_path: Path) -
 
 
 def test_a_loss_is_accepted(world: World, heed: Heed, tmp_path: Path) -> None:
-    """Without its store a data directory is refused, until the loss is accepted."""
     data = world.copy(tmp_path / "data")
     (data / STORE_FILE).unlink()
     for command in (["check"], ["export", "items", tmp_path / "items.jsonl"]):

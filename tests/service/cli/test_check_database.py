@@ -41,7 +41,6 @@ def url(filled: str, postgres: PostgresDatabases) -> str:
 
 
 def problems(url: str) -> list[str]:
-    """The problems that are found in the namespace `default`."""
     return [
         each.sentence
         for each in check_database(url, "default", full=True)

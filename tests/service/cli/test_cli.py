@@ -46,7 +46,6 @@ def files(tmp_path: Path) -> Path:
 
 
 def test_importing_twice_changes_nothing(heed: Heed, files: Path) -> None:
-    """A second import of the same file stores no event, with or without ids in the file."""
     for name in ("events.jsonl.gz", "events.csv"):
         for stored, again in ((480, 0), (0, 480)):
             said = heed("import", "events", files / name)
@@ -66,7 +65,6 @@ def test_a_new_store_is_said_to_be_new(heed: Heed, tmp_path: Path) -> None:
 
 
 def test_full_export_reproduces_the_store(heed: Heed, tmp_path: Path) -> None:
-    """Items, events and profiles exported from one store and imported into another are equal."""
     vector = np.linspace(-1, 1, 256, dtype=np.float32)
     people = [
         User("u1", {"country": "NL", "deep": {"ages": [7, 8.5, None]}}, ("space", "music-03")),
@@ -121,7 +119,6 @@ def test_full_export_reproduces_the_store(heed: Heed, tmp_path: Path) -> None:
 
 
 def test_profiles_are_read_from_csv_and_put_together(heed: Heed, tmp_path: Path) -> None:
-    """Rows of one user in a CSV of profiles are put together, and bad rows name their line."""
     path = tmp_path / "people.csv"
     path.write_text(
         "user_id,interests,attributes\n"
@@ -147,7 +144,6 @@ def test_profiles_are_read_from_csv_and_put_together(heed: Heed, tmp_path: Path)
 
 
 def test_vectors_of_the_wrong_length_are_refused_with_their_line(heed: Heed, files: Path) -> None:
-    """A vector of another dimension than the service's is refused with its line."""
     path = files / "vectors.jsonl"
     path.write_text('{"item_id": "a", "title": "x"}\n{"item_id": "b", "embedding": [1, 2, 3]}\n')
     said = heed("import", "items", path)
@@ -183,7 +179,6 @@ def test_dimension_setting_must_match_the_text_encoder(
 
 
 def test_versions_are_listed_and_chosen(heed: Heed, world: World, tmp_path: Path) -> None:
-    """`models activate` moves the star in `models list`, and an unknown version is refused."""
     assert "heed train" in heed("models", "list").out
     data = world.copy(tmp_path / "world")
 
@@ -280,7 +275,6 @@ def test_training_says_its_progress_as_json(heed: Heed, world: World, tmp_path: 
 
 
 def test_a_training_that_is_refused_says_why(heed: Heed) -> None:
-    """A refused training exits with 1 and its reason, as JSON with `--json-progress`."""
     said = heed("train", "--json-progress")
     assert said.code == 1
     assert "no events" in json.loads(said.out.splitlines()[-1])["error"]
@@ -290,7 +284,6 @@ def test_a_training_that_is_refused_says_why(heed: Heed) -> None:
 
 
 def test_evaluate_compares_the_models(heed: Heed, world: World, tmp_path: Path) -> None:
-    """`evaluate` prints a table of all models and writes it as JSON."""
     data = world.copy(tmp_path / "world", trained=False)
     out = tmp_path / "found.json"
     said = heed("evaluate", "--data", data, "--epochs", 3, "--preset", "quick", "--json", out)
@@ -370,7 +363,6 @@ def test_evaluate_by_global_time_with_several_seeds(
 def test_invalid_arguments_are_reported(
     heed: Heed, tmp_path: Path, arguments: list[str], code: int, words: str
 ) -> None:
-    """An invalid command exits with an error code and names the cause, without a traceback."""
     (tmp_path / "file.txt").touch()
     said = heed(*(word.replace("{file}", str(tmp_path / "file")) for word in arguments))
     assert said.code == code
@@ -381,7 +373,6 @@ def test_invalid_arguments_are_reported(
 def test_damage_refuses_to_serve_and_names_the_file(
     heed: Heed, world: World, tmp_path: Path, what: str
 ) -> None:
-    """The command ends at once, with a line that names the damaged file."""
     data = world.copy(tmp_path / "data")
     paths = [data / STORE_FILE]
     if what == "model":  # of two versions, an intact one would be served

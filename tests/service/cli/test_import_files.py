@@ -53,14 +53,12 @@ def shop(tmp_path: Path) -> Path:
 
 
 def stored(heed: Heed, what: str, folder: Path) -> list[dict[str, object]]:
-    """All stored records of a kind."""
     path = folder / f"{what}-out.jsonl"
     assert heed("export", what, path).code == 0
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_a_catalogue_is_read_as_it_was_exported(heed: Heed, shop: Path) -> None:
-    """An import says what it found out, and warns of what is odd."""
     said = heed(
         "import", "items", shop / "products.csv", "--map", "item_id=Stock Code",
         "--map", "title=description", "--map", "attributes.price=Unit Price",
@@ -79,7 +77,6 @@ def test_a_catalogue_is_read_as_it_was_exported(heed: Heed, shop: Path) -> None:
 
 
 def test_a_dry_run_shows_and_stores_nothing(heed: Heed, shop: Path) -> None:
-    """It shows the first rows, counts by type, refused rows, and every warning."""
     said = heed("import", "events", shop / "orders.csv", *EVENT_OPTIONS, "--dry-run", "--skip-bad")
     assert said.code == 0, said.err
     assert "5 events (4 purchase, 1 return) would be stored, 4 bad rows refused" in said.out
@@ -107,7 +104,6 @@ def test_a_dry_run_shows_lists_and_objects_as_texts(
 
 
 def test_many_bad_rows_do_not_hide_the_rest(heed: Heed, shop: Path) -> None:
-    """The first bad rows are printed, then the number of all."""
     path = shop / "blank.csv"
     path.write_text("user_id,item_id\n" + ",a\n" * 500 + "u,a\n")
     said = heed("import", "events", path, "--skip-bad")
@@ -336,7 +332,6 @@ def test_several_files_and_a_pipe_are_one_import(shop: Path) -> None:
 def test_errors_of_a_pipe_name_the_pipe(
     heed: Heed, monkeypatch: pytest.MonkeyPatch, text: str, options: tuple[str, ...], problem: str
 ) -> None:
-    """Messages about standard input name -, and no file."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     said = heed("import", "events", "-", *options)
     assert said.code == 1
@@ -435,7 +430,6 @@ SHOPIFY_OPTIONS = (
 
 
 def test_values_left_out_are_named_or_said_to_be_more(heed: Heed, shop: Path) -> None:
-    """Five values are named; of a sixth the sentence says that there is more."""
     for count, end in (
         (5, "'e' title 'E' then 'X'; to keep"),
         (6, "'e' title 'E' then 'X', …; to"),
@@ -505,7 +499,6 @@ def test_rows_of_one_user_are_put_together(heed: Heed, shop: Path) -> None:
 
 
 def test_rows_that_make_a_list_too_long_are_bad(heed: Heed, shop: Path) -> None:
-    """The row is named, and those before it are stored."""
     rows = "".join(f"a,t{number}\n" for number in range(1_001))
     (shop / "tags.csv").write_text(f"item_id,tags\n{rows}")
     said = heed("import", "items", shop / "tags.csv", "--skip-bad")
@@ -560,7 +553,6 @@ def test_an_import_into_a_foreign_catalogue_asks(
 
 
 def test_an_item_of_two_files_is_the_later_ones(heed: Heed, shop: Path) -> None:
-    """Files of one import follow one another, and what is replaced is named."""
     for name, title in (("one", "A"), ("two", "B")):
         (shop / f"{name}.csv").write_text(f"item_id,title\na,{title}\n")
     said = heed("import", "items", shop / "one.csv", shop / "two.csv")

@@ -19,14 +19,12 @@ ITEMS = "item_id,title\na,First\nb,Second\n"
 
 @pytest.fixture
 def items(tmp_path: Path) -> Path:
-    """A file of two items."""
     file = tmp_path / "items.csv"
     file.write_text(ITEMS)
     return file
 
 
 def options(command: Any, path: str = "heed") -> dict[str, set[str]]:
-    """Return the options of a command and of all under it."""
     found = {path: {each for one in command.params for each in one.opts}}
     for name, inner in getattr(command, "commands", {}).items():
         found |= options(inner, f"{path} {name}")
@@ -53,7 +51,6 @@ def test_every_command_of_a_store_takes_a_namespace() -> None:
 def test_commands_work_on_one_namespace(
     heed: Heed, items: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An import into a namespace changes only that one, by the option or by the variable."""
     data = tmp_path / "data"
     for name in ("b", "c"):
         assert heed("namespaces", "create", name).code == 0
@@ -81,7 +78,6 @@ def test_an_unknown_namespace_is_refused_and_not_created(
 
 
 def test_a_training_publishes_into_its_namespace(heed: Heed, world: World, tmp_path: Path) -> None:
-    """`heed train`, `heed models` and `heed jobs` are about one namespace."""
     data = tmp_path / "data"
     heed("namespaces", "create", "b")
     own = data / "namespaces" / "b"

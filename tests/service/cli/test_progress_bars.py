@@ -106,7 +106,6 @@ def test_a_pipe_gets_a_line_for_each_stage_and_epoch() -> None:
 
 
 def test_a_terminal_gets_a_bar() -> None:
-    """A terminal gets a bar with percentage, epoch, loss and validation."""
     out = Console(file=io.StringIO(), width=200, force_terminal=True)
     with progress_bars.stage_bars(out) as told:
         told("reading events", 12_345, 0, None)

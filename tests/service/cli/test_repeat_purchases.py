@@ -31,7 +31,6 @@ def baskets() -> dict[str, list[Basket]]:
 
 @pytest.fixture
 def data(heed: Heed, tmp_path: Path) -> Path:
-    """A data directory with these baskets."""
     with (tmp_path / "orders.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["user_id", "item_id", "timestamp"])

@@ -85,7 +85,6 @@ BOMBS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_memory_is_bounded_whatever_a_file_decompresses_to(tmp_path: Path, name: str) -> None:
-    """The error names the line, what was found and what is allowed."""
     content, problem = BOMBS[name]
     path = tmp_path / name
     parts: dict[bytes, bytes] = {}  # what is repeated is compressed once
@@ -152,7 +151,6 @@ def test_memory_is_bounded_whatever_parquet_decodes_to(
 
 
 def test_a_file_of_very_many_columns_is_refused(tmp_path: Path) -> None:
-    """The error names the number, in every format."""
     names = ["item_id", *(f"c{n}" for n in range(40_000))]
     wide = f"has 40,001 {{}}; at most {MAX_COLUMNS:,} are allowed"
     (csv := tmp_path / "a.csv").write_text(",".join(names) + "\n" + "," * 40_000 + "\n")
@@ -164,7 +162,6 @@ def test_a_file_of_very_many_columns_is_refused(tmp_path: Path) -> None:
 
 
 def test_many_columns_are_read_and_not_all_listed(tmp_path: Path) -> None:
-    """A message names some columns, and says how many it leaves out."""
     names = [f"c{n}" for n in range(MAX_COLUMNS)]
     path = tmp_path / "a.csv"
     path.write_text(",".join(names) + "\n" + ",".join(names) + "\n")
@@ -192,7 +189,6 @@ def test_many_columns_are_read_and_not_all_listed(tmp_path: Path) -> None:
     ],
 )
 def test_wide_records_are_refused(tmp_path: Path, row: dict[str, object], problem: str) -> None:
-    """The error names the field, what was found and what is allowed."""
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"item_id": "a", **row}))
     with pytest.raises(Invalid) as caught:

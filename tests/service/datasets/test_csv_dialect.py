@@ -31,7 +31,6 @@ TEXTS = {
 @pytest.mark.parametrize("encoding", TEXTS)
 @pytest.mark.parametrize("size", [0, 3_000_000])
 def test_texts_decode_as_they_were_written(tmp_path: Path, encoding: str, size: int) -> None:
-    """Letters outside ASCII are read as they were written, also after megabytes without any."""
     text = "plain,1\n" * (size // 8) + TEXTS[encoding]
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(text.encode(encoding), 1))
@@ -46,7 +45,6 @@ def test_a_damaged_line_does_not_change_the_encoding(tmp_path: Path) -> None:
 
 
 def test_encodings_are_checked_by_name() -> None:
-    """A name that Python does not know is refused."""
     assert check_encoding("UTF8") == "utf-8-sig"
     assert check_encoding("latin-1") == "latin-1"
     for name in ("klingon", "base64"):
@@ -69,7 +67,6 @@ def test_encodings_are_checked_by_name() -> None:
     ],
 )
 def test_delimiters_are_those_of_the_cells(tmp_path: Path, text: str, delimiter: str) -> None:
-    """The delimiter splits all rows into as many cells as the header."""
     path = tmp_path / "a.csv"
     path.write_text(text)
     assert detect_delimiter(path, "utf-8-sig", ",") == delimiter

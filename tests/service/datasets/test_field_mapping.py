@@ -22,13 +22,11 @@ Customer No;SKU;Qty;Invoice
 
 
 def mapped(columns: dict[str, Any], constants: dict[str, str] | None = None, **rest: Any) -> Any:
-    """Options with this mapping."""
     return ReadOptions(FieldMapping.parse(columns, constants or {}, **rest))
 
 
 @pytest.fixture
 def orders(tmp_path: Path) -> Path:
-    """A wholesaler's orders."""
     path = tmp_path / "orders.csv"
     path.write_text(ORDERS)
     return path
@@ -50,7 +48,6 @@ def test_columns_and_constants_become_fields(orders: Path) -> None:
 
 
 def test_a_mapped_column_is_no_other_field(tmp_path: Path) -> None:
-    """A column that is named like a field, and mapped to another, is read once."""
     path = tmp_path / "products.csv"
     path.write_text("item_id,Description\n85123A,T-LIGHT HOLDER\n")
     file = ItemsFile(path, mapped({"title": "Description"}))
@@ -70,7 +67,6 @@ def test_weights_are_logarithms_and_negative_rows_may_be_skipped(orders: Path) -
 
 
 def test_negative_weights_need_a_decision(orders: Path) -> None:
-    """Without --negative the row is bad, and the message says what would help."""
     with pytest.raises(Invalid, match=r"Qty \(weight\): is negative; --negative skip or re"):
         list(EventsFile(orders, mapped(IDS, weight="Qty")).records())
 
@@ -157,7 +153,6 @@ def test_numbers_have_signs_and_currencies(tmp_path: Path, cell: str, number: An
 def test_a_column_of_true_and_false_is_a_flag(
     tmp_path: Path, cells: list[str], values: list[Any]
 ) -> None:
-    """Columns of true and false only are flags; any other value makes them texts."""
     path = tmp_path / "items.csv"
     path.write_text("item_id,Sold\n" + "".join(f"i{n},{c}\n" for n, c in enumerate(cells)))
     file = ItemsFile(path, mapped({"attributes.sold": "Sold"}))
@@ -230,20 +225,17 @@ def test_members_of_json_are_columns(tmp_path: Path) -> None:
 def test_wrong_mappings_name_the_columns(
     orders: Path, columns: Any, constants: Any, rest: Any, problem: str
 ) -> None:
-    """The message says which column was wanted, and which there are."""
     with pytest.raises(Invalid, match=problem):
         list(EventsFile(orders, mapped(columns, constants, **rest)).records())
 
 
 def test_only_attributes_have_types() -> None:
-    """A type of another field, or an unknown one, is refused."""
     for target in ("title:text", "attributes.x:date"):
         with pytest.raises(Invalid, match=f"--map {target}: only attributes have a type, one of"):
             FieldMapping.parse({target: "a"}, {})
 
 
 def attributes(path: Path, columns: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
-    """The attributes of the items of a file."""
     read = ReadOptions(FieldMapping.parse(columns, {}), **options)
     return [dict(item.attributes) for item in ItemsFile(path, read).items()]
 

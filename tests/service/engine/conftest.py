@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from service.domain.settings import Settings
-from service.engine.engine import Engine, open_engine
+from service.engine.engine import Engine
+from tests.support.engine_story import opened
 from tests.support.tiny import World
 
 
@@ -17,15 +16,6 @@ from tests.support.tiny import World
 def data(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Path:
     """The small world, with a model or without."""
     return world.copy(tmp_path / "data", trained=request.param)
-
-
-@asynccontextmanager
-async def opened(data: Path) -> AsyncIterator[Engine]:
-    engine = await open_engine(Settings(data=data))
-    try:
-        yield engine
-    finally:
-        await engine.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -34,23 +33,23 @@ class Shelf:
         return self.versions.pop(name, None) is not None
 
 
-def test_what_is_written_is_known_and_what_is_deleted_is_not() -> None:
+async def test_what_is_written_is_known_and_what_is_deleted_is_not() -> None:
     """A version that nobody has read yet answers in an outage; a deleted scenario does not."""
     shelf = Shelf()
     scenarios = LiveScenarios(cast(Store, shelf))
     for name in ("home", "gone", "vanished"):
-        asyncio.run(scenarios.put(name, {"question": "popular"}))
+        await scenarios.put(name, {"question": "popular"})
     shelf.versions["home"] = Scenario("home", 2, 0, {"question": "popular"})  # by another process
-    assert asyncio.run(scenarios.current("home")) == (shelf.versions["home"], False)
-    asyncio.run(scenarios.delete("gone"))
+    assert await scenarios.current("home") == (shelf.versions["home"], False)
+    await scenarios.delete("gone")
     del shelf.versions["vanished"]  # by another process
     for name in ("gone", "vanished"):
         with pytest.raises(NotFound, match=f"no scenario '{name}'"):
-            asyncio.run(scenarios.current(name))
+            await scenarios.current(name)
     with pytest.raises(NotFound, match="no scenario 'gone'"):
-        asyncio.run(scenarios.delete("gone"))
+        await scenarios.delete("gone")
     shelf.is_away = True
-    assert asyncio.run(scenarios.current("home")) == (shelf.versions["home"], True)
+    assert await scenarios.current("home") == (shelf.versions["home"], True)
     for name in ("gone", "vanished", "never read"):
         with pytest.raises(StoreUnreachable):
-            asyncio.run(scenarios.current(name))
+            await scenarios.current(name)

@@ -2,56 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from models.attention.attend import DEFAULT_OPTIONS
 from models.catalogue.item_filter import Condition
-from models.catalogue.snapshot import Snapshot
-from models.history.user_memory import build_memory
-from models.ranking.matches import DEFAULTS
 from models.text import terms
 from models.text.encoders import StaticEncoder
 from service.domain.records import Item
+from service.engine.engine import Engine
 from service.engine.highlight import highlights
-from service.engine.search import list_matches, search_answer, search_items
-from service.engine.selection import filter_warnings, select_items
+from service.engine.selection import filter_warnings
 from service.maintenance.search_calibration import build_snapshot
-from service.snapshots.live_search import SearchSetup
 from service.snapshots.text_embeddings import EmbeddingCache
 from tests.support import asking
-from tests.support.small import past
 
 EMBEDDINGS = EmbeddingCache(StaticEncoder())
-SETUP = SearchSetup(DEFAULTS, EMBEDDINGS.query, StaticEncoder.name, quick=True)
 
 
-def made(*titles: str, description: str = "") -> Snapshot:
-    """A catalogue of titles, whose items' ids are their places."""
-    items = [Item(str(n), title=title, description=description) for n, title in enumerate(titles)]
-    return build_snapshot(items, EMBEDDINGS)
+def made(*titles: str, description: str = "") -> list[Item]:
+    """Items of these titles, whose ids are their places."""
+    return [Item(str(n), title=title, description=description) for n, title in enumerate(titles)]
 
 
-def ask(snapshot: Snapshot, query: Any) -> Any:
-    """The answer to a search or a list."""
-    selection = select_items(snapshot, query.filter)
-    if query.is_listing:
-        return asking.Told(
-            list_matches(query, snapshot, SETUP, selection=selection, options=DEFAULT_OPTIONS)
-        )
-    outcome = search_items(
-        query,
-        snapshot,
-        build_memory(snapshot, past([], []), 0),
-        SETUP,
-        allowed=selection.allowed,
-        options=DEFAULT_OPTIONS,
-        offset=query.offset,
-    )
-    answer = search_answer(query, snapshot, outcome, ())
-    selection.describe(answer, outcome.counted)
-    return asking.Told(answer)
+async def ask(engine: Engine, items: Sequence[Item], query: Any) -> Any:
+    """The answer to a search or a list of these items, the only ones."""
+    stored = {item.item_id for item in engine.store.scan_items()}
+    for item_id in stored - {item.item_id for item in items}:
+        await engine.live.catalogue.delete_item(item_id)
+    await engine.live.catalogue.put_items(items)
+    return await asking.ask(engine, query)
 
 
 def found(answer: Any) -> list[str]:
@@ -99,70 +80,72 @@ WORDS = (
 )
 
 
-def test_a_search_is_not_filled_with_items_that_do_not_match() -> None:
+async def test_a_search_is_not_filled_with_items_that_do_not_match(fresh: Engine) -> None:
     """Items without a word of the query are answered with `fill` only, after those that match."""
     served = made(*WORDS)
     query = asking.search(asking.who(), "lamp with a", facets=(asking.facet("tags"),))
-    answer = ask(served, query)
+    answer = await ask(fresh, served, query)
     assert sorted(found(answer)) == ["0", "1", "5"]
     assert answer.total == 3
-    filled = ask(served, query.model_copy(update={"fill": True}))
+    filled = await ask(fresh, served, query.model_copy(update={"fill": True}))
     assert len(filled.items) > 3
     assert filled.total == 3
     assert found(filled)[:3] == found(answer)
     scores = [item["parts"]["match"] for item in filled.items]
-    least = ask(served, query.model_copy(update={"min_score": scores[1]}))
+    least = await ask(fresh, served, query.model_copy(update={"min_score": scores[1]}))
     assert found(least) == found(answer)[:2]
     assert least.total == 2
-    assert found(ask(served, query.model_copy(update={"min_score": 1e300}))) == []
-    assert len(ask(served, query.model_copy(update={"min_score": -1e300})).items) == len(
-        filled.items
-    )
+    assert found(await ask(fresh, served, query.model_copy(update={"min_score": 1e300}))) == []
+    assert len(
+        (await ask(fresh, served, query.model_copy(update={"min_score": -1e300}))).items
+    ) == len(filled.items)
 
 
-def test_a_query_without_known_words_finds_by_meaning() -> None:
+async def test_a_query_without_known_words_finds_by_meaning(fresh: Engine) -> None:
     """The floor leaves the nearest by meaning where no item has a word of the query."""
     served = made("a very big army helicopter", "Vitamin B12", "HDMI cable")
-    answer = ask(served, asking.search(asking.who(), "military helicopters"))
+    answer = await ask(fresh, served, asking.search(asking.who(), "military helicopters"))
     assert found(answer) == ["0"]
 
 
 # ------------------------------------------------------------------ bounds
 
 
-def test_every_identifier_that_begins_so_is_found() -> None:
+async def test_every_identifier_that_begins_so_is_found(fresh: Engine) -> None:
     """The beginning of 300 ids finds all of them, and a filter is applied before any bound."""
     items = [Item(f"J28292{n:03}", title="", description="", tags=(f"t{n}",)) for n in range(300)]
-    served = build_snapshot(items, EMBEDDINGS)
+    served = items
     query = asking.search(asking.who(), "J28292", limit=1000, facets=(asking.facet("tags"),))
-    answer = ask(served, query)
+    answer = await ask(fresh, served, query)
     assert sorted(found(answer)) == [item.item_id for item in items]
     assert answer.total == 300
     assert answer.warnings is None
     for n in (0, 150, 299):
         only = Condition("tags", {"eq": f"t{n}"})
-        assert found(ask(served, query.model_copy(update={"filter": only}))) == [f"J28292{n:03}"]
+        assert found(await ask(fresh, served, query.model_copy(update={"filter": only}))) == [
+            f"J28292{n:03}"
+        ]
 
 
-def test_a_bound_that_cuts_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bound_that_cuts_is_said(fresh: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A beginning of too many identifiers is answered with a warning, and without a total."""
     monkeypatch.setattr(terms, "MAX_COMPLETED", 10)
     items = [Item(f"J28292{n:03}") for n in range(30)]
-    served = build_snapshot(items, EMBEDDINGS)
+    served = items
     query = asking.search(asking.who(), "J28292", facets=(asking.facet("tags"),))
     for asked in (query, query.model_copy(update={"sort": [asking.order("item_id")]})):
-        answer = ask(served, asked)
+        answer = await ask(fresh, served, asked)
         assert len(answer.items) == 10
         assert answer.total is None
         assert answer.warnings is not None
         assert ["identifiers begin so" in each.detail for each in answer.warnings] == [True]
 
 
-def test_a_starred_word_lists_every_item() -> None:
+async def test_a_starred_word_lists_every_item(fresh: Engine) -> None:
     """A list of `zeph*` has all items with such words, and its total is true."""
     served = made(*[f"zeph{n:03}" for n in range(300)], "other")
     query = asking.search(asking.who(), "zeph*", limit=1000, sort=(asking.order("title"),))
-    answer = ask(served, query)
+    answer = await ask(fresh, served, query)
     assert found(answer) == [str(n) for n in range(300)]
     assert answer.total == 300
 
@@ -170,20 +153,20 @@ def test_a_starred_word_lists_every_item() -> None:
 # ------------------------------------------------------------------ meaning
 
 
-def test_a_search_by_meaning_in_titles_says_what_is_missing() -> None:
+async def test_a_search_by_meaning_in_titles_says_what_is_missing(fresh: Engine) -> None:
     """If no title has the words of a query, a warning says that only titles are compared."""
     titles = ("Star Wars", "The Terminator", "A Room with a View", "Robot dreams")
     query = asking.search(asking.who(), "a film about space war with robots")
-    answer = ask(made(*titles), query)
+    answer = await ask(fresh, made(*titles), query)
     assert answer.warnings is not None
     assert "no item has a description" in answer.warnings[0].detail
     assert "2" not in found(answer)
-    assert ask(made(*titles, description="A film."), query).warnings is None
+    assert (await ask(fresh, made(*titles, description="A film."), query)).warnings is None
     for text in ("terminator", "robot dreams of sheep"):
-        assert ask(made(*titles), asking.search(asking.who(), text)).warnings is None
+        assert (await ask(fresh, made(*titles), asking.search(asking.who(), text))).warnings is None
 
 
-def test_other_spellings_are_shown_with_the_accents_of_the_titles() -> None:
+async def test_other_spellings_are_shown_with_the_accents_of_the_titles(fresh: Engine) -> None:
     """Words are compared without accents and shown as some title and the query have them."""
     snapshot = made("Löffel", "Großer Löffel", "Café Crème", "Käse")
     for typed, corrections, offered in (
@@ -193,24 +176,24 @@ def test_other_spellings_are_shown_with_the_accents_of_the_titles() -> None:
         ("löf*", None, None),
         ("Käes Café", None, "Käse Café"),
     ):
-        answer = ask(snapshot, asking.search(asking.who(), typed))
+        answer = await ask(fresh, snapshot, asking.search(asking.who(), typed))
         assert (answer.corrections, answer.did_you_mean) == (corrections, offered), typed
 
 
 # ------------------------------------------------------------------ filters
 
 
-def test_a_filter_that_leaves_no_word_of_the_query_is_said() -> None:
+async def test_a_filter_that_leaves_no_word_of_the_query_is_said(fresh: Engine) -> None:
     """Items that are only near in meaning are not taken for what was asked for."""
     items = [
         Item("lamp", title="Oak Lamp", attributes={"price": 9}),
         Item("candle", title="Oak Candle", attributes={"price": 3}),
         Item("chair", title="Oak Chair", attributes={"price": 3}),
     ]
-    snapshot = build_snapshot(items, EMBEDDINGS)
+    snapshot = items
     told = "no item that passes the filter has a word of it: these are near to it in meaning"
     for text, below, is_said in (("lamp", 5, True), ("lamp", 10, False), ("candle", 5, False)):
-        answer = ask(snapshot, asking.search(asking.who(), text, filter=cheap(below)))
+        answer = await ask(fresh, snapshot, asking.search(asking.who(), text, filter=cheap(below)))
         assert found(answer)
         assert (told in [each.detail for each in answer.warnings or ()]) == is_said, (text, below)
 

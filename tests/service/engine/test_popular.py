@@ -11,11 +11,10 @@ import pytest
 
 from models.catalogue.item_filter import Condition
 from service.domain.records import Event, Item
-from service.domain.settings import Settings
-from service.engine.engine import Engine, open_engine
+from service.engine.engine import Engine
 from service.stores.base import Store
 from tests.support import asking
-from tests.support.engine_story import run
+from tests.support.engine_story import opened
 from tests.support.steered_order import unit
 
 HOUR = 3_600_000_000
@@ -119,37 +118,28 @@ async def check(engine: Engine, source: random.Random) -> None:
         assert list(few.items) == order[:3]
 
 
-def test_every_kind_is_that_of_loops_over_the_log(tmp_path: Path) -> None:
+async def test_every_kind_is_that_of_loops_over_the_log(tmp_path: Path) -> None:
     """After appends, deletions, forgotten users and undone imports each answer is exact."""
     source = random.Random(3)
-
-    async def story(engine: Engine) -> None:
+    async with opened(tmp_path) as engine, opened(tmp_path) as other:  # as another worker
         store = engine.store
         await engine.live.catalogue.put_items(items())
-        other = await open_engine(Settings(data=tmp_path))  # as another worker
-        try:
-            for step in range(12):
-                import_id = await store.begin_import("night")
-                await store.append(drawn(source, 30), import_id=import_id)
-                await store.append(drawn(source, source.choice([1, 60])))
-                await check(source.choice([engine, other]), source)
-                if step % 4 == 1:
-                    await store.undo_import(import_id)
-                elif step % 4 == 2:
-                    await store.forget(f"u{source.randrange(8)}")
-                elif step % 4 == 3:
-                    (event, *_), _ = await store.page("u1", limit=1)
-                    assert await store.delete_event("u1", str(event.event_id))
-                await check(engine, source)
-                await check(other, source)
-        finally:
-            await other.close()
-
-    async def again(engine: Engine) -> None:
+        for step in range(12):
+            import_id = await store.begin_import("night")
+            await store.append(drawn(source, 30), import_id=import_id)
+            await store.append(drawn(source, source.choice([1, 60])))
+            await check(source.choice([engine, other]), source)
+            if step % 4 == 1:
+                await store.undo_import(import_id)
+            elif step % 4 == 2:
+                await store.forget(f"u{source.randrange(8)}")
+            elif step % 4 == 3:
+                (event, *_), _ = await store.page("u1", limit=1)
+                assert await store.delete_event("u1", str(event.event_id))
+            await check(engine, source)
+            await check(other, source)
+    async with opened(tmp_path) as engine:  # after a restart
         await check(engine, source)
-
-    run(tmp_path, story)
-    run(tmp_path, again)  # after a restart
 
 
 async def test_steered_answers_are_those_of_a_loop(fresh: Engine) -> None:

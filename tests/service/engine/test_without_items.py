@@ -7,53 +7,41 @@ import pytest
 
 from service.domain.errors import Invalid, NotFound
 from service.domain.records import Event, Item
-from service.domain.settings import Settings
-from service.engine.engine import Engine, open_engine
+from service.engine.engine import Engine
 from service.questions.parts import PinIn
 from service.runtime.data_layout import STORE_FILE
 from service.stores.sqlite.store import SQLiteStore
 from tests.support import asking, tiny
+from tests.support.engine_story import opened
 
 
-def test_items_of_events_alone_are_recommended(tmp_path: Path) -> None:
+async def test_items_of_events_are_recommended(tmp_path: Path) -> None:
     """Without a catalogue the items of events are recommended, by popularity or by a model."""
-
-    async def fill() -> None:
-        store = SQLiteStore(tmp_path / STORE_FILE)
-        await store.append(tiny.events())
-        await store.append([Event("x", tiny.item_id(2, 7)) for _ in range(99)])
-        await store.close()
+    best = tiny.item_id(2, 7)
+    store = SQLiteStore(tmp_path / STORE_FILE)
+    await store.append(tiny.events())
+    await store.append([Event("x", best) for _ in range(99)])
+    await store.close()
 
     async def ask(reason: str) -> list[str]:
-        engine = await open_engine(Settings(data=tmp_path))
-        try:
+        async with opened(tmp_path) as engine:
             query = asking.recommend(asking.who(user_id="u0"), limit=5, exclude_seen=False)
             answer = await asking.ask(engine, query)
-            assert {item["reason"] for item in answer.items} == {reason}
-            return [item["item_id"] for item in answer.items]
-        finally:
-            await engine.close()
+        assert {item["reason"] for item in answer.items} == {reason}
+        return [item["item_id"] for item in answer.items]
 
-    async def catalogue() -> None:
-        engine = await open_engine(Settings(data=tmp_path))
-        try:
-            await engine.live.catalogue.put_items(
-                [Item("space-01", "a rocket"), Item("new", "a comet")]
-            )
-            pins = [PinIn(item_id=tiny.item_id(2, 7), position=1)]
-            answer = await asking.ask(engine, asking.recommend(asking.who(user_id="u0"), pin=pins))
-            assert {item["item_id"] for item in answer.items} <= {"space-01", "new"}
-            [warning] = answer.warnings
-            assert warning.detail == f"item {tiny.item_id(2, 7)!r} is not in the catalogue"
-        finally:
-            await engine.close()
-
-    asyncio.run(fill())
-    assert asyncio.run(ask("popular"))[0] == tiny.item_id(2, 7)
-    tiny.train(tmp_path)
-    found = asyncio.run(ask("personal"))
+    assert (await ask("popular"))[0] == best
+    await asyncio.to_thread(tiny.train, tmp_path)
+    found = await ask("personal")
     assert sum(item.startswith("space") for item in found) >= 4  # the genre that u0 walks through
-    asyncio.run(catalogue())
+    async with opened(tmp_path) as engine:
+        catalogue = [Item("space-01", "a rocket"), Item("new", "a comet")]
+        await engine.live.catalogue.put_items(catalogue)
+        pins = [PinIn(item_id=best, position=1)]
+        answer = await asking.ask(engine, asking.recommend(asking.who(user_id="u0"), pin=pins))
+        assert {item["item_id"] for item in answer.items} <= {"space-01", "new"}
+        [warning] = answer.warnings
+        assert warning.detail == f"item {best!r} is not in the catalogue"
 
 
 async def test_an_item_without_text_or_event_is_not_recommended(fresh: Engine) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-import pytest
-
-from service.domain.errors import Invalid
 from service.http.routes.record_bodies import convert_rows
 
 
@@ -37,19 +34,3 @@ def test_other_work_runs_while_rows_are_converted() -> None:
         assert max(after - before for before, after in itertools.pairwise(seen)) <= 100
 
     asyncio.run(test())
-
-
-def test_a_wrong_row_ends_the_conversion() -> None:
-    """The error of a row is raised with that row's position, and no later row is converted."""
-    positions: list[int] = []
-
-    def convert(position: int, row: int) -> int:
-        positions.append(position)
-        if row == 70:
-            raise Invalid(f"/events/{position}/key", "must have 4 numbers")
-        return row
-
-    with pytest.raises(Invalid) as caught:
-        asyncio.run(convert_rows(range(200), convert))
-    assert caught.value.pointer == "/events/70/key"
-    assert positions == list(range(71))

@@ -10,7 +10,6 @@ import pytest
 from models.catalogue.item_filter import EVERYTHING, Condition, Group, conditions
 from models.catalogue.item_filter import ItemFilter as Filter
 from service.questions.parts import MAX_CONDITIONS, MAX_DEPTH, MAX_VALUES, FilterIn
-from tests.support import asking
 from tests.support.http_fake import Client, serving
 
 
@@ -222,45 +221,3 @@ def test_the_values_of_an_attribute_are_one_condition_whatever_its_name(client: 
         values = [f"v{n}" for n in range(MAX_CONDITIONS + 1)]
         answer = client.post("/v1/recommend", json={"filter": {"attributes": {name: values}}})
         assert answer.status_code == 200, answer.text
-
-
-def test_lists_facets_and_fields_reach_the_engine(client: Client) -> None:
-    """Order, page, facets and fields of a question arrive as they were sent."""
-    sent = {
-        "sort": [{"field": "attributes.price", "order": "desc"}, {"field": "item_id"}],
-        "offset": 20,
-        "facets": [{"field": "tags", "limit": 3}, {"field": "published_at"}],
-        "fields": ["attributes", "attributes.price", "description"],
-    }
-    assert client.post("/v1/search", json=sent).status_code == 200
-    query = client.engine.asked[-1]
-    assert query.is_listing
-    assert query.sort == [
-        asking.order("attributes.price", descending=True),
-        asking.order("item_id"),
-    ]
-    assert (query.offset, query.cursor) == (20, None)
-    assert query.facets == [asking.facet("tags", 3), asking.facet("published_at", 10)]
-    assert query.fields == ["attributes", "attributes.price", "description"]
-
-
-@pytest.mark.parametrize(
-    ("body", "pointer"),
-    [
-        ({"offset": 1, "cursor": "x"}, "/offset"),
-        ({"offset": 100_001}, "/offset"),
-        ({"sort": [{"field": "price"}]}, "/sort/0/field"),
-        ({"sort": [{"field": "title", "order": "up"}]}, "/sort/0/order"),
-        ({"sort": [{"field": "title"}] * 6}, "/sort"),
-        ({"facets": [{"field": "item_id"}]}, "/facets/0/field"),
-        ({"facets": [{"field": "tags", "limit": 0}]}, "/facets/0/limit"),
-        ({"facets": [{"field": "tags"}] * 21}, "/facets"),
-        ({"fields": ["titel"]}, "/fields/0"),
-        ({"fields": ["tags"] * 51}, "/fields"),
-    ],
-)
-def test_malformed_lists_are_refused(client: Client, body: dict[str, Any], pointer: str) -> None:
-    """Order, page, facets and fields are bounded, and errors point at them."""
-    answer = client.post("/v1/search", json=body)
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["pointer"] == pointer

@@ -13,7 +13,7 @@ import pytest
 
 from service.domain.errors import QuotaExceeded
 from service.domain.records import parse_json
-from service.http.bodies import address_of
+from service.http.limits import address_of
 from service.http.routes import context
 from tests.support.http_fake import Client, serving
 

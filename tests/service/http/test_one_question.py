@@ -14,7 +14,7 @@ from service.engine.engine import open_engine
 from service.engine.pipeline import Request
 from service.http import app
 from service.http.routes import questions
-from service.http.routes.questions import Question, routes_of
+from service.http.routes.context import Question, routes_of
 from service.questions.answers import AnswerOut
 from service.questions.parts import FilterField
 from service.questions.scalars import Body, Limit

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from service.domain.errors import StoreUnreachable
-from service.http.routes.questions import QUESTIONS, PlainQuestions
+from service.http.routes.context import PlainQuestions
+from service.http.routes.questions import QUESTIONS
 from tests.support.http_fake import Client, serving
 
 BODIES = {

@@ -9,8 +9,8 @@ import pytest
 
 from service.domain.settings import Settings
 from service.http.access import Kind
-from service.http.admission import kind_of
 from service.http.app import create_app
+from service.http.limits import kind_of
 from service.http.scope_keys import BODY, ROW
 
 

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from models.catalogue.item_filter import Condition, Group
 from service.domain.errors import (
     Conflict,
     Corrupt,
@@ -109,27 +107,6 @@ def test_items_are_updated_in_bulk(client: Client) -> None:
     assert client.get("/v1/items/b").json()["title"] == "B"
 
 
-def test_items_are_deleted(client: Client) -> None:
-    """DELETE of an item is 204 without a body, and 404 for an unknown item."""
-    client.post("/v1/items", json={"items": [{"item_id": "a"}]})
-    answer = client.delete("/v1/items/a")
-    assert (answer.status_code, answer.content) == (204, b"")
-    assert client.delete("/v1/items/a").status_code == 404
-
-
-def test_lists_are_paged_by_cursor(client: Client) -> None:
-    """Following the cursor visits each item once and ends with null."""
-    client.post("/v1/items", json={"items": [{"item_id": f"i{n}"} for n in range(5)]})
-    seen, cursor = [], None
-    while True:
-        params: dict[str, Any] = {"limit": 2} | ({"cursor": cursor} if cursor else {})
-        page = client.get("/v1/items", params=params).json()
-        seen += [item["item_id"] for item in page["items"]]
-        if (cursor := page["cursor"]) is None:
-            break
-    assert seen == ["i0", "i1", "i2", "i3", "i4"]
-
-
 def test_empty_lists_are_no_error(client: Client) -> None:
     """Empty lists of items, events and targets are accepted."""
     assert client.post("/v1/items", json={"items": []}).json() == {"stored": 0}
@@ -188,121 +165,6 @@ def test_profiles_merge_and_forgetting(client: Client) -> None:
     assert (itself.status_code, itself.json()["errors"][0]["pointer"]) == (422, "/from")
 
 
-def test_score_request_passes_every_field_to_the_engine(client: Client) -> None:
-    """Every common field of a question becomes its field of the requester."""
-    client.post(
-        "/v1/score",
-        json={
-            "user_id": "u",
-            "history": [{"item_id": "a", "type": "like", "weight": 2}, {"item_id": "b"}],
-            "visible": {
-                "since": "1970-01-01T00:00:01Z",
-                "until": "1970-01-01T00:00:02Z",
-                "types": ["like"],
-                "categories": ["talk"],
-            },
-            "retrieval": {"mode": "coarse", "k": 10, "probes": 4},
-            "temperature": 0.5,
-            "hard": True,
-            "exclude_self": True,
-            "at": "1970-01-01T00:00:03Z",
-            "explain": 30,
-            "explain_exact": True,
-            "item_ids": ["b", "a", "b"],
-        },
-    )
-    (query,) = client.engine.asked
-    assert query.item_ids == ["b", "a", "b"]
-    events = [(each.item_id, each.type, each.weight) for each in query.history]
-    assert events == [("a", "like", 2.0), ("b", "view", 1.0)]
-    assert (query.visible.since, query.visible.until) == (1_000_000, 2_000_000)
-    assert (query.visible.types, query.visible.categories) == (["like"], ["talk"])
-    assert (query.retrieval.mode, query.retrieval.k, query.retrieval.probes) == ("coarse", 10, 4)
-    assert (query.user_id, query.temperature, query.hard) == ("u", 0.5, True)
-    assert (query.exclude_self, query.at) == (True, 3_000_000)
-    assert (query.explain, query.effects) == (30, "exact")
-
-
-def test_answers_keep_the_order_and_carry_their_version(client: Client) -> None:
-    """Scores come in the order of the targets, with parts that sum up and the model version."""
-    answer = client.post("/v1/score", json={"item_ids": ["b", "a"], "explain": 1}).json()
-    assert answer["model_version"] == "v1"
-    assert [item["item_id"] for item in answer["items"]] == ["b", "a"]
-    for item in answer["items"]:
-        assert sum(item["parts"].values()) == pytest.approx(item["score"])
-        assert item["explanation"][0]["timestamp"] == "1970-01-01T00:00:00.000001Z"
-        assert "reason" not in item
-
-
-def test_recommend_and_search_pass_their_filters(client: Client) -> None:
-    """The short form of a filter reaches the engine as conditions, with times in microseconds."""
-    condition = {
-        "categories": {"any": ["a"], "all": ["b"], "none": ["c"]},
-        "attributes": {"language": ["en", "nl"], "year": 2026},
-        "published": {"since": "1970-01-01T00:00:01Z"},
-    }
-    client.post(
-        "/v1/recommend",
-        json={
-            "filter": condition,
-            "exclude_seen": False,
-            "exclude": ["x"],
-            "diversity": 1,
-            "limit": 7,
-        },
-    )
-    client.post("/v1/search", json={"query": "asyncio", "filter": condition, "user_id": "u"})
-    recommend, search = client.engine.asked
-    wanted = Group(
-        "all",
-        (
-            Condition("categories", {"in": ["a"]}),
-            Condition("categories", {"eq": "b"}),
-            Group("none", (Condition("categories", {"in": ["c"]}),)),
-            Condition("attributes.language", {"in": ["en", "nl"]}),
-            Condition("attributes.year", {"eq": 2026}),
-            Condition("published_at", {"gte": 1_000_000}),
-        ),
-    )
-    assert recommend.filter == search.filter == wanted
-    assert (recommend.exclude_seen, recommend.exclude, recommend.diversity) == (False, ["x"], 1.0)
-    assert (recommend.limit, search.limit) == (7, 20)
-    assert (search.query, search.user_id) == ("asyncio", "u")
-
-
-def test_search_request_passes_every_field_to_the_engine(client: Client) -> None:
-    """Every common field of a question is one of a search, and a misspelt one is refused."""
-    common = {
-        "user_id": "u",
-        "history": [{"item_id": "a"}],
-        "visible": {"types": ["like"]},
-        "retrieval": {"mode": "coarse", "k": 10, "probes": 4},
-        "temperature": 0.5,
-        "hard": True,
-        "exclude_self": True,
-        "at": "1970-01-01T00:00:03Z",
-        "explain": 5,
-        "explain_effects": True,
-        "explain_exact": True,
-    }
-    client.post("/v1/score", json={"item_ids": []} | common)
-    client.post("/v1/search", json={"query": "asyncio"} | common)
-    score, search = client.engine.asked
-    assert all(getattr(search, name) == getattr(score, name) for name in common)
-    del common["explain_effects"]  # by default of a score alone
-    client.post("/v1/score", json={"item_ids": []} | common)
-    client.post("/v1/search", json={"query": "asyncio"} | common)
-    *_, score, search = client.engine.asked
-    assert (score.effects, search.effects) == ("exact", "exact")
-    del common["explain_exact"]
-    client.post("/v1/score", json={"item_ids": []} | common)
-    client.post("/v1/search", json={"query": "asyncio"} | common)
-    *_, score, search = client.engine.asked
-    assert (score.effects, search.effects) == ("estimate", "none")
-    for wrong in ({"retrieval": {"modes": "exact"}}, {"retrieval": {"k": 0}}, {"explain": 51}):
-        assert client.post("/v1/search", json={"query": "a"} | wrong).status_code == 422
-
-
 @pytest.mark.parametrize(
     "condition", [{"visible": {"types": ["like"]}}, {"at": "1970-01-01T00:00:03Z"}]
 )
@@ -327,76 +189,6 @@ def test_the_number_of_items_with_effects_is_limited(client: Client) -> None:
     assert client.post("/v1/recommend", json=how | {"limit": 1000, "explain": 0}).status_code == 200
     detail = client.post("/v1/recommend", json=how | {"limit": 1000}).json()["detail"]
     assert "1000 items; 100 are allowed" in detail
-
-
-def test_similar_takes_its_filter_from_the_query_string(client: Client) -> None:
-    """Each category condition may be repeated; an unknown item is 404."""
-    client.post("/v1/items", json={"items": [{"item_id": "a"}, {"item_id": "b"}]})
-    answer = client.get(
-        "/v1/items/a/similar?limit=5&categories_any=x&categories_any=y&categories_none=z"
-    )
-    assert [item["item_id"] for item in answer.json()["items"]] == ["b"]
-    query = client.engine.asked[-1]
-    unwanted = Group("none", (Condition("categories", {"in": ["z"]}),))
-    wanted = Condition("categories", {"in": ["x", "y"]})
-    assert query.filter == Group("all", (wanted, unwanted))
-    assert query.space == "both"
-    client.get("/v1/items/a/similar?space=trained")
-    assert client.engine.asked[-1].space == "trained"
-    assert client.get("/v1/items/nope/similar").status_code == 404
-
-
-def test_attend_reads_vectors_exactly(client: Client) -> None:
-    """Inline keys, values, bias and visibility arrive as contiguous arrays of the right types."""
-    rng = np.random.default_rng(0)
-    keys = rng.standard_normal((7, 4)).astype(np.float32)
-    values = rng.standard_normal((7, 2)).astype(np.float32)
-    answer = client.post(
-        "/v1/attend",
-        json={
-            "memory": {
-                "keys": keys.tolist(),
-                "values": values.tolist(),
-                "bias": [0.5] * 7,
-                "visible": [True] * 6 + [False],
-            },
-            "query": {"vector": keys[0].tolist()},
-            "heads": 2,
-            "scorer": "cosine",
-        },
-    )
-    assert answer.json() == {
-        "rows": [1, 0],
-        "ids": None,
-        "weights": [[0.75, 0.25]],
-        "context": [0.5, -1.0],
-        "mass": [1.0],
-        "retrieval": "exact",
-        "model_version": None,
-        "degraded": False,
-        "events": None,
-    }
-    (query,) = client.engine.asked
-    assert query.memory.is_inline
-    for given_, arrived in ((keys, query.memory.keys), (values, query.memory.values)):
-        assert arrived.dtype == np.float32
-        assert arrived.flags.c_contiguous
-        np.testing.assert_array_equal(given_, arrived)
-    assert query.memory.visible is not None
-    assert query.memory.visible == [True] * 6 + [False]
-    assert (query.heads, query.scorer) == (2, "cosine")
-
-
-def test_attend_reaches_every_kind_of_memory(client: Client) -> None:
-    """A user's memory, the catalogue and a memory without rows are all memories."""
-    empty: dict[str, Any] = {"keys": [], "values": []}
-    for memory in ({"user_id": "u"}, {"catalogue": True}, empty):
-        body = {"memory": memory, "query": {"vector": [1, 2]}}
-        assert client.post("/v1/attend", json=body).status_code == 200
-    user, catalogue, nothing = (query.memory for query in client.engine.asked)
-    assert user.user_id == "u"
-    assert catalogue.catalogue
-    assert (len(nothing.keys), len(nothing.values)) == (0, 0)
 
 
 def test_training_and_models(client: Client) -> None:

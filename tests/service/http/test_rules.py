@@ -39,7 +39,8 @@ def rows(**fields: Any) -> dict[str, Any]:
     return {"keys": [[1, 2], [3, 4]], "values": [[1], [2]], **fields}
 
 
-RULE = {"name": "new", "when": {"field": "tags", "eq": "new"}, "boost": 1}
+WHEN = {"field": "attributes.a", "gte": 1}
+RULE: dict[str, Any] = {"name": "new", "when": {"field": "tags", "eq": "new"}, "boost": 1}
 PIN = {"item_id": "i", "position": 1}
 OF_EVENTS: list[dict[str, Any]] = [
     *({"visible": {"types": ["view"]}}, {"at": "2026-01-01T00:00:00Z"}),
@@ -165,6 +166,21 @@ BAD = [
     ("/v1/search", MINE | {"retrieval": {"max_error": 1}}, "/retrieval/max_error"),
     ("/v1/search", MINE | {"retrieval": {"moment_order": 1}}, "/retrieval/moment_order"),
     # steering
+    ("/v1/recommend", {"rules": [{"name": "r", "when": WHEN}]}, "/rules/0"),
+    ("/v1/recommend", {"rules": [RULE | {"bury": True}]}, "/rules/0/bury"),
+    ("/v1/recommend", {"rules": [RULE | {"boost": "1"}]}, "/rules/0/boost"),
+    ("/v1/recommend", {"rules": [RULE | {"boost": 1e9}]}, "/rules/0/boost"),
+    ("/v1/recommend", {"rules": [RULE | {"name": ""}]}, "/rules/0/name"),
+    ("/v1/recommend", {"rules": [{"name": "r", "boost": 1}]}, "/rules/0/when"),
+    (
+        "/v1/recommend",
+        {"rules": [RULE | {"when": {"all": [{"field": "title", "eq": 1}]}}]},
+        "/rules/0/when/all/0/eq",
+    ),
+    ("/v1/recommend", {"pin": [PIN, PIN | {"item_id": "y"}]}, "/pin/1/position"),
+    ("/v1/recommend", {"at_most": [{"field": "tags", "count": 1}] * 2}, "/at_most/1/field"),
+    ("/v1/recommend", {"explore": 1.1}, "/explore"),
+    ("/v1/recommend", {"seed": -1}, "/seed"),
     ("/v1/search", {"rules": [RULE]}, "/rules"),
     ("/v1/search", {"query": "a", "sort": [{"field": "title"}], "rules": [RULE]}, "/rules"),
     ("/v1/search", {"sort": [{"field": "title"}], "pin": [PIN]}, "/pin"),
@@ -189,6 +205,29 @@ BAD = [
     ("/v1/rows", {"pin": [PIN]}, "/pin"),
     ("/v1/score", score(filter={"field": "tags", "eq": "a"}), "/filter"),
     ("/v1/score", score(at_most=[{"field": "tags", "count": 1}]), "/at_most"),
+    # lists
+    ("/v1/search", {"offset": 1, "cursor": "x"}, "/offset"),
+    ("/v1/search", {"offset": 100_001}, "/offset"),
+    ("/v1/search", {"sort": [{"field": "price"}]}, "/sort/0/field"),
+    ("/v1/search", {"sort": [{"field": "title", "order": "up"}]}, "/sort/0/order"),
+    ("/v1/search", {"sort": [{"field": "title"}] * 6}, "/sort"),
+    ("/v1/search", {"facets": [{"field": "item_id"}]}, "/facets/0/field"),
+    ("/v1/search", {"facets": [{"field": "tags", "limit": 0}]}, "/facets/0/limit"),
+    ("/v1/search", {"facets": [{"field": "tags"}] * 21}, "/facets"),
+    ("/v1/search", {"fields": ["titel"]}, "/fields/0"),
+    ("/v1/search", {"fields": ["tags"] * 51}, "/fields"),
+    # ready questions
+    ("/v1/popular", {"by": "best"}, "/by"),
+    ("/v1/popular", {"window": "7 days"}, "/window"),
+    ("/v1/popular", {"window": "0d"}, "/window"),
+    ("/v1/popular", {"by": "rated", "half_life": "1d"}, "/half_life"),
+    ("/v1/popular", {"by": "newest", "type": "view"}, "/type"),
+    ("/v1/popular", {"by": "trending", "window": "1h"}, "/window"),
+    ("/v1/popular", {"by": "trending", "half_life": "9w"}, "/half_life"),
+    ("/v1/popular", {"exclude_seen": True}, "/exclude_seen"),
+    ("/v1/rows", {"rows": 0}, "/rows"),
+    ("/v1/rows", {"limit": 51}, "/limit"),
+    ("/v1/rows", {"explain": 1}, "/explain"),
     # fields that would do nothing
     ("/v1/score", score(retrieval={"k": 3}), "/retrieval/k"),
     ("/v1/recommend", {"retrieval": {"mode": "exact", "probes": 3}}, "/retrieval/probes"),

@@ -14,7 +14,6 @@ from tests.support.judged import beir, cranfield
 
 
 def test_cranfield_is_read_with_its_oddities(tmp_path: Path) -> None:
-    """Cranfield grades are inverted into gains, and queries are numbered by position."""
     found = open_collection(cranfield(tmp_path / "c"), "test")
     assert list(found.items()) == [
         Item("1", title="wings in a slipstream", description="an experimental study"),
@@ -27,7 +26,6 @@ def test_cranfield_is_read_with_its_oddities(tmp_path: Path) -> None:
 
 
 def test_beir_is_read_by_split(tmp_path: Path) -> None:
-    """BEIR documents are read, and a split's queries with at least one relevant document."""
     documents = {"a": ("A", "first"), "b": ("", "second")}
     queries = {"1": "one", "2": "two", "3": "three"}
     grades = [("2", "b", 2), ("2", "a", 0), ("1", "a", 0)]
@@ -64,7 +62,6 @@ def test_a_damaged_collection_is_named_by_file_and_line(
 
 
 def test_a_damaged_cranfield_is_named_by_file_and_line(tmp_path: Path) -> None:
-    """An unknown query or invalid grade of Cranfield is refused with file and line."""
     for number, line in enumerate(("9 1 1", "1 1 x", "1 1")):
         folder = cranfield(tmp_path / str(number), cranqrel=f"1 1 1\n{line}\n")
         with pytest.raises(Invalid, match="cranqrel, line 2: must be the position of a query"):
@@ -72,7 +69,6 @@ def test_a_damaged_cranfield_is_named_by_file_and_line(tmp_path: Path) -> None:
 
 
 def test_pyvideo_needs_judgments_from_a_file(tmp_path: Path) -> None:
-    """PyVideo has no judgments of its own; the error names the option `--judgments`."""
     empty = "event event_title language url youtube_id duration recorded summary description"
     talk: dict[str, object] = dict.fromkeys(empty.split(), "")
     talk |= {"speakers": [], "tags": [], "doc_id": "a", "title": "Descriptors"}
@@ -86,7 +82,6 @@ def test_pyvideo_needs_judgments_from_a_file(tmp_path: Path) -> None:
 
 
 def test_what_is_no_collection_is_refused(tmp_path: Path) -> None:
-    """A folder without a collection, or without the split, is refused by name."""
     with pytest.raises(Invalid, match=r"has neither BEIR's corpus\.jsonl"):
         open_collection(tmp_path, "test")
     folder = beir(tmp_path / "b", {"a": ("A", "x")}, {"1": "one"}, [("1", "a", 1)])
@@ -95,7 +90,6 @@ def test_what_is_no_collection_is_refused(tmp_path: Path) -> None:
 
 
 def test_judgments_are_read_from_csv(tmp_path: Path) -> None:
-    """Judgments are read from CSV: a missing gain is 1, and queries need a relevant item."""
     path = tmp_path / "own.csv"
     path.write_text("query,item_id,gain\nspace,a,3\nspace,b,\nsea,a,0\n")
     assert read_judgments(path) == [JudgedQuery("space", {"a": 3.0, "b": 1.0})]

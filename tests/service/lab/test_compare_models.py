@@ -29,7 +29,6 @@ FAST = replace(QUICK, train_config=replace(QUICK.train_config, epochs=6, attenti
 def corpus(
     world: World, tmp_path_factory: pytest.TempPathFactory
 ) -> training_corpus.TrainingCorpus:
-    """The small world, as it is learned from."""
     data = world.copy(tmp_path_factory.mktemp("compared") / "data", trained=False)
     store = SQLiteStore(data / STORE_FILE)
     try:
@@ -41,7 +40,6 @@ def corpus(
 def test_ablations_train_without_each_part(
     corpus: training_corpus.TrainingCorpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each ablation lacks exactly the part that its row names."""
     lacking: list[list[str]] = []
     real = train_and_publish.fit_model
 
@@ -89,14 +87,13 @@ def test_seen_items_stay_candidates_where_they_come_back(again: bool) -> None:
     log = Interactions.from_columns(
         users, steps % 4 if again else steps, steps, n_users=5, n_items=10
     )
-    (task,) = comparison.split_at(log, 8)
+    (task,) = comparison.split(log, "global-time", date=8)
     assert task.exclude_seen is not again
     assert task.date == 8
     assert set(task.test.timestamps.tolist()) <= {8, 9}
 
 
 def test_a_date_without_events_is_rejected() -> None:
-    """A split that leaves nothing to test on is refused as a domain error."""
     log = Interactions.from_columns([0, 0], [0, 1], [1, 2], n_users=1, n_items=2)
     with pytest.raises(ModelRejected, match="no user to test on"):
-        comparison.split_at(log, 3)
+        comparison.split(log, "global-time", date=3)

@@ -19,7 +19,6 @@ HOUR = 3_600_000_000
 
 
 def metrics(*ranks: int) -> RankingMetrics:
-    """Metrics of which only the ranks matter here."""
     return RankingMetrics(10, 0.0, 0.0, 0.0, 0.0, len(ranks), np.array(ranks, np.int64))
 
 
@@ -70,7 +69,6 @@ def test_a_sentence_counts_users() -> None:
 
 
 def test_no_cases_have_no_differences() -> None:
-    """Without cases there is nothing to resample."""
     none: Comparison = {name: ModelResults([metrics()]) for name in TABLE}
     assert differences(none) == {}
     timeless = {"popularity": TABLE["popularity"], HEED: ModelResults([metrics(0, 0, 0)])}

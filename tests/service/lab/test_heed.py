@@ -31,7 +31,6 @@ KINDS = ("score", "recommend", "search", "events")
 
 @pytest.fixture(scope="module")
 def url(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the small world."""
     data = world.copy(tmp_path_factory.mktemp("loaded") / "data")
     with serving_app(create_app(Settings(data=data, deadline=60))) as port:
         yield f"http://127.0.0.1:{port}"
@@ -45,7 +44,6 @@ def arguments(url: str, *more: object) -> list[str]:
 
 @pytest.fixture
 def heed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Heed:
-    """The console script in this process: its exit status, output and errors."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -107,7 +105,6 @@ def test_a_load_is_reported_and_leaves_nothing(url: str, heed: Heed, tmp_path: P
 def test_events_written_for_users_are_taken_out_of_their_histories(
     url: str, heed: Heed, tmp_path: Path
 ) -> None:
-    """With --write-to-users, all events written to existing users are deleted afterwards."""
     with httpx.Client(base_url=url, timeout=PATIENCE) as http:
         before = held(http)
         given = ["--mix", "events=1", "--write-to-users", "--json", tmp_path / "a.json"]
@@ -164,7 +161,6 @@ def test_nothing_of_a_load_trends_after_it(
 
 
 def test_ctrl_c_gives_the_report_and_cleans_up(url: str, tmp_path: Path) -> None:
-    """SIGINT ends the load with a report, exit code 130 and a clean-up."""
     target = tmp_path / "found.json"
     with httpx.Client(base_url=url, timeout=PATIENCE) as http:
         before = held(http)
@@ -195,7 +191,6 @@ def test_ctrl_c_gives_the_report_and_cleans_up(url: str, tmp_path: Path) -> None
 
 
 def test_invalid_arguments_are_reported(heed: Heed) -> None:
-    """Without a server, or with invalid options, the command exits with 1 and the reason."""
     for given, reason in (
         (["--url", "http://127.0.0.1:9"], "does not answer"),
         (["--mix", "sing=1"], "is no kind of request"),

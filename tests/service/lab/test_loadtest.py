@@ -108,7 +108,6 @@ def test_errors_are_counted_by_kind_and_by_what_they_were() -> None:
 
 
 def test_a_server_that_stops_answering_ends_the_test_with_what_there_was() -> None:
-    """A silent server ends the test with the results so far and the events left behind."""
     dead = threading.Event()
 
     def die(fake: Fake, kind: str, number: int) -> int | None:
@@ -173,7 +172,6 @@ def test_the_mix_is_what_arrives_and_is_about_what_the_server_has() -> None:
 
 
 def test_events_are_for_users_of_the_tests_own_who_are_then_forgotten() -> None:
-    """Events are written for the test's own users, who are deleted unless --keep is given."""
     with faking() as fake:
         ran(fake, mix="events=1")
         written = {body["events"][0]["user_id"] for body in fake.bodies["events"]}
@@ -265,7 +263,6 @@ def test_ctrl_c_ends_the_removal_and_names_what_is_left(monkeypatch: pytest.Monk
 
 
 def test_ramp_finds_the_capacity_of_a_server() -> None:
-    """The ramp finds the highest rate that meets the objective, to within 5 %."""
     left, at = 5.0, time.perf_counter()  # how many more it takes at once
 
     def bear(fake: Fake, kind: str, number: int) -> int:
@@ -299,7 +296,6 @@ def test_ramp_finds_the_capacity_of_a_server() -> None:
 
 
 def test_an_objective_without_a_ramp_is_judged() -> None:
-    """Failed requests count against the objective."""
     with faking(lambda fake, kind, number: 503 if number % 10 == 5 else 200) as fake:
         found, _ = ran(fake, mix="score=1", slo_ms=5e3, slo_percentile=80.0)
         assert found["load"]["slo"]["held"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -18,14 +16,12 @@ from service.lab.protocols import (
     leave_one_out_hstu,
     newest,
     next_basket,
-    next_new_item,
     of_new_items,
 )
 from tests.support.small import DAY, events_of
 
 
 def log(*events: tuple[int, int, int]) -> Interactions:
-    """A log of (user, item, time)."""
     users, items, times = zip(*events, strict=True)
     return Interactions.from_columns(
         users, items, times, n_users=max(users) + 1, n_items=max(items) + 1
@@ -64,13 +60,11 @@ def test_leave_one_out_5_core_keeps_the_core_and_holds_out_the_last_two() -> Non
 
 
 def test_leave_one_out_5_core_of_nothing() -> None:
-    """Without any user and item of five events there is no task."""
     with pytest.raises(ValueError, match="five events"):
         leave_one_out_5_core(log((0, 0, 1), (1, 0, 2)))
 
 
 def test_leave_one_out_hstu_fits_on_everything_but_the_last() -> None:
-    """HSTU's protocol trains on all but the last event, without validation, with 200 seen items."""
     task = leave_one_out_hstu(log((0, 3, 1), (0, 5, 2), (0, 9, 3), (1, 5, 1)))
     assert task.items.tolist() == [3, 5, 9]
     assert task.validation is None
@@ -115,21 +109,19 @@ def test_next_new_item_by_hand() -> None:
 
     What was taken at one time has no first, and counts once.
     """
-    task = next_new_item(log(*SHOP), at=90)
+    task = next_basket(log(*SHOP), at=90, new_only=True)
     assert cases(task, task.test) == {(0, 4, 90), (1, 6, 97), (1, 3, 97)}
     assert len(task.test) == 3
     assert task.exclude_seen
 
 
-@pytest.mark.parametrize("make", [next_basket, next_new_item])
-def test_validation_users_lose_their_later_events(
-    make: Callable[[Interactions], EvaluationTask],
-) -> None:
+@pytest.mark.parametrize("new_only", [False, True])
+def test_validation_users_lose_their_later_events(new_only: bool) -> None:
     """A quarter of the users lose training events from the validation date on; others none."""
     rng = np.random.default_rng(0)
     columns = (rng.integers(0, 8, 400), rng.integers(0, 30, 400), rng.integers(0, 1000, 400))
     whole = log(*sorted(zip(*(column.tolist() for column in columns), strict=True)))
-    task = make(whole)
+    task = next_basket(whole, new_only=new_only)
     assert task.validation is not None
     assert len(task.test) > 0
     held = set(task.validation.users.tolist())
@@ -242,7 +234,6 @@ def test_global_time_never_draws_a_dislike() -> None:
 
 @pytest.mark.parametrize("date", [0, 50 * DAY])
 def test_global_time_needs_events_on_both_sides(date: int) -> None:
-    """A date before or after all events leaves nothing to train or to test on."""
     with pytest.raises(
         ValueError, match="nothing to train on before the date, or no user to test on"
     ):

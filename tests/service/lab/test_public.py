@@ -40,7 +40,6 @@ invoice,item_id,title,quantity,timestamp,unit_price,user_id,country
 
 
 def talks(path: Path, *changes: Mapping[str, object]) -> PyVideo:
-    """A PyVideo folder with one talk for each change of `TALK`."""
     with gzip.open(path / "videos.jsonl.gz", "wt", encoding="utf-8") as file:
         for change in changes:
             file.write(json.dumps({**TALK, **change}) + "\n")
@@ -48,7 +47,6 @@ def talks(path: Path, *changes: Mapping[str, object]) -> PyVideo:
 
 
 def sales(path: Path, text: str = SALES) -> OnlineRetail:
-    """An Online Retail folder with these lines."""
     (path / "purchases.csv.xz").write_bytes(lzma.compress(text.encode()))
     return OnlineRetail(path)
 
@@ -110,7 +108,6 @@ def test_recording_times_are_read_in_all_their_forms(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", [{"title": None}, {"recorded": "soon"}, {"tags": 7}])
 def test_a_line_that_is_no_talk_is_named(tmp_path: Path, change: dict[str, object]) -> None:
-    """The error gives file and line."""
     with pytest.raises(Invalid, match=r"videos\.jsonl\.gz, line 2: is not a talk"):
         list(talks(tmp_path, {}, change).items())
 
@@ -155,19 +152,16 @@ def test_stock_has_its_usual_title_and_charges_are_hidden(tmp_path: Path) -> Non
     ],
 )
 def test_a_line_that_is_no_sale_is_named(tmp_path: Path, old: str, new: str, problem: str) -> None:
-    """The error gives file, line and what was expected."""
     with pytest.raises(Invalid, match=rf"purchases\.csv\.xz, {problem}"):
         list(sales(tmp_path, SALES.replace(old, new, 1)).events())
 
 
 def test_a_folder_without_the_file_is_named(tmp_path: Path) -> None:
-    """The error gives the path that was looked for."""
     with pytest.raises(Invalid, match=r"purchases\.csv\.xz cannot be read: No such file"):
         list(OnlineRetail(tmp_path).events())
 
 
 def sequences(path: Path, text: str) -> ItemSequences:
-    """A folder with a compressed file of these lines."""
     (path / "small.txt.xz").write_bytes(lzma.compress(text.encode()))
     return ItemSequences("small", path, "small.txt.xz")
 
@@ -190,7 +184,6 @@ def test_each_item_of_a_sequence_is_one_event(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["", "7"])
 def test_a_line_without_an_item_is_named(tmp_path: Path, line: str) -> None:
-    """The error gives file, line and what was expected."""
     wanted = r"small\.txt\.xz, line 2: must be a user id and at least one item id"
     with pytest.raises(Invalid, match=wanted):
         list(sequences(tmp_path, f"7 30 10\n{line}\n").events())

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +79,11 @@ def test_poisson_arrivals_have_exponential_gaps_at_the_rate() -> None:
 
 
 def test_more_requests_than_memory_holds_are_refused() -> None:
-    """A rate and duration with too many requests are refused."""
     with pytest.raises(Invalid, match="--rate"):
         draw_schedule(1e6, replace(OPTIONS, duration=1e6))
 
 
 def test_kinds_are_drawn_in_proportion() -> None:
-    """Each kind's share of many requests is its share of the mix, and picks are within bounds."""
     drawn = draw_schedule(1_000.0, replace(OPTIONS, duration=99.5))
     assert drawn.kinds == ["score", "recommend", "search", "events"]
     counts = Counter(drawn.kind.tolist())
@@ -113,7 +110,6 @@ def test_a_mix_that_is_none_is_refused(text: str, said: str) -> None:
 
 
 def test_addresses_and_headers_are_read_or_refused() -> None:
-    """URLs and headers are parsed, and invalid ones refused without repeating a secret."""
     assert parse_url("http://[::1]:81/heed/") == "http://[::1]:81/heed"
     assert parse_url("https://heed.example") == "https://heed.example"
     for wrong in (
@@ -152,7 +148,6 @@ def test_a_key_is_read_from_a_file_or_the_environment(tmp_path: Path) -> None:
 
 
 def test_percentiles_are_numpys() -> None:
-    """Percentiles equal numpy's over the successes after the warm-up, per kind."""
     rng = np.random.default_rng(3)
     took = rng.lognormal(-4, 1, 5_000)
     kinds = rng.integers(0, 2, 5_000)
@@ -171,7 +166,6 @@ def test_percentiles_are_numpys() -> None:
 
 
 def test_nothing_has_no_percentiles() -> None:
-    """Without a success the percentiles are None."""
     assert set(percentiles(np.zeros(0)).values()) == {None}
     found = summarize(record([0.1, 0.1], status=[0, 500]))
     assert found["kinds"]["a"]["errors"] == {"refused": 1, "500": 1}
@@ -192,7 +186,6 @@ def test_an_objective_counts_failures_against_it() -> None:
 
 
 def test_time_is_divided_between_stages_and_what_is_left() -> None:
-    """Latency is split into server stages, the rest of the server, the network and waiting."""
     timing = "store;dur=2, attend;dur=5;desc=x, total;dur=10"
     assert parse_server_timing(timing) == {"store": 0.002, "attend": 0.005, "total": 0.01}
     assert parse_server_timing("miss, a;dur=x, b;dur=1") == {"b": 0.001}
@@ -220,7 +213,6 @@ def test_timeline_counts_each_request_where_it_was_due() -> None:
 
 @pytest.mark.parametrize(("late", "warned"), [(0.0001, False), (0.02, True)])
 def test_a_generator_that_was_late_is_not_trusted(late: float, warned: bool) -> None:
-    """The report warns if the generator's delay exceeds a tenth of the latency."""
     load = summarize(record([0.05] * 2_000, late=late))
     assert load["generator"]["late"]["p99"] == pytest.approx(late)
     found = {"load": load, "options": {"url": "http://a", "connections": 5}}
@@ -229,7 +221,6 @@ def test_a_generator_that_was_late_is_not_trusted(late: float, warned: bool) -> 
 
 
 def test_a_ramp_of_few_requests_or_of_a_late_generator_is_not_trusted() -> None:
-    """The report warns of a ramp step with late sends or too few requests."""
     load = summarize(record([0.05] * 2_000))
 
     def step(rate: float, held: bool, late: float, requests: int, ended: str) -> dict[str, Any]:
@@ -259,7 +250,6 @@ def test_a_ramp_of_few_requests_or_of_a_late_generator_is_not_trusted() -> None:
 
 @pytest.mark.parametrize("limit", [1.5, 7.0, 40.0, 333.3, 5_000.0])
 def test_highest_rate_is_found_within_five_percent(limit: float) -> None:
-    """The search brackets the limit between a passing and a failing rate 5 % apart."""
     tried: list[float] = []
 
     async def attempt(rate: float) -> bool:
@@ -274,7 +264,6 @@ def test_highest_rate_is_found_within_five_percent(limit: float) -> None:
 
 
 def test_a_climb_ends_at_its_bounds() -> None:
-    """The search ends at the highest rate, at the lowest, or when stopped."""
 
     async def all_hold(rate: float) -> bool:
         return True
@@ -291,30 +280,6 @@ def test_a_climb_ends_at_its_bounds() -> None:
 
 
 # ------------------------------------------------------------------------------ the page
-
-
-class _Outline(HTMLParser):
-    """Which elements are open, and what would be fetched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.seen: Counter[str] = Counter()
-        self.fetched: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen[tag] += 1
-        self.fetched += [
-            str(value) for name, value in attrs if name in ("src", "href", "action", "data")
-        ]
-        if tag not in ("meta", "line", "polyline", "circle"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen[tag] += 1
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
 
 
 def _report() -> dict[str, Any]:
@@ -418,7 +383,6 @@ LIMITED = '{"title":"Rate Limited","detail":"10/s is the rate of shop"}'
 def test_the_verdict_names_the_first_limit_and_what_to_do(
     load: dict[str, Any], more: dict[str, Any], said: str
 ) -> None:
-    """The verdict says what was answered and refused, what failed first, and the next step."""
     found = {"kinds": {ALL: load}, "successes_per_second": 44.2, "details": load["details"]}
     found |= {"slo": more.pop("slo")} if "slo" in more else {}
     report = {"ended": "completed", "load": found, "data": {"worker_up": 2}, **more}
@@ -426,7 +390,6 @@ def test_the_verdict_names_the_first_limit_and_what_to_do(
 
 
 def test_charts_have_axes_with_units() -> None:
-    """Each chart names the unit of both axes, and marks them from end to end."""
     report = _report()
     report["ramp"] = _ramp(_step(20, 0.03, held=True), _step(80, 0.9, held=False))
     report["memory"] = {"readings": [(0.0, 2**28), (10.0, 2**29)], "start": 1, "third": 1, "end": 1}
@@ -458,17 +421,11 @@ def test_charts_have_axes_with_units() -> None:
 
 
 def test_the_page_needs_no_network_and_escapes_what_it_shows() -> None:
-    """The HTML report is well formed, loads nothing and escapes server output."""
     text = render_page(_report())
-    outline = _Outline()
-    outline.feed(text)
-    outline.close()
-    assert outline.open == []
-    assert outline.fetched == []
-    assert outline.seen["figure"] == 2
-    assert outline.seen["polyline"] == 6
-    assert not {"script", "link", "img", "iframe", "this"} & outline.seen.keys()
-    for fetching in ("url(", "@import", "https://"):
+    assert text.count("<figure") == 2
+    assert text.count("<polyline") == 6
+    for fetching in ("<script", "<link", "<img", "<iframe", "<this", " src=", " href=", "url("):
         assert fetching not in text
+    assert "https://" not in text
     assert text.count("http://") == text.count("http://heed.example")
     assert "&lt;script&gt;" in text

@@ -74,7 +74,6 @@ def scores(query: str) -> tuple[list[float], list[float]]:
 
 
 def test_words_alone_rank_by_bm25() -> None:
-    """The metrics of BM25 alone equal those of a loop."""
     found = evaluate_search(
         build_snapshot(ITEMS, EMBEDDINGS), EMBEDDINGS.query, QUERIES, "BM25 alone"
     )
@@ -92,7 +91,6 @@ def test_words_alone_rank_by_bm25() -> None:
 
 
 def test_meaning_alone_ranks_by_cosines() -> None:
-    """The metrics of embeddings alone equal ranking by each item's best cosine."""
     sharp = SearchParameters(temperature=0.012, fields={})
     snapshot = build_snapshot(ITEMS, EMBEDDINGS)
     found = evaluate_search(snapshot, EMBEDDINGS.query, QUERIES, "meaning alone", sharp)
@@ -116,7 +114,6 @@ def lying(count: int) -> tuple[list[Item], list[JudgedQuery]]:
 
 
 def test_tuning_improves_held_out_queries() -> None:
-    """Tuning from bad parameters improves nDCG on held-out queries by more than 0.2."""
     items, judged = lying(60)
     bad = SearchParameters(lexical=0.0, temperature=0.14, fields={"description": -4.0})
     told: list[tuple[int, int]] = []
@@ -135,7 +132,6 @@ def test_tuning_improves_held_out_queries() -> None:
 
 
 def test_nothing_is_fitted_on_a_few_queries() -> None:
-    """Tuning on too few queries is refused with the number needed."""
     with pytest.raises(Invalid, match="3 judged queries are too few: 20 are needed"):
         tune_parameters(build_snapshot(ITEMS, EMBEDDINGS), EMBEDDINGS.query, QUERIES)
 
@@ -148,7 +144,6 @@ def test_nothing_is_fitted_on_a_few_queries() -> None:
      '{"a": {"fitted_to": "luck"}}', '{"a": {"items": "many"}}'],
 )  # fmt: skip
 def test_damaged_parameters_are_named_with_what_to_do(tmp_path: Path, content: str) -> None:
-    """Damaged search parameters are refused with the file and the remedy, and kept."""
     path = tmp_path / SEARCH_FILE
     assert load_search_parameters(path, "a") == DEFAULTS
     path.write_text(content)
@@ -164,7 +159,6 @@ def test_damaged_parameters_are_named_with_what_to_do(tmp_path: Path, content: s
 def test_search_parameters_survive_a_round_trip(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Search parameters are stored per text encoder; an encoder without any gets defaults."""
     path = tmp_path / SEARCH_FILE
     kept = SearchParameters(0.05, 0.3, {"title": 1.0}, {"tags": 0.2})
     save_search_parameters(path, "first", FittedParameters(kept))
@@ -179,7 +173,6 @@ def test_search_parameters_survive_a_round_trip(
 
 
 def test_calibration_is_due_when_the_catalogue_has_doubled(tmp_path: Path) -> None:
-    """A catalogue is calibrated at first and when it doubled, never over fitted judgments."""
     path = tmp_path / SEARCH_FILE
     assert [is_calibration_due(path, "a", items) for items in (0, 1)] == [False, True]
     save_search_parameters(path, "a", FittedParameters(DEFAULTS, "catalogue", 50))
@@ -203,7 +196,6 @@ def test_parameters_of_0_2_count_as_fitted_to_judgments(tmp_path: Path) -> None:
 
 
 def test_evaluate_search_prints_all_three(heed: Heed, tmp_path: Path) -> None:
-    """`evaluate-search` prints all search modes of a collection and writes them as JSON."""
     documents = {item.item_id: (item.title, item.description) for item in ITEMS}
     queries = {str(n): judged.query for n, judged in enumerate(QUERIES)}
     grades = [
@@ -229,7 +221,6 @@ def test_evaluate_search_prints_all_three(heed: Heed, tmp_path: Path) -> None:
 
 
 def test_judgments_option_replaces_those_of_the_folder(heed: Heed, tmp_path: Path) -> None:
-    """`--judgments` replaces a folder's judgments; the digest identifies its items."""
     digests = set()
     for name, text in (("one", "x"), ("two", "y")):
         documents = {"a": ("violin", text), "b": ("bread", "flour")}
@@ -247,7 +238,6 @@ def test_judgments_option_replaces_those_of_the_folder(heed: Heed, tmp_path: Pat
 
 
 def test_what_to_search_must_be_said(heed: Heed, tmp_path: Path) -> None:
-    """`evaluate-search` without a folder, or without relevant items, is refused."""
     said = heed("evaluate-search")
     assert (said.code, "name a folder with a collection" in said.err) == (1, True)
     folder = beir(tmp_path / "b", {"a": ("A", "x")}, {"1": "one"}, [("1", "a", 0)])
@@ -258,7 +248,6 @@ def test_what_to_search_must_be_said(heed: Heed, tmp_path: Path) -> None:
 def test_fitted_parameters_are_stored_and_served(
     heed: Heed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`tune-search` saves better parameters, and the next start searches with them."""
     stored, judged = lying(60)
     rows = [{"item_id": i.item_id, "title": i.title, "description": i.description} for i in stored]
     (tmp_path / "items.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

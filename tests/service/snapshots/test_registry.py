@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -469,33 +468,3 @@ def test_publishers_do_not_disturb_each_other_or_readers(registry: Registry) -> 
     assert reads > 1
     assert len(seen) > 1
     assert staged(registry) == []
-
-
-def test_one_name_has_one_winner(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exactly one of concurrent publications under one name succeeds."""
-    results: list[str] = []
-    barrier = threading.Barrier(6, timeout=20)
-    real = durable_files.write
-
-    def write(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-        if path.name == "a":
-            barrier.wait()  # all of them have seen that the name is free
-        real(path, data, mode=mode)
-
-    monkeypatch.setattr(durable_files, "write", write)
-
-    def publish(number: int) -> None:
-        try:
-            registry.publish({"a": str(number).encode()}, {}, version="v1")
-            results.append(str(number))
-        except Conflict:
-            results.append("conflict")
-
-    threads = [threading.Thread(target=publish, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (winner,) = (result for result in results if result != "conflict")
-    assert results.count("conflict") == 5
-    assert registry.load("v1") == {"a": winner.encode()}

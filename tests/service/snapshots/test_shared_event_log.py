@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -40,51 +39,49 @@ def rows_of(log: EventLog, items: Vocabulary) -> list[tuple[object, ...]]:
                       events.timestamps.tolist(), strict=True))  # fmt: skip
 
 
-def test_the_second_process_reads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_second_process_reads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A log that was published is answered by all, as if each had read it; only news are read."""
+    store, executor = SQLiteStore(tmp_path / "heed.db"), ThreadPoolExecutor(1)
+    await store.append(log_of(300))
+    alone, first_items, second_items = (Vocabulary(COMMON) for _ in range(3))
+    shared = SharedArrays()
+    first = LiveEventLog(store, first_items, executor, shared=shared)
+    second = LiveEventLog(store, second_items, executor, shared=shared)
+    second_items.extend(["z", "e"])  # which the other process numbers otherwise
+    published = await first.current()
+    read = []
+    log_changes = store.log_changes
 
-    async def both() -> None:
-        store, executor = SQLiteStore(tmp_path / "heed.db"), ThreadPoolExecutor(1)
-        await store.append(log_of(300))
-        alone, first_items, second_items = (Vocabulary(COMMON) for _ in range(3))
-        shared = SharedArrays()
-        first = LiveEventLog(store, first_items, executor, shared=shared)
-        second = LiveEventLog(store, second_items, executor, shared=shared)
-        second_items.extend(["z", "e"])  # which the other process numbers otherwise
-        published = await first.current()
-        read = []
-        log_changes = store.log_changes
+    async def counted(*arguments: object) -> object:
+        changes = await log_changes(*arguments)  # type: ignore[arg-type]
+        read.append(len(changes.events))
+        return changes
 
-        async def counted(*arguments: object) -> object:
-            changes = await log_changes(*arguments)  # type: ignore[arg-type]
-            read.append(len(changes.events))
-            return changes
-
-        monkeypatch.setattr(store, "log_changes", counted)
-        mapped = await second.current()
-        assert sum(read) == 0
+    monkeypatch.setattr(store, "log_changes", counted)
+    mapped = await second.current()
+    assert sum(read) == 0
+    every = rows_of(await LiveEventLog(store, alone, executor).current(), alone)
+    assert len(every) == 300
+    read.clear()
+    for step in range(3):
+        assert rows_of(published, first_items) == every
+        assert rows_of(mapped, second_items) == every
+        assert mapped.sizes == published.sizes
+        for item_id in "abcde":
+            one, other = first_items.row(item_id), second_items.row(item_id)
+            times = [
+                log.of_item(row).timestamps for log, row in ((published, one), (mapped, other))
+            ]
+            assert len(times[0]) > 0
+            assert np.array_equal(np.sort(times[0]), np.sort(times[1]))
+        assert np.array_equal(np.sort(first.type_codes(None)), np.sort(second.type_codes(None)))
+        if step == 0:
+            await store.append(log_of(5, first=300))
+        else:
+            await store.forget("user-1")
+        published, mapped = await first.current(), await second.current()
         every = rows_of(await LiveEventLog(store, alone, executor).current(), alone)
-        assert len(every) == 300
-        read.clear()
-        for step in range(3):
-            assert rows_of(published, first_items) == every
-            assert rows_of(mapped, second_items) == every
-            assert mapped.sizes == published.sizes
-            for item_id in "abcde":
-                one, other = first_items.row(item_id), second_items.row(item_id)
-                times = [
-                    log.of_item(row).timestamps for log, row in ((published, one), (mapped, other))
-                ]
-                assert len(times[0]) > 0
-                assert np.array_equal(np.sort(times[0]), np.sort(times[1]))
-            assert np.array_equal(np.sort(first.type_codes(None)), np.sort(second.type_codes(None)))
-            if step == 0:
-                await store.append(log_of(5, first=300))
-            else:
-                await store.forget("user-1")
-            published, mapped = await first.current(), await second.current()
-            every = rows_of(await LiveEventLog(store, alone, executor).current(), alone)
-        executor.shutdown()
-        await store.close()
-
-    asyncio.run(both())
+    executor.shutdown()
+    await store.close()

@@ -112,7 +112,9 @@ def test_processes_train_the_same_model_as_one(tmp_path: Path) -> None:
     assert both.validation.ndcg == pytest.approx(alone.validation.ndcg, abs=1e-3)
     for name, weight in weights(alone).items():
         np.testing.assert_allclose(weights(both)[name], weight, atol=2e-3, err_msg=name)
-    again = trained(2, preset(), told=None, checkpoint=tmp_path / "kept")  # from its last epoch
+    again = trained(
+        2, preset(), told=lambda *_: None, checkpoint=tmp_path / "kept"
+    )  # from its last epoch
     for name, weight in weights(both).items():
         np.testing.assert_array_equal(weights(again)[name], weight)
 

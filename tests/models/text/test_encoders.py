@@ -1,4 +1,4 @@
-"""The sentence-transformers encoder, on a tiny random model made for the tests."""
+"""Text encoders: the one that ships in a wheel, and a tiny random sentence-transformers model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import wordllama
 
 import models.text.encoders
-from models.text.encoders import SentenceEncoder, TextEncoder
+from models.text.encoders import SentenceEncoder, StaticEncoder, TextEncoder
 from tests.support import tiny_bert
 from tests.support.tiny_bert import CUT, WIDTH
 
@@ -32,10 +33,69 @@ def encoder(folder: Path) -> SentenceEncoder:
     return SentenceEncoder(folder)
 
 
+@pytest.fixture(scope="module")
+def static() -> StaticEncoder:
+    return StaticEncoder()
+
+
+@pytest.fixture(scope="module", params=["static", "encoder"])
+def either(request: pytest.FixtureRequest) -> TextEncoder:
+    made: TextEncoder = request.getfixturevalue(request.param)
+    return made
+
+
 @pytest.fixture
 def copy(folder: Path, tmp_path: Path) -> Path:
     """The same model in a folder of another name, to be changed."""
     return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+# ---------------------------------------------------------------------------- both
+
+
+def test_a_text_without_tokens_has_a_zero_vector(either: TextEncoder) -> None:
+    alone = either.encode(["cat"])[0]
+    mixed = either.encode(["", "cat", "", "cat", ""])
+    assert not mixed[::2].any()
+    np.testing.assert_allclose(mixed[1::2], [alone, alone], atol=1e-6)
+    assert not either.encode([""]).any()
+    assert either.encode([]).shape == (0, either.dimension)
+
+
+def test_neighbours_and_batches_do_not_matter(
+    either: TextEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text has one vector, whatever is encoded beside it and however it is cut into batches."""
+    texts = [*TEXTS, "", *TEXTS[:2]]
+    together = either.encode(texts)
+    for name, size in (("_BATCH", 2), ("_SENTENCE_BATCH", 2), ("_SENTENCE_CHUNK", 3)):
+        monkeypatch.setattr(models.text.encoders, name, size)
+    np.testing.assert_allclose(either.encode(texts), together, atol=1e-5)
+    alone = np.concatenate([either.encode([text]) for text in texts])
+    np.testing.assert_allclose(alone, together, atol=1e-5)
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+def test_loading_leaves_logging_and_the_network_alone(folder: Path, is_static: bool) -> None:
+    """In a fresh process without a network: nothing is drawn or logged, and it works."""
+    made = "StaticEncoder()" if is_static else f"SentenceEncoder(Path({str(folder)!r}))"
+    script = (
+        "import logging, socket\n"
+        "def refuse(*_): raise RuntimeError('network')\n"
+        "socket.socket.connect = socket.getaddrinfo = refuse\n"
+        "from pathlib import Path\n"
+        "from models.text.encoders import SentenceEncoder, StaticEncoder\n"
+        f"assert {made}.encode(['hello']).any()\n"
+        "root = logging.getLogger()\n"
+        "assert root.handlers == [] and root.level == logging.WARNING, root\n"
+    )
+    root = Path(__file__).parents[3]
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---------------------------------------------------------------------------- sentences
 
 
 def test_a_vector_is_the_direction_of_the_mean_of_its_tokens(
@@ -57,14 +117,6 @@ def test_a_vector_is_the_direction_of_the_mean_of_its_tokens(
         np.testing.assert_allclose(vector, total / np.linalg.norm(total), atol=1e-5)
 
 
-def test_vectors_are_float32_of_unit_length(encoder: SentenceEncoder) -> None:
-    vectors = encoder.encode(TEXTS)
-    assert vectors.shape == (len(TEXTS), encoder.dimension) == (len(TEXTS), WIDTH)
-    assert vectors.dtype == np.float32
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
-    assert encoder.encode([]).shape == (0, WIDTH)
-
-
 def test_half_a_precision_is_read_in_float32(copy: Path) -> None:
     """Half-precision weights give float32 vectors of unit length."""
     import transformers
@@ -76,14 +128,6 @@ def test_half_a_precision_is_read_in_float32(copy: Path) -> None:
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
 
 
-def test_a_text_without_tokens_has_a_zero_vector(encoder: SentenceEncoder) -> None:
-    alone = encoder.encode(["cat"])[0]
-    mixed = encoder.encode(["", "cat", " \n\t", "cat", "\u200b"])
-    assert not mixed[::2].any()
-    np.testing.assert_allclose(mixed[1::2], [alone, alone], atol=1e-6)
-    assert not encoder.encode([""]).any()
-
-
 def test_a_long_text_is_cut(encoder: SentenceEncoder) -> None:
     """A long text is truncated at the model's maximum number of tokens."""
     words = ["cat", "sea"] * CUT
@@ -92,19 +136,6 @@ def test_a_long_text_is_cut(encoder: SentenceEncoder) -> None:
     )
     np.testing.assert_allclose(whole, cut, atol=1e-6)
     assert np.abs(whole - shorter).max() > 1e-3
-
-
-def test_neighbours_and_batches_do_not_matter(
-    encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A text has one vector, whatever is encoded beside it and however it is cut into batches."""
-    texts = [*TEXTS, "", *TEXTS[:2]]
-    together = encoder.encode(texts)
-    monkeypatch.setattr(models.text.encoders, "_SENTENCE_BATCH", 2)
-    monkeypatch.setattr(models.text.encoders, "_SENTENCE_CHUNK", 3)
-    np.testing.assert_allclose(encoder.encode(texts), together, atol=1e-5)
-    alone = np.concatenate([encoder.encode([text]) for text in texts])
-    np.testing.assert_allclose(alone, together, atol=1e-5)
 
 
 def test_threads_share_it(folder: Path) -> None:
@@ -194,19 +225,52 @@ def test_a_damaged_model_is_named(copy: Path, file: str) -> None:
         SentenceEncoder(copy)
 
 
-def test_loading_leaves_logging_and_the_network_alone(folder: Path) -> None:
-    """In a fresh process without a network: nothing is drawn or logged, and it works."""
-    script = (
-        "import logging, socket\n"
-        "def refuse(*_): raise RuntimeError('network')\n"
-        "socket.socket.connect = socket.getaddrinfo = refuse\n"
-        "from pathlib import Path\n"
-        "from models.text.encoders import SentenceEncoder\n"
-        f"assert SentenceEncoder(Path({str(folder)!r})).encode(['hello']).any()\n"
-        "root = logging.getLogger()\n"
-        "assert root.handlers == [] and root.level == logging.WARNING, root\n"
-    )
-    root = Path(__file__).parents[3]
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=root)
-    assert (done.returncode, done.stderr) == (0, "")
+# ---------------------------------------------------------------------------- static
+
+
+def test_a_vector_is_the_direction_of_the_sum_of_its_tokens(static: StaticEncoder) -> None:
+    """A vector is the normalised sum of its token embeddings, by a float64 loop."""
+    package = Path(wordllama.__file__).parent
+    model = wordllama.WordLlama.load(cache_dir=package, disable_download=True)
+    tokenizer, weights = model.tokenizer, model.embedding
+    tokenizer.no_padding()
+    texts = ["attention is all you need", "naïve café, 東京!", "a", "word " * 300]
+    got = static.encode(texts)
+    for text, vector in zip(texts, got, strict=True):
+        total = np.zeros(256)
+        for token in tokenizer.encode(text, add_special_tokens=False).ids:
+            total += weights[token].astype(np.float64)
+        np.testing.assert_allclose(vector, total / np.linalg.norm(total), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Garlic soup", "The DNA of AIDS", "Straße", "NAÏVE café", "Ǆungla", "οδός", "ﬁne", "İ"],
+)
+def test_letter_case_does_not_change_a_vector(static: StaticEncoder, text: str) -> None:
+    """Capitals, lower case and titles are one text, wherever Unicode folds them to the same."""
+    written = [text, text.lower(), text.upper(), text.title()]
+    same = [each for each in written if each.casefold() == text.casefold()]
+    assert len(same) > 1
+    vectors = static.encode(same)
+    np.testing.assert_array_equal(vectors, np.broadcast_to(vectors[0], vectors.shape))
+
+
+def test_long_texts_are_encoded_a_few_at_a_time(
+    static: StaticEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their tokens are not in memory together, and their vectors are those of each text."""
+    texts = ["a", "long " * 30, "b c", "words " * 40, "", "d"]
+    alone = np.concatenate([static.encode([text]) for text in texts])
+    monkeypatch.setattr(models.text.encoders, "_SIZE", 100)
+    sizes: list[int] = []
+
+    class Tokenizer:
+        def encode_batch_fast(self, batch: list[str], **options: bool) -> object:
+            sizes.append(sum(map(len, batch)))
+            return tokenizer.encode_batch_fast(batch, **options)
+
+    tokenizer = static._tokenizer
+    monkeypatch.setattr(static, "_tokenizer", Tokenizer())
+    assert np.array_equal(static.encode(texts), alone)
+    assert sizes == [151, 243, 1]
