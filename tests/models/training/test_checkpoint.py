@@ -21,6 +21,8 @@ from models.training.presets import TrainConfig, TrainingPlan
 from tests.support.small import SECOND, cycle
 from tests.support.training import QUICK, content, tiny
 
+pytestmark = pytest.mark.verify
+
 # Dropout, dropped ids, sampled negatives and times that are told or not: all that chance decides.
 CHANCY = replace(
     QUICK, epochs=3, attention_epochs=2, id_dropout=0.3, full_softmax_items=10, sampled_negatives=6,

@@ -38,6 +38,8 @@ from service.lab.protocols import next_basket
 from tests.support.small import DAY, DIMENSION, SECOND, cycle, encode, entries, events_of
 from tests.support.training import QUICK, content, tiny, train
 
+pytestmark = pytest.mark.verify
+
 # ---------------------------------------------------------------------------- what it learns
 
 # People who all take the items in one order, and the last steps of others who do.
