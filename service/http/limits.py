@@ -529,8 +529,8 @@ class Admission:
     """Computes a few requests at once, lets the others wait their turn, ends all at the deadline.
 
     A request that would miss its deadline is refused at once (429 with `Retry-After`), as is one
-    beyond `max_in_flight`; one key may have three quarters of these. One key may have all places
-    but one, so that another key always finds a place. Bulk imports wait for questions.
+    beyond `max_in_flight`. One key may have three quarters of those in flight, and all but one of
+    the places that compute, so that another key always finds one. Bulk imports wait for questions.
 
     Streams have no deadline: they last as long as there is input, in places of `Arrivals`, and each
     of their batches is bulk work. What `is_exempt` picks (health, metrics) always gets in.
