@@ -168,7 +168,11 @@ class ConnectionPool:
         The driver gives up a host that hangs after seconds, which a request does not have.
         """
         task = asyncio.ensure_future(self._connect())
-        done, _ = await asyncio.wait({task}, timeout=patience)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=patience)
+        except asyncio.CancelledError:
+            task.add_done_callback(self._keep_late)
+            raise
         if done:
             return task.result()
         task.add_done_callback(self._keep_late)
