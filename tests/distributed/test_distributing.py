@@ -20,6 +20,7 @@ from tests.distributed.conftest import COORDINATOR
 from tests.support.citus_databases import CitusDatabases, distribute
 from tests.support.command_line import Heed
 from tests.support.store_contract import NOON, vector
+from tests.support.waiting import eventually
 
 
 @pytest.fixture
@@ -97,9 +98,13 @@ def test_nobody_may_use_a_database_while_it_is_distributed(plain: str) -> None:
     with psycopg.connect(plain, autocommit=True) as connection:
         with psycopg.connect(plain, autocommit=True) as other:
             migrate(other)
+            pid = other.info.backend_pid
             with pytest.raises(psycopg.errors.RaiseException, match="stop all of Heed's processes"):
                 distribute(connection, 8)
             assert not is_distributed(other)
+        # The server ends a connection some time after its client.
+        others = f"SELECT count(*) FROM pg_stat_activity WHERE pid = {pid}"
+        eventually(lambda: connection.execute(others).fetchall() == [(0,)])
         distribute(connection, 8)
         assert is_distributed(connection)
 
