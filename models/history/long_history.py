@@ -141,7 +141,7 @@ def collapsible_prefix(snapshot: Snapshot, history: UserHistory) -> int:
 
 
 def leaves_enough(snapshot: Snapshot, history: UserHistory, count: int) -> bool:
-    """Whether all events whose position matters are among those after the first `count`."""
+    """True if all events whose position matters are among those after the first `count`."""
     _, rows = attendable_events(snapshot, history.newest(count, 0))
     window = snapshot.model.config.window
     return int((rows >= 0).sum()) >= max(2 * window, _LEAST_ON_ITEMS)
@@ -401,7 +401,7 @@ class CollapsedHistory:
         return KVBlock(keys, values, log(self.weights[:, places]))
 
     def _depends_on(self, rows: NDArray[np.int64]) -> bool:
-        """Whether a change of some items changes any key, value or weight here."""
+        """True if a change of some items changes any key, value or weight here."""
         inside = rows[rows < len(self._place_of)]
         return bool((self._place_of[inside] >= 0).any() or np.isin(rows, self._missing).any())
 

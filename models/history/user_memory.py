@@ -374,7 +374,7 @@ def retrieve_user(
 
 
 def is_known(user: UserMemory) -> bool:
-    """Whether all of a user's rows are few enough to be read one by one."""
+    """True if all of a user's rows are few enough to be read one by one."""
     return user.collapsed is None or len(user.collapsed) < LISTS_FROM
 
 

@@ -204,7 +204,7 @@ class UserCache:
             return True
 
     def user_ids(self) -> list[str]:
-        """Return the users of whom anything is kept."""
+        """Return the users with anything in the cache."""
         with self._lock:
             return [*self._events.keys() | self._derived.keys()]
 
@@ -300,7 +300,7 @@ class MemoryProvider:
 
     A write that was acknowledged before `load` is in what it gives, whichever process wrote it.
     If the store cannot be reached, it gives what was known of the user, and marks it as stale.
-    What is kept between requests is one cache of users (`UserCache`); any of it may be dropped at
+    One cache of users (`UserCache`) is kept between requests; any of it may be dropped at
     any time without changing an answer.
     """
 

@@ -51,7 +51,7 @@ class Kind(Enum):
 
 
 class RouteRow(NamedTuple):
-    """What a route needs: one of the scopes, which `admin` implies, and its place in a queue."""
+    """Needs of a route: one of the scopes, which `admin` implies, and its place in a queue."""
 
     scopes: Scopes
     kind: Kind = Kind.LIGHT
@@ -226,8 +226,8 @@ _REALM = 'Bearer realm="heed"'
 class AccessControl:
     """Pure ASGI middleware: 401 without a valid key, 403 without a scope, 429 beyond a rate.
 
-    It stands before the reading of bodies, so that nobody without a key can make the service hold
-    any. Routes that need no key take none into account but `/health/ready`, which says more to one.
+    It stands before the reading of bodies: a client without a key cannot make the service hold any.
+    Routes that need no key take none into account but `/health/ready`, which says more to one.
     """
 
     def __init__(self, app: ASGIApp, *, settings: Settings, rates: RateLimits) -> None:

@@ -303,7 +303,7 @@ _access_log = logging.getLogger("heed.access")
 _log = logging.getLogger(__name__)
 
 _SERVER_ERROR = 500
-# Of level `debug` in the log: they would be most of that of a quiet service.
+# Logged at level `debug`, or they would be most of the log of a quiet service.
 _PROBES = frozenset({"/health/live", "/health/ready", "/metrics"})
 _REFUSED = 400
 

@@ -394,7 +394,7 @@ def _named(*names: str, example: str) -> Any:
 _COUNTED = ("categories", "tags", "published_at")
 FieldName = _named("item_id", "title", *_COUNTED, example="attributes.price")
 FacetField = _named("title", *_COUNTED, example="categories")
-# Those that an answer may carry.
+# Fields that an answer may carry.
 AnswerField = _named("description", *_COUNTED, "attributes", example="attributes.price")
 
 

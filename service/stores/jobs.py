@@ -168,7 +168,7 @@ class Transaction(Protocol):
         ...
 
     def renumber(self, table: str, numbers: Sequence[int]) -> Job[None]:
-        """Record that names are deleted, so that nobody uses their numbers again."""
+        """Record that names are deleted, so that their numbers are not used again."""
         ...
 
     # Users
