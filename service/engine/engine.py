@@ -144,8 +144,15 @@ class Engine:
         return await answer(request)
 
     async def open(self) -> None:
-        """Load what is served. Raises `Corrupt` or `ModelRejected`, naming the file at fault."""
-        await self.live.open()
+        """Load what is served, or else close the engine.
+
+        Raises `Corrupt` or `ModelRejected`, naming the file at fault.
+        """
+        try:
+            await self.live.open()
+        except BaseException:
+            await self.close()
+            raise
         torch.set_num_threads(1)  # of this thread: what it computes itself takes no time
         self.parts.event_log.begin()
         self._watches = [
@@ -235,11 +242,7 @@ async def open_engine(
 ) -> Engine:
     """Open an engine, ready to answer. Raises what `compose` and `LiveSnapshot.open` raise."""
     engine = Engine(compose(settings, encoder=encoder, preloaded=preloaded))
-    try:
-        await engine.open()
-    except BaseException:
-        await engine.close()
-        raise
+    await engine.open()
     return engine
 
 

@@ -310,11 +310,7 @@ class Namespaces:
             # A thread cannot be interrupted, and what it has opened must be closed.
             await (await composing).close()
             raise
-        try:
-            await engine.open()
-        except BaseException:
-            await engine.close()
-            raise
+        await engine.open()
         return engine
 
     def _settle(self, entry: _Entry, _: asyncio.Task[Engine]) -> None:
