@@ -18,8 +18,6 @@ from tests.support.half_commit import HalfCommit
 from tests.support.heed_process import PATIENCE
 from tests.support.store_contract import NOON, LogFollower
 
-pytestmark = pytest.mark.anyio
-
 
 @pytest.fixture
 def namespace() -> str:

@@ -126,12 +126,6 @@ def _histories(scan: Iterable[LogColumns]) -> dict[str, list[tuple[str, str, int
 
 
 class _Contract:
-    pytestmark = pytest.mark.anyio
-
-    @pytest.fixture
-    def anyio_backend(self) -> str:
-        return "asyncio"
-
     @pytest.fixture
     def connect(self) -> Connect:
         raise NotImplementedError

@@ -25,8 +25,6 @@ from tests.support.full_store import read_all, stored_items, stored_users
 from tests.support.heed_process import PATIENCE
 from tests.support.store_contract import NOON
 
-pytestmark = pytest.mark.anyio
-
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([doomed_copy.__name__])
 DIRECTIONS = ["sqlite-postgres", "postgres-sqlite", "sqlite-sqlite", "postgres-postgres"]

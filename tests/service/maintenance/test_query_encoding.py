@@ -149,7 +149,6 @@ def write(path: Path, items: list[Item]) -> Path:
     return path
 
 
-@pytest.mark.anyio
 async def test_searches_are_answered_by_the_table(heed: Heed, tmp_path: Path, folder: Path) -> None:
     """`tune-search --queries table` makes a table that a server answers searches with at once."""
     data = tmp_path / "data"

@@ -18,9 +18,6 @@ from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.postgres_server import PostgresDatabases
 
-pytestmark = pytest.mark.anyio
-
-
 SHELVES = """\
 CREATE TABLE IF NOT EXISTS shelves (
   shelf TEXT PRIMARY KEY, width REAL, is_full INTEGER NOT NULL, books INTEGER NOT NULL) STRICT"""

@@ -18,7 +18,7 @@ from service.stores.sqlite.store import SQLiteStore
 from tests.support import doomed_writer
 from tests.support.faulty_disk import FaultyDisk
 
-pytestmark = [pytest.mark.anyio, pytest.mark.verify]
+pytestmark = pytest.mark.verify
 
 KILLS = 60
 

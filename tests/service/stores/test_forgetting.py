@@ -18,8 +18,6 @@ from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.guard import mark_path
 from service.stores.sqlite.store import SQLiteStore
 
-pytestmark = pytest.mark.anyio
-
 # What identifies the user: ids of the user and of another device, profiles, events, items, types.
 SECRETS = [b"maria-4711", b"device-4711", b"maria@example.org", b"orchids", b"evt4711", b"only4711",
            b"type4711", b"ferns"]  # fmt: skip

@@ -12,8 +12,6 @@ from tests.support import full_store
 from tests.support.full_store import read_all, stored_items, stored_users
 from tests.support.postgres_server import PostgresDatabases
 
-pytestmark = pytest.mark.anyio
-
 
 async def test_readers_see_one_moment(postgres: PostgresDatabases) -> None:
     """Everything that a store reads, over many connections, is of the moment it was frozen at."""

@@ -11,8 +11,6 @@ from service.stores.sqlite import store as store_module
 from service.stores.sqlite.database_file import DatabaseFile
 from service.stores.sqlite.store import SQLiteStore
 
-pytestmark = pytest.mark.anyio
-
 
 class Disk:
     """Raises `fault` where a store is opened for writing, while there is one."""

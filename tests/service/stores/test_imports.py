@@ -18,7 +18,7 @@ from service.stores.base import Store
 from service.stores.sqlite.store import SQLiteStore
 from tests.support.old_stores import to_version
 
-pytestmark = [pytest.mark.anyio, pytest.mark.verify]
+pytestmark = pytest.mark.verify
 
 NOON = 1_700_000_000_000_000
 

@@ -23,7 +23,7 @@ from service.stores.sqlite.database_file import DatabaseFile, checksum_vfs
 from service.stores.sqlite.guard import StoreGuard
 from service.stores.sqlite.store import SQLiteStore
 
-pytestmark = [pytest.mark.anyio, pytest.mark.verify]
+pytestmark = pytest.mark.verify
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.support.postgres_cluster import PostgresCluster
 from tests.support.postgres_programs import ENVIRONMENT, multi_host_url, program
 from tests.support.postgres_server import PostgresServer
 
-pytestmark = [pytest.mark.anyio, pytest.mark.verify]
+pytestmark = pytest.mark.verify
 
 NOBODY = np.zeros(0, np.int64)
 _BURN = """

@@ -18,7 +18,7 @@ from service.stores.values import AppendResult
 from tests.support.heed_process import PATIENCE
 from tests.support.postgres_cluster import PostgresCluster
 
-pytestmark = [pytest.mark.anyio, pytest.mark.verify]
+pytestmark = pytest.mark.verify
 
 EVENTS = [Event("u", "i1", event_id="e1"), Event("u", "i2", event_id="e2")]
 

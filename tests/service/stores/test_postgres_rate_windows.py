@@ -16,7 +16,6 @@ from service.http.rate_limits import RateLimits
 from service.stores.postgres.store import PostgresStore
 from service.stores.values import RateWindows
 
-pytestmark = pytest.mark.anyio
 DAY = 86_400
 
 

@@ -47,9 +47,6 @@ class TestSQLiteStore(StoreContract):
             await store.close()
 
 
-pytestmark = pytest.mark.anyio
-
-
 def locked(path: Path) -> apsw.Connection:
     """Another process's transaction that keeps the store from writing."""
     connection = apsw.Connection(str(path), vfs=database_file.checksum_vfs())

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import apsw
 import psycopg
-import pytest
 
 from service.stores.postgres import namespaces
 from service.stores.postgres.store import PostgresStore
@@ -15,8 +14,6 @@ from service.stores.sqlite.database_file import checksum_vfs
 from service.stores.sqlite.store import SQLiteStore
 from service.stores.store_digest import digest_store
 from tests.support.postgres_server import PostgresDatabases
-
-pytestmark = pytest.mark.anyio
 
 COUNTED_AGAIN = {"state", "popularity"}
 # The digest by which a copy is compared; None: numbers and notes that a copy makes itself.

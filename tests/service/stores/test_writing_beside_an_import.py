@@ -13,7 +13,7 @@ from service.datasets.imports import import_dataset
 from service.domain.records import Event
 from service.stores.sqlite.store import SQLiteStore
 
-pytestmark = [pytest.mark.anyio, pytest.mark.verify]
+pytestmark = pytest.mark.verify
 
 EVENTS = 40_000
 

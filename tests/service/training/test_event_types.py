@@ -142,7 +142,6 @@ async def events_of(
     return events, engine.parts.memories.history(snapshot, events)
 
 
-@pytest.mark.anyio
 async def test_a_history_has_the_models_numbers(engine: Engine) -> None:
     """Stored and inline events get the model's type ids; unknown types get -1."""
     names = engine.parts.live.snapshot.trained.event_types  # type: ignore[union-attr]
@@ -165,7 +164,6 @@ async def test_a_history_has_the_models_numbers(engine: Engine) -> None:
     assert alone.types.tolist() == [e for n, e in enumerate(expected[:-1]) if n not in (5, 6)]
 
 
-@pytest.mark.anyio
 async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
     """Parts sum to the score, contributions to their parts, and each reason names its type."""
     requester = asking.who(user_id="u3", explain=50, explain_exact=True)
@@ -184,7 +182,6 @@ async def test_answers_add_up_and_name_the_type(engine: Engine) -> None:
     assert said == set(KINDS)
 
 
-@pytest.mark.anyio
 async def test_a_disliked_item_was_seen(engine: Engine) -> None:
     history = (asking.inline(item_id(0, 3), "dislike"), asking.inline(item_id(0, 4)))
     answer = await asking.ask(engine, asking.recommend(asking.who(history=history), limit=60))
@@ -193,7 +190,6 @@ async def test_a_disliked_item_was_seen(engine: Engine) -> None:
     assert item_id(0, 3) not in found
 
 
-@pytest.mark.anyio
 async def test_before_training_dislikes_are_not_taken_for_likes(tmp_path: Path) -> None:
     opened = await open_engine(Settings(data=tmp_path))
     try:
