@@ -18,6 +18,8 @@ from service.datasets.time_formats import (
 from service.domain.errors import Invalid
 from service.domain.timestamps import from_datetime
 
+pytestmark = pytest.mark.verify
+
 LONDON = ZoneInfo("Europe/London")
 CLOCKS = {
     "": timedelta(days=1),

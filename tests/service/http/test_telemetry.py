@@ -18,6 +18,8 @@ from service.runtime import tracing
 from service.runtime.tracing import StageClock
 from tests.support.http_fake import Client, serving
 
+pytestmark = pytest.mark.verify
+
 OPERATIONS = [
     (method.upper(), path)
     for path, operations in create_app(Settings()).openapi()["paths"].items()
